@@ -1,0 +1,256 @@
+"""Every deliberate error: its code, its HTTP status, and whether a retry may help.
+
+Nothing else raises errors meant for a caller, and nothing but the HTTP middleware turns one
+into a response. `message` is written for the caller; `detail` goes to the log only.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+
+class AgentsvcError(Exception):
+    """A condition the server foresaw; subclasses say which.
+
+    `extra` holds further members of the response body, for clients that look for them there.
+    """
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self, message: str, *, detail: str = "", extra: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.extra: Mapping[str, Any] = dict(extra or {})
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidRequest(AgentsvcError):
+    """The body, query or path of a request does not fit its description."""
+
+    code = "invalid_request"
+    status = 422
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        loc: Sequence[str | int] = ("body",),
+        kind: str = "value_error",
+        detail: str = "",
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, detail=detail, extra=extra)
+        self.loc = tuple(loc)
+        self.kind = kind
+
+
+class BadRequest(AgentsvcError):
+    """The request is well formed but means something that cannot be done."""
+
+    code = "bad_request"
+    status = 400
+
+
+class MalformedBody(AgentsvcError):
+    """The body is not what its headers say: not UTF-8, or a wrong content encoding."""
+
+    code = "malformed_body"
+    status = 400
+
+
+class BodyTooLarge(AgentsvcError):
+    """The body is over the limit."""
+
+    code = "body_too_large"
+    status = 413
+
+
+class ExportTooLarge(AgentsvcError):
+    """What is to be downloaded is over the limit."""
+
+    code = "export_too_large"
+    status = 413
+
+
+class UnsupportedMediaType(AgentsvcError):
+    """The body is of a media type the operation does not read."""
+
+    code = "unsupported_media_type"
+    status = 415
+
+
+class NotAuthenticated(AgentsvcError):
+    """No key, an unknown key or a revoked key: one answer for all three."""
+
+    code = "not_authenticated"
+    status = 401
+
+    def __init__(
+        self,
+        message: str = "Unauthorized",
+        *,
+        detail: str = "",
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, detail=detail, extra=extra)
+
+
+class NotAllowed(AgentsvcError):
+    """The caller is known and this is not theirs to do."""
+
+    code = "not_allowed"
+    status = 403
+
+
+class NotFound(AgentsvcError):
+    """No such record, one the caller may not see, or no such path."""
+
+    code = "not_found"
+    status = 404
+
+    def __init__(
+        self,
+        message: str = "Not Found",
+        *,
+        detail: str = "",
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, detail=detail, extra=extra)
+
+
+class MethodNotAllowed(AgentsvcError):
+    """The path exists, the method on it does not."""
+
+    code = "method_not_allowed"
+    status = 405
+
+
+class Conflict(AgentsvcError):
+    """The state of the thing does not allow this now."""
+
+    code = "conflict"
+    status = 409
+
+
+class Unsupported(AgentsvcError):
+    """The backend lacks the capability."""
+
+    code = "unsupported"
+    status = 409
+
+
+class Gone(AgentsvcError):
+    """It existed and does not any more."""
+
+    code = "gone"
+    status = 410
+
+
+class OrderRejected(AgentsvcError):
+    """The backend will never accept this order."""
+
+    code = "order_rejected"
+    status = 422
+
+
+class TooManyRequests(AgentsvcError):
+    """The caller is over a limit of its own."""
+
+    code = "too_many_requests"
+    status = 429
+    retryable = True
+
+
+class CapacityExceeded(AgentsvcError):
+    """Full now, may fit later."""
+
+    code = "capacity_exceeded"
+    status = 503
+    retryable = True
+
+
+class BackendUnavailable(AgentsvcError):
+    """The backend's control plane cannot be reached; nothing is known about its sandboxes."""
+
+    code = "backend_unavailable"
+    status = 503
+    retryable = True
+
+
+class BackendBroken(AgentsvcError):
+    """The backend broke its contract."""
+
+    code = "backend_broken"
+    status = 502
+
+
+class HandleTooNew(AgentsvcError):
+    """The sandbox was made by a newer version of its backend."""
+
+    code = "handle_too_new"
+    status = 502
+
+
+class AgentUnavailable(AgentsvcError):
+    """The agent server in the sandbox does not answer."""
+
+    code = "agent_unavailable"
+    status = 502
+    retryable = True
+
+
+class AgentRefused(AgentsvcError):
+    """The agent server in the sandbox answered and refused."""
+
+    code = "agent_refused"
+    status = 502
+
+
+class GitProviderUnavailable(AgentsvcError):
+    """The git hosting service does not answer, or not as expected."""
+
+    code = "git_provider_unavailable"
+    status = 502
+    retryable = True
+
+
+class TimedOut(AgentsvcError):
+    """The request took longer than requests may."""
+
+    code = "timed_out"
+    status = 504
+    retryable = True
+
+
+class SandboxNotUsable(AgentsvcError):
+    """The sandbox has failed and cannot serve this."""
+
+    code = "sandbox_not_usable"
+    status = 503
+
+
+class ConversationDeleted(NotFound):
+    """The conversation was deleted while something was being done with it."""
+
+
+class StartRefused(AgentsvcError):
+    """A conversation cannot be started; the message names the cause and the remedy."""
+
+    code = "start_refused"
+    status = 409
+
+
+class StartFailed(AgentsvcError):
+    """The server cannot start; the message names the cause, the remedy follows as a hint."""
+
+    code = "start_failed"
+
+    def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.hint = hint
