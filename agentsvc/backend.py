@@ -1,0 +1,347 @@
+"""The contract between the server and whatever runs its sandboxes.
+
+Public: plugin authors import from here. A backend is a subclass of RuntimeBackend; the values it
+takes and gives are the structs of this module. How backends are found and chosen is in
+`agentsvc.plugins`; what they must do is checked by `agentsvc.testing.backend_contract`.
+"""
+
+import abc
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from agentsvc.errors import OrderRejected, Unsupported
+from agentsvc.values import Secret
+
+API_VERSION: Final = 1
+"""The contract this server speaks; a backend class states the one it was written for."""
+
+HANDLE_BYTES_MAX: Final = 8192
+"""The size a handle's data may have as JSON."""
+
+_PORT_PLACEHOLDER = re.compile(r"\{port\.([a-z0-9_]+)\}")
+
+
+class Capability(StrEnum):
+    """What a backend can do beyond the basic verbs."""
+
+    PAUSE = "pause"
+    """pause() and resume() work and keep the files."""
+    EXECUTE = "execute"
+    """execute() works."""
+    LOGS = "logs"
+    """logs() works."""
+    LIMITS = "limits"
+    """Every field of Limits is enforced."""
+    RESTART = "restart"
+    """restart() works: a sandbox that has failed runs again on the same files."""
+    SURVIVES_RESTART = "survives_restart"
+    """Sandboxes outlive the server process."""
+
+
+class Phase(StrEnum):
+    """What a backend saw when it looked at a sandbox."""
+
+    STARTING = "starting"
+    """Accepted, not usable yet."""
+    RUNNING = "running"
+    """Every awaited port answers connections."""
+    PAUSED = "paused"
+    """Uses no CPU, files kept."""
+    FAILED = "failed"
+    """It exists and will not run by itself."""
+    GONE = "gone"
+    """The control plane was reached and says it does not exist."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox may use; None means no limit."""
+
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    pids: int | None = None
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    """A port that a sandbox offers.
+
+    The name is lower case and may be used as `{port.NAME}` in the command and the environment.
+    The number is the one inside the sandbox; 0 lets the backend choose. A sandbox is running
+    when all its awaited ports answer.
+    """
+
+    name: str
+    number: int = 0
+    awaited: bool = True
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """A template from which sandboxes are made."""
+
+    id: str
+    backend: str = ""
+    """The instance name of its backend; empty for the default one."""
+    image: str = ""
+    command: tuple[str, ...] | None = None
+    env: dict[str, str] = {}
+    working_dir: str = ""
+    ports: tuple[Port, ...] = ()
+    limits: Limits = Limits()
+    options: dict[str, Any] = {}
+    """For this kind of backend only."""
+    resource_factor: int = 1
+    """How many times the usual size; a hint for backends that have sizes."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server asks a backend to make."""
+
+    sandbox_id: str
+    """Chosen by the server: 32 characters of a-z and 0-9."""
+    image: str = ""
+    """Empty where the backend has no images."""
+    command: tuple[str, ...] | None = None
+    """None for the image's own."""
+    env: dict[str, str] = {}
+    secret_env: dict[str, Secret] = {}
+    """Never in argv, labels, handles, reports or logs."""
+    working_dir: str = ""
+    ports: tuple[Port, ...] = ()
+    limits: Limits = Limits()
+    options: dict[str, Any] = {}
+    """The spec's backend-specific part, already checked by the backend."""
+    resource_factor: int = 1
+    """How many times the usual size; a hint for backends that have sizes."""
+
+
+class Handle(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend needs to find one sandbox again; opaque to the server, which stores it."""
+
+    sandbox_id: str
+    version: int
+    """Of `data`; the backend's own number."""
+    data: dict[str, Any] = {}
+    """JSON, at most 8 KiB, no secrets."""
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one port of a sandbox is reached."""
+
+    name: str
+    """The Port's name."""
+    port: int
+    """The number inside the sandbox, the chosen one where the order said 0."""
+    url: str
+    """Where the server connects."""
+    public_url: str | None = None
+    """Where an API client connects, if that differs."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend saw when it looked at one sandbox."""
+
+    phase: Phase
+    reason: str = ""
+    """One line for people: "image pull failed: …"."""
+    endpoints: tuple[Endpoint, ...] = ()
+    exit_code: int | None = None
+    """Of the command; 128 + the signal's number if a signal ended it."""
+    working_dir: str = ""
+    """The workspace as an absolute path, as seen inside."""
+    facts: dict[str, str] = {}
+    """What a client may want to know, such as `isolation`; no secrets."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """One sandbox that a scan came across."""
+
+    handle: Handle
+    created_at: datetime
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a backend could create a sandbox now."""
+
+    ok: bool
+    reason: str = ""
+    facts: dict[str, str] = {}
+    """Versions, free slots; shown to the operator."""
+
+
+class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command run inside a sandbox ended."""
+
+    exit_code: int | None
+    """None when it was stopped at its time limit."""
+    stdout: bytes = b""
+    stderr: bytes = b""
+    timed_out: bool = False
+    truncated: bool = False
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line a sandbox wrote."""
+
+    at: datetime
+    stream: str
+    """"stdout" or "stderr"."""
+    text: str
+
+
+class BackendContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend instance is told about the installation it works for."""
+
+    instance_id: str
+    """Of this installation; label everything with it."""
+    state_dir: Path
+    """Private to this backend; may be empty after a restore."""
+
+
+type SaveHandle = Callable[[Handle], Awaitable[None]]
+
+
+class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
+    """Runs sandboxes somewhere.
+
+    An instance keeps connections, never sandboxes. Whatever is needed to find a sandbox again
+    is in its handle, so a new instance after a restart answers for old handles. There is one
+    instance per config table; calls for different sandboxes interleave at every await.
+    """
+
+    name: ClassVar[str]
+    """The type named in config and specs."""
+    api_version: ClassVar[int]
+    """No default: a class says which contract it was written for."""
+    capabilities: ClassVar[frozenset[Capability]]
+    Config: ClassVar[type[msgspec.Struct]]
+    """Its table in config.toml; every field has a default or is required, unknown keys are refused."""
+
+    def __init__(self, config: ConfigT, context: BackendContext) -> None:
+        """Keep the two arguments as attributes. No I/O."""
+        self.config = config
+        self.context = context
+
+    async def open(self) -> None:  # noqa: B027  # optional: not every backend has connections
+        """Connect; import client libraries here. Raise BackendUnavailable if that fails now."""
+
+    async def close(self) -> None:  # noqa: B027  # optional: not every backend has connections
+        """Let go of connections. Sandboxes keep running. Safe to call twice, or without open."""
+
+    @abc.abstractmethod
+    async def probe(self) -> Health:
+        """Say whether a sandbox could be created now, and if not, why. Cheap; changes nothing."""
+
+    def check_spec(self, spec: Spec) -> None:  # noqa: B027  # optional: a backend may take anything
+        """Raise OrderRejected if sandboxes of this spec could never be created. No I/O."""
+
+    @abc.abstractmethod
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        """Ask for a sandbox and return once it is asked for; running may come later.
+
+        Label what is made with the instance id and the sandbox id *as it is made*, so that
+        scan finds it whatever happens next. Call save as soon as there is something to clean
+        up, and again when more is known; when save returns, the handle is on disk.
+        The same order twice gives the same one sandbox. Refuse limits you cannot enforce.
+        If cancelled, leave either nothing or something that scan lists.
+        """
+
+    @abc.abstractmethod
+    async def inspect(self, handle: Handle) -> Report:
+        """Look at the sandbox now.
+
+        GONE only if the control plane was reached and has no such sandbox. If it could not be
+        reached, raise BackendUnavailable. If the handle is of a version you do not know, raise
+        HandleTooNew. Never wait for a phase to change.
+        """
+
+    @abc.abstractmethod
+    async def scan(self) -> Sequence[Found]:
+        """List every sandbox that carries this instance's label, in any phase.
+
+        All or nothing: a partial list must raise. Sandboxes of other instances are not listed.
+        """
+
+    @abc.abstractmethod
+    async def delete(self, handle: Handle) -> None:
+        """Remove the sandbox and all that was made for it, and return when it is gone.
+
+        Works in every phase, on a handle saved half-way, and on a sandbox that is already gone.
+        """
+
+    # With a capability. The base class raises Unsupported.
+
+    async def pause(self, handle: Handle) -> None:
+        """Stop using CPU, keep the files. Pausing a paused sandbox is fine.
+
+        Cancelled half-way, a second call finishes it. Raises Conflict where there is nothing
+        that could be paused.
+        """
+        raise _unsupported(self, Capability.PAUSE, handle)
+
+    async def resume(self, handle: Handle) -> Handle:
+        """Run again on the same files. Return the handle to use from now on.
+
+        Resuming a running sandbox is fine. Raises Conflict if it has failed or is gone and
+        therefore cannot run again.
+        """
+        raise _unsupported(self, Capability.PAUSE, handle)
+
+    async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
+        """Start the command of a sandbox that has failed again, on the same files.
+
+        The order is the one it was created with. A sandbox that runs or is paused is left as it
+        is. Called again after a crash half-way, it finishes what was begun. Raises Conflict if
+        the files are gone.
+        """
+        del order, save
+        raise _unsupported(self, Capability.RESTART, handle)
+
+    async def execute(
+        self,
+        handle: Handle,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        time_limit: float,
+        max_output: int,
+    ) -> ExecResult:
+        """Run a command inside and wait for it; used for health checks and set-up.
+
+        At the time limit, and when cancelled, kill the command and everything it started. A
+        command that cannot be found is a result with its exit code, not an error of the backend.
+        Each stream is cut at `max_output` bytes. Raises Conflict unless the sandbox can run one.
+        """
+        del argv, env, time_limit, max_output
+        raise _unsupported(self, Capability.EXECUTE, handle)
+
+    def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
+        """Yield the last lines, oldest first; with follow, go on until the sandbox is deleted."""
+        del tail, follow
+        raise _unsupported(self, Capability.LOGS, handle)
+
+
+def fill(text: str, ports: Mapping[str, int]) -> str:
+    """Replace each `{port.NAME}` by that port's number; raises OrderRejected for an unknown name."""
+
+    def number(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in ports:
+            raise OrderRejected(f"`{match.group()}` names a port the spec does not have")
+        return str(ports[name])
+
+    return _PORT_PLACEHOLDER.sub(number, text)
+
+
+def _unsupported(
+    backend: RuntimeBackend[Any], capability: Capability, handle: Handle
+) -> Unsupported:
+    return Unsupported(
+        f"The {backend.name} backend cannot do this: {capability}",
+        detail=f"sandbox {handle.sandbox_id}",
+    )
