@@ -1,0 +1,410 @@
+"""What an operator can set: every key, its default, its bounds and the sentence that explains it.
+
+Values come in four layers: defaults, the config file, `AGENTSVC_<SECTION>__<KEY>` variables and
+the command line, each winning over the ones before it. How they are read is in `layers`.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from agentsvc import layers
+from agentsvc.errors import StartFailed
+from agentsvc.layers import Origin
+
+CONFIG_VARIABLE: Final = "AGENTSVC_CONFIG"
+BOOTSTRAP_KEY_VARIABLE: Final = "AGENTSVC_BOOTSTRAP_KEY"
+TRACE_PLUGINS_VARIABLE: Final = "AGENTSVC_TRACE_PLUGINS"
+OTHER_VARIABLES: Final = frozenset(
+    {CONFIG_VARIABLE, BOOTSTRAP_KEY_VARIABLE, TRACE_PLUGINS_VARIABLE}
+)
+"""Variables with our prefix that are not config keys."""
+
+RETIRED_KEYS: Final[Mapping[str, str]] = {}
+"""Keys that are gone, each with what to use instead; kept for one minor version."""
+
+_URL = r"^(https?://[^/\s@]+(/\S*)?)?$"
+_URL_EXPECTED = {"expected": "an http or https URL, or nothing"}
+_ORIGIN = r"^(\*|https?://[^/\s@]+)$"
+_ORIGINS_EXPECTED = {"expected": "a list of origins such as `https://example.com`"}
+_PATH = {"path": True}
+
+
+class LogLevel(StrEnum):
+    """The least serious lines that are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How a log line looks."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class OnShutdown(StrEnum):
+    """What becomes of running sandboxes when the server stops."""
+
+    LEAVE = "leave"
+    PAUSE = "pause"
+    DELETE = "delete"
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `server` section: addresses, storage, request limits."""
+
+    host: Annotated[str, Meta(min_length=1, description="Address to listen on")] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes any free one")
+    ] = 3000
+    data_dir: Annotated[
+        str,
+        Meta(
+            description="Directory for database, keys and sandboxes;"
+            " empty means $XDG_DATA_HOME/agentsvc",
+            extra=_PATH,
+        ),
+    ] = ""
+    public_url: Annotated[
+        str,
+        Meta(
+            pattern=_URL,
+            description="URL at which clients reach the server; empty means the address it listens on",
+            extra=_URL_EXPECTED,
+        ),
+    ] = ""
+    internal_url: Annotated[
+        str,
+        Meta(
+            pattern=_URL,
+            description="URL at which sandboxes reach the server;"
+            " empty means http://127.0.0.1 and the port",
+            extra=_URL_EXPECTED,
+        ),
+    ] = ""
+    cors_origins: Annotated[
+        tuple[Annotated[str, Meta(pattern=_ORIGIN)], ...],
+        Meta(
+            description="Origins whose web pages may call the server from a browser; * for every one",
+            extra=_ORIGINS_EXPECTED,
+        ),
+    ] = ()
+    device_login: Annotated[
+        bool,
+        Meta(
+            description="Let programs without a key ask for one at /oauth/device;"
+            " a person with a key approves it"
+        ),
+    ] = False
+    max_body_bytes: Annotated[
+        int, Meta(ge=1024, le=2**31, description="Largest request body that is read")
+    ] = 10 * 1024 * 1024
+    request_seconds: Annotated[
+        float, Meta(gt=0, description="Longest time a request may take; streams are exempt")
+    ] = 120.0
+    shutdown_grace_seconds: Annotated[
+        float, Meta(ge=0, description="Time that requests and tasks get to end at shutdown")
+    ] = 10.0
+
+
+class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `log` section."""
+
+    level: Annotated[
+        LogLevel,
+        Meta(description="Least serious lines to write: debug, info, warning or error"),
+    ] = LogLevel.INFO
+    format: Annotated[
+        LogFormat, Meta(description="text for people or json for machines, one line each")
+    ] = LogFormat.TEXT
+
+
+class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `sandboxes` section: which backend, how patient, what at shutdown."""
+
+    default_backend: Annotated[
+        str, Meta(min_length=1, description="Backend of specs that name none")
+    ] = "process"
+    default_spec: Annotated[
+        str, Meta(description="Spec of sandboxes that name none; empty means the first one")
+    ] = ""
+    sweep_seconds: Annotated[
+        float, Meta(gt=0, description="Time between two looks at every sandbox")
+    ] = 10.0
+    start_seconds: Annotated[
+        float, Meta(gt=0, description="Longest time a sandbox may take to become ready")
+    ] = 120.0
+    call_seconds: Annotated[
+        float, Meta(gt=0, description="Longest time one call to a backend may take")
+    ] = 60.0
+    orphan_grace_seconds: Annotated[
+        float,
+        Meta(ge=0, description="Age at which a sandbox of ours that no record knows is deleted"),
+    ] = 300.0
+    on_shutdown: Annotated[
+        OnShutdown,
+        Meta(description="What happens to running sandboxes at shutdown: leave, pause or delete"),
+    ] = OnShutdown.LEAVE
+
+
+class ConversationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `conversations` section: time limits of the start and how state is kept up to date."""
+
+    start_seconds: Annotated[
+        float, Meta(gt=0, description="Longest time a conversation may take to start")
+    ] = 900.0
+    clone_seconds: Annotated[
+        float, Meta(gt=0, description="Longest time cloning a repository may take")
+    ] = 120.0
+    setup_script_seconds: Annotated[
+        float, Meta(gt=0, description="Longest time .openhands/setup.sh may take")
+    ] = 600.0
+    agent_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Longest time the agent server of a running sandbox may not answer"),
+    ] = 60.0
+    first_answer_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How long a start watches whether the model refuses the first request",
+        ),
+    ] = 2.0
+    hand_over_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How long a sent message is waited for while the agent uses a tool",
+        ),
+    ] = 10.0
+    keep_failed_seconds: Annotated[
+        float,
+        Meta(ge=0, description="How long the sandbox of a failed start is kept to be looked at"),
+    ] = 3600.0
+    title_tries: Annotated[
+        int,
+        Meta(ge=0, le=100, description="How often the agent server is asked for a generated title"),
+    ] = 4
+    title_wait_seconds: Annotated[
+        float, Meta(gt=0, description="Time between two questions for the title")
+    ] = 3.0
+    sync_seconds: Annotated[
+        float, Meta(gt=0, description="Time between two fetches of events that were not delivered")
+    ] = 30.0
+    webhook_flush_seconds: Annotated[
+        float, Meta(gt=0, description="Longest time the agent server may hold back events")
+    ] = 0.5
+    public_skills: Annotated[
+        bool, Meta(description="Load the public skills repository, which needs the internet")
+    ] = False
+
+
+class EventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `events` section."""
+
+    store_deltas: Annotated[
+        bool, Meta(description="Keep the single words of streamed answers, not only whole messages")
+    ] = False
+
+
+class V0Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `v0` section."""
+
+    enabled: Annotated[
+        bool, Meta(description="Serve the older API below /api too, for clients that need it")
+    ] = True
+
+
+class GitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `git` section: git hosting services."""
+
+    check_tokens: Annotated[
+        bool,
+        Meta(description="Ask a git hosting service whether a token is good before keeping it"),
+    ] = True
+    api_seconds: Annotated[
+        float, Meta(gt=0, description="Longest time a git hosting service may take to answer")
+    ] = 10.0
+
+
+class PluginsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `plugins` section."""
+
+    dirs: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Directories to load plugins from, relative to this file",
+            extra=_PATH,
+        ),
+    ] = ()
+    disable: Annotated[
+        tuple[str, ...], Meta(description="Names of plugins that are not even imported")
+    ] = ()
+
+
+class PortConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A port that sandboxes of a spec listen on."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
+    number: Annotated[int, Meta(ge=0, le=65535)] = 0
+    awaited: bool = True
+
+
+class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What sandboxes of a spec may use; nothing said is no limit."""
+
+    cpus: Annotated[float, Meta(gt=0)] | None = None
+    memory_bytes: Annotated[int, Meta(gt=0)] | None = None
+    disk_bytes: Annotated[int, Meta(gt=0)] | None = None
+    pids: Annotated[int, Meta(gt=0)] | None = None
+
+
+class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `specs.NAME` table: a template from which sandboxes are made."""
+
+    id: Annotated[
+        str, Meta(max_length=255, description="Id that clients see; empty means the table's name")
+    ] = ""
+    backend: Annotated[
+        str, Meta(description="Backend that runs it; empty means sandboxes.default_backend")
+    ] = ""
+    image: Annotated[str, Meta(description="Image, where the backend has images")] = ""
+    command: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description="Command that starts the agent server; absent means the backend's own",
+            extra={"expected": "a list of strings", "example": ["agent-server", "--port", "8000"]},
+        ),
+    ] = None
+    env: Annotated[dict[str, str], Meta(description="Environment of the command")] = {}
+    working_dir: Annotated[str, Meta(description="Directory in which the agent works")] = ""
+    ports: Annotated[
+        tuple[PortConfig, ...],
+        Meta(
+            description="Ports it listens on: name, number (0 lets the backend choose), awaited",
+            extra={
+                "expected": 'a list of tables such as `{ name = "agent", number = 8000 }`',
+                "example": [{"name": "agent", "number": 8000, "awaited": True}],
+            },
+        ),
+    ] = ()
+    limits: Annotated[
+        LimitsConfig,
+        Meta(
+            description="What it may use: cpus, memory_bytes, disk_bytes, pids",
+            extra={
+                "expected": "a table such as `{ cpus = 2.0, memory_bytes = 4294967296 }`",
+                "example": {"cpus": 2.0, "memory_bytes": 4 * 1024**3},
+            },
+        ),
+    ] = LimitsConfig()
+    options: Annotated[
+        dict[str, Any], Meta(description="Anything more the backend understands")
+    ] = {}
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole configuration, checked."""
+
+    server: ServerConfig = ServerConfig()
+    log: LogConfig = LogConfig()
+    sandboxes: SandboxesConfig = SandboxesConfig()
+    conversations: ConversationsConfig = ConversationsConfig()
+    events: EventsConfig = EventsConfig()
+    git: GitConfig = GitConfig()
+    v0: V0Config = V0Config()
+    plugins: PluginsConfig = PluginsConfig()
+    backends: dict[str, dict[str, Any]] = {}
+    specs: dict[str, SpecConfig] = {}
+
+
+class Loaded(Struct, frozen=True, kw_only=True):
+    """A configuration and where it came from."""
+
+    config: Config
+    origins: dict[str, Origin]
+    """For every key, dotted, the layer its value is from."""
+    path: Path | None
+    """The config file that was read, if one was."""
+
+
+def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Loaded:
+    """Read all layers and return the checked configuration.
+
+    `file` is what the command line names; without it the file is looked for as `find_file` says.
+    `overrides` maps dotted keys to values of the command line; None stands for an option not
+    given. Raises StartFailed, naming key, value and source, at the first thing that is wrong.
+    """
+    path = find_file(file, environ)
+    found = layers.read(
+        Config,
+        file=path,
+        environ=environ,
+        other_variables=OTHER_VARIABLES,
+        overrides=overrides,
+        retired=RETIRED_KEYS,
+    )
+    config = _with_spec_ids(msgspec.convert(found.values, Config))
+    return Loaded(config=config, origins=found.origins, path=path)
+
+
+def find_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the config file to read, or None if there is none.
+
+    The command line wins over `AGENTSVC_CONFIG`, and that over
+    `$XDG_CONFIG_HOME/agentsvc/config.toml`. The working directory is not searched: what a server
+    does must not depend on where it was started. A file that was named must exist.
+    """
+    if named is not None:
+        return _existing(named, "--config")
+    if variable := environ.get(CONFIG_VARIABLE):
+        return _existing(Path(variable), CONFIG_VARIABLE)
+    usual = _xdg(environ, "XDG_CONFIG_HOME", ".config") / "agentsvc" / "config.toml"
+    return usual if usual.is_file() else None
+
+
+def data_dir(config: Config, environ: Mapping[str, str]) -> Path:
+    """Return the data directory: the configured one, else the user's usual place for data."""
+    if config.server.data_dir:
+        return Path(config.server.data_dir)
+    return _xdg(environ, "XDG_DATA_HOME", ".local/share") / "agentsvc"
+
+
+def _existing(path: Path, source: str) -> Path:
+    if not path.is_file():
+        raise StartFailed(
+            f"the config file named by {source} does not exist: {path}",
+            hint=f"name an existing file, or leave {source} out to run with the defaults",
+        )
+    return path.absolute()
+
+
+def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
+    # The XDG rules say that a relative path in these variables is to be ignored.
+    named = Path(environ.get(variable) or ".")
+    home = Path(environ.get("HOME") or Path.home())
+    return named if named.is_absolute() else home / fallback
+
+
+def _with_spec_ids(config: Config) -> Config:
+    specs = {
+        name: msgspec.structs.replace(spec, id=spec.id or name)
+        for name, spec in config.specs.items()
+    }
+    owners: dict[str, str] = {}
+    for name, spec in specs.items():
+        if spec.id in owners:
+            raise StartFailed(
+                f"`specs.{owners[spec.id]}` and `specs.{name}` have the same id: `{spec.id}`",
+                hint=f"give `specs.{name}` another id",
+            )
+        owners[spec.id] = name
+    return msgspec.structs.replace(config, specs=specs)

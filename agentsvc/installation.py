@@ -1,0 +1,135 @@
+"""What makes one installation of a data directory: its database, its master key and its id.
+
+They belong together, and a data directory in which one of them was lost is refused here.
+"""
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from agentsvc.datadir import DataDir
+from agentsvc.db import Database, Queryable, Transaction
+from agentsvc.errors import StartFailed
+from agentsvc.values import new_id
+from agentsvc.vault import Vault
+
+_KEY_ID: Final = "master_key_id"
+_RESTORE: Final = "put the key back from a copy; without one, start with another --data-dir"
+_SEALED: Final = """
+    SELECT sealed FROM settings UNION ALL SELECT sealed FROM secrets
+    UNION ALL SELECT session_key_sealed FROM sandboxes UNION ALL SELECT sealed FROM start_tasks"""
+_ID: Final = re.compile(r"[0-9a-fA-F]{32}")
+
+
+class Installation:
+    """The open database of a data directory, and the vault that opens what is sealed in it."""
+
+    def __init__(self, places: DataDir, database: Database, vault: Vault) -> None:
+        self._places = places
+        self.database = database
+        self.vault = vault
+
+    @classmethod
+    async def open(cls, places: DataDir) -> "Installation":
+        """Open both, made where they are absent.
+
+        Raises StartFailed, with a hint, where one of them cannot be used, and where the master
+        key is missing or another one than sealed what is stored; no key is made then.
+        """
+        if places.instance_id.exists() and not places.master_key.exists():
+            raise _missing(places.master_key)
+        async with contextlib.AsyncExitStack() as opened:
+            database = await Database.open(places.database)
+            opened.push_async_callback(database.close)
+            vault = await _open_vault(database, places)
+            opened.pop_all()
+        return cls(places, database, vault)
+
+    async def close(self) -> None:
+        """Close the database."""
+        await self.database.close()
+
+    def read_id(self) -> str:
+        """Return the id of this installation, made first if the file is absent or empty.
+
+        Raises StartFailed, with a hint, when the file cannot be read or made, or holds no id.
+        """
+        file = self._places.instance_id
+        try:
+            text = file.read_bytes().decode(errors="replace").strip() if file.exists() else ""
+            known = text or _make_id(file)
+        except OSError as exc:
+            raise StartFailed(
+                f"the id of this installation cannot be read or made ({exc.strerror}): {file}",
+                hint="check that the file and its directory belong to the user the server runs as",
+            ) from exc
+        if not _ID.fullmatch(known):
+            raise StartFailed(
+                f"the file does not hold the id of an installation, 32 hex digits: {file}",
+                hint="restore it from a copy; once it is moved away a new id is made at the next"
+                " start, and the sandboxes that run now are no longer found",
+            )
+        return known
+
+
+async def _open_vault(database: Database, places: DataDir) -> Vault:
+    known = await database.read(_sealed_by)
+    if known and not places.master_key.exists():
+        raise _missing(places.master_key)
+    vault = Vault.open(places.master_key)
+    if known and vault.key_id not in known:
+        raise StartFailed(
+            f"the master key {places.master_key} is not the one that sealed what this database holds",
+            hint=_RESTORE,
+        )
+    await _record(database, vault.key_id)
+    return vault
+
+
+async def _sealed_by(db: Queryable) -> set[str]:
+    """Return the ids of the keys any of which may be the right one; none if nothing is sealed."""
+    if not await db.one(f"SELECT 1 FROM ({_SEALED}) LIMIT 1"):  # noqa: S608  # a constant
+        return set()
+    if recorded := await _recorded(db):
+        return {recorded}
+    # Not recorded by earlier versions; what is sealed names its key in the bytes two to five.
+    rows = await db.all(f"SELECT DISTINCT lower(hex(substr(sealed, 2, 4))) FROM ({_SEALED})")  # noqa: S608  # a constant
+    return {row[0] for row in rows}
+
+
+async def _recorded(db: Queryable) -> str | None:
+    row = await db.one("SELECT value FROM installation WHERE name = :name", {"name": _KEY_ID})
+    return row["value"] if row else None
+
+
+async def _record(database: Database, key_id: str) -> None:
+    async def body(tx: Transaction) -> None:
+        await tx.run(
+            "INSERT INTO installation (name, value) VALUES (:name, :value)"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            {"name": _KEY_ID, "value": key_id},
+        )
+
+    if await _recorded(database) != key_id:
+        await database.write(body)
+
+
+def _missing(key_file: Path) -> StartFailed:
+    return StartFailed(
+        f"the master key {key_file} is missing, and what it has sealed cannot be read",
+        hint=_RESTORE,
+    )
+
+
+def _make_id(file: Path) -> str:
+    # Whole or not at all: two installations without an id would take each other's sandboxes.
+    instance_id = new_id()
+    draft = file.with_name(file.name + ".new")
+    with draft.open("w") as opened:
+        opened.write(instance_id)
+        opened.flush()
+        os.fsync(opened.fileno())
+    draft.replace(file)
+    return instance_id

@@ -1,0 +1,182 @@
+"""Log lines for people or for machines, each with its request's id, none with a secret.
+
+Secrets do not get this far, since `Secret` prints as stars. What is masked here is the net below:
+texts that look like keys, and values that were named as secret.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+import msgspec
+
+from agentsvc.values import MASK, Secret, to_stored
+
+CURRENT_REQUEST: Final[ContextVar[str]] = ContextVar("agentsvc_request_id", default="")
+"""The id of the request that is being served; background work has none."""
+
+_OURS: Final = "agentsvc"
+_QUIET: Final = ("aiohttp.access", "aiosqlite", "asyncio")
+_LEAST_SECRET: Final = 8
+_MOST_SECRETS: Final = 4096
+
+_KEYS = re.compile(
+    r"asvc_[A-Za-z0-9_-]{16,}"
+    r"|\b(?:sk|tvly|pk|rk)-[A-Za-z0-9_-]{16,}"
+    r"|\b(?:gh[opsur]_|github_pat_|glpat-)[A-Za-z0-9_-]{16,}"
+    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*"
+    r"|(?<=://)[^/\s:@\"]*:[^/\s@\"]+(?=@)"
+)
+_UNSAFE = re.compile(r'[\s"=\0-\x1f\x7f]')
+_CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    "asctime",
+    "message",
+    "request_id",
+    "taskName",
+}
+
+
+class Masker:
+    """Replaces secrets in texts: known shapes of keys, and the values it was told."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, None] = {}
+
+    def add(self, secret: Secret) -> None:
+        """Mask this value from now on; short ones are left, since they would mask plain words.
+
+        The oldest values are forgotten when there are thousands.
+        """
+        value = secret.reveal()
+        if len(value) < _LEAST_SECRET:
+            return
+        self._values.pop(value, None)
+        self._values[value] = None
+        if len(self._values) > _MOST_SECRETS:
+            del self._values[next(iter(self._values))]
+
+    def mask(self, text: str) -> str:
+        """Return the text with stars for every secret in it."""
+        for value in tuple(self._values):
+            if value in text:
+                text = text.replace(value, MASK)
+        return _KEYS.sub(MASK, text)
+
+
+class RequestFilter(logging.Filter):
+    """Gives every record the id of the request it was written for."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Set `request_id` and let the record pass."""
+        record.request_id = CURRENT_REQUEST.get()
+        return True
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people: time, level, message, then `key=value` pairs; a traceback follows."""
+
+    def __init__(self, masker: Masker) -> None:
+        super().__init__()
+        self._masker = masker
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        moment = _at(record).astimezone().isoformat(sep=" ", timespec="milliseconds")
+        pairs = "".join(f" {key}={_plain(value)}" for key, value in _facts(record).items())
+        line = f"{moment} {record.levelname:<7} {_one_line(_encodable(record.getMessage()))}{pairs}"
+        if record.name != _OURS and not record.name.startswith(f"{_OURS}."):
+            line += f" logger={record.name}"
+        trace = _trace(self, record)
+        return self._masker.mask(f"{line}\n{trace}" if trace else line)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, for machines."""
+
+    def __init__(self, masker: Masker) -> None:
+        super().__init__()
+        self._masker = masker
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {
+            "at": to_stored(_at(record)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _encodable(record.getMessage()),
+        }
+        for key, value in _facts(record).items():
+            line.setdefault(key, value)
+        trace = _trace(self, record)
+        if trace:
+            line["exception"] = trace
+        return self._masker.mask(msgspec.json.encode(line, enc_hook=str).decode())
+
+
+def configure(level: str, format: str, *, stream: TextIO | None = None) -> Masker:  # noqa: A002
+    """Send every log line to standard error, or to `stream`, and return what masks secrets in it.
+
+    Called once, before anything is logged; a second call replaces the first.
+    """
+    masker = Masker()
+    formatters: dict[str, Callable[[Masker], logging.Formatter]] = {
+        "text": TextFormatter,
+        "json": JsonFormatter,
+    }
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.addFilter(RequestFilter())
+    handler.setFormatter(formatters[format](masker))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    for name in _QUIET:
+        # At the debug level these write statements and requests with their values.
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.captureWarnings(capture=True)
+    return masker
+
+
+def _facts(record: logging.LogRecord) -> dict[str, Any]:
+    facts = {
+        key: _encodable(value) if isinstance(value, str) else value
+        for key, value in vars(record).items()
+        if key not in _STANDARD
+    }
+    request_id = getattr(record, "request_id", "")
+    return {**facts, "request_id": request_id} if request_id else facts
+
+
+def _at(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    parts = []
+    if record.exc_info:
+        parts.append(formatter.formatException(record.exc_info))
+    if record.stack_info:
+        parts.append(formatter.formatStack(record.stack_info))
+    return "\n".join(parts)
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    if text and not _UNSAFE.search(text):
+        return text
+    return msgspec.json.encode(text).decode()
+
+
+def _one_line(text: str) -> str:
+    """Return the text with control characters written out, so that no caller can forge a line."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

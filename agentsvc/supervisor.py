@@ -1,0 +1,121 @@
+"""Named background tasks and loops: start, watch, restart with back-off, stop.
+
+Nothing else makes tasks but `db.py`, for its own transactions. What a task does is decided by
+whoever starts it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+log = logging.getLogger(__name__)
+
+LONGEST_BACK_OFF_SECONDS: Final = 60.0
+"""What the wait of a failing loop doubles up to; loops slower than this keep their own pace."""
+
+_SHORTEST_BACK_OFF_SECONDS: Final = 0.01
+
+
+class Supervisor:
+    """Owns every background task of one app, by name."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_stopping = False
+
+    def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a one-shot task; a name that already runs is left alone.
+
+        A failure is logged with the name and goes no further. After `stop` nothing is started.
+        """
+        if self.is_running(name):
+            return
+        if self._is_stopping:
+            log.debug("task not started, the supervisor is stopping", extra={"task": name})
+            return
+        task = asyncio.create_task(_guard(name, work), name=name)
+        self._tasks[name] = task
+        task.add_done_callback(lambda ended: self._forget(name, ended))
+
+    def loop(self, name: str, body: Callable[[], Awaitable[None]], *, every_seconds: float) -> None:
+        """Run the body now and again after each wait, until `stop`.
+
+        A failure is logged with the name; the waits then double, up to 60 seconds, until the
+        body succeeds. A name that already runs is left alone.
+        """
+        self.spawn(name, lambda: _repeat(name, body, every_seconds))
+
+    def is_running(self, name: str) -> bool:
+        """Tell whether a task of this name has started and not ended."""
+        task = self._tasks.get(name)
+        return task is not None and not task.done()
+
+    async def join(self, name: str) -> None:
+        """Wait until the task of this name has ended; return at once if there is none.
+
+        How it ended does not matter here, and cancelling the wait leaves the task alone.
+        """
+        if task := self._tasks.get(name):
+            await asyncio.wait([task])
+
+    async def stop(self, grace_seconds: float) -> list[str]:
+        """Cancel every task, wait for them, and return the names of those that did not stop.
+
+        Safe to call twice.
+        """
+        self._is_stopping = True
+        tasks = dict(self._tasks)
+        for task in tasks.values():
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=grace_seconds)
+        left = sorted(name for name, task in tasks.items() if not task.done())
+        if left:
+            log.warning("tasks did not stop in time", extra={"tasks": left})
+        return left
+
+    def _forget(self, name: str, ended: asyncio.Task[None]) -> None:
+        # A new task of this name may have been started since this one ended.
+        if self._tasks.get(name) is ended:
+            del self._tasks[name]
+
+
+async def _guard(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    try:
+        await work()
+    except Exception:
+        log.exception("task failed", extra={"task": name})
+
+
+async def _repeat(name: str, body: Callable[[], Awaitable[None]], every_seconds: float) -> None:
+    wait_seconds = every_seconds
+    while True:
+        if await _succeeds(name, body):
+            wait_seconds = every_seconds
+        else:
+            wait_seconds = back_off(wait_seconds, every_seconds)
+        await asyncio.sleep(wait_seconds)
+
+
+def back_off(wait_seconds: float, every_seconds: float) -> float:
+    """Return how long a loop waits after a failure, given how long it waited before it."""
+    longest = max(LONGEST_BACK_OFF_SECONDS, every_seconds)
+    return min(longest, max(wait_seconds * 2, _SHORTEST_BACK_OFF_SECONDS))
+
+
+async def _succeeds(name: str, body: Callable[[], Awaitable[None]]) -> bool:
+    try:
+        await body()
+    except asyncio.CancelledError:
+        # A body may also leak the cancellation of something it waited for; that is a failure
+        # like any other, unless it is this loop that somebody cancels.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        log.warning("loop body was cancelled from inside", extra={"task": name})
+        return False
+    except Exception:
+        log.exception("loop body failed", extra={"task": name})
+        return False
+    return True

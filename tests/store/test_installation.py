@@ -1,0 +1,135 @@
+"""What belongs together in a data directory: a database, its master key, the id of both."""
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from agentsvc.cli.serve import ensure_first_key
+from agentsvc.datadir import DataDir
+from agentsvc.errors import StartFailed
+from agentsvc.installation import Installation
+from agentsvc.secretstore import SecretStore
+from agentsvc.values import Secret
+
+OLD = Path(__file__).parents[1] / "data" / "db"
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> DataDir:
+    return make_places(tmp_path / "data")
+
+
+def make_places(path: Path) -> DataDir:
+    places = DataDir(path=path)
+    places.prepare()
+    return places
+
+
+async def with_a_secret(places: DataDir) -> None:
+    await ensure_first_key(places, None)
+    installation = await Installation.open(places)
+    try:
+        row = await installation.database.one("SELECT id FROM users")
+        assert row is not None
+        store = SecretStore(installation.database, installation.vault)
+        await store.set_custom_secret(row["id"], "A", value=Secret("s3"))
+    finally:
+        await installation.close()
+
+
+async def open_and_close(places: DataDir) -> None:
+    await (await Installation.open(places)).close()
+
+
+async def test_a_restored_database_without_its_master_key_does_not_start(
+    places: DataDir, tmp_path: Path
+) -> None:
+    await with_a_secret(places)
+    restored = make_places(tmp_path / "restored")
+    shutil.copy(places.database, restored.database)
+    with pytest.raises(StartFailed, match="is missing") as caught:
+        await ensure_first_key(restored, None)
+    assert str(restored.master_key) in caught.value.message
+    assert "put the key back" in caught.value.hint
+    assert not restored.master_key.exists()
+    shutil.copy(places.master_key, restored.master_key)
+    await open_and_close(restored)
+
+
+async def test_another_master_key_stops_the_start_before_a_key_is_made(
+    places: DataDir, tmp_path: Path
+) -> None:
+    await with_a_secret(places)
+    other = make_places(tmp_path / "other")
+    await open_and_close(other)
+    shutil.copy(other.master_key, places.master_key)
+    with sqlite3.connect(places.database) as connection:
+        connection.execute("DELETE FROM api_keys")
+    connection.close()
+    with pytest.raises(StartFailed, match="is not the one that sealed") as caught:
+        await ensure_first_key(places, None)
+    assert str(places.master_key) in caught.value.message
+    assert caught.value.hint
+    connection = sqlite3.connect(places.database)
+    assert connection.execute("SELECT COUNT(*) FROM api_keys").fetchone() == (0,)
+    connection.close()
+
+
+async def test_a_database_that_holds_nothing_sealed_takes_a_new_master_key(
+    places: DataDir,
+) -> None:
+    await ensure_first_key(places, None)
+    places.master_key.unlink()
+    await with_a_secret(places)
+    await open_and_close(places)
+
+
+@pytest.mark.parametrize("dump", sorted(file.stem for file in OLD.glob("[0-9]*.sql")))
+async def test_a_database_of_an_earlier_version_knows_its_master_key(
+    places: DataDir, dump: str
+) -> None:
+    connection = sqlite3.connect(places.database)
+    connection.executescript((OLD / f"{dump}.sql").read_text("utf-8"))
+    connection.close()
+    with pytest.raises(StartFailed, match="is missing"):
+        await Installation.open(places)
+    shutil.copy(OLD / "master.key", places.master_key)
+    await open_and_close(places)
+
+
+async def read_id(places: DataDir) -> str:
+    installation = await Installation.open(places)
+    try:
+        return installation.read_id()
+    finally:
+        await installation.close()
+
+
+async def test_an_empty_file_of_the_id_is_as_if_absent(places: DataDir) -> None:
+    first = await read_id(places)
+    assert await read_id(places) == first
+    places.instance_id.write_text(" \n")
+    second = await read_id(places)
+    assert len(second) == 32
+    assert second != first
+
+
+@pytest.mark.parametrize("content", [b"x", b"a" * 31, b"g" * 32, b"\xff\xfe" * 16])
+async def test_a_file_that_holds_no_id_stops_the_start(places: DataDir, content: bytes) -> None:
+    await open_and_close(places)
+    places.instance_id.write_bytes(content)
+    with pytest.raises(StartFailed, match="32 hex digits") as caught:
+        await read_id(places)
+    assert str(places.instance_id) in caught.value.message
+    assert caught.value.hint
+    assert places.instance_id.read_bytes() == content
+
+
+async def test_a_file_of_the_id_that_cannot_be_read_stops_the_start(places: DataDir) -> None:
+    await open_and_close(places)
+    places.instance_id.mkdir()
+    with pytest.raises(StartFailed, match="cannot be read or made") as caught:
+        await read_id(places)
+    assert "belong to the user" in caught.value.hint

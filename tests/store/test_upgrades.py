@@ -1,0 +1,100 @@
+"""Databases of earlier versions, as they were written then, become databases of this one."""
+
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from agentsvc.auth import KeyRing
+from agentsvc.db import MIGRATIONS, Database
+from agentsvc.errors import NotAuthenticated
+from agentsvc.secretstore import SecretStore
+from agentsvc.settings import SettingsStore
+from agentsvc.values import Secret
+from agentsvc.vault import Vault
+
+DUMPS = Path(__file__).parents[1] / "data" / "db"
+OLD = sorted(DUMPS.glob("[0-9]*.sql"))
+NEWEST = len(list(MIGRATIONS.glob("[0-9]*.sql")))
+KEY = "asvc_" + "k" * 43
+REVOKED = "asvc_" + "g" * 43
+
+
+@pytest.fixture(params=OLD, ids=[file.stem for file in OLD])
+def old(request: pytest.FixtureRequest, db_path: Path) -> Path:
+    dump: Path = request.param
+    connection = sqlite3.connect(db_path)
+    connection.executescript(dump.read_text("utf-8"))
+    connection.close()
+    return db_path
+
+
+def content_of(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def counts(db_path: Path) -> dict[str, int]:
+    connection = sqlite3.connect(db_path)
+    try:
+        tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        return {
+            name: connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0]  # noqa: S608  # names of the schema
+            for (name,) in tables.fetchall()
+        }
+    finally:
+        connection.close()
+
+
+def schema(db_path: Path) -> dict[str, str]:
+    """Return the statements of the schema, alike however they are laid out."""
+    connection = sqlite3.connect(db_path)
+    try:
+        rows = connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
+        return {name: re.sub(r'[\s"]+', " ", sql) for name, sql in rows.fetchall()}
+    finally:
+        connection.close()
+
+
+def test_there_is_a_dump_of_every_earlier_version() -> None:
+    assert {int(file.stem) for file in OLD} >= set(range(1, NEWEST))
+
+
+async def test_an_old_database_gets_the_schema_of_a_new_one_and_keeps_its_rows(
+    old: Path, tmp_path: Path
+) -> None:
+    before = counts(old)
+    await (await Database.open(old)).close()
+    await (await Database.open(tmp_path / "new.db")).close()
+
+    after = counts(old)
+    assert schema(old) == schema(tmp_path / "new.db")
+    assert {name: after[name] for name in before} == before
+    assert all(before[name] for name in ("users", "api_keys", "settings", "events"))
+
+
+async def test_an_upgraded_database_is_not_upgraded_again(old: Path) -> None:
+    await (await Database.open(old)).close()
+    before = content_of(old)
+    await (await Database.open(old)).close()
+    assert content_of(old) == before
+
+
+async def test_keys_settings_and_secrets_of_an_old_database_still_work(old: Path) -> None:
+    database = await Database.open(old)
+    try:
+        keys, vault = KeyRing(database), Vault.open(DUMPS / "master.key")
+        ann = await keys.identify(KEY)
+        with pytest.raises(NotAuthenticated):
+            await keys.identify(REVOKED)
+        settings = await SettingsStore(database, vault).get(ann.user_id)
+        secrets = await SecretStore(database, vault).custom_secrets(ann.user_id)
+        tokens = await SecretStore(database, vault).provider_tokens(ann.user_id)
+    finally:
+        await database.close()
+    assert (settings.language, settings.max_iterations) == ("en", 77)
+    assert settings.llm_api_key == Secret("model-key-1")
+    assert settings.mcp_config is not None
+    assert settings.mcp_config.sse_servers[0].api_key == Secret("tool-key")
+    assert secrets["DEPLOY"].value == Secret("s3")
+    assert tokens["github"].token == Secret("ghp_1")
