@@ -1,0 +1,164 @@
+"""Starts the shim of a process sandbox, and everything it needs to know first.
+
+Blocks for a moment; call it from a thread.
+"""
+
+import errno
+import json
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.backend import Order
+from agentsvc.backends import places, shim
+from agentsvc.backends.places import Place, Record
+from agentsvc.backends.tree import MARK
+from agentsvc.errors import BackendUnavailable
+
+FULL: Final = frozenset(
+    {errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
+)
+"""What the system says when it has no room now and may have some later."""
+
+_LOCALE = "C.UTF-8"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch: for which sandbox, where, and with what."""
+
+    instance_id: str
+    place: Place
+    order: Order
+    group: Path | None
+    temp_root: Path
+    search_path: str
+    pass_env: tuple[str, ...]
+    log_bytes: int
+    time_limit: float
+
+    def carry_out(self) -> Record:
+        """Make what is missing and start the shim, unless it runs or has run.
+
+        The record is written first, so that nothing is made which a scan would not find.
+        """
+        order = self.order
+        record = self.place.make(
+            lambda: places.new_record(
+                self.instance_id,
+                order.sandbox_id,
+                root=self.temp_root,
+                working_dir=order.working_dir,
+                ports=order.ports,
+            )
+        )
+        mark = places.mark_of(self.instance_id, order.sandbox_id)
+        temp = places.make_temp(record.temp, mark)
+        if self.place.read_state() is None:
+            self._start_shim(mark, self._orders(mark, record, temp))
+        return record
+
+    def _orders(self, mark: str, record: Record, temp: Path) -> dict[str, Any]:
+        return {
+            "directory": str(self.place.directory),
+            "control": str(control_path(record.temp)),
+            "argv": [_with_python(part) for part in self.order.command or ()],
+            "env": self._environment(mark, temp),
+            "secrets": [value.reveal() for value in self.order.secret_env.values()],
+            "ports": [[port.name, port.number] for port in self.order.ports],
+            "cwd": str(self.place.agent),
+            "workspace": str(self.place.workspace / record.working_dir),
+            "cgroup": str(group_path(self.group, mark) or ""),
+            "log_bytes": self.log_bytes,
+        }
+
+    def _environment(self, mark: str, temp: Path) -> dict[str, str]:
+        passed = {name: os.environ[name] for name in self.pass_env if name in os.environ}
+        return {
+            **passed,
+            "PATH": search_path(self.search_path),
+            "LANG": _LOCALE,
+            "LC_CTYPE": _LOCALE,
+            **{name: _with_python(value) for name, value in self.order.env.items()},
+            **{name: value.reveal() for name, value in self.order.secret_env.items()},
+            "HOME": str(self.place.home),
+            "TMPDIR": str(temp),
+            "TMUX_TMPDIR": str(temp),
+            MARK: mark,
+        }
+
+    def _start_shim(self, mark: str, orders: dict[str, Any]) -> None:
+        their_in, our_out = os.pipe()
+        our_in, their_out = os.pipe()
+        errors = os.open(
+            self.place.directory / "shim.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
+        try:
+            # Not a subprocess object: nobody waits for the shim, which outlives us.
+            pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", shim.__file__, mark],
+                {MARK: mark},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, their_in, 0),
+                    (os.POSIX_SPAWN_DUP2, their_out, 1),
+                    (os.POSIX_SPAWN_DUP2, errors, 2),
+                ],
+                setsid=True,
+            )
+        finally:
+            for descriptor in (their_in, their_out, errors):
+                os.close(descriptor)
+
+        self._brief(pid, our_out, our_in, orders)
+
+    def _brief(self, pid: int, out: int, answer: int, orders: dict[str, Any]) -> None:
+        try:
+            with os.fdopen(out, "wb") as file:
+                file.write(json.dumps(orders).encode())
+            is_told, _, _ = select.select([answer], [], [], self.time_limit)
+            said = os.read(answer, 64) if is_told else b""
+        except BrokenPipeError:
+            said = b""
+        finally:
+            os.close(answer)
+        if said == b"ready\n":
+            return
+        # It has nothing to hold: another one does, or it could not.
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if not said:
+            raise BackendUnavailable(
+                "The process that holds a sandbox could not be started",
+                detail=self.place.shim_error() or "it gave no answer",
+            )
+
+
+def control_path(temp: str) -> Path:
+    """Return the socket on which a shim takes commands."""
+    return Path(temp, "control")
+
+
+def group_path(parent: Path | None, mark: str) -> Path | None:
+    """Return the control group of a sandbox, if there are any."""
+    return parent / f"agentsvc-{mark.replace('/', '-')}" if parent else None
+
+
+def search_path(configured: str) -> str:
+    """Return a sandbox's PATH; never the server's own virtual environment.
+
+    What an agent installs there would change the server.
+    """
+    if configured:
+        return configured
+    own = Path(sys.prefix, "bin") if sys.prefix != sys.base_prefix else None
+    parts = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(part for part in parts if part and Path(part) != own)
+
+
+def _with_python(text: str) -> str:
+    return text.replace("{python}", sys.executable)

@@ -1,0 +1,152 @@
+"""What can be seen of one process sandbox at a moment, and what it means.
+
+`look_at` blocks for a moment; call it from a thread. The rest only decides.
+"""
+
+import contextlib
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agentsvc.backend import Phase
+from agentsvc.backends import cgroup
+from agentsvc.backends.places import Place, Record, State
+from agentsvc.backends.tree import Tree, boot_id, is_alive, is_stopped, reap
+from agentsvc.values import monotonic
+
+_SETTLE_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.01
+_SIGNALLED: Final = 128
+_RESTARTED: Final = "the machine was restarted"
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen, and the phase and reason that follow from it."""
+
+    place: Place
+    exists: bool
+    record: Record | None = None
+    state: State | None = None
+    phase: Phase
+    reason: str = ""
+    exit_code: int | None = None
+    is_paused: bool = False
+    is_orphaned: bool = False
+    """Processes run without the shim that should hold them."""
+    is_half_paused: bool = False
+    """A pause was begun and not finished."""
+
+    def ports(self) -> dict[str, int]:
+        """Return the ports the sandbox has been given."""
+        return self.state.ports if self.state else {}
+
+    def awaited_ports(self) -> list[int]:
+        """Return the ports that must answer before the sandbox is usable."""
+        given = self.ports()
+        asked = self.record.ports if self.record else ()
+        return [given[port.name] for port in asked if port.awaited and port.name in given]
+
+    def working_dir(self) -> str:
+        """Return the agent's directory."""
+        if self.record is None:
+            return ""
+        return str(self.place.workspace / self.record.working_dir)
+
+
+def look_at(place: Place, mark: str) -> Look:
+    """Look at a sandbox; OSError if that is not possible now."""
+    if not place.exists():
+        return _without_directory(place, mark)
+    record = place.read_record()
+    deadline = monotonic() + _SETTLE_SECONDS
+    while (state := place.read_state()) is not None:
+        is_last = monotonic() > deadline or place.read_pause() is not None
+        look = _look_at_processes(place, record, state, is_last=is_last)
+        if look is not None:
+            return look
+        time.sleep(_POLL_SECONDS)
+    return _without_state(place, record, mark)
+
+
+def describe_exit(code: int | None, reason: str, last_line: str) -> str:
+    """Say in one line how a command ended."""
+    if code is not None and code > _SIGNALLED:
+        name = str(code - _SIGNALLED)
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(code - _SIGNALLED).name
+        reason = f"the command was ended by {name}"
+    elif code is not None:
+        reason = f"the command exited with code {code}"
+    return f"{reason}: {last_line}" if last_line else reason
+
+
+def _without_directory(place: Place, mark: str) -> Look:
+    seen = Look(place=place, exists=False, phase=Phase.GONE)
+    if not Tree(mark=mark).members():
+        return seen
+    return msgspec.structs.replace(
+        seen, phase=Phase.FAILED, reason="its files are gone", is_orphaned=True
+    )
+
+
+def _without_state(place: Place, record: Record | None, mark: str) -> Look:
+    seen = Look(place=place, exists=True, record=record, phase=Phase.STARTING)
+    if Tree(mark=mark).members():
+        return seen
+    # It may have got there while the process table was read.
+    if place.read_state() is not None:
+        return look_at(place, mark)
+    return _failed(seen, None, "it was never started")
+
+
+def _look_at_processes(
+    place: Place, record: Record | None, state: State, *, is_last: bool
+) -> Look | None:
+    if state.boot != boot_id():
+        # The pids in the state are other processes' by now.
+        seen = Look(place=place, exists=True, record=record, phase=Phase.FAILED)
+        code, reason = (state.exit.code, state.exit.reason) if state.exit else (None, _RESTARTED)
+        return _failed(seen, code, reason)
+    is_held = is_alive(state.shim)
+    is_running = state.command is not None and is_alive(state.command)
+    if not is_held:
+        reap(state.shim)
+    # What is written before a process ends is read after having seen that it has ended.
+    state = place.read_state() or state
+    seen = Look(place=place, exists=True, record=record, state=state, phase=Phase.RUNNING)
+    if state.exit is not None:
+        return _failed(seen, state.exit.code, state.exit.reason)
+    if not is_held:
+        lost = _failed(seen, None, "the process that holds the sandbox was killed")
+        return msgspec.structs.replace(lost, is_orphaned=True)
+    if is_running:
+        return _paused_or_not(seen, state)
+    # The shim will make a note of how the command ended in a moment, unless it is paused.
+    return _failed(seen, None, "the command was killed") if is_last else None
+
+
+def _paused_or_not(seen: Look, state: State) -> Look:
+    pause = seen.place.read_pause()
+    if pause is None:
+        return seen
+    if not pause.is_done:
+        return msgspec.structs.replace(
+            seen, phase=Phase.PAUSED, is_paused=True, is_half_paused=True
+        )
+    group = Path(state.cgroup) if state.cgroup else None
+    held = cgroup.is_frozen(group) if group else is_stopped(state.command or state.shim)
+    if not held:
+        return seen
+    return msgspec.structs.replace(seen, phase=Phase.PAUSED, is_paused=True)
+
+
+def _failed(seen: Look, code: int | None, reason: str) -> Look:
+    return msgspec.structs.replace(
+        seen,
+        phase=Phase.FAILED,
+        exit_code=code,
+        reason=describe_exit(code, reason, seen.place.last_line()),
+    )

@@ -1,0 +1,354 @@
+"""What a process sandbox has on disk: its directories, its record, its state, its log.
+
+All functions block for a moment; call them from a thread.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from agentsvc.backend import LogLine, Port
+from agentsvc.backends.tree import MARK, Identity
+from agentsvc.values import now
+
+SOCKET_PATH_MAX: Final = 107
+"""Bytes a unix socket's path may have; the kernel's limit."""
+
+_TEMP_PREFIX = "asvc-"
+_LONGEST_SOCKET = "/".join(("", "tmp", "tmux-4294967295", "openhands-" + 32 * "0"))
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_BLOCK = 65536
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for; written before anything is started. No secrets."""
+
+    instance_id: str
+    sandbox_id: str
+    created_at: datetime
+    temp: str
+    working_dir: str
+    ports: tuple[Port, ...]
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """How the command ended."""
+
+    code: int | None
+    reason: str
+    at: float
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What the shim wrote about itself."""
+
+    version: int
+    boot: str
+    shim: Identity
+    command: Identity | None
+    ports: dict[str, int]
+    cgroup: str
+    exit: Exit | None
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """That the sandbox is paused, or being paused; `kept` were stopped before."""
+
+    is_done: bool
+    kept: tuple[Identity, ...] = ()
+
+
+_record = msgspec.json.Decoder(Record)
+_state = msgspec.json.Decoder(State)
+_pause = msgspec.json.Decoder(Pause)
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """The directory of one sandbox and what is in it."""
+
+    directory: Path
+
+    @property
+    def sandbox_id(self) -> str:
+        """The sandbox's id, which names the directory."""
+        return self.directory.name
+
+    @property
+    def workspace(self) -> Path:
+        """Where the agent works."""
+        return self.directory / "workspace"
+
+    @property
+    def home(self) -> Path:
+        """The command's HOME."""
+        return self.directory / "home"
+
+    @property
+    def agent(self) -> Path:
+        """The command's own directory, so that its files are not among the agent's."""
+        return self.directory / "agent"
+
+    @property
+    def log(self) -> Path:
+        """What the command wrote."""
+        return self.directory / "log"
+
+    def exists(self) -> bool:
+        """Say whether there is such a directory; OSError if that cannot be found out."""
+        # The parent is looked at, too: an unmounted disk is not a removed sandbox.
+        self.directory.parent.stat()
+        try:
+            self.directory.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def make(self, record: Callable[[], Record]) -> Record:
+        """Make the directories, write the record, and return it, or the one already there."""
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        found = self.read_record()
+        if found is None:
+            found = record()
+            self._write("record.json", found)
+        for directory in (self.home, self.agent, self.workspace / found.working_dir):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return found
+
+    def read_record(self) -> Record | None:
+        """Return the record, or None if there is none that can be read."""
+        return self._read("record.json", _record)
+
+    def read_state(self) -> State | None:
+        """Return what the shim wrote, or None if it has not yet."""
+        return self._read("state.json", _state)
+
+    def read_pause(self) -> Pause | None:
+        """Return the pause mark, or None if the sandbox is to run."""
+        return self._read("pause.json", _pause)
+
+    def write_pause(self, pause: Pause) -> None:
+        """Set the pause mark."""
+        self._write("pause.json", pause)
+
+    def clear_pause(self) -> None:
+        """Take the pause mark away."""
+        (self.directory / "pause.json").unlink(missing_ok=True)
+
+    def forget_run(self) -> None:
+        """Forget a run that has ended, so that there can be another."""
+        self.clear_pause()
+        (self.directory / "state.json").unlink(missing_ok=True)
+
+    def last_line(self) -> str:
+        """Return the last line of output that says something, shortened."""
+        # What cannot be read for a remark must not keep a sandbox from being looked at.
+        with contextlib.suppress(OSError):
+            texts = [line.text.strip() for line in LogFile(self.log).tail(20)]
+            return next((text[:300] for text in reversed(texts) if text), "")
+        return ""
+
+    def shim_error(self) -> str:
+        """Return what the shim said when it failed."""
+        with contextlib.suppress(OSError):
+            return (self.directory / "shim.log").read_text(errors="replace")[-2000:].strip()
+        return ""
+
+    def remove(self) -> None:
+        """Remove the directory and all in it; fine if it does not exist."""
+        remove_directory(self.directory)
+
+    def _read[T](self, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+        try:
+            return decoder.decode((self.directory / name).read_bytes())
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def _write(self, name: str, value: Record | Pause) -> None:
+        new = self.directory / f"{name}.{secrets.token_hex(4)}"
+        new.touch(mode=0o600)
+        new.write_bytes(msgspec.json.encode(value))
+        new.replace(self.directory / name)
+
+
+class LogFile:
+    """Reads the log a shim writes; knows how far it has read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode = 0
+        self._offset = 0
+
+    def tail(self, count: int) -> list[LogLine]:
+        """Return the last lines, oldest first, and go on from there."""
+        data = b""
+        for path in (self.path, self.path.with_suffix(".1")):
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                if path == self.path:
+                    self._inode = path.stat().st_ino
+                    self._offset = file.seek(0, 2)
+                data = _read_back(file, count - data.count(b"\n")) + data
+        return _lines(data)[-count:] if count > 0 else []
+
+    def more(self) -> list[LogLine]:
+        """Return the lines written since the last call."""
+        data = b""
+        for path in (self.path.with_suffix(".1"), self.path):
+            with contextlib.suppress(FileNotFoundError):
+                data += self._rest(path)
+        return _lines(data)
+
+    def _rest(self, path: Path) -> bytes:
+        with path.open("rb") as file:
+            inode = path.stat().st_ino
+            if path != self.path and inode != self._inode:
+                return b""
+            file.seek(self._offset if inode == self._inode else 0)
+            data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            if path == self.path:
+                self._offset = len(whole) + (self._offset if inode == self._inode else 0)
+                self._inode = inode
+            return whole
+
+
+def find_place(state_dir: Path, sandbox_id: str) -> Place | None:
+    """Return where a sandbox of that id is or would be, or None if no id looks like that."""
+    if _ID.fullmatch(sandbox_id) is None:
+        return None
+    return Place(directory=state_dir / sandbox_id)
+
+
+def list_places(state_dir: Path, instance_id: str) -> Iterator[tuple[Place, datetime]]:
+    """Yield the sandboxes in a directory that are this instance's, and when they were made."""
+    for directory in state_dir.iterdir():
+        place = find_place(state_dir, directory.name)
+        if place is None:
+            continue
+        record = place.read_record()
+        if record is None:
+            yield place, datetime.fromtimestamp(directory.stat().st_mtime, UTC)
+        elif record.instance_id == instance_id:
+            yield place, record.created_at
+
+
+def mark_of(instance_id: str, sandbox_id: str) -> str:
+    """Return the mark all processes and the temporary directory of a sandbox carry."""
+    return f"{instance_id}/{sandbox_id}"
+
+
+def temp_root(configured: str) -> Path:
+    """Return where temporary directories go: short enough for the sockets made in them."""
+    root = Path(configured or tempfile.gettempdir()).resolve()
+    longest = len(str(root / _TEMP_PREFIX)) + 8 + len(_LONGEST_SOCKET)
+    return root if longest <= SOCKET_PATH_MAX else Path("/tmp")  # noqa: S108  # mode 0700 below
+
+
+def new_temp_name(root: Path) -> str:
+    """Return a path for a temporary directory that does not exist yet."""
+    return str(root / f"{_TEMP_PREFIX}{secrets.token_hex(4)}")
+
+
+def make_temp(path: str, mark: str) -> Path:
+    """Make a temporary directory that says whose it is; fine if it is there.
+
+    Returns the part that is the sandbox's own; the rest is out of the way of its file names.
+    """
+    top = Path(path)
+    top.mkdir(mode=0o700, exist_ok=True)
+    if temp_mark(top) == "":
+        (top / MARK).write_text(mark)
+    if temp_mark(top) != mark:
+        raise FileExistsError(path)
+    inner = top / "tmp"
+    inner.mkdir(mode=0o700, exist_ok=True)
+    return inner
+
+
+def temp_mark(path: Path) -> str | None:
+    """Return whose a temporary directory is; empty if not yet known, None if none of ours."""
+    try:
+        info = path.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            return None
+        # A sandbox can write here: what is not text is a mark of nobody, and must not raise.
+        return (path / MARK).read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return "" if path.is_dir() else None
+    except OSError:
+        return None
+
+
+def list_temps(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the temporary directories of any sandbox and whose they are."""
+    for path in root.glob(f"{_TEMP_PREFIX}*"):
+        if mark := temp_mark(path):
+            yield path, mark
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory, also where a sandbox took its own rights away; fine if it is not there."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            shutil.rmtree(path)
+        except PermissionError:
+            _make_accessible(path)
+            shutil.rmtree(path)
+
+
+def _make_accessible(path: Path) -> None:
+    path.chmod(0o700)
+    # Each directory before the walk goes into it; what a link points to is not ours.
+    for directory, names, _ in os.walk(path):
+        for inner in (Path(directory, name) for name in names):
+            if not inner.is_symlink():
+                inner.chmod(0o700)
+
+
+def new_record(
+    instance_id: str, sandbox_id: str, *, root: Path, working_dir: str, ports: tuple[Port, ...]
+) -> Record:
+    """Return the record of a sandbox that is about to be made."""
+    return Record(
+        instance_id=instance_id,
+        sandbox_id=sandbox_id,
+        created_at=now(),
+        temp=new_temp_name(root),
+        working_dir=working_dir,
+        ports=ports,
+    )
+
+
+def _read_back(file: BinaryIO, lines: int) -> bytes:
+    position = file.seek(0, 2)
+    data = b""
+    while position > 0 and data.count(b"\n") <= lines:
+        step = min(_BLOCK, position)
+        position = file.seek(position - step)
+        data = file.read(step) + data
+    return data[data.find(b"\n") + 1 :] if position > 0 else data
+
+
+def _lines(data: bytes) -> list[LogLine]:
+    found = []
+    for raw in data.splitlines():
+        at, _, rest = raw.partition(b" ")
+        stream, _, text = rest.partition(b" ")
+        with contextlib.suppress(ValueError):
+            found.append(
+                LogLine(
+                    at=datetime.fromtimestamp(float(at), UTC),
+                    stream="stderr" if stream == b"e" else "stdout",
+                    text=text.decode(errors="replace"),
+                )
+            )
+    return found

@@ -1,0 +1,529 @@
+"""Sandboxes as local processes, each with its own directories, ports and clean environment.
+
+It separates sandboxes by courtesy, not by force: what runs in one has the rights of the server's
+own user, and every report says `isolation: none`. A sandbox is a directory below the state
+directory, a short temporary directory and the tree of processes below its shim; it outlives the
+server, and a later one finds it by these alone.
+"""
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final
+
+import msgspec
+
+from agentsvc.backend import (
+    API_VERSION,
+    BackendContext,
+    Capability,
+    Endpoint,
+    ExecResult,
+    Found,
+    Handle,
+    Health,
+    Limits,
+    LogLine,
+    Order,
+    Phase,
+    Port,
+    Report,
+    RuntimeBackend,
+    SaveHandle,
+    Spec,
+    fill,
+)
+from agentsvc.backends import cgroup, launch, places
+from agentsvc.backends.look import Look, look_at
+from agentsvc.backends.places import LogFile, Pause, Place, mark_of
+from agentsvc.backends.tree import Tree, marks, reap, snapshot
+from agentsvc.errors import (
+    BackendUnavailable,
+    CapacityExceeded,
+    Conflict,
+    HandleTooNew,
+    OrderRejected,
+)
+from agentsvc.hookspecs import hookimpl
+from agentsvc.values import monotonic, now
+
+HANDLE_VERSION: Final = 1
+
+_HOST = "127.0.0.1"
+_FACTS = {"isolation": "none"}
+_POLL_SECONDS = 0.02
+_FOLLOW_SECONDS = 0.2
+_HEAD_MAX = 65536
+
+type Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[backends.process]` table."""
+
+    path: str = ""
+    """PATH in a sandbox; empty for the server's own, without the server's virtual environment."""
+    pass_env: tuple[str, ...] = ()
+    """Names of variables of the server's environment that sandboxes see, too, such as proxies."""
+    temp_dir: str = ""
+    """Where the sandboxes' temporary directories go; a short path. Empty for the system's."""
+    use_cgroups: bool = True
+    """Whether to use control groups where they can be used; signals do the same, less neatly."""
+    log_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 10 * 1024 * 1024
+    """How much of a sandbox's output is kept."""
+    launch_seconds: Positive = 20.0
+    """How long the start of the process that holds a sandbox may take."""
+    connect_seconds: Positive = 0.5
+    """How long one attempt to reach a port may take."""
+    pause_seconds: Positive = 10.0
+    """How long the processes of a sandbox may take to stop for a pause."""
+    stop_seconds: Annotated[float, msgspec.Meta(ge=0)] = 3.0
+    """How long a sandbox that is deleted has to end by itself."""
+    kill_seconds: Positive = 20.0
+    """How long the kernel may take to end what is killed."""
+
+
+class ProcessBackend(RuntimeBackend[ProcessConfig]):
+    """Runs each sandbox as a tree of processes on this machine."""
+
+    name: ClassVar[str] = "process"
+    api_version: ClassVar[int] = API_VERSION
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(
+        {
+            Capability.PAUSE,
+            Capability.RESTART,
+            Capability.EXECUTE,
+            Capability.LOGS,
+            Capability.SURVIVES_RESTART,
+        }
+    )
+    Config = ProcessConfig
+
+    def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
+        super().__init__(config, context)
+        self._group: Path | None = None
+        self._temp_root = places.temp_root(config.temp_dir)
+
+    async def open(self) -> None:
+        """Make the state directory and find out whether control groups can be used."""
+        await _reach(self._open)
+
+    async def probe(self) -> Health:
+        """Say what sandboxes will find here."""
+        return await _reach(self._probe)
+
+    def check_spec(self, spec: Spec) -> None:
+        """Raise OrderRejected for images, limits, options and directories elsewhere."""
+        _check(spec)
+
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        """Make the directories, start the shim, and return when it has started the command.
+
+        The record is on disk before anything runs. Cancelled, it ends the launch first, so that
+        what was started is listed by scan.
+        """
+        _check(order)
+        return await self._start(order, save)
+
+    async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
+        """Start the command again on the same files; raises Conflict if they are gone."""
+        _check(order)
+        place = self._place(handle)
+        look = await self._look(place, handle)
+        if not look.exists:
+            raise Conflict("The sandbox cannot be started again: its files are gone")
+        if look.phase is not Phase.FAILED:
+            return handle
+        await self._end(self._tree(look, handle), grace_seconds=0)
+        await _finish(place.forget_run)
+        return await self._start(order, save)
+
+    async def inspect(self, handle: Handle) -> Report:
+        """Look at the record, the processes and, unless paused, the awaited ports."""
+        place = self._place(handle)
+        look = await self._look(place, handle)
+        phase = look.phase
+        if phase is Phase.GONE:
+            return Report(phase=phase)
+        if phase is Phase.RUNNING and not await self._answers(look.awaited_ports()):
+            phase = Phase.STARTING
+        return Report(
+            phase=phase,
+            reason=look.reason,
+            endpoints=tuple(
+                Endpoint(name=name, port=port, url=f"http://{_HOST}:{port}")
+                for name, port in look.ports().items()
+            ),
+            exit_code=look.exit_code,
+            working_dir=look.working_dir(),
+            facts=_FACTS,
+        )
+
+    async def scan(self) -> Sequence[Found]:
+        """List what has a directory, a temporary directory or a process of this instance."""
+        return await _reach(self._scan)
+
+    async def delete(self, handle: Handle) -> None:
+        """End every process, then remove every file; see `ProcessConfig` for how long."""
+        place = self._place(handle)
+        look = await self._look(place, handle)
+        tree = self._tree(look, handle)
+        await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
+        await _finish(lambda: self._remove(place, look, handle))
+
+    async def pause(self, handle: Handle) -> None:
+        """Freeze or stop every process; finished by inspect if the server ends half-way."""
+        look = await self._running(handle)
+        tree = self._tree(look, handle)
+        await _finish(lambda: self._pause(look.place, tree))
+
+    async def resume(self, handle: Handle) -> Handle:
+        """Let every process run again; raises Conflict where the command has ended."""
+        look = await self._running(handle)
+        tree = self._tree(look, handle)
+        await _finish(lambda: self._resume(look.place, tree))
+        return handle
+
+    async def execute(
+        self,
+        handle: Handle,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        time_limit: float,
+        max_output: int,
+    ) -> ExecResult:
+        """Run a command as a child of the shim, with the sandbox's environment and more."""
+        look = await self._running(handle)
+        if look.is_paused or look.record is None:
+            raise Conflict("The sandbox is paused and runs no commands")
+        request = {
+            "argv": list(argv),
+            "env": dict(env),
+            "time_limit": time_limit,
+            "max_output": max_output,
+        }
+        try:
+            async with asyncio.timeout(time_limit + self.config.launch_seconds):
+                return await _ask(launch.control_path(look.record.temp), request)
+        except TimeoutError as exc:
+            raise BackendUnavailable(
+                "The sandbox does not answer", detail=handle.sandbox_id
+            ) from exc
+        except (OSError, asyncio.IncompleteReadError) as exc:
+            raise Conflict("The sandbox has ended", detail=str(exc)) from exc
+
+    async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
+        """Yield what the command wrote, with the values of its secrets masked."""
+        place = self._place(handle)
+        file = LogFile(place.log)
+        for line in await _reach(lambda: file.tail(tail)):
+            yield line
+        while follow and await _reach(place.exists):
+            for line in await _reach(file.more):
+                yield line
+            await asyncio.sleep(_FOLLOW_SECONDS)
+
+    # What blocks, and therefore runs in a thread
+
+    def _open(self) -> None:
+        self.context.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._group = cgroup.find_parent() if self.config.use_cgroups else None
+
+    def _probe(self) -> Health:
+        free = shutil.disk_usage(self.context.state_dir).free
+        agent = _agent_version()
+        facts = {
+            "python": sys.executable,
+            "agent server": agent or "not installed",
+            "tmux": shutil.which("tmux", path=launch.search_path(self.config.path)) or "not found",
+            "cgroup": str(self._group or "not usable"),
+            "free disk bytes": str(free),
+            **_FACTS,
+        }
+        hint = (
+            "" if agent else "the agent server is not installed: run `pip install agentsvc[agent]`"
+        )
+        return Health(ok=True, reason=hint, facts=facts)
+
+    async def _start(self, order: Order, save: SaveHandle) -> Handle:
+        place = places.find_place(self.context.state_dir, order.sandbox_id)
+        if place is None:
+            raise OrderRejected("The sandbox's id cannot name a directory")
+        plan = launch.Plan(
+            instance_id=self.context.instance_id,
+            place=place,
+            order=order,
+            group=self._group,
+            temp_root=self._temp_root,
+            search_path=self.config.path,
+            pass_env=self.config.pass_env,
+            log_bytes=self.config.log_bytes,
+            time_limit=self.config.launch_seconds,
+        )
+        handle = await _finish(lambda: _to_handle(place, plan.carry_out()))
+        await save(handle)
+        return handle
+
+    def _scan(self) -> list[Found]:
+        instance = self.context.instance_id
+        found = {
+            place.sandbox_id: Found(handle=_to_handle(place, place.read_record()), created_at=made)
+            for place, made in places.list_places(self.context.state_dir, instance)
+        }
+        # Anything below is left of a sandbox whose directory is gone.
+        for path, mark in places.list_temps(self._temp_root):
+            if (sandbox_id := _own(mark, instance)) and sandbox_id not in found:
+                data = {"temp": str(path)}
+                found[sandbox_id] = Found(
+                    handle=Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data),
+                    created_at=now(),
+                )
+        for pid in snapshot():
+            for mark in marks(pid):
+                if (sandbox_id := _own(mark, instance)) and sandbox_id not in found:
+                    found[sandbox_id] = Found(
+                        handle=Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION),
+                        created_at=now(),
+                    )
+        return list(found.values())
+
+    def _pause(self, place: Place, tree: Tree) -> None:
+        if place.read_pause() is None:
+            place.write_pause(Pause(is_done=False, kept=tuple(tree.stopped())))
+        self._stop(place, tree)
+
+    def _stop(self, place: Place, tree: Tree) -> None:
+        pause = place.read_pause() or Pause(is_done=False)
+        try:
+            tree.stop(self.config.pause_seconds)
+        except TimeoutError as exc:
+            raise BackendUnavailable("A process of the sandbox does not stop") from exc
+        place.write_pause(msgspec.structs.replace(pause, is_done=True))
+
+    def _resume(self, place: Place, tree: Tree) -> None:
+        pause = place.read_pause()
+        if pause is None:
+            return
+        place.write_pause(msgspec.structs.replace(pause, is_done=False))
+        tree.resume(pause.kept)
+        place.clear_pause()
+
+    def _remove(self, place: Place, look: Look, handle: Handle) -> None:
+        mark = self._mark(handle)
+        temps = [path for path, owner in places.list_temps(self._temp_root) if owner == mark]
+        known = look.record.temp if look.record else str(handle.data.get("temp", ""))
+        if known and places.temp_mark(Path(known)) in (mark, ""):
+            temps.append(Path(known))
+        for path in temps:
+            places.remove_directory(path)
+        if (group := self._tree(look, handle).group) is not None:
+            cgroup.remove(group)
+        place.remove()
+
+    # Shared parts
+
+    def _place(self, handle: Handle) -> Place:
+        if handle.version > HANDLE_VERSION:
+            raise HandleTooNew(
+                "The sandbox was made by a newer version of the process backend",
+                detail=f"handle version {handle.version}",
+            )
+        place = places.find_place(self.context.state_dir, handle.sandbox_id)
+        if place is None:
+            raise OrderRejected("The sandbox's id cannot name a directory")
+        return place
+
+    def _mark(self, handle: Handle) -> str:
+        return mark_of(self.context.instance_id, handle.sandbox_id)
+
+    def _tree(self, look: Look, handle: Handle) -> Tree:
+        mark = self._mark(handle)
+        if look.state is not None:
+            group = Path(look.state.cgroup) if look.state.cgroup else None
+            return Tree(mark=mark, root=look.state.shim, group=group)
+        known = handle.data.get("cgroup")
+        return Tree(mark=mark, group=Path(known) if known else launch.group_path(self._group, mark))
+
+    async def _look(self, place: Place, handle: Handle) -> Look:
+        def take() -> Look:
+            look = look_at(place, self._mark(handle))
+            if look.is_orphaned:
+                self._tree(look, handle).kill()
+            elif look.is_half_paused:
+                self._stop(place, self._tree(look, handle))
+            return look
+
+        return await _reach(take)
+
+    async def _running(self, handle: Handle) -> Look:
+        look = await self._look(self._place(handle), handle)
+        if look.phase is Phase.GONE:
+            raise Conflict("The sandbox does not exist any more")
+        if look.phase is Phase.FAILED:
+            raise Conflict(f"The sandbox has failed: {look.reason}")
+        if look.state is None:
+            raise Conflict("The sandbox is only just being started")
+        return look
+
+    async def _answers(self, ports: Iterable[int]) -> bool:
+        for port in ports:
+            try:
+                async with asyncio.timeout(self.config.connect_seconds):
+                    _, writer = await asyncio.open_connection(_HOST, port)
+            except OSError:  # which TimeoutError is, too
+                return False
+            writer.transport.abort()
+        return True
+
+    async def _end(self, tree: Tree, *, grace_seconds: float) -> None:
+        if grace_seconds > 0 and await _reach(tree.terminate):
+            await _until_none(lambda: bool(tree.others()), grace_seconds)
+        if not await _until_none(tree.kill, self.config.kill_seconds):
+            raise BackendUnavailable("Processes of the sandbox do not end", detail=tree.mark)
+        if (root := tree.root) is not None:
+            await _reach(lambda: reap(root))
+
+
+@hookimpl
+def agentsvc_register_backends() -> Iterable[type[RuntimeBackend[Any]]]:
+    """Offer the process backend."""
+    return [ProcessBackend]
+
+
+@hookimpl
+def agentsvc_register_specs() -> Iterable[Spec]:
+    """Offer the published agent server, run by the Python that runs this server."""
+    return [DEFAULT_SPEC]
+
+
+DEFAULT_SPEC: Final = Spec(
+    id="process",
+    backend="process",
+    command=(
+        "{python}",
+        *("-m", "openhands.agent_server"),
+        *("--host", _HOST),
+        *("--port", "{port.agent}"),
+    ),
+    env={
+        # Without it a start without internet is slow and may die at import.
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "OPENHANDS_SUPPRESS_BANNER": "1",
+        "OH_ENABLE_VSCODE": "false",
+        # It would load a browser at each start, and complain where there is none.
+        "OH_PRELOAD_TOOLS": "false",
+        "WORKER_1": "{port.worker_1}",
+        "WORKER_2": "{port.worker_2}",
+    },
+    ports=(
+        Port(name="agent"),
+        Port(name="worker_1", awaited=False),
+        Port(name="worker_2", awaited=False),
+    ),
+)
+"""The spec that exists without any configuration."""
+
+
+def _check(asked: Spec | Order) -> None:
+    if asked.command is None or not asked.command:
+        raise OrderRejected("A process sandbox needs a command")
+    if asked.image:
+        raise OrderRejected("A process sandbox has no image")
+    if asked.limits != Limits():
+        raise OrderRejected("The process backend cannot enforce limits")
+    if asked.options:
+        raise OrderRejected(f"The process backend has no option `{min(asked.options)}`")
+    directory = Path(asked.working_dir)
+    if directory.is_absolute() or ".." in directory.parts:
+        raise OrderRejected("The working directory must be a relative path inside the workspace")
+    ports = {port.name: port.number for port in asked.ports}
+    if len(ports) != len(asked.ports):
+        raise OrderRejected("Two ports have the same name")
+    for text in (*asked.command, *asked.env.values()):
+        fill(text, ports)
+
+
+def _to_handle(place: Place, record: places.Record | None) -> Handle:
+    state = place.read_state()
+    return Handle(
+        sandbox_id=place.sandbox_id,
+        version=HANDLE_VERSION,
+        data={
+            "temp": record.temp if record else "",
+            "cgroup": state.cgroup if state else "",
+        },
+    )
+
+
+def _own(mark: str, instance_id: str) -> str:
+    owner, _, sandbox_id = mark.rpartition("/")
+    return sandbox_id if owner == instance_id else ""
+
+
+def _agent_version() -> str:
+    try:
+        return importlib.metadata.version("openhands-agent-server")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+async def _ask(socket_path: Path, request: Mapping[str, Any]) -> ExecResult:
+    reader, writer = await asyncio.open_unix_connection(socket_path, limit=_HEAD_MAX)
+    try:
+        writer.write(msgspec.json.encode(request) + b"\n")
+        await writer.drain()
+        head = json.loads(await reader.readuntil(b"\n"))
+        return ExecResult(
+            exit_code=head["exit_code"],
+            timed_out=head["timed_out"],
+            truncated=head["truncated"],
+            stdout=await reader.readexactly(head["stdout"]),
+            stderr=await reader.readexactly(head["stderr"]),
+        )
+    finally:
+        # Hanging up is what makes the shim end a command that still runs.
+        writer.transport.abort()
+
+
+async def _until_none(remain: Callable[[], bool], time_limit: float) -> bool:
+    deadline = monotonic() + time_limit
+    while await _reach(remain):
+        if monotonic() > deadline:
+            return False
+        await asyncio.sleep(_POLL_SECONDS)
+    return True
+
+
+async def _reach[T](work: Callable[[], T]) -> T:
+    """Do blocking work in a thread; what the file system refuses is a control plane away."""
+    return await _translated(asyncio.to_thread(work))
+
+
+async def _finish[T](work: Callable[[], T]) -> T:
+    """Do blocking work in a thread to its end, even if the caller is cancelled meanwhile."""
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await _translated(asyncio.shield(future))
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        future.exception()
+        raise
+
+
+async def _translated[T](work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except OSError as exc:
+        if exc.errno in launch.FULL:
+            raise CapacityExceeded(
+                f"This machine is full: {os.strerror(exc.errno or 0)}", detail=str(exc)
+            ) from exc
+        raise BackendUnavailable(
+            "The files of the process backend cannot be reached", detail=str(exc)
+        ) from exc
