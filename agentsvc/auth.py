@@ -1,0 +1,379 @@
+"""Users and their API keys: issue, identify, revoke.
+
+A key is stored as its SHA-256: it is random and long, so a slow hash would add nothing but
+time. The keys of sandboxes belong to `sandboxes`.
+"""
+
+import logging
+import secrets
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from agentsvc import values
+from agentsvc.db import Database, Queryable, Row, Transaction
+from agentsvc.errors import BadRequest, CapacityExceeded, Conflict, NotAuthenticated, NotFound
+from agentsvc.values import Secret
+
+log = logging.getLogger(__name__)
+
+KEY_PREFIX: Final = "asvc_"
+SHORTEST_KEY: Final = 32
+"""Characters a key brought from outside must have."""
+
+_SHOWN: Final = len(KEY_PREFIX) + 4
+_LONGEST_NAME: Final = 100
+USE_IS_NOTED_EVERY: Final = timedelta(minutes=1)
+"""How often at most a use of a key is written down."""
+
+
+class Role(StrEnum):
+    """What a user may do: everything, or what is their own."""
+
+    ADMIN = "admin"
+    MEMBER = "member"
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is calling."""
+
+    user_id: str
+    user_name: str
+    role: Role
+    key_id: int
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be shown of a key; `prefix` is how the key itself begins."""
+
+    id: int
+    user_id: str
+    user_name: str
+    name: str
+    prefix: str
+    created_at: datetime
+    last_used_at: datetime | None
+    not_before: datetime | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class KeyRing:
+    """Every user and every API key."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def identify(self, key: str) -> Principal:
+        """Return whose key this is and note its use, at most once a minute.
+
+        Raises NotAuthenticated for an unknown, revoked, expired or malformed key, or one that is
+        not valid yet: one answer for all.
+        """
+        if not key.isascii():
+            raise NotAuthenticated
+        digest = values.sha256(key)
+        row = await KeyTable.find(self._db, digest)
+        if row is None or not secrets.compare_digest(row["hash"], digest) or not _is_valid(row):
+            raise NotAuthenticated
+        await self._note_use(row["id"], _from_stored(row["last_used_at"]))
+        return Principal(
+            user_id=row["user_id"],
+            user_name=row["user_name"],
+            role=Role(row["role"]),
+            key_id=row["id"],
+        )
+
+    async def create_user(self, name: str, role: Role) -> str:
+        """Add a user and return the id; raises Conflict if the name is taken."""
+        _check_name(name)
+        user_id = values.new_id()
+
+        async def insert(tx: Transaction) -> None:
+            if not await UserTable.insert(tx, user_id, name, role):
+                raise Conflict(f"a user of this name exists already: {name}")
+
+        await self._db.write(insert)
+        return user_id
+
+    async def find_user(self, name: str) -> str | None:
+        """Return the id of the user of this name, or None."""
+        return await UserTable.find_id(self._db, name)
+
+    async def list_users(self) -> list[str]:
+        """Return the names of all users."""
+        return await UserTable.list_names(self._db)
+
+    async def create_key(
+        self,
+        user_id: str,
+        name: str,
+        *,
+        key: Secret | None = None,
+        not_before: datetime | None = None,
+        expires_at: datetime | None = None,
+    ) -> tuple[ApiKey, Secret]:
+        """Issue a key, random unless one is given; it can be seen now and never again.
+
+        Raises BadRequest for a given key that is too short or not printable ASCII, Conflict for
+        one that exists, NotFound if there is no such user.
+        """
+        _check_name(name)
+        secret = values.new_key(KEY_PREFIX) if key is None else _checked(key)
+        return await self._db.write(
+            lambda tx: insert_key(
+                tx, user_id, name, secret, not_before=not_before, expires_at=expires_at
+            )
+        ), secret
+
+    async def revoke_key(self, key_id: int, *, user_id: str | None = None) -> None:
+        """Make a key useless from now on; revoking it again changes nothing.
+
+        Raises NotFound if there is no such key, or if it is not of the user that is given.
+        """
+
+        async def revoke(tx: Transaction) -> None:
+            if not await KeyTable.revoke(tx, key_id, user_id):
+                raise NotFound("no such key")
+
+        await self._db.write(revoke)
+
+    async def get_key(self, key_id: int) -> ApiKey:
+        """Return what may be shown of a key; raises NotFound if there is no such key."""
+        row = await KeyTable.find_by_id(self._db, key_id)
+        if row is None:
+            raise NotFound("no such key")
+        return _from_row(row, row["user_name"])
+
+    async def list_keys_of(self, user_id: str) -> list[ApiKey]:
+        """Return the keys of a user that are not revoked, in the order they were made."""
+        rows = await KeyTable.list_of_user(self._db, user_id)
+        return [_from_row(row, row["user_name"]) for row in rows]
+
+    async def list_keys(self) -> list[ApiKey]:
+        """Return every key, revoked ones too, in the order they were made."""
+        return [_from_row(row, row["user_name"]) for row in await KeyTable.list_all(self._db)]
+
+    async def has_keys(self) -> bool:
+        """Tell whether a key was ever issued; a revoked one counts."""
+        return await KeyTable.has_any(self._db)
+
+    async def _note_use(self, key_id: int, last_used_at: datetime | None) -> None:
+        now = values.now()
+        if last_used_at and now - last_used_at < USE_IS_NOTED_EVERY:
+            return
+        try:
+            await self._db.write(lambda tx: KeyTable.note_use(tx, key_id, now))
+        except CapacityExceeded as exc:
+            # A full disk must not lock everybody out.
+            log.warning("use of a key not noted", extra={"reason": exc.detail})
+
+
+async def insert_key(
+    tx: Transaction,
+    user_id: str,
+    name: str,
+    key: Secret,
+    *,
+    not_before: datetime | None = None,
+    expires_at: datetime | None = None,
+) -> ApiKey:
+    """Issue a key inside the caller's transaction; raises NotFound or Conflict."""
+    user_name = await UserTable.find_name(tx, user_id)
+    if user_name is None:
+        raise NotFound("no such user")
+    row = await KeyTable.insert(
+        tx, user_id, name, key, not_before=not_before, expires_at=expires_at
+    )
+    if row is None:
+        raise Conflict("this key exists already")
+    return _from_row(row, user_name)
+
+
+def _is_valid(row: Row) -> bool:
+    now = values.to_stored(values.now())
+    is_current = (row["not_before"] or "") <= now < (row["expires_at"] or "~")
+    return is_current and row["revoked_at"] is None
+
+
+def _check_name(name: str) -> None:
+    if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
+        raise BadRequest(f"a name has 1 to {_LONGEST_NAME} printable characters")
+
+
+def _checked(key: Secret) -> Secret:
+    text = key.reveal()
+    if len(text) < SHORTEST_KEY:
+        raise BadRequest(f"the key is shorter than {SHORTEST_KEY} characters")
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise BadRequest("a key consists of printable ASCII characters without blanks")
+    return key
+
+
+def _from_row(row: Row, user_name: str) -> ApiKey:
+    return ApiKey(
+        id=row["id"],
+        user_id=row["user_id"],
+        user_name=user_name,
+        name=row["name"],
+        prefix=row["prefix"],
+        created_at=values.from_stored(row["created_at"]),
+        last_used_at=_from_stored(row["last_used_at"]),
+        not_before=_from_stored(row["not_before"]),
+        expires_at=_from_stored(row["expires_at"]),
+        revoked_at=_from_stored(row["revoked_at"]),
+    )
+
+
+def _from_stored(text: str | None) -> datetime | None:
+    return None if text is None else values.from_stored(text)
+
+
+def _to_stored(moment: datetime | None) -> str | None:
+    return None if moment is None else values.to_stored(moment)
+
+
+class UserTable:
+    """The SQL of users."""
+
+    @staticmethod
+    async def insert(tx: Transaction, user_id: str, name: str, role: Role) -> bool:
+        """Add a user; return False if the name is taken."""
+        sql = """
+            INSERT INTO users (id, name, role, created_at)
+            VALUES (:id, :name, :role, :now)
+            ON CONFLICT (name) DO NOTHING
+        """
+        now = values.to_stored(values.now())
+        return await tx.run(sql, {"id": user_id, "name": name, "role": role, "now": now}) == 1
+
+    @staticmethod
+    async def find_id(source: Queryable, name: str) -> str | None:
+        """Return the id of the user of this name, or None."""
+        row = await source.one("SELECT id FROM users WHERE name = :name", {"name": name})
+        return None if row is None else str(row["id"])
+
+    @staticmethod
+    async def list_names(source: Queryable) -> list[str]:
+        """Return the names of all users, in order."""
+        rows = await source.all("SELECT name FROM users ORDER BY name")
+        return [str(row["name"]) for row in rows]
+
+    @staticmethod
+    async def find_name(source: Queryable, user_id: str) -> str | None:
+        """Return the name of the user of this id, or None."""
+        row = await source.one("SELECT name FROM users WHERE id = :id", {"id": user_id})
+        return None if row is None else str(row["name"])
+
+
+class KeyTable:
+    """The SQL of API keys."""
+
+    @staticmethod
+    async def find(source: Queryable, digest: str) -> Row | None:
+        """Return the key of this hash and its user, or None."""
+        sql = """
+            SELECT k.id, k.user_id, u.name AS user_name, u.role, k.hash,
+                   k.last_used_at, k.not_before, k.expires_at, k.revoked_at
+            FROM api_keys AS k
+            JOIN users AS u ON u.id = k.user_id
+            WHERE k.hash = :hash
+        """
+        return await source.one(sql, {"hash": digest})
+
+    @staticmethod
+    async def find_by_id(source: Queryable, key_id: int) -> Row | None:
+        """Return the key of this id, or None."""
+        sql = """
+            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.prefix, k.created_at,
+                   k.last_used_at, k.not_before, k.expires_at, k.revoked_at
+            FROM api_keys AS k
+            JOIN users AS u ON u.id = k.user_id
+            WHERE k.id = :id
+        """
+        return await source.one(sql, {"id": key_id})
+
+    @staticmethod
+    async def list_of_user(source: Queryable, user_id: str) -> list[Row]:
+        """Return the keys of a user that are not revoked, oldest first."""
+        sql = """
+            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.prefix, k.created_at,
+                   k.last_used_at, k.not_before, k.expires_at, k.revoked_at
+            FROM api_keys AS k
+            JOIN users AS u ON u.id = k.user_id
+            WHERE k.user_id = :user_id AND k.revoked_at IS NULL
+            ORDER BY k.id
+        """
+        return await source.all(sql, {"user_id": user_id})
+
+    @staticmethod
+    async def list_all(source: Queryable) -> list[Row]:
+        """Return every key, oldest first."""
+        return await source.all("""
+            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.prefix,
+                   k.created_at, k.last_used_at, k.not_before, k.expires_at, k.revoked_at
+            FROM api_keys AS k
+            JOIN users AS u ON u.id = k.user_id
+            ORDER BY k.id
+        """)
+
+    @staticmethod
+    async def has_any(source: Queryable) -> bool:
+        """Tell whether there is a key."""
+        return await source.one("SELECT 1 FROM api_keys LIMIT 1") is not None
+
+    @staticmethod
+    async def insert(
+        tx: Transaction,
+        user_id: str,
+        name: str,
+        key: Secret,
+        *,
+        not_before: datetime | None,
+        expires_at: datetime | None,
+    ) -> Row | None:
+        """Add a key and return its row, or None if it exists."""
+        sql = """
+            INSERT INTO api_keys
+                (user_id, name, hash, prefix, created_at, not_before, expires_at)
+            VALUES (:user_id, :name, :hash, :prefix, :now, :not_before, :expires_at)
+            ON CONFLICT (hash) DO NOTHING
+            RETURNING id, user_id, name, prefix, created_at, last_used_at, not_before, expires_at,
+                      revoked_at
+        """
+        params = {
+            "user_id": user_id,
+            "name": name,
+            "hash": values.sha256(key.reveal()),
+            "prefix": key.reveal()[:_SHOWN],
+            "now": values.to_stored(values.now()),
+            "not_before": _to_stored(not_before),
+            "expires_at": _to_stored(expires_at),
+        }
+        return await tx.one(sql, params)
+
+    @staticmethod
+    async def revoke(tx: Transaction, key_id: int, user_id: str | None) -> bool:
+        """Note when a key was revoked first; return False if there is no such key of the user."""
+        sql = """
+            UPDATE api_keys
+            SET revoked_at = COALESCE(revoked_at, :now)
+            WHERE id = :id
+              AND user_id = COALESCE(:user_id, user_id)
+        """
+        now = values.to_stored(values.now())
+        return await tx.run(sql, {"id": key_id, "user_id": user_id, "now": now}) == 1
+
+    @staticmethod
+    async def note_use(tx: Transaction, key_id: int, moment: datetime) -> None:
+        """Note a use, unless one is noted already that is recent enough."""
+        sql = """
+            UPDATE api_keys
+            SET last_used_at = :now
+            WHERE id = :id
+              AND (last_used_at IS NULL OR last_used_at <= :before)
+        """
+        before = values.to_stored(moment - USE_IS_NOTED_EVERY)
+        await tx.run(sql, {"id": key_id, "now": values.to_stored(moment), "before": before})

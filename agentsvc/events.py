@@ -1,0 +1,358 @@
+"""The event log: append, search, count. Bodies are kept as the bytes the agent server sent.
+
+Only of an event that is too large a stub is kept: its head, `"truncated": true` and its size.
+Only the head of an event is read here; what events mean is for `conversations` and the API
+generations to know. A log belongs to its conversation and is deleted with it.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc import values
+from agentsvc.db import Database, Queryable, Row, Transaction
+
+log = logging.getLogger(__name__)
+
+LARGEST_EVENT_BYTES: Final = 4 * 1024 * 1024
+"""Of larger ones only a stub is kept; a page of events is built in memory."""
+
+DELTA_KIND: Final = "StreamingDeltaEvent"
+
+_LONGEST_TEXT = 255
+
+type _Key = tuple[str, int]
+
+
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a conversation; `seq` counts from 0 in the order of arrival."""
+
+    conversation_id: str
+    seq: int
+    id: str
+    kind: str
+    timestamp: str
+    source: str
+    body: bytes
+
+
+class EventHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read of an event; `key` and `value` are there in updates of the state."""
+
+    id: str
+    kind: str
+    timestamp: str
+    source: str = ""
+    key: str | None = None
+    value: msgspec.Raw | None = None
+
+
+class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events, and in which order; times compare as text, as the agent server's do."""
+
+    kind: str | None = None
+    timestamp_gte: str | None = None
+    timestamp_lt: str | None = None
+    descending: bool = False
+
+
+class EventLog:
+    """Every event of every conversation."""
+
+    def __init__(self, db: Database, *, store_deltas: bool) -> None:
+        self._db = db
+        self._store_deltas = store_deltas
+
+    async def append(
+        self, tx: Transaction, conversation_id: str, raw: Iterable[bytes | msgspec.Raw]
+    ) -> list[StoredEvent]:
+        """Store the events that are new and return them, numbered without gaps.
+
+        The same event may come any number of times. What is no event or belongs to no known
+        conversation is skipped and logged; an event that is too large is logged and stored as
+        a stub.
+        """
+        found: dict[str, tuple[_Head, bytes]] = {}
+        skipped = 0
+        for item in map(bytes, raw):
+            head = _check(item)
+            if head is None:
+                skipped += 1
+            elif self._store_deltas or head.kind != DELTA_KIND:
+                found.setdefault(head.id, (head, _bounded(head, item, conversation_id)))
+        if skipped:
+            log.warning(
+                "events skipped", extra={"conversation_id": conversation_id, "events": skipped}
+            )
+        return await _store(tx, conversation_id, found) if found else []
+
+    async def search(
+        self, conversation_id: str, query: EventQuery, *, page_id: str | None, limit: int
+    ) -> tuple[list[StoredEvent], str | None]:
+        """Return a page of events in the order of their times, and the id of the next page.
+
+        Raises InvalidRequest for a page id that this server did not give.
+        """
+        after = None if page_id is None else values.decode_cursor(page_id, str, int)
+        events = await EventTable.search(self._db, conversation_id, query, after, limit + 1)
+        if len(events) <= limit:
+            return events, None
+        last = events[limit - 1]
+        return events[:limit], values.encode_cursor(last.timestamp, last.seq)
+
+    async def count(self, conversation_id: str, query: EventQuery) -> int:
+        """Return how many events a search finds on all its pages."""
+        return await EventTable.count(self._db, conversation_id, query)
+
+    async def find_many(self, conversation_id: str, ids: Sequence[str]) -> list[StoredEvent | None]:
+        """Return the event of each id, or None; a UUID is found in its dashed and plain form."""
+        forms = {form for event_id in ids for form in _forms(event_id)}
+        found = await EventTable.find_many(self._db, conversation_id, forms)
+        by_form = {form: event for event in found for form in _forms(event.id)}
+        by_form |= {event.id: event for event in found}
+        return [by_form.get(event_id) or by_form.get(event_id.lower()) for event_id in ids]
+
+    async def read_range(
+        self, conversation_id: str, *, from_seq: int, limit: int
+    ) -> list[StoredEvent]:
+        """Return events in the order of their arrival, beginning with a number."""
+        return await EventTable.read_range(self._db, conversation_id, from_seq, limit)
+
+    async def last_timestamp(self, conversation_id: str) -> str | None:
+        """Return the latest time any event of the conversation bears, or None without events."""
+        return await EventTable.last_timestamp(self._db, conversation_id)
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    kind: str
+    timestamp: str
+    source: str | None = None
+
+
+class _StateHead(_Head, frozen=True, kw_only=True):
+    key: Any = None
+    value: msgspec.Raw = msgspec.Raw()
+
+
+class _Stub(_Head, frozen=True, kw_only=True):
+    truncated: bool = True
+    size: int
+
+
+_head = msgspec.json.Decoder(_Head)
+_state_head = msgspec.json.Decoder(_StateHead)
+
+
+def read_head(body: bytes) -> EventHead | None:
+    """Return the head of an event, or None if this is no event."""
+    try:
+        head = _state_head.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return EventHead(
+        id=head.id,
+        kind=head.kind,
+        timestamp=head.timestamp,
+        source=head.source or "",
+        key=head.key if isinstance(head.key, str) else None,
+        value=head.value or None,
+    )
+
+
+def _check(item: bytes) -> _Head | None:
+    try:
+        # msgspec does not look at the encoding of what it skips.
+        item.decode()
+        head = _head.decode(item)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    texts = (head.id, head.kind, head.timestamp, head.source or "")
+    if not all(text.isprintable() and len(text) <= _LONGEST_TEXT for text in texts):
+        return None
+    return head if head.id and head.kind and values.parse_time(head.timestamp) else None
+
+
+def _bounded(head: _Head, item: bytes, conversation_id: str) -> bytes:
+    if len(item) <= LARGEST_EVENT_BYTES:
+        return item
+    log.warning(
+        "event truncated",
+        extra={"conversation_id": conversation_id, "event_id": head.id, "size": len(item)},
+    )
+    stub = _Stub(
+        id=head.id,
+        kind=head.kind,
+        timestamp=head.timestamp,
+        source=head.source,
+        size=len(item),
+    )
+    return msgspec.json.encode(stub)
+
+
+async def _store(
+    tx: Transaction, conversation_id: str, found: dict[str, tuple[_Head, bytes]]
+) -> list[StoredEvent]:
+    state = await EventTable.find_state(tx, conversation_id, found)
+    if state is None:
+        log.warning("events of an unknown conversation", extra={"conversation_id": conversation_id})
+        return []
+    next_seq, known = state
+    new = [pair for event_id, pair in found.items() if event_id not in known]
+    events = [
+        StoredEvent(
+            conversation_id=conversation_id,
+            seq=seq,
+            id=head.id,
+            kind=head.kind,
+            timestamp=head.timestamp,
+            source=head.source or "",
+            body=item,
+        )
+        for seq, (head, item) in enumerate(new, next_seq)
+    ]
+    if events:
+        await EventTable.insert_many(tx, events)
+        await EventTable.set_next_seq(tx, conversation_id, next_seq + len(events))
+    return events
+
+
+def _forms(event_id: str) -> set[str]:
+    # Text that no stored id can be would not even reach the database.
+    if not event_id.isprintable():
+        return set()
+    plain = values.parse_uuid(event_id)
+    return {event_id} if plain is None else {event_id, plain, values.dashed(plain)}
+
+
+class EventTable:
+    """The SQL of events."""
+
+    @staticmethod
+    async def find_state(
+        source: Queryable, conversation_id: str, ids: Iterable[str]
+    ) -> tuple[int, set[str]] | None:
+        """Return the next number of a conversation and which of the ids it has, or None."""
+        sql = """
+            SELECT c.next_seq, (
+                SELECT json_group_array(e.id)
+                FROM events AS e
+                WHERE e.conversation_id = c.id
+                  AND e.id IN (SELECT value FROM json_each(:ids))
+            ) AS known
+            FROM conversations AS c
+            WHERE c.id = :conversation_id
+        """
+        row = await source.one(sql, {"conversation_id": conversation_id, "ids": _to_json(ids)})
+        if row is None:
+            return None
+        return row["next_seq"], set(msgspec.json.decode(row["known"], type=list[str]))
+
+    @staticmethod
+    async def insert_many(tx: Transaction, events: Iterable[StoredEvent]) -> None:
+        """Add events that are new."""
+        sql = """
+            INSERT INTO events
+                (conversation_id, seq, id, kind, timestamp, source, body, received_at)
+            VALUES
+                (:conversation_id, :seq, :id, :kind, :timestamp, :source, :body, :received_at)
+        """
+        received_at = values.to_stored(values.now())
+        await tx.run_many(
+            sql, ({**msgspec.structs.asdict(event), "received_at": received_at} for event in events)
+        )
+
+    @staticmethod
+    async def set_next_seq(tx: Transaction, conversation_id: str, next_seq: int) -> None:
+        """Remember the number of the next event."""
+        sql = "UPDATE conversations SET next_seq = :next_seq WHERE id = :conversation_id"
+        await tx.run(sql, {"conversation_id": conversation_id, "next_seq": next_seq})
+
+    @staticmethod
+    async def search(
+        source: Queryable,
+        conversation_id: str,
+        query: EventQuery,
+        after: _Key | None,
+        limit: int,
+    ) -> list[StoredEvent]:
+        """Return the first events behind a key, in the order of the query."""
+        conditions, params = _narrow(conversation_id, query, after)
+        order = _NEWEST_FIRST if query.descending else _OLDEST_FIRST
+        sql = " ".join([_COLUMNS, conditions, order])
+        rows = await source.all(sql, {**params, "limit": limit})
+        return [_from_row(row) for row in rows]
+
+    @staticmethod
+    async def count(source: Queryable, conversation_id: str, query: EventQuery) -> int:
+        """Return how many events fit the query."""
+        conditions, params = _narrow(conversation_id, query, None)
+        sql = " ".join(["SELECT COUNT(*) FROM events", conditions])
+        return int((await source.all(sql, params))[0][0])
+
+    @staticmethod
+    async def find_many(
+        source: Queryable, conversation_id: str, ids: Iterable[str]
+    ) -> list[StoredEvent]:
+        """Return the events of these ids, in no order."""
+        sql = " ".join([_COLUMNS, _WHERE, "AND id IN (SELECT value FROM json_each(:ids))"])
+        params = {"conversation_id": conversation_id, "ids": _to_json(ids)}
+        return [_from_row(row) for row in await source.all(sql, params)]
+
+    @staticmethod
+    async def read_range(
+        source: Queryable, conversation_id: str, from_seq: int, limit: int
+    ) -> list[StoredEvent]:
+        """Return the first events from a number on."""
+        sql = " ".join([_COLUMNS, _WHERE, "AND seq >= :from_seq ORDER BY seq LIMIT :limit"])
+        params = {"conversation_id": conversation_id, "from_seq": from_seq, "limit": limit}
+        return [_from_row(row) for row in await source.all(sql, params)]
+
+    @staticmethod
+    async def last_timestamp(source: Queryable, conversation_id: str) -> str | None:
+        """Return the latest time, or None."""
+        sql = " ".join(["SELECT MAX(timestamp) AS latest FROM events", _WHERE])
+        rows = await source.all(sql, {"conversation_id": conversation_id})
+        latest: str | None = rows[0]["latest"]
+        return latest
+
+
+_COLUMNS = "SELECT conversation_id, seq, id, kind, timestamp, source, body FROM events"
+_WHERE = "WHERE conversation_id = :conversation_id"
+_OLDEST_FIRST = "ORDER BY timestamp, seq LIMIT :limit"
+_NEWEST_FIRST = "ORDER BY timestamp DESC, seq DESC LIMIT :limit"
+
+
+def _narrow(
+    conversation_id: str, query: EventQuery, after: _Key | None
+) -> tuple[str, dict[str, str | int]]:
+    # One lower and one upper bound, both on what the indexes are sorted by, and only those that
+    # are set: SQLite picks its index, and where in it to begin, by what the statement says.
+    low = None if query.timestamp_gte is None else (query.timestamp_gte, -1)
+    high = None if query.timestamp_lt is None else (query.timestamp_lt, -1)
+    if after and query.descending:
+        high = min(high or after, after)
+    elif after:
+        low = max(low or after, after)
+    sql = [_WHERE]
+    params: dict[str, str | int] = {"conversation_id": conversation_id}
+    if query.kind is not None:
+        sql.append("AND kind = :kind")
+        params["kind"] = query.kind
+    if low:
+        sql.append("AND (timestamp, seq) > (:low_timestamp, :low_seq)")
+        params["low_timestamp"], params["low_seq"] = low
+    if high:
+        sql.append("AND (timestamp, seq) < (:high_timestamp, :high_seq)")
+        params["high_timestamp"], params["high_seq"] = high
+    return " ".join(sql), params
+
+
+def _to_json(ids: Iterable[str]) -> str:
+    return msgspec.json.encode(list(ids)).decode()
+
+
+def _from_row(row: Row) -> StoredEvent:
+    return StoredEvent(**row)

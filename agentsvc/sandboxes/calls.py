@@ -1,0 +1,55 @@
+"""Calls to backends: under a deadline, and ending in a value or in one of our own errors."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from agentsvc.backend import Handle, RuntimeBackend
+from agentsvc.errors import AgentsvcError, BackendBroken, BackendUnavailable
+from agentsvc.plugins import BackendRegistry
+
+type Backend = RuntimeBackend[msgspec.Struct]
+
+
+class BackendCalls:
+    """Lends backends for a few calls at a time."""
+
+    def __init__(self, registry: BackendRegistry, time_limit: float) -> None:
+        self._registry = registry
+        self._time_limit = time_limit
+
+    @contextlib.asynccontextmanager
+    async def to(self, name: str) -> AsyncIterator[Backend]:
+        """Lend a backend for calls that together end within the time limit.
+
+        No answer in time is BackendUnavailable, since nothing is known then; an error that the
+        contract does not allow is BackendBroken.
+        """
+        backend = self._registry.get(name)
+        try:
+            async with asyncio.timeout(self._time_limit):
+                yield backend
+        except AgentsvcError:
+            raise
+        except TimeoutError as exc:
+            raise BackendUnavailable(
+                f"The backend `{name}` gave no answer within {self._time_limit:g} s"
+            ) from exc
+        except Exception as exc:  # a plugin may raise anything; one must not harm the others
+            raise BackendBroken(
+                f"The backend `{name}` failed in a way it should not",
+                detail=f"{type(exc).__name__}: {exc}",
+            ) from exc
+
+    async def log_tail(self, name: str, handle: Handle | None, lines: int) -> str:
+        """Return the last lines a sandbox wrote, or nothing where they cannot be had."""
+        if handle is None:
+            return ""
+        try:
+            async with self.to(name) as backend:
+                found = [line.text async for line in backend.logs(handle, tail=lines, follow=False)]
+        except AgentsvcError:
+            return ""
+        return "\n".join(found)

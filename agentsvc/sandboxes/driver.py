@@ -1,0 +1,242 @@
+"""Bringing each sandbox to its target, step by step, in the background.
+
+`next_action` decides; here it is done, and what was seen is stored. A sandbox has one task at the
+most, so a backend gets one changing call for it at a time.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+from typing import Final
+
+import msgspec
+
+from agentsvc.backend import Handle, Phase, Report
+from agentsvc.config import SandboxesConfig
+from agentsvc.db import Database, Transaction
+from agentsvc.errors import AgentsvcError, BackendBroken, Conflict
+from agentsvc.sandboxes.calls import Backend, BackendCalls
+from agentsvc.sandboxes.changes import Changes
+from agentsvc.sandboxes.order import CallbackRules, make_order
+from agentsvc.sandboxes.state import Action, Sandbox, Target, is_settled, next_action
+from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.supervisor import Supervisor
+from agentsvc.values import now
+
+log = logging.getLogger(__name__)
+
+LOG_LINES: Final = 15
+"""How much of what a sandbox wrote goes with the news that it failed."""
+
+_FIRST_LOOK_SECONDS: Final = 0.05
+_LAST_LOOK_SECONDS: Final = 1.0
+_FIRST_RETRY_SECONDS: Final = 0.5
+_LAST_RETRY_SECONDS: Final = 30.0
+
+
+class _Progress(Enum):
+    """How a step ended."""
+
+    SETTLED = auto()
+    MOVING = auto()
+    BLOCKED = auto()
+
+
+class Driver:
+    """Takes sandboxes from what was last seen of them to what is wanted."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        table: SandboxTable,
+        calls: BackendCalls,
+        changes: Changes,
+        supervisor: Supervisor,
+        config: SandboxesConfig,
+        callbacks: CallbackRules,
+    ) -> None:
+        self._db = db
+        self._table = table
+        self._calls = calls
+        self._changes = changes
+        self._supervisor = supervisor
+        self._config = config
+        self._callbacks = callbacks
+        self._wakes: dict[str, asyncio.Event] = {}
+
+    def wake(self, sandbox_id: str) -> None:
+        """Bring a sandbox to its target in the background; one that waits goes on at once."""
+        self._wakes.setdefault(sandbox_id, asyncio.Event()).set()
+        self._supervisor.spawn(f"sandbox {sandbox_id}", lambda: self._drive(sandbox_id))
+
+    async def _drive(self, sandbox_id: str) -> None:
+        woken = self._wakes[sandbox_id]
+        look, retry = _FIRST_LOOK_SECONDS, _FIRST_RETRY_SECONDS
+        try:
+            while True:
+                woken.clear()
+                progress = await self._step(sandbox_id)
+                if progress is _Progress.SETTLED and not woken.is_set():
+                    return
+                if progress is _Progress.BLOCKED:
+                    pause, retry = retry, min(retry * 2, _LAST_RETRY_SECONDS)
+                else:
+                    pause, look = look, min(look * 1.5, _LAST_LOOK_SECONDS)
+                    retry = _FIRST_RETRY_SECONDS
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), pause)
+        finally:
+            # Nothing awaits between here and the end of the task, so no wake falls in between.
+            del self._wakes[sandbox_id]
+
+    async def _step(self, sandbox_id: str) -> _Progress:
+        sandbox = await self._table.find(sandbox_id)
+        if sandbox is None:
+            return _Progress.SETTLED
+        action = next_action(sandbox.target, sandbox.phase, has_handle=sandbox.handle is not None)
+        if action is Action.REST:
+            return _Progress.SETTLED
+        try:
+            async with self._calls.to(sandbox.backend) as backend:
+                if action in (Action.DELETE, Action.SCAN_AND_CLOSE):
+                    await self._remove(backend, sandbox)
+                    return _Progress.SETTLED
+                report = await self._do(action, backend, sandbox)
+            return await self._store(sandbox, report)
+        except AgentsvcError as exc:
+            if exc.retryable:
+                return await self._put_off(sandbox, exc)
+            return await self._give_up(sandbox, action, exc)
+
+    async def _do(self, action: Action, backend: Backend, sandbox: Sandbox) -> Report:
+        try:
+            handle = await self._act(action, backend, sandbox)
+        except Conflict:
+            if sandbox.handle is None or action not in (Action.PAUSE, Action.RESUME):
+                raise
+            # It may have ended since it was last seen; then that is the news.
+            report = await backend.inspect(sandbox.handle)
+            if report.phase not in (Phase.FAILED, Phase.GONE):
+                raise
+            return report
+        return await backend.inspect(handle)
+
+    async def _act(self, action: Action, backend: Backend, sandbox: Sandbox) -> Handle:
+        handle = sandbox.handle
+        if handle is None or action is Action.CREATE:
+            log.info("creating sandbox", extra={"sandbox_id": sandbox.id})
+            order = make_order(sandbox, self._callbacks)
+            return await self._started(await backend.create(order, self._save_handle), sandbox)
+        if action is Action.RESTART:
+            log.info("starting failed sandbox again", extra={"sandbox_id": sandbox.id})
+            order = make_order(sandbox, self._callbacks)
+            handle = await backend.restart(order, handle, self._save_handle)
+            return await self._started(handle, sandbox)
+        if action is Action.PAUSE:
+            await backend.pause(handle)
+        elif action is Action.RESUME:
+            handle = await backend.resume(handle)
+            await self._save_handle(handle)
+        return handle
+
+    async def _started(self, handle: Handle, sandbox: Sandbox) -> Handle:
+        await self._save_handle(handle)
+        await self._write(sandbox, lambda tx: self._table.set_started(tx, sandbox.id))
+        return handle
+
+    async def _remove(self, backend: Backend, sandbox: Sandbox) -> None:
+        handle = sandbox.handle
+        if handle is None:
+            found = {item.handle.sandbox_id: item.handle for item in await backend.scan()}
+            handle = found.get(sandbox.id)
+        if handle is not None:
+            await backend.delete(handle)
+
+        async def close(tx: Transaction) -> None:
+            await self._table.delete(tx, sandbox.id)
+            tx.after_commit(lambda: self._changes.announce(sandbox, None))
+
+        await self._db.write(close)
+        log.info("sandbox deleted", extra={"sandbox_id": sandbox.id})
+
+    async def _store(self, sandbox: Sandbox, report: Report) -> _Progress:
+        if report.phase is Phase.STARTING and sandbox.ready_by < now():
+            report = await self._too_late(sandbox, report)
+        is_news = (report.phase, report.reason) != (sandbox.phase, sandbox.reason)
+        if is_news or (report.endpoints and report.endpoints != sandbox.endpoints):
+            await self._write(sandbox, lambda tx: self._table.set_report(tx, sandbox.id, report))
+        if report.phase is not sandbox.phase:
+            level = logging.WARNING if report.phase in (Phase.FAILED, Phase.GONE) else logging.INFO
+            log.log(
+                level,
+                "sandbox changed",
+                extra={
+                    "sandbox_id": sandbox.id,
+                    "phase": str(report.phase),
+                    # What follows is what the sandbox itself wrote, and no matter of ours.
+                    "reason": report.reason.partition("\n")[0],
+                },
+            )
+        if is_settled(sandbox.target, report.phase):
+            return _Progress.SETTLED
+        return _Progress.MOVING
+
+    async def _too_late(self, sandbox: Sandbox, report: Report) -> Report:
+        reason = f"it did not answer within {self._config.start_seconds:g} s"
+        tail = await self._calls.log_tail(sandbox.backend, sandbox.handle, LOG_LINES)
+        if tail:
+            reason = f"{reason}; its last output was:\n{tail}"
+        return msgspec.structs.replace(report, phase=Phase.FAILED, reason=reason)
+
+    async def _put_off(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
+        is_first_start = sandbox.phase is None or sandbox.target is Target.RESTARTED
+        is_over = (
+            is_first_start and sandbox.target is not Target.DELETED and sandbox.ready_by < now()
+        )
+        if is_over or exc.message != sandbox.reason:
+            log.warning(
+                "sandbox cannot be started" if is_over else "keeping what is known of a sandbox",
+                extra={
+                    "sandbox_id": sandbox.id,
+                    "code": exc.code,
+                    "reason": f"{exc.message} {exc.detail}".strip(),
+                },
+            )
+            store = self._table.set_failed if is_over else self._table.set_reason
+            await self._write(sandbox, lambda tx: store(tx, sandbox.id, exc.message))
+        # One that was seen at its target waits for the sweep; others are tried again soon.
+        is_at_rest = is_over or is_settled(sandbox.target, sandbox.phase)
+        return _Progress.SETTLED if is_at_rest else _Progress.BLOCKED
+
+    async def _give_up(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
+        has_failed = action in (Action.CREATE, Action.RESTART, Action.RESUME)
+        if has_failed or exc.message != sandbox.reason:
+            log.error(
+                "sandbox step failed",
+                extra={
+                    "sandbox_id": sandbox.id,
+                    "action": str(action),
+                    "code": exc.code,
+                    "reason": f"{exc.message} {exc.detail}".strip(),
+                },
+                exc_info=exc if isinstance(exc, BackendBroken) else None,
+            )
+            store = self._table.set_failed if has_failed else self._table.set_reason
+            await self._write(sandbox, lambda tx: store(tx, sandbox.id, exc.message))
+        return _Progress.SETTLED
+
+    async def _save_handle(self, handle: Handle) -> None:
+        await self._db.write(lambda tx: self._table.set_handle(tx, handle))
+
+    async def _write(
+        self, before: Sandbox, statement: Callable[[Transaction], Awaitable[None]]
+    ) -> None:
+        async def change(tx: Transaction) -> None:
+            await statement(tx)
+            after = await self._table.find(before.id, tx)
+            tx.after_commit(lambda: self._changes.announce(before, after))
+
+        await self._db.write(change)

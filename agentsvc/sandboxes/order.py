@@ -1,0 +1,67 @@
+"""What a backend is ordered to run: a spec, made into one sandbox's own agent server. Pure."""
+
+from typing import Final
+
+import msgspec
+
+from agentsvc.backend import Order
+from agentsvc.sandboxes.state import Sandbox
+from agentsvc.values import Secret, sha256
+
+WEBHOOK_PATH: Final = "/api/v1/webhooks"
+
+# What was tried so often goes back to the head of the queue and is tried again, for ever.
+_WEBHOOK_RETRIES: Final = 1
+_WEBHOOK_RETRY_SECONDS: Final = 1
+_WEBHOOK_QUEUE: Final = 10_000
+
+
+class CallbackRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent server reports to this server."""
+
+    internal_url: str
+    """Where a sandbox reaches this server, without a slash at the end."""
+    flush_seconds: float
+    """How long an event may wait for company before it is sent."""
+    buffer_size: int = 50
+    """How many events are sent together at the most."""
+
+
+def make_order(sandbox: Sandbox, rules: CallbackRules) -> Order:
+    """Return the order for a sandbox; the same sandbox gives the same order each time."""
+    spec = sandbox.spec
+    key = sandbox.session_key.reveal()
+    webhook = "OH_WEBHOOKS_0_"
+    env = {
+        # Events carry the sandbox's local time without a zone.
+        "TZ": "UTC",
+        # The agent server breaks its log lines at this width, and may stop for seconds to print
+        # a coloured traceback.
+        "COLUMNS": "200",
+        "LOG_RICH_TRACEBACKS": "false",
+        "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
+        f"{webhook}BASE_URL": rules.internal_url + WEBHOOK_PATH,
+        f"{webhook}EVENT_BUFFER_SIZE": str(rules.buffer_size),
+        f"{webhook}FLUSH_DELAY": str(rules.flush_seconds),
+        f"{webhook}NUM_RETRIES": str(_WEBHOOK_RETRIES),
+        f"{webhook}RETRY_DELAY": str(_WEBHOOK_RETRY_SECONDS),
+        f"{webhook}MAX_QUEUE_SIZE": str(_WEBHOOK_QUEUE),
+        **spec.env,
+    }
+    return Order(
+        sandbox_id=sandbox.id,
+        image=spec.image,
+        command=spec.command,
+        env=env,
+        secret_env={
+            "OH_SESSION_API_KEYS_0": Secret(key),
+            # The agent server encrypts what it stores with this one. It is not the session key
+            # itself, so that a new session key would not make its files unreadable.
+            "OH_SECRET_KEY": Secret(sha256(f"agent-server-files:{key}")),
+        },
+        working_dir=spec.working_dir,
+        ports=spec.ports,
+        limits=spec.limits,
+        options=spec.options,
+        resource_factor=spec.resource_factor,
+    )

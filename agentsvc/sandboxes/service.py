@@ -1,0 +1,318 @@
+"""The sandboxes of all users: asked for here, brought about and watched in the background.
+
+Requests only change what is wanted. The driver brings one sandbox to its target, step by step;
+the sweep looks at all of them now and then and is the only thing that knows orphans.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from agentsvc.backend import Capability, Phase, Spec
+from agentsvc.config import SandboxesConfig
+from agentsvc.db import Database, Queryable, Transaction
+from agentsvc.errors import (
+    BackendUnavailable,
+    Conflict,
+    Gone,
+    NotAuthenticated,
+    NotFound,
+    SandboxNotUsable,
+    Unsupported,
+)
+from agentsvc.plugins import BackendRegistry
+from agentsvc.sandboxes.calls import BackendCalls
+from agentsvc.sandboxes.changes import Changes, OnChange
+from agentsvc.sandboxes.driver import LOG_LINES, Driver
+from agentsvc.sandboxes.order import CallbackRules
+from agentsvc.sandboxes.state import Sandbox, Target, is_settled
+from agentsvc.sandboxes.sweep import Sweeper
+from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.supervisor import Supervisor
+from agentsvc.values import (
+    decode_cursor,
+    encode_cursor,
+    monotonic,
+    new_id,
+    new_key,
+    now,
+    sha256,
+    to_stored,
+)
+from agentsvc.vault import Vault
+
+
+class Sandboxes:
+    """Starts, pauses, resumes, deletes and finds sandboxes."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        vault: Vault,
+        registry: BackendRegistry,
+        supervisor: Supervisor,
+        config: SandboxesConfig,
+        callbacks: CallbackRules,
+    ) -> None:
+        self._db = db
+        self._table = SandboxTable(db, vault)
+        self._registry = registry
+        self._config = config
+        self._changes = Changes()
+        self._calls = BackendCalls(registry, config.call_seconds)
+        self._driver = Driver(
+            db=db,
+            table=self._table,
+            calls=self._calls,
+            changes=self._changes,
+            supervisor=supervisor,
+            config=config,
+            callbacks=callbacks,
+        )
+        self._sweeper = Sweeper(
+            db=db,
+            table=self._table,
+            registry=registry,
+            calls=self._calls,
+            driver=self._driver,
+            config=config,
+        )
+
+    # What there is
+
+    def specs(self) -> list[Spec]:
+        """Return the templates, the default one first."""
+        return self._registry.specs()
+
+    def get_spec(self, spec_id: str | None) -> Spec:
+        """Return the named template, or the default one; raises NotFound."""
+        specs = self.specs()
+        for spec in specs:
+            if spec_id is None or spec.id == spec_id:
+                return spec
+        raise NotFound(
+            f"Sandbox spec not found: {spec_id}" if spec_id else "No sandbox spec exists"
+        )
+
+    async def find_any(self, sandbox_id: str, reader: Queryable | None = None) -> Sandbox | None:
+        """Return a sandbox whoever owns it; for the server's own use."""
+        return await self._table.find(sandbox_id, reader)
+
+    async def find_many(self, user_id: str, ids: Sequence[str]) -> list[Sandbox | None]:
+        """Return a user's sandboxes in the order of the ids, None for each unknown one."""
+        found = await self._table.find_of_user(user_id, list(ids))
+        return [found.get(sandbox_id) for sandbox_id in ids]
+
+    async def get(self, user_id: str, sandbox_id: str) -> Sandbox:
+        """Return a user's sandbox; raises NotFound."""
+        [sandbox] = await self.find_many(user_id, [sandbox_id])
+        if sandbox is None:
+            raise NotFound
+        return sandbox
+
+    async def search(
+        self, user_id: str, *, page_id: str | None, limit: int
+    ) -> tuple[list[Sandbox], str | None]:
+        """Return a page of a user's sandboxes, newest first, and the id of the next page."""
+        before = decode_cursor(page_id, str, str) if page_id is not None else None
+        found = await self._table.search(user_id, before, limit + 1)
+        page = found[:limit]
+        if len(found) <= limit:
+            return page, None
+        return page, encode_cursor(to_stored(page[-1].created_at), page[-1].id)
+
+    async def identify(self, session_key: str) -> Sandbox:
+        """Return the sandbox that a session key belongs to, if it runs; raises NotAuthenticated."""
+        sandbox = await self._table.find_by_key_hash(sha256(session_key))
+        if sandbox is None or not secrets.compare_digest(
+            sandbox.session_key.reveal().encode(), session_key.encode()
+        ):
+            raise NotAuthenticated("Invalid session API key")
+        if not sandbox.may_call:
+            raise NotAuthenticated("Invalid session API key", detail="its sandbox does not run")
+        return sandbox
+
+    def on_change(self, listener: OnChange) -> None:
+        """Call `listener(before, after)` after each stored change; after is None once deleted."""
+        self._changes.listen(listener)
+
+    # What is wanted
+
+    async def start(self, user_id: str, spec: Spec, *, tx: Transaction | None = None) -> Sandbox:
+        """Ask for a new sandbox; it is stored and starting when this returns."""
+        backend = spec.backend or self._config.default_backend
+        self._registry.get(backend).check_spec(spec)
+        moment = now()
+        sandbox = Sandbox(
+            id=new_id(),
+            user_id=user_id,
+            spec_id=spec.id,
+            spec=spec,
+            backend=backend,
+            target=Target.RUNNING,
+            phase=None,
+            reason="",
+            exit_code=None,
+            handle=None,
+            endpoints=(),
+            working_dir="",
+            facts={},
+            session_key=new_key(),
+            ready_by=self._deadline(),
+            created_at=moment,
+            updated_at=moment,
+        )
+
+        async def insert(tx: Transaction) -> None:
+            await self._table.insert(tx, sandbox)
+            tx.after_commit(lambda: self._driver.wake(sandbox.id))
+
+        await (insert(tx) if tx else self._db.write(insert))
+        return sandbox
+
+    async def pause(self, user_id: str, sandbox_id: str) -> None:
+        """Ask for a paused sandbox, and wait for it unless its backend cannot be reached now.
+
+        Pausing a paused sandbox is fine. Raises NotFound, Conflict while it is being deleted,
+        Unsupported if its backend cannot pause, SandboxNotUsable or Gone where nothing runs.
+        """
+        sandbox = await self._usable(user_id, sandbox_id)
+        if sandbox.phase is Phase.FAILED:
+            raise SandboxNotUsable(f"The sandbox has failed: {sandbox.reason}")
+        self._require(sandbox, Capability.PAUSE)
+        await self._wait(await self._set_target(sandbox_id, Target.PAUSED), _is_settled)
+
+    async def resume(self, user_id: str, sandbox_id: str) -> None:
+        """Ask for a running sandbox, and wait as `pause` does until the backend was told.
+
+        One that has failed is started again on its files where its backend can do that.
+        Resuming a running sandbox is fine. Raises as `pause`.
+        """
+        sandbox = await self._usable(user_id, sandbox_id)
+        if sandbox.phase is Phase.FAILED:
+            await self._restart(sandbox)
+            return
+        wanted = await self._set_target(sandbox_id, Target.RUNNING)
+        await self._wait(wanted, lambda seen: seen is None or seen.phase is not Phase.PAUSED)
+
+    async def delete(self, user_id: str, sandbox_id: str) -> None:
+        """Ask for a sandbox to be removed with all its files; raises NotFound.
+
+        From now on nobody sees it. This waits as `pause` does; the removal is tried until it
+        works.
+        """
+        await self.get(user_id, sandbox_id)
+        wanted = await self._want_now(sandbox_id, Target.DELETED)
+        if wanted is not None:
+            await self._wait(wanted, lambda seen: seen is None)
+
+    async def release(self, tx: Transaction, sandbox_id: str) -> None:
+        """Ask for the removal of a sandbox in the caller's own transaction, whoever owns it.
+
+        One that is being removed or unknown is fine.
+        """
+        await self._want(tx, sandbox_id, Target.DELETED)
+
+    async def wait_for(
+        self,
+        sandbox_id: str,
+        is_enough: Callable[[Sandbox | None], bool],
+        *,
+        time_limit: float,
+    ) -> Sandbox | None:
+        """Return the sandbox as soon as it is as wished, or as it is at the time limit."""
+        return await self._changes.wait_for(
+            sandbox_id, lambda: self._table.find(sandbox_id), is_enough, time_limit=time_limit
+        )
+
+    async def log_tail(self, sandbox: Sandbox) -> str:
+        """Return the last lines a sandbox wrote, or nothing where they cannot be had."""
+        return await self._calls.log_tail(sandbox.backend, sandbox.handle, LOG_LINES)
+
+    # What happens in the background
+
+    async def recover(self) -> None:
+        """Look at everything at once; called before the server listens.
+
+        The time in which no server ran does not count for those that are starting.
+        """
+        await self._db.write(lambda tx: self._table.set_deadlines(tx, self._deadline()))
+        await self._sweeper.sweep()
+
+    async def sweep(self) -> None:
+        """Look at every sandbox and remove orphans; a backend out of reach changes nothing."""
+        await self._sweeper.sweep()
+
+    async def stop_all(self, target: Target) -> None:
+        """Pause or delete every sandbox, as the operator asked for at shutdown."""
+        changed: list[str] = []
+        for name in await self._table.backends():
+            for sandbox in await self._table.all_of_backend(name):
+                if target is Target.DELETED or self._is_pausable(sandbox):
+                    await self._want_now(sandbox.id, target)
+                    changed.append(sandbox.id)
+        end = monotonic() + self._config.call_seconds
+        for sandbox_id in changed:
+            time_left = max(0.0, end - monotonic())
+            await self.wait_for(sandbox_id, _is_settled, time_limit=time_left)
+
+    async def _wait(self, wanted: Sandbox, is_done: Callable[[Sandbox | None], bool]) -> None:
+        def is_enough(seen: Sandbox | None) -> bool:
+            # A new reason says that the backend did not do it; it is tried again later.
+            return is_done(seen) or (seen is not None and seen.reason not in ("", wanted.reason))
+
+        await self.wait_for(wanted.id, is_enough, time_limit=self._config.call_seconds)
+
+    async def _restart(self, sandbox: Sandbox) -> None:
+        if Capability.RESTART not in self._registry.get(sandbox.backend).capabilities:
+            raise SandboxNotUsable(
+                f"The sandbox has failed and cannot be started again: {sandbox.reason}"
+            )
+        if sandbox.handle is None:
+            raise SandboxNotUsable(f"The sandbox was never made: {sandbox.reason}")
+        await self._set_target(sandbox.id, Target.RESTARTED)
+
+    async def _usable(self, user_id: str, sandbox_id: str) -> Sandbox:
+        sandbox = await self.get(user_id, sandbox_id)
+        if sandbox.phase is Phase.GONE:
+            raise Gone("The sandbox does not exist any more; its stored events can still be read")
+        return sandbox
+
+    def _require(self, sandbox: Sandbox, capability: Capability) -> None:
+        if capability not in self._registry.get(sandbox.backend).capabilities:
+            raise Unsupported(f"The {sandbox.backend} backend cannot {capability} a sandbox")
+
+    def _is_pausable(self, sandbox: Sandbox) -> bool:
+        try:
+            self._require(sandbox, Capability.PAUSE)
+        except (BackendUnavailable, Unsupported):
+            return False
+        return sandbox.phase is Phase.RUNNING
+
+    async def _set_target(self, sandbox_id: str, target: Target) -> Sandbox:
+        wanted = await self._want_now(sandbox_id, target)
+        if wanted is None:
+            raise Conflict("The sandbox is being deleted")
+        return wanted
+
+    async def _want_now(self, sandbox_id: str, target: Target) -> Sandbox | None:
+        return await self._db.write(lambda tx: self._want(tx, sandbox_id, target))
+
+    async def _want(self, tx: Transaction, sandbox_id: str, target: Target) -> Sandbox | None:
+        """Store what is wanted of a sandbox; None if it is being deleted or gone already."""
+        before = await self._table.find(sandbox_id, tx)
+        if before is None or before.target is Target.DELETED:
+            return None
+        await self._table.set_target(tx, sandbox_id, target, self._deadline())
+        after = await self._table.find(sandbox_id, tx)
+        tx.after_commit(lambda: self._changes.announce(before, after))
+        tx.after_commit(lambda: self._driver.wake(sandbox_id))
+        return after
+
+    def _deadline(self) -> datetime:
+        return now() + timedelta(seconds=self._config.start_seconds)
+
+
+def _is_settled(sandbox: Sandbox | None) -> bool:
+    return sandbox is None or is_settled(sandbox.target, sandbox.phase)

@@ -1,0 +1,143 @@
+"""The sandbox record and the one place where a status leads to a decision. Pure."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from agentsvc.backend import Endpoint, Handle, Phase, Spec
+from agentsvc.values import Secret
+
+AGENT_PORT: Final = "agent"
+"""The name of the port on which a sandbox's agent server listens."""
+
+
+class Target(StrEnum):
+    """What is wanted of a sandbox."""
+
+    RUNNING = "running"
+    RESTARTED = "restarted"
+    """Running again after a failure; becomes `running` once the backend was told."""
+    PAUSED = "paused"
+    DELETED = "deleted"
+
+
+class Action(StrEnum):
+    """The one step that brings a sandbox nearer to its target."""
+
+    CREATE = "create"
+    LOOK = "look"
+    PAUSE = "pause"
+    RESUME = "resume"
+    RESTART = "restart"
+    REST = "rest"
+    DELETE = "delete"
+    SCAN_AND_CLOSE = "scan_and_close"
+
+
+class SandboxStatus(StrEnum):
+    """What clients are told about a sandbox."""
+
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    ERROR = "ERROR"
+    MISSING = "MISSING"
+
+
+class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """Our record of one execution environment.
+
+    `phase` is None until the backend has taken the order. `ready_by` is when a start counts as
+    failed.
+    """
+
+    id: str
+    user_id: str
+    spec_id: str
+    spec: Spec
+    backend: str
+    target: Target
+    phase: Phase | None
+    reason: str
+    exit_code: int | None
+    handle: Handle | None
+    endpoints: tuple[Endpoint, ...]
+    working_dir: str
+    facts: dict[str, str]
+    session_key: Secret
+    ready_by: datetime
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def status(self) -> SandboxStatus:
+        """What clients are told."""
+        return status_of(self.target, self.phase)
+
+    @property
+    def may_call(self) -> bool:
+        """Whether its key opens anything: while it runs, or may run before that was seen."""
+        runs = self.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING)
+        return runs and self.target is not Target.DELETED
+
+    @property
+    def agent_url(self) -> str | None:
+        """Where the agent server answers, or None unless the sandbox runs."""
+        if self.status is not SandboxStatus.RUNNING:
+            return None
+        return next((end.url for end in self.endpoints if end.name == AGENT_PORT), None)
+
+
+_SHOWN: Final[Mapping[Phase | None, SandboxStatus]] = {
+    None: SandboxStatus.STARTING,
+    Phase.STARTING: SandboxStatus.STARTING,
+    Phase.RUNNING: SandboxStatus.RUNNING,
+    Phase.PAUSED: SandboxStatus.PAUSED,
+    Phase.FAILED: SandboxStatus.ERROR,
+    Phase.GONE: SandboxStatus.MISSING,
+}
+
+
+def status_of(target: Target, phase: Phase | None) -> SandboxStatus:
+    """Return what clients are told about a sandbox with this target and phase."""
+    is_restarting = target is Target.RESTARTED and phase is not Phase.GONE
+    is_resuming = target is Target.RUNNING and phase is Phase.PAUSED
+    return SandboxStatus.STARTING if is_restarting or is_resuming else _SHOWN[phase]
+
+
+def next_action(target: Target, phase: Phase | None, *, has_handle: bool) -> Action:
+    """Return the step that brings a sandbox from what was last seen nearer to what is wanted."""
+    if target is Target.DELETED:
+        return Action.DELETE if has_handle else Action.SCAN_AND_CLOSE
+    if target is Target.RESTARTED and has_handle and phase is not Phase.GONE:
+        return Action.RESTART
+    match phase, target:
+        case ((Phase.FAILED | Phase.GONE), _):
+            action = Action.REST
+        case Phase.RUNNING, Target.PAUSED:
+            action = Action.PAUSE
+        case Phase.PAUSED, Target.RUNNING:
+            action = Action.RESUME
+        case None, _:
+            # Also with a handle: the order may have been given only in part, and giving the
+            # same order again is safe.
+            action = Action.CREATE
+        case _:
+            action = Action.LOOK
+    return action
+
+
+def is_settled(target: Target, phase: Phase | None) -> bool:
+    """Whether nothing needs to be done until somebody wants something else."""
+    match phase:
+        case Phase.FAILED | Phase.GONE:
+            return target in (Target.RUNNING, Target.PAUSED)
+        case Phase.RUNNING:
+            return target is Target.RUNNING
+        case Phase.PAUSED:
+            return target is Target.PAUSED
+        case _:
+            return False

@@ -1,0 +1,99 @@
+"""Looking at all sandboxes now and then: what is known is looked at, orphans are removed."""
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from agentsvc.backend import Found
+from agentsvc.config import SandboxesConfig
+from agentsvc.db import Database
+from agentsvc.errors import AgentsvcError, BackendBroken
+from agentsvc.plugins import BackendRegistry
+from agentsvc.sandboxes.calls import BackendCalls
+from agentsvc.sandboxes.driver import Driver
+from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.values import now
+
+log = logging.getLogger(__name__)
+
+type _Key = tuple[str, str]
+
+
+class Sweeper:
+    """Compares what backends have with what the table says."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        table: SandboxTable,
+        registry: BackendRegistry,
+        calls: BackendCalls,
+        driver: Driver,
+        config: SandboxesConfig,
+    ) -> None:
+        self._db = db
+        self._table = table
+        self._registry = registry
+        self._calls = calls
+        self._driver = driver
+        self._grace = timedelta(seconds=config.orphan_grace_seconds)
+        self._silent: set[str] = set()
+        self._orphans: dict[_Key, datetime] = {}
+
+    async def sweep(self) -> None:
+        """Look at every sandbox; a backend that cannot be scanned changes nothing."""
+        names = {*await self._table.backends(), *self._registry.names()}
+        for name in sorted(names):
+            known = await self._table.all_of_backend(name)
+            found = await self._scan(name)
+            if found is None:
+                continue
+            for sandbox in known:
+                if sandbox.handle is None and sandbox.id in found:
+                    await self._add_handle(found[sandbox.id])
+                self._driver.wake(sandbox.id)
+            await self._remove_orphans(name, found, {sandbox.id for sandbox in known})
+
+    async def _scan(self, name: str) -> dict[str, Found] | None:
+        try:
+            async with self._calls.to(name) as backend:
+                found = {item.handle.sandbox_id: item for item in await backend.scan()}
+        except AgentsvcError as exc:
+            if name not in self._silent:
+                self._silent.add(name)
+                log.warning(
+                    "backend cannot be scanned, keeping what is known",
+                    extra={"backend": name, "reason": f"{exc.message} {exc.detail}".strip()},
+                    exc_info=exc if isinstance(exc, BackendBroken) else None,
+                )
+            return None
+        if name in self._silent:
+            self._silent.discard(name)
+            log.info("backend can be scanned again", extra={"backend": name})
+        return found
+
+    async def _add_handle(self, found: Found) -> None:
+        await self._db.write(lambda tx: self._table.add_handle(tx, found.handle))
+
+    async def _remove_orphans(self, name: str, found: Mapping[str, Found], known: set[str]) -> None:
+        unknown = {(name, sandbox_id) for sandbox_id in found.keys() - known}
+        for key in [key for key in self._orphans if key[0] == name and key not in unknown]:
+            del self._orphans[key]
+        for key in sorted(unknown):
+            since = self._orphans.setdefault(key, now())
+            # It may have been ordered after the table was read.
+            if now() - since >= self._grace and await self._table.find(key[1]) is None:
+                await self._remove_orphan(key, found[key[1]])
+
+    async def _remove_orphan(self, key: _Key, orphan: Found) -> None:
+        name, sandbox_id = key
+        extra = {"backend": name, "sandbox_id": sandbox_id}
+        log.warning("removing a sandbox that no record knows", extra=extra)
+        try:
+            async with self._calls.to(name) as backend:
+                await backend.delete(orphan.handle)
+        except AgentsvcError as exc:
+            # Tried again after as long a time, not at each sweep.
+            self._orphans[key] = now()
+            log.warning("it could not be removed", extra={**extra, "reason": str(exc)})

@@ -1,0 +1,232 @@
+"""The SQL of sandboxes: rows in, structs out. No logic."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.backend import Endpoint, Handle, Phase, Report, Spec
+from agentsvc.db import Database, Queryable, Row, Transaction
+from agentsvc.sandboxes.state import Sandbox, Target
+from agentsvc.values import Secret, from_stored, now, sha256, to_stored
+from agentsvc.vault import Vault
+
+_SELECT: Final = """SELECT id, user_id, spec_id, spec, backend, target, phase, reason, exit_code, handle,
+    endpoints, working_dir, facts, session_key_sealed, ready_by, created_at, updated_at
+    FROM sandboxes"""
+
+_OF_USER_BY_IDS: Final = """ WHERE user_id = :user_id AND target <> 'deleted'
+    AND id IN (SELECT value FROM json_each(:ids))"""
+
+_spec = msgspec.json.Decoder(Spec)
+_handle = msgspec.json.Decoder(Handle)
+_endpoints = msgspec.json.Decoder(tuple[Endpoint, ...])
+_facts = msgspec.json.Decoder(dict[str, str])
+_encode = msgspec.json.encode
+
+
+class SandboxTable:
+    """Inserts, updates and finds sandbox rows; each method is one statement."""
+
+    def __init__(self, db: Database, vault: Vault) -> None:
+        self._db = db
+        self._vault = vault
+
+    async def insert(self, tx: Transaction, sandbox: Sandbox) -> None:
+        """Insert a new sandbox."""
+        await tx.run(
+            "INSERT INTO sandboxes (id, user_id, spec_id, spec, backend, target, phase, reason,"
+            " exit_code, handle, endpoints, working_dir, facts, session_key_sealed, ready_by,"
+            " created_at, updated_at, session_key_hash)"
+            " VALUES (:id, :user_id, :spec_id, :spec, :backend, :target, :phase, :reason,"
+            " :exit_code, :handle, :endpoints, :working_dir, :facts, :session_key_sealed,"
+            " :ready_by, :created_at, :updated_at, :session_key_hash)",
+            self._to_row(sandbox),
+        )
+
+    async def set_target(
+        self, tx: Transaction, sandbox_id: str, target: Target, ready_by: datetime
+    ) -> None:
+        """Store what is wanted; why something did not work so far is forgotten with it."""
+        await tx.run(
+            "UPDATE sandboxes SET target = :target, ready_by = :ready_by,"
+            " reason = CASE WHEN phase IN ('failed', 'gone') THEN reason ELSE '' END,"
+            " updated_at = :now WHERE id = :id",
+            {
+                "id": sandbox_id,
+                "target": target,
+                "ready_by": to_stored(ready_by),
+                "now": to_stored(now()),
+            },
+        )
+
+    async def set_handle(self, tx: Transaction, handle: Handle) -> None:
+        """Store where a sandbox is found."""
+        await tx.run(
+            "UPDATE sandboxes SET handle = :handle, updated_at = :now WHERE id = :id",
+            {"id": handle.sandbox_id, "handle": _encode(handle), "now": to_stored(now())},
+        )
+
+    async def add_handle(self, tx: Transaction, handle: Handle) -> None:
+        """Store where a sandbox is found, unless that is known already."""
+        await tx.run(
+            "UPDATE sandboxes SET handle = :handle, updated_at = :now"
+            " WHERE id = :id AND handle IS NULL",
+            {"id": handle.sandbox_id, "handle": _encode(handle), "now": to_stored(now())},
+        )
+
+    async def set_started(self, tx: Transaction, sandbox_id: str) -> None:
+        """Store that the backend has taken the order to start, for the first time or again."""
+        await tx.run(
+            "UPDATE sandboxes SET phase = 'starting', reason = '', exit_code = NULL,"
+            " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END,"
+            " updated_at = :now WHERE id = :id",
+            {"id": sandbox_id, "now": to_stored(now())},
+        )
+
+    async def set_failed(self, tx: Transaction, sandbox_id: str, reason: str) -> None:
+        """Store that a sandbox could not be started."""
+        await tx.run(
+            "UPDATE sandboxes SET phase = 'failed', reason = :reason,"
+            " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END,"
+            " updated_at = :now WHERE id = :id",
+            {"id": sandbox_id, "reason": reason, "now": to_stored(now())},
+        )
+
+    async def set_reason(self, tx: Transaction, sandbox_id: str, reason: str) -> None:
+        """Store why a sandbox does not get on, leaving the phase as it is."""
+        await tx.run(
+            "UPDATE sandboxes SET reason = :reason, updated_at = :now WHERE id = :id",
+            {"id": sandbox_id, "reason": reason, "now": to_stored(now())},
+        )
+
+    async def set_report(self, tx: Transaction, sandbox_id: str, report: Report) -> None:
+        """Store what was seen; addresses that a report leaves out stay as they were."""
+        await tx.run(
+            "UPDATE sandboxes SET phase = :phase, reason = :reason, exit_code = :exit_code,"
+            " endpoints = coalesce(:endpoints, endpoints), facts = coalesce(:facts, facts),"
+            " working_dir = coalesce(:working_dir, working_dir), updated_at = :now"
+            " WHERE id = :id",
+            {
+                "id": sandbox_id,
+                "phase": report.phase,
+                "reason": report.reason,
+                "exit_code": report.exit_code,
+                "endpoints": _encode(report.endpoints) if report.endpoints else None,
+                "facts": _encode(report.facts) if report.facts else None,
+                "working_dir": report.working_dir or None,
+                "now": to_stored(now()),
+            },
+        )
+
+    async def set_deadlines(self, tx: Transaction, ready_by: datetime) -> None:
+        """Give every sandbox that is starting until then."""
+        await tx.run(
+            "UPDATE sandboxes SET ready_by = :ready_by"
+            " WHERE phase IS NULL OR phase = 'starting' OR target = 'restarted'",
+            {"ready_by": to_stored(ready_by)},
+        )
+
+    async def delete(self, tx: Transaction, sandbox_id: str) -> None:
+        """Delete the row."""
+        await tx.run("DELETE FROM sandboxes WHERE id = :id", {"id": sandbox_id})
+
+    async def find(self, sandbox_id: str, reader: Queryable | None = None) -> Sandbox | None:
+        """Return the sandbox, whoever owns it."""
+        row = await (reader or self._db).one(
+            _SELECT + " WHERE id = :id",
+            {"id": sandbox_id},
+        )
+        return self._from_row(row) if row else None
+
+    async def find_by_key_hash(self, key_hash: str) -> Sandbox | None:
+        """Return the sandbox whose session key has this SHA-256."""
+        row = await self._db.one(
+            _SELECT + " WHERE session_key_hash = :hash",
+            {"hash": key_hash},
+        )
+        return self._from_row(row) if row else None
+
+    async def find_of_user(self, user_id: str, ids: list[str]) -> dict[str, Sandbox]:
+        """Return those of the named sandboxes that are this user's, by id."""
+        rows = await self._db.all(
+            _SELECT + _OF_USER_BY_IDS,
+            {"user_id": user_id, "ids": _encode(ids).decode()},
+        )
+        return {row["id"]: self._from_row(row) for row in rows}
+
+    async def search(
+        self, user_id: str, before: tuple[str, str] | None, limit: int
+    ) -> list[Sandbox]:
+        """Return a user's sandboxes, newest first, those after the given (created_at, id)."""
+        created_at, last_id = before or ("~", "~")
+        rows = await self._db.all(
+            _SELECT + " WHERE user_id = :user_id AND target <> 'deleted'"
+            " AND (created_at, id) < (:created_at, :last_id)"
+            " ORDER BY created_at DESC, id DESC LIMIT :limit",
+            {"user_id": user_id, "created_at": created_at, "last_id": last_id, "limit": limit},
+        )
+        return [self._from_row(row) for row in rows]
+
+    async def all_of_backend(self, backend: str) -> list[Sandbox]:
+        """Return every sandbox a backend has or should have."""
+        rows = await self._db.all(
+            _SELECT + " WHERE backend = :backend",
+            {"backend": backend},
+        )
+        return [self._from_row(row) for row in rows]
+
+    async def backends(self) -> list[str]:
+        """Return the names of the backends that sandboxes were made with."""
+        rows = await self._db.all("SELECT DISTINCT backend FROM sandboxes ORDER BY backend")
+        return [row["backend"] for row in rows]
+
+    def _to_row(self, sandbox: Sandbox) -> Mapping[str, Any]:
+        key = sandbox.session_key.reveal()
+        return {
+            "id": sandbox.id,
+            "user_id": sandbox.user_id,
+            "spec_id": sandbox.spec_id,
+            "spec": _encode(sandbox.spec),
+            "backend": sandbox.backend,
+            "target": sandbox.target,
+            "phase": sandbox.phase,
+            "reason": sandbox.reason,
+            "exit_code": sandbox.exit_code,
+            "handle": _encode(sandbox.handle) if sandbox.handle else None,
+            "endpoints": _encode(sandbox.endpoints),
+            "working_dir": sandbox.working_dir,
+            "facts": _encode(sandbox.facts),
+            "session_key_sealed": self._vault.seal(key.encode(), _context(sandbox.id)),
+            "session_key_hash": sha256(key),
+            "ready_by": to_stored(sandbox.ready_by),
+            "created_at": to_stored(sandbox.created_at),
+            "updated_at": to_stored(sandbox.updated_at),
+        }
+
+    def _from_row(self, row: Row) -> Sandbox:
+        key = self._vault.unseal(row["session_key_sealed"], _context(row["id"]))
+        return Sandbox(
+            id=row["id"],
+            user_id=row["user_id"],
+            spec_id=row["spec_id"],
+            spec=_spec.decode(row["spec"]),
+            backend=row["backend"],
+            target=Target(row["target"]),
+            phase=Phase(row["phase"]) if row["phase"] else None,
+            reason=row["reason"],
+            exit_code=row["exit_code"],
+            handle=_handle.decode(row["handle"]) if row["handle"] else None,
+            endpoints=_endpoints.decode(row["endpoints"]),
+            working_dir=row["working_dir"],
+            facts=_facts.decode(row["facts"]),
+            session_key=Secret(key.decode()),
+            ready_by=from_stored(row["ready_by"]),
+            created_at=from_stored(row["created_at"]),
+            updated_at=from_stored(row["updated_at"]),
+        )
+
+
+def _context(sandbox_id: str) -> str:
+    return f"sandbox-key:{sandbox_id}"
