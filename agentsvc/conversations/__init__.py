@@ -1,0 +1,31 @@
+"""Conversations: asked for, started step by step, kept up to date, found again, deleted.
+
+`model` holds the structs, `table` the SQL, `start` the steps of a start, `recorder` what sandboxes
+report, and `service` the class that others use.
+"""
+
+from agentsvc.conversations.model import (
+    Conversation,
+    ConversationPatch,
+    ConversationQuery,
+    ConversationView,
+    Metrics,
+    Stage,
+    StartTask,
+    TokenUsage,
+    default_title,
+)
+from agentsvc.conversations.service import Conversations
+
+__all__ = [
+    "Conversation",
+    "ConversationPatch",
+    "ConversationQuery",
+    "ConversationView",
+    "Conversations",
+    "Metrics",
+    "Stage",
+    "StartTask",
+    "TokenUsage",
+    "default_title",
+]

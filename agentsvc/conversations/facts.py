@@ -1,0 +1,114 @@
+"""What a conversation's events say about it: status, cost, and that somebody spoke. Pure."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from agentsvc.agent_answers import ConversationStats
+from agentsvc.conversations.model import Conversation, Facts, Metrics, TokenUsage
+from agentsvc.events import EventHead
+from agentsvc.orders import ExecutionStatus
+
+
+class _FullState(msgspec.Struct, frozen=True, kw_only=True):
+    execution_status: msgspec.Raw = msgspec.Raw(b"null")
+    stats: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_full_state = msgspec.json.Decoder(_FullState)
+_stats = msgspec.json.Decoder(ConversationStats)
+_status = msgspec.json.Decoder(str)
+
+
+def learn(conversation: Conversation, heads: Iterable[EventHead]) -> Conversation:
+    """Return the conversation with what these events tell, in whatever order they come."""
+    for head in heads:
+        if head.kind == "ConversationStateUpdateEvent" and head.value is not None:
+            status, stats = _read(head.key, bytes(head.value))
+            conversation = learn_status(conversation, status, head.timestamp)
+            if stats is not None:
+                conversation = learn_stats(conversation, stats, head.timestamp)
+    return conversation
+
+
+def learn_status(conversation: Conversation, status: str | None, at: str) -> Conversation:
+    """Return the conversation with this status, unless a later one is known."""
+    if status is None or at < conversation.facts.status_at:
+        return conversation
+    try:
+        known = ExecutionStatus(status)
+    except ValueError:
+        return conversation
+    facts = msgspec.structs.replace(conversation.facts, status_at=at)
+    return msgspec.structs.replace(conversation, execution_status=known, facts=facts)
+
+
+def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -> Conversation:
+    """Return the conversation with these costs, unless later ones are known."""
+    if at < conversation.facts.stats_at or not stats.usage_to_metrics:
+        # The first full state of a conversation has no costs yet; they are not reset by it.
+        return conversation
+    tokens = stats.accumulated_tokens
+    models = [name for one in stats.usage_to_metrics.values() if (name := one.model_name)]
+    metrics = Metrics(
+        model_name=models[0] if models else "default",
+        accumulated_cost=stats.accumulated_cost,
+        max_budget_per_task=conversation.max_budget,
+        accumulated_token_usage=TokenUsage(
+            model=models[0] if models else "",
+            prompt_tokens=tokens.prompt_tokens,
+            completion_tokens=tokens.completion_tokens,
+            cache_read_tokens=tokens.cache_read_tokens,
+            cache_write_tokens=tokens.cache_write_tokens,
+            reasoning_tokens=tokens.reasoning_tokens,
+            context_window=tokens.context_window,
+            per_turn_token=tokens.per_turn_token,
+        ),
+    )
+    facts = msgspec.structs.replace(conversation.facts, stats_at=at)
+    return msgspec.structs.replace(conversation, metrics=metrics, facts=facts)
+
+
+def is_over_budget(conversation: Conversation) -> bool:
+    """Whether a run must be interrupted now.
+
+    A run is stopped when the cost has reached the budget; after the user has gone on in spite of
+    that, it is stopped again at each further step that costs something.
+    """
+    metrics, budget = conversation.metrics, conversation.max_budget
+    if metrics is None or budget is None or metrics.accumulated_cost < budget:
+        return False
+    stopped_at = conversation.facts.budget_stop_cost
+    return stopped_at is None or metrics.accumulated_cost > stopped_at
+
+
+def mark_budget_stop(conversation: Conversation) -> Conversation:
+    """Return the conversation with the note that it is to be stopped at its present cost."""
+    cost = conversation.metrics.accumulated_cost if conversation.metrics else 0.0
+    facts: Facts = msgspec.structs.replace(
+        conversation.facts, budget_stop_cost=cost, is_stop_due=True
+    )
+    return msgspec.structs.replace(conversation, facts=facts)
+
+
+def _read(key: str | None, value: bytes) -> tuple[str | None, ConversationStats | None]:
+    """Return the status and the costs in the value of a state's update, where it has them."""
+    match key:
+        case "execution_status":
+            return _decode(_status, value), None
+        case "stats":
+            return None, _decode(_stats, value)
+        case "full_state":
+            state = _decode(_full_state, value) or _FullState()
+            status = _decode(_status, bytes(state.execution_status))
+            return status, _decode(_stats, bytes(state.stats))
+        case _:
+            return None, None
+
+
+def _decode[T](decoder: msgspec.json.Decoder[T], raw: bytes) -> T | None:
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # An agent server of another version; what is not understood is not used.
+        return None

@@ -1,0 +1,99 @@
+"""Watching the first moments of a run, for a model that refuses at once.
+
+A refused key or an unknown model shows only in the run, a tenth of a second after the start was
+accepted. Waiting a moment for the first sign of life makes it a failed start with a cause.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from agentsvc.agent import AgentServer
+from agentsvc.errors import AgentUnavailable, StartRefused
+from agentsvc.orders import ExecutionStatus
+from agentsvc.values import Secret, monotonic
+
+_FIRST_LOOK_SECONDS: Final = 0.05
+_LAST_LOOK_SECONDS: Final = 0.4
+_SIGNS_OF_LIFE: Final = frozenset({"ActionEvent", "ObservationEvent"})
+
+_REMEDIES: Final = {
+    "auth": "Check `llm_api_key` in the settings",
+    "config": "Check `llm_model` and `llm_base_url` in the settings",
+}
+
+_OTHER_REMEDY: Final = "Start the conversation anew, or with another model"
+
+_UNDECIDED: Final = frozenset(
+    {ExecutionStatus.IDLE, ExecutionStatus.RUNNING, ExecutionStatus.ERROR}
+)
+
+
+class _Classification(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str = ""
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    source: str = ""
+    code: str = ""
+    detail: str = ""
+    classification: _Classification | None = None
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+async def watch_first_answer(
+    agent: AgentServer, conversation_id: str, time_limit: float, *, hide: Sequence[Secret] = ()
+) -> None:
+    """Return at the first sign of life or at the time limit.
+
+    Raises StartRefused on an error before any sign of life, without the values in `hide`, and
+    AgentUnavailable when the agent server has lost the conversation.
+    """
+    end = monotonic() + time_limit
+    pause = _FIRST_LOOK_SECONDS
+    while monotonic() < end:
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, _LAST_LOOK_SECONDS)
+        info = await agent.find_conversation(conversation_id)
+        if info is None:
+            raise AgentUnavailable("The agent server has lost the conversation")
+        if info.execution_status not in _UNDECIDED:
+            return
+        events = await _read_events(agent, conversation_id)
+        if any(_is_alive(event) for event in events):
+            return
+        errors = [event for event in events if event.kind == "ConversationErrorEvent"]
+        if errors and info.execution_status == ExecutionStatus.ERROR:
+            raise StartRefused(_explain(errors[-1], hide))
+
+
+async def _read_events(agent: AgentServer, conversation_id: str) -> list[_Event]:
+    events: list[_Event] = []
+    async for page in agent.event_pages(conversation_id):
+        for raw in page:
+            # What has another form is none of the events that are looked for.
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                events.append(_event.decode(raw))
+    return events
+
+
+def _is_alive(event: _Event) -> bool:
+    is_answer = event.kind == "MessageEvent" and event.source == "agent"
+    return is_answer or event.kind in _SIGNS_OF_LIFE
+
+
+def _explain(error: _Event, hide: Sequence[Secret]) -> str:
+    kind = error.classification.kind if error.classification else ""
+    remedy = _REMEDIES.get(kind, "")
+    if not remedy and "auth" in error.code.lower():
+        remedy = _REMEDIES["auth"]
+    text = f"The language model refused the first request ({error.code}): {error.detail}"
+    for secret in hide:
+        text = text.replace(secret.reveal(), str(secret))
+    return f"{text}\n{remedy or _OTHER_REMEDY}"

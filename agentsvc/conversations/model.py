@@ -1,0 +1,187 @@
+"""What a conversation and the start of one are, in the core's own words. Pure."""
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from agentsvc.orders import (
+    ConversationSort,
+    ExecutionStatus,
+    Provider,
+    StartOrder,
+    StartStatus,
+    Trigger,
+)
+from agentsvc.sandboxes import Sandbox, SandboxStatus
+from agentsvc.values import Secret
+
+
+class TitleSource(StrEnum):
+    """Who gave a conversation its title; a user's is never overwritten."""
+
+    DEFAULT = "default"
+    AGENT = "agent"
+    USER = "user"
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One status that a start went through, and how long it stayed there."""
+
+    status: StartStatus
+    started_at: datetime
+    duration_ms: int | None = None
+    note: str | None = None
+    """What went wrong in it without stopping the start."""
+
+
+class StartTask(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of getting one conversation started; it survives a restart."""
+
+    id: str
+    user_id: str
+    conversation_id: str
+    status: StartStatus
+    detail: str | None
+    sandbox_id: str | None
+    agent_server_url: str | None
+    request: StartOrder
+    generation: str
+    stages: tuple[Stage, ...]
+    created_at: datetime
+    updated_at: datetime
+
+
+class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens a conversation has used so far."""
+
+    model: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    context_window: int = 0
+    per_turn_token: int = 0
+    response_id: str = ""
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a conversation has cost so far, in US dollars and tokens."""
+
+    model_name: str = "default"
+    accumulated_cost: float = 0.0
+    max_budget_per_task: float | None = None
+    accumulated_token_usage: TokenUsage | None = None
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept from a conversation's events, and how old each piece is.
+
+    Events arrive out of order: a piece is replaced only by one with a later timestamp. Up to
+    `synced_to` nothing is missing. `budget_stop_cost` is the cost at which the run was last
+    stopped for its budget; while `is_stop_due` the agent server has still to be told.
+    """
+
+    status_at: str = ""
+    stats_at: str = ""
+    synced_to: str = ""
+    budget_stop_cost: float | None = None
+    is_stop_due: bool = False
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent conversation that a user asked for."""
+
+    id: str
+    user_id: str
+    alias: str | None
+    sandbox_id: str | None
+    title: str | None
+    title_source: TitleSource
+    selected_repository: str | None
+    selected_branch: str | None
+    git_provider: Provider | None
+    trigger: Trigger | None
+    pr_number: tuple[int, ...]
+    llm_model: str | None
+    agent_kind: str
+    metrics: Metrics | None
+    facts: Facts
+    parent_id: str | None
+    is_public: bool | None
+    tags: dict[str, str]
+    working_dir: str
+    execution_status: ExecutionStatus | None
+    max_budget: float | None
+    is_ready: bool
+    start_failed: bool
+    start_detail: str | None
+    sub_ids: tuple[str, ...]
+    created_at: datetime
+    updated_at: datetime
+
+
+class ConversationView(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation together with the sandbox it lives in."""
+
+    conversation: Conversation
+    sandbox: Sandbox | None
+
+    @property
+    def sandbox_status(self) -> SandboxStatus:
+        """The state of the sandbox; one that is still to be made counts as starting."""
+        if self.sandbox is not None:
+            return self.sandbox.status
+        conversation = self.conversation
+        if not conversation.is_ready and not conversation.start_failed:
+            return SandboxStatus.STARTING
+        return SandboxStatus.MISSING
+
+    @property
+    def execution_status(self) -> ExecutionStatus | None:
+        """What the agent is doing, or None where nobody can know because nothing runs."""
+        is_running = self.sandbox_status is SandboxStatus.RUNNING
+        return self.conversation.execution_status if is_running else None
+
+    @property
+    def agent_url(self) -> str | None:
+        """The base URL of the agent server, or None unless the sandbox runs."""
+        return self.sandbox.agent_url if self.sandbox else None
+
+    @property
+    def session_api_key(self) -> Secret | None:
+        """The key of the agent server, or None unless the sandbox runs."""
+        return self.sandbox.session_key if self.sandbox and self.agent_url else None
+
+
+class ConversationQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which conversations to list; all that is given must hold."""
+
+    title_contains: str | None = None
+    created_at_gte: datetime | None = None
+    created_at_lt: datetime | None = None
+    updated_at_gte: datetime | None = None
+    updated_at_lt: datetime | None = None
+    sandbox_id: str | None = None
+    repository: str | None = None
+    trigger: Trigger | None = None
+    include_children: bool = False
+    include_starting: bool = False
+    sort: ConversationSort = ConversationSort.CREATED_AT_DESC
+
+
+class ConversationPatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What to change of a conversation; what is not sent stays, None clears."""
+
+    title: str | UnsetType | None = UNSET
+    is_public: bool | UnsetType | None = UNSET
+    repository: str | UnsetType | None = UNSET
+    branch: str | UnsetType | None = UNSET
+    provider: Provider | UnsetType | None = UNSET
+
+
+def default_title(conversation_id: str) -> str:
+    """Return the title a conversation has until it gets a better one."""
+    return f"Conversation {conversation_id[:5]}"

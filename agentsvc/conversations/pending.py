@@ -1,0 +1,322 @@
+"""Messages that wait for a conversation to be ready: stored when taken, delivered in order.
+
+A message is removed once the agent has it. Where it can never be delivered, the conversation
+gets an event that says so and holds its text, so that nothing that was taken gets lost.
+"""
+
+import logging
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.agent import AgentClient, AgentServer
+from agentsvc.conversations.agent_body import text_of, to_agent_message
+from agentsvc.conversations.model import ConversationView
+from agentsvc.conversations.recorder import not_delivered_event
+from agentsvc.conversations.service import Conversations
+from agentsvc.db import Database, IntegrityError, Queryable, Row, Transaction
+from agentsvc.errors import (
+    AgentRefused,
+    AgentsvcError,
+    AgentUnavailable,
+    Conflict,
+    Gone,
+    NotFound,
+    TooManyRequests,
+)
+from agentsvc.events import EventLog
+from agentsvc.orders import Message, StartStatus
+from agentsvc.sandboxes import Sandbox, SandboxStatus
+from agentsvc.supervisor import Supervisor
+from agentsvc.values import new_id, now, parse_uuid, to_stored
+
+log = logging.getLogger(__name__)
+
+MOST_PENDING: Final = 10
+"""How many messages of one conversation may wait."""
+
+_TASK: Final = "task-"
+
+
+class PendingMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that waits.
+
+    `said_before` is how often its conversation had the same before the first try to deliver it.
+    """
+
+    id: str
+    conversation_id: str
+    message: Message
+    said_before: int | None
+
+
+class Queued(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a message that was taken; positions count from 1."""
+
+    id: str
+    position: int
+
+
+_encode = msgspec.json.encode
+_message = msgspec.json.Decoder(Message)
+
+
+class PendingTable:
+    """The SQL of waiting messages."""
+
+    async def insert(self, tx: Transaction, pending: PendingMessage) -> None:
+        """Insert a message behind all others."""
+        await tx.run(
+            "INSERT INTO pending_messages (id, conversation_id, message, created_at)"
+            " VALUES (:id, :conversation_id, :message, :created_at)",
+            {
+                "id": pending.id,
+                "conversation_id": pending.conversation_id,
+                "message": _encode(pending.message),
+                "created_at": to_stored(now()),
+            },
+        )
+
+    async def count(self, reader: Queryable, conversation_id: str) -> int:
+        """Return how many messages of a conversation wait."""
+        rows = await reader.all(
+            "SELECT count(*) AS n FROM pending_messages WHERE conversation_id = :conversation_id",
+            {"conversation_id": conversation_id},
+        )
+        return int(rows[0]["n"])
+
+    async def find_first(self, reader: Queryable, conversation_id: str) -> PendingMessage | None:
+        """Return the message of a conversation that has waited longest."""
+        row = await reader.one(
+            "SELECT id, conversation_id, message, said_before FROM pending_messages"
+            " WHERE conversation_id = :conversation_id ORDER BY seq LIMIT 1",
+            {"conversation_id": conversation_id},
+        )
+        return _from_row(row) if row else None
+
+    async def set_said_before(self, tx: Transaction, message_id: str, said_before: int) -> None:
+        """Note that a delivery is being tried, and what there was before."""
+        await tx.run(
+            "UPDATE pending_messages SET said_before = :said_before WHERE id = :id",
+            {"id": message_id, "said_before": said_before},
+        )
+
+    async def delete(self, tx: Transaction, message_id: str) -> None:
+        """Remove a message."""
+        await tx.run("DELETE FROM pending_messages WHERE id = :id", {"id": message_id})
+
+    async def all_waiting(self, reader: Queryable) -> list[tuple[str, str]]:
+        """Return each conversation with waiting messages, behind the user it is of."""
+        rows = await reader.all(
+            "SELECT DISTINCT c.user_id, c.id FROM pending_messages AS p"
+            " JOIN conversations AS c ON c.id = p.conversation_id"
+        )
+        return [(row["user_id"], row["id"]) for row in rows]
+
+
+class PendingMessages:
+    """Takes messages at any time and hands each to its agent as soon as that is possible."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        conversations: Conversations,
+        agents: AgentClient,
+        events: EventLog,
+        supervisor: Supervisor,
+    ) -> None:
+        self._db = db
+        self._table = PendingTable()
+        self._conversations = conversations
+        self._agents = agents
+        self._events = events
+        self._supervisor = supervisor
+        self._woken: set[str] = set()
+
+    async def queue(self, user_id: str, reference: str, message: Message) -> Queued:
+        """Take a message; it is stored when this returns, and delivered in the background.
+
+        `reference` is the id of a conversation, or `task-` and that of its start task. Raises
+        NotFound, TooManyRequests when enough are waiting, and Conflict or Gone where it could
+        never be delivered.
+        """
+        conversation_id = await self._resolve(user_id, reference)
+        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
+        _require_future(view)
+        pending = PendingMessage(
+            id=new_id(), conversation_id=conversation_id, message=message, said_before=None
+        )
+
+        async def body(tx: Transaction) -> int:
+            waiting = await self._table.count(tx, conversation_id)
+            if waiting >= MOST_PENDING:
+                raise TooManyRequests(
+                    f"{waiting} messages of this conversation are waiting already"
+                )
+            try:
+                await self._table.insert(tx, pending)
+            except IntegrityError as exc:
+                # It was deleted since it was looked up.
+                raise NotFound(f"Conversation {reference} not found") from exc
+            tx.after_commit(lambda: self._wake(user_id, conversation_id))
+            return waiting + 1
+
+        return Queued(id=pending.id, position=await self._db.write(body))
+
+    async def deliver_all(self) -> None:
+        """Try to deliver whatever waits; called now and then, and once after a start."""
+        for user_id, conversation_id in await self._table.all_waiting(self._db):
+            self._wake(user_id, conversation_id)
+
+    def sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
+        """Deliver when a sandbox has begun to run."""
+        is_up = after is not None and after.status is SandboxStatus.RUNNING
+        if is_up and before.status is not SandboxStatus.RUNNING:
+            self._supervisor.spawn("pending messages of a sandbox", self.deliver_all)
+
+    # Inside
+
+    async def _resolve(self, user_id: str, reference: str) -> str:
+        if reference.startswith(_TASK):
+            task_id = parse_uuid(reference.removeprefix(_TASK))
+            tasks = await self._conversations.find_start_tasks(user_id, [task_id or ""])
+            found = tasks[0].conversation_id if tasks[0] else None
+        else:
+            found = await self._conversations.resolve(user_id, reference)
+        if found is None:
+            raise NotFound(f"Conversation {reference} not found")
+        return found
+
+    def _wake(self, user_id: str, conversation_id: str) -> None:
+        # One that is at work already looks once more before it ends.
+        self._woken.add(conversation_id)
+        name = f"pending messages {conversation_id}"
+        self._supervisor.spawn(name, lambda: self._deliver(user_id, conversation_id))
+
+    async def _deliver(self, user_id: str, conversation_id: str) -> None:
+        while conversation_id in self._woken:
+            self._woken.discard(conversation_id)
+            try:
+                await self._wait_for_start(user_id, conversation_id)
+                while await self._deliver_first(user_id, conversation_id):
+                    pass
+            except NotFound:
+                # The conversation was deleted, and its messages with it.
+                return
+
+    async def _wait_for_start(self, user_id: str, conversation_id: str) -> None:
+        tasks, _ = await self._conversations.search_start_tasks(
+            user_id, conversation_id=conversation_id, limit=1
+        )
+        for task in tasks:
+            async for seen in self._conversations.follow(user_id, task.id):
+                if seen.status is StartStatus.READY:
+                    return
+
+    async def _deliver_first(self, user_id: str, conversation_id: str) -> bool:
+        """Deliver the message that has waited longest; say whether it waits no more."""
+        pending = await self._table.find_first(self._db, conversation_id)
+        if pending is None:
+            return False
+        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
+        try:
+            _require_future(view)
+        except (Conflict, Gone) as exc:
+            await self._give_up(pending, exc)
+            return True
+        if view.agent_url is None or view.session_api_key is None:
+            return False
+        agent = self._agents.at(view.agent_url, view.session_api_key)
+        return await self._try(user_id, agent, pending)
+
+    async def _try(self, user_id: str, agent: AgentServer, pending: PendingMessage) -> bool:
+        try:
+            await self._hand_over(user_id, agent, pending)
+        except (AgentRefused, NotFound) as exc:
+            await self._give_up(pending, exc)
+        except AgentsvcError as exc:
+            log.info(
+                "pending message cannot be delivered now",
+                extra={"conversation_id": pending.conversation_id, "reason": str(exc)},
+            )
+            return False
+        else:
+            await self._db.write(lambda tx: self._table.delete(tx, pending.id))
+        return True
+
+    async def _hand_over(self, user_id: str, agent: AgentServer, pending: PendingMessage) -> None:
+        """Send a message, unless an earlier try that seemed to fail got through."""
+        said = await _count_said(agent, pending)
+        if pending.said_before is None:
+            await self._db.write(lambda tx: self._table.set_said_before(tx, pending.id, said))
+        elif said > pending.said_before:
+            return
+        await self._conversations.deliver_message(
+            user_id, pending.conversation_id, pending.message, run=True
+        )
+
+    async def _give_up(self, pending: PendingMessage, error: AgentsvcError) -> None:
+        log.warning(
+            "pending message given up",
+            extra={"conversation_id": pending.conversation_id, "reason": str(error)},
+        )
+
+        async def body(tx: Transaction) -> None:
+            event = not_delivered_event(pending.message, error)
+            await self._events.append(tx, pending.conversation_id, [event])
+            await self._table.delete(tx, pending.id)
+
+        await self._db.write(body)
+
+
+def _require_future(view: ConversationView) -> None:
+    """Raise Conflict or Gone for a conversation that can never take a message."""
+    if view.conversation.start_failed:
+        raise Conflict("The conversation did not start")
+    if view.sandbox_status is SandboxStatus.MISSING:
+        raise Gone("The sandbox of this conversation does not exist any more")
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    content: list[dict[str, Any]] = []
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str = ""
+    source: str | None = None
+    llm_message: _Said | None = None
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+async def _count_said(agent: AgentServer, pending: PendingMessage) -> int:
+    wanted = text_of(to_agent_message(pending.message)["content"])
+    said = 0
+    try:
+        async for page in agent.event_pages(pending.conversation_id):
+            said += sum(_said_by_user(raw) == wanted for raw in page)
+    except AgentRefused as exc:
+        # It says nothing about the message.
+        raise AgentUnavailable(exc.message, detail=exc.detail) from exc
+    return said
+
+
+def _said_by_user(raw: bytes) -> str | None:
+    try:
+        event = _event.decode(raw)
+    except msgspec.DecodeError:
+        return None
+    if event.kind != "MessageEvent" or event.source != "user" or event.llm_message is None:
+        return None
+    return text_of(event.llm_message.content)
+
+
+def _from_row(row: Row) -> PendingMessage:
+    return PendingMessage(
+        id=row["id"],
+        conversation_id=row["conversation_id"],
+        message=_message.decode(row["message"]),
+        said_before=row["said_before"],
+    )

@@ -1,0 +1,339 @@
+"""What sandboxes report: events stored once, and what follows from them.
+
+Events come by webhook, or are fetched after a gap; both roads end in `record`. Title, metrics,
+status and cost of a conversation are kept from them, in the same transaction.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import UTC
+from typing import Final
+
+import msgspec
+
+from agentsvc.agent import AgentClient, AgentServer
+from agentsvc.agent_answers import ConversationInfo
+from agentsvc.config import ConversationsConfig
+from agentsvc.conversations import facts
+from agentsvc.conversations.agent_body import text_of, to_agent_message
+from agentsvc.conversations.model import Conversation, Facts, TitleSource
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.db import Database, Transaction
+from agentsvc.errors import AgentsvcError, NotFound
+from agentsvc.events import EventHead, EventLog, StoredEvent, read_head
+from agentsvc.orders import ExecutionStatus, Message
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.supervisor import Supervisor
+from agentsvc.values import dashed, new_id, now
+
+log = logging.getLogger(__name__)
+
+NOT_DELIVERED: Final = "MessageNotDelivered"
+BUDGET_CODE: Final = "MaxBudgetReached"
+
+_MOST_SHOWN: Final = 100_000
+_SETTLE_SECONDS: Final = 1.0
+_RUN_IS_OVER = frozenset(
+    {ExecutionStatus.FINISHED, ExecutionStatus.ERROR, ExecutionStatus.STUCK, ExecutionStatus.PAUSED}
+)
+
+
+class Recorder:
+    """Stores what sandboxes report and acts on it."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        events: EventLog,
+        sandboxes: Sandboxes,
+        agents: AgentClient,
+        supervisor: Supervisor,
+        config: ConversationsConfig,
+    ) -> None:
+        self._db = db
+        self._table = ConversationTable(db)
+        self._events = events
+        self._sandboxes = sandboxes
+        self._agents = agents
+        self._supervisor = supervisor
+        self._config = config
+        self._stale: set[str] = set()
+        self._failing: set[str] = set()
+
+    async def record(self, conversation_id: str, raw: Sequence[bytes]) -> list[StoredEvent]:
+        """Store events that are new and keep what they say; return the new ones."""
+        news: list[StoredEvent] = []
+
+        async def body(tx: Transaction) -> Conversation | None:
+            before = await self._table.find(conversation_id, tx)
+            if before is None:
+                return None
+            news.extend(await self._events.append(tx, conversation_id, raw))
+            if not news:
+                return before
+            after = facts.learn(before, _heads(news))
+            if facts.is_over_budget(after):
+                after = facts.mark_budget_stop(after)
+                await self._events.append(tx, conversation_id, [_budget_event(after)])
+            await self._table.update(tx, msgspec.structs.replace(after, updated_at=now()))
+            tx.after_commit(lambda: self._follow_up(before, after, news))
+            return after
+
+        await self._db.write(body)
+        return news
+
+    async def announce_failure(
+        self, tx: Transaction, conversation_id: str, code: str, detail: str
+    ) -> None:
+        """Store an event that tells, in the conversation itself, why it does not go on."""
+        await self._events.append(tx, conversation_id, [error_event(code, detail)])
+
+    async def announce_not_delivered(
+        self, conversation_id: str, message: Message, error: AgentsvcError
+    ) -> None:
+        """Store an event that holds a message which the agent never got."""
+        await self.record(conversation_id, [not_delivered_event(message, error)])
+
+    async def receive_info(
+        self, conversation_id: str, info: ConversationInfo, *, asked_at: Facts | None = None
+    ) -> None:
+        """Keep what an agent server says about a conversation, the title included.
+
+        Status and costs count only if no event has told newer ones since the server was asked;
+        what comes unasked may be old, and only fills what is not known at all.
+        """
+
+        async def body(tx: Transaction) -> None:
+            before = await self._table.find(conversation_id, tx)
+            if before is None or info.execution_status == ExecutionStatus.DELETING:
+                return
+            after = _with_info(before, info, asked_at or Facts())
+            if after != before:
+                await self._table.update(tx, msgspec.structs.replace(after, updated_at=now()))
+
+        await self._db.write(body)
+
+    async def sync(self, conversation_id: str) -> None:
+        """Fetch what was not delivered and the state as it is now.
+
+        Nothing happens unless the sandbox runs. Raises AgentUnavailable if it does not answer.
+        """
+        # What comes in from here on may be missed, and makes it stale again.
+        self._stale.discard(conversation_id)
+        conversation = await self._table.find(conversation_id)
+        agent = await self._agent_of(conversation.sandbox_id) if conversation else None
+        if conversation is None or agent is None:
+            return
+        await self._fetch_events(agent, conversation)
+        # Read between the events and the question, so that the answer is newer than both.
+        conversation = await self._table.find(conversation_id)
+        if conversation is None:
+            return
+        info = await agent.find_conversation(conversation_id)
+        if info is None:
+            log.warning(
+                "agent server does not know the conversation",
+                extra={"conversation_id": conversation_id},
+            )
+            return
+        await self.receive_info(conversation_id, info, asked_at=conversation.facts)
+        is_running = info.execution_status == ExecutionStatus.RUNNING
+        if is_running:
+            self._stale.add(conversation_id)
+        if conversation.facts.is_stop_due:
+            # The server may have been killed between the note and the interrupt.
+            await self._stop_for_budget(conversation, agent if is_running else None)
+
+    async def sync_all(self) -> None:
+        """Sync every conversation in a running sandbox; called once after a start."""
+        for conversation in await self._table.all_active():
+            self.sync_soon(conversation.id)
+
+    async def sync_stale(self) -> None:
+        """Sync the conversations that something happened in since their last sync."""
+        for conversation_id in list(self._stale):
+            self.sync_soon(conversation_id)
+
+    def sync_soon(self, conversation_id: str, *, wait_seconds: float = 0.0) -> None:
+        """Sync in the background; one that does not work out is tried again later."""
+        name = f"sync {conversation_id}"
+        if self._supervisor.is_running(name):
+            # It may be past what has just happened.
+            self._stale.add(conversation_id)
+            return
+
+        async def work() -> None:
+            await asyncio.sleep(wait_seconds)
+            try:
+                await self.sync(conversation_id)
+            except AgentsvcError as exc:
+                self._put_off(conversation_id, exc)
+            else:
+                self._failing.discard(conversation_id)
+
+        self._supervisor.spawn(name, work)
+
+    def _put_off(self, conversation_id: str, exc: AgentsvcError) -> None:
+        self._stale.add(conversation_id)
+        if conversation_id not in self._failing:
+            self._failing.add(conversation_id)
+            log.info(
+                "conversation cannot be synced now",
+                extra={"conversation_id": conversation_id, "reason": str(exc)},
+            )
+
+    def sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
+        """Sync the conversations of a sandbox that has begun to run."""
+        is_up = after is not None and after.status is SandboxStatus.RUNNING
+        if is_up and before.status is not SandboxStatus.RUNNING:
+            self._supervisor.spawn(f"sync sandbox {before.id}", lambda: self._sync_sandbox(before))
+
+    async def _sync_sandbox(self, sandbox: Sandbox) -> None:
+        for conversation in await self._table.of_sandbox(sandbox.id):
+            if conversation.is_ready:
+                self.sync_soon(conversation.id)
+
+    async def _fetch_events(self, agent: AgentServer, conversation: Conversation) -> None:
+        synced_to = conversation.facts.synced_to
+        try:
+            async for page in agent.event_pages(conversation.id, since=synced_to or None):
+                await self.record(conversation.id, page)
+                synced_to = max(synced_to, _read_timestamp(page[-1]))
+        except NotFound:
+            log.warning("no events to fetch", extra={"conversation_id": conversation.id})
+        await self._store_synced(conversation.id, synced_to)
+
+    async def _store_synced(self, conversation_id: str, synced_to: str) -> None:
+        async def body(tx: Transaction) -> None:
+            found = await self._table.find(conversation_id, tx)
+            if found is not None and synced_to > found.facts.synced_to:
+                known = msgspec.structs.replace(found.facts, synced_to=synced_to)
+                await self._table.update(tx, msgspec.structs.replace(found, facts=known))
+
+        await self._db.write(body)
+
+    def _follow_up(
+        self, before: Conversation, after: Conversation, news: Sequence[StoredEvent]
+    ) -> None:
+        if before.facts.budget_stop_cost != after.facts.budget_stop_cost:
+            self._interrupt_for_budget(after)
+        if after.execution_status in _RUN_IS_OVER and before.execution_status not in _RUN_IS_OVER:
+            self.sync_soon(after.id, wait_seconds=_SETTLE_SECONDS)
+        else:
+            self._stale.add(after.id)
+        has_message = any(event.kind == "MessageEvent" for event in news)
+        if has_message and after.title_source is TitleSource.DEFAULT:
+            self._supervisor.spawn(f"title {after.id}", lambda: self._fetch_title(after.id))
+
+    async def _fetch_title(self, conversation_id: str) -> None:
+        for _ in range(self._config.title_tries):
+            await asyncio.sleep(self._config.title_wait_seconds)
+            found = await self._table.find(conversation_id)
+            if found is None or found.title_source is not TitleSource.DEFAULT:
+                return
+            agent = await self._agent_of(found.sandbox_id)
+            try:
+                info = await agent.find_conversation(conversation_id) if agent else None
+            except AgentsvcError:
+                continue
+            if info is not None and info.title:
+                await self.receive_info(conversation_id, info)
+                return
+
+    def _interrupt_for_budget(self, conversation: Conversation) -> None:
+        log.warning(
+            "budget reached, interrupting the run",
+            extra={"conversation_id": conversation.id, "budget": conversation.max_budget},
+        )
+
+        async def work() -> None:
+            agent = await self._agent_of(conversation.sandbox_id)
+            if agent is None:
+                return
+            try:
+                await self._stop_for_budget(conversation, agent)
+            except AgentsvcError as exc:
+                self._put_off(conversation.id, exc)
+
+        self._supervisor.spawn(f"budget {conversation.id}", work)
+
+    async def _stop_for_budget(self, conversation: Conversation, agent: AgentServer | None) -> None:
+        """Interrupt the run, if there is an agent to tell, and note that this is done."""
+        if agent is not None:
+            await agent.interrupt(conversation.id)
+
+        async def body(tx: Transaction) -> None:
+            found = await self._table.find(conversation.id, tx)
+            if found is not None:
+                known = msgspec.structs.replace(found.facts, is_stop_due=False)
+                await self._table.update(tx, msgspec.structs.replace(found, facts=known))
+
+        await self._db.write(body)
+
+    async def _agent_of(self, sandbox_id: str | None) -> AgentServer | None:
+        sandbox = await self._sandboxes.find_any(sandbox_id) if sandbox_id else None
+        if sandbox is None or sandbox.agent_url is None:
+            return None
+        return self._agents.at(sandbox.agent_url, sandbox.session_key)
+
+
+def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Facts) -> Conversation:
+    known = conversation.facts
+    if known.status_at == asked_at.status_at:
+        conversation = facts.learn_status(conversation, info.execution_status, known.status_at)
+    if info.stats is not None and known.stats_at == asked_at.stats_at:
+        conversation = facts.learn_stats(conversation, info.stats, known.stats_at)
+    if info.title and conversation.title_source is TitleSource.DEFAULT:
+        conversation = msgspec.structs.replace(
+            conversation, title=info.title, title_source=TitleSource.AGENT
+        )
+    if info.agent.llm.model:
+        conversation = msgspec.structs.replace(conversation, llm_model=info.agent.llm.model)
+    return conversation
+
+
+def _heads(events: Sequence[StoredEvent]) -> list[EventHead]:
+    return [head for event in events if (head := read_head(event.body)) is not None]
+
+
+def _read_timestamp(raw: bytes) -> str:
+    head = read_head(raw)
+    return head.timestamp if head else ""
+
+
+def _budget_event(conversation: Conversation) -> bytes:
+    cost = conversation.metrics.accumulated_cost if conversation.metrics else 0.0
+    return error_event(
+        BUDGET_CODE,
+        f"The run was interrupted: it has cost {cost:.4f} US dollars, and the budget of this"
+        f" conversation is {conversation.max_budget:.4f}. Raise `max_budget_per_task` in the"
+        " settings for new conversations, or send a message to go on with this one.",
+    )
+
+
+def not_delivered_event(message: Message, error: AgentsvcError) -> bytes:
+    """Return an event that tells, with its text, of a message which the agent never got."""
+    text = text_of(to_agent_message(message)["content"])[:_MOST_SHOWN]
+    return error_event(
+        NOT_DELIVERED,
+        f"A message could not be delivered: {error.message}\nThe message was:\n{text}",
+    )
+
+
+def error_event(code: str, detail: str) -> bytes:
+    """Return an event of the server's own that tells what went wrong."""
+    # In the form agent servers give their events; sandboxes run on UTC.
+    moment = now().astimezone(UTC).replace(tzinfo=None).isoformat()
+    return msgspec.json.encode(
+        {
+            "id": dashed(new_id()),
+            "timestamp": moment,
+            "parent_id": None,
+            "source": "environment",
+            "code": code,
+            "detail": detail,
+            "kind": "ConversationErrorEvent",
+        }
+    )

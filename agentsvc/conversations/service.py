@@ -1,0 +1,528 @@
+"""The conversations of all users, as both API generations use them."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from agentsvc.agent import AgentClient, AgentServer
+from agentsvc.agent_answers import decode_conversation
+from agentsvc.config import ConversationsConfig
+from agentsvc.conversations.agent_body import to_agent_message
+from agentsvc.conversations.making import (
+    new_conversation,
+    new_task,
+    patched,
+    require_settings,
+)
+from agentsvc.conversations.model import (
+    Conversation,
+    ConversationPatch,
+    ConversationQuery,
+    ConversationView,
+    StartTask,
+)
+from agentsvc.conversations.prompts import first_message
+from agentsvc.conversations.recorder import Recorder
+from agentsvc.conversations.removal import Remover
+from agentsvc.conversations.start import Starter
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.task_table import StartTaskTable
+from agentsvc.db import Database, Queryable, Transaction
+from agentsvc.errors import (
+    AgentsvcError,
+    BadRequest,
+    Conflict,
+    Gone,
+    NotFound,
+    SandboxNotUsable,
+)
+from agentsvc.events import EventLog
+from agentsvc.git import check_branch, check_repository, token_variable
+from agentsvc.mcp import restore_secrets
+from agentsvc.orders import ExecutionStatus, Message, Provider, StartOrder, StartSort
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.sandboxes.order import CallbackRules
+from agentsvc.secretstore import SecretStore
+from agentsvc.settings import Settings, SettingsStore
+from agentsvc.supervisor import Supervisor
+from agentsvc.values import Secret, dashed, new_id, parse_uuid
+from agentsvc.vault import Vault
+
+log = logging.getLogger(__name__)
+
+_LONGEST_TOOL_SECONDS: Final = 6 * 3600.0
+
+
+class Conversations:
+    """Starts, finds, changes and deletes conversations, and talks to their agents."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        vault: Vault,
+        sandboxes: Sandboxes,
+        agents: AgentClient,
+        events: EventLog,
+        settings: SettingsStore,
+        secrets: SecretStore,
+        supervisor: Supervisor,
+        config: ConversationsConfig,
+        callbacks: CallbackRules,
+    ) -> None:
+        self._db = db
+        self._table = ConversationTable(db)
+        self._tasks = StartTaskTable(db, vault)
+        self._sandboxes = sandboxes
+        self._agents = agents
+        self._settings = settings
+        self._secrets = secrets
+        self._supervisor = supervisor
+        self._config = config
+        self._recorder = Recorder(
+            db=db,
+            events=events,
+            sandboxes=sandboxes,
+            agents=agents,
+            supervisor=supervisor,
+            config=config,
+        )
+        self._remover = Remover(
+            db=db,
+            table=self._table,
+            tasks=self._tasks,
+            sandboxes=sandboxes,
+            agents=agents,
+            supervisor=supervisor,
+        )
+        self._starter = Starter(
+            db=db,
+            vault=vault,
+            sandboxes=sandboxes,
+            agents=agents,
+            settings=settings,
+            secrets=secrets,
+            recorder=self._recorder,
+            remover=self._remover,
+            config=config,
+            callbacks=callbacks,
+            on_change=self._task_changed,
+        )
+        self._followers: defaultdict[str, list[asyncio.Queue[StartTask | None]]]
+        self._followers = defaultdict(list)
+        sandboxes.on_change(self._recorder.sandbox_changed)
+
+    # Starting
+
+    async def start(self, user_id: str, order: StartOrder, *, generation: str = "v1") -> StartTask:
+        """Ask for a conversation; what was asked is stored when this returns.
+
+        The same order for a known conversation id gives its task; another one is a Conflict.
+        Raises BadRequest or NotFound for what can never be started.
+        """
+        settings = await self._settings.find(user_id)
+        if order.settings_required:
+            require_settings(order, settings)
+        if order.mcp_config is not None:
+            stored = settings.mcp_config if settings else None
+            order = msgspec.structs.replace(
+                order, mcp_config=restore_secrets(order.mcp_config, stored)
+            )
+        conversation_id = order.conversation_id or new_id()
+        earlier = await self._earlier_task(user_id, order)
+        if earlier is not None:
+            return earlier
+        first_message(order)
+        self._sandboxes.get_spec(order.spec_id)
+        if order.repository is not None and "://" not in order.repository:
+            check_repository(order.repository, order.provider)
+        if order.branch is not None:
+            check_branch(order.branch)
+        conversation = new_conversation(
+            user_id,
+            conversation_id,
+            order,
+            settings or Settings(),
+            await self._parent(user_id, order),
+        )
+        task = new_task(user_id, conversation_id, order, generation)
+
+        async def body(tx: Transaction) -> StartTask:
+            earlier = await self._earlier_task(user_id, order, tx)
+            if earlier is not None:
+                return earlier
+            if order.alias and await self._table.find_by_alias(user_id, order.alias, tx):
+                raise Conflict("A conversation with this name exists")
+            await self._table.insert(tx, conversation)
+            await self._tasks.insert(tx, task)
+            tx.after_commit(lambda: self._run(task.id))
+            return task
+
+        return await self._db.write(body)
+
+    async def find_start_tasks(self, user_id: str, ids: Sequence[str]) -> list[StartTask | None]:
+        """Return a user's start tasks in the order of the ids, None for each unknown one."""
+        found = await self._tasks.find_of_user(user_id, ids)
+        return [found.get(task_id) for task_id in ids]
+
+    async def search_start_tasks(
+        self,
+        user_id: str,
+        *,
+        conversation_id: str | None = None,
+        created_at_gte: datetime | None = None,
+        sort: StartSort = StartSort.CREATED_AT_DESC,
+        page_id: str | None = None,
+        limit: int = 100,
+    ) -> tuple[list[StartTask], str | None]:
+        """Return a page of a user's start tasks and the id of the next page."""
+        return await self._tasks.search(
+            user_id,
+            conversation_id=conversation_id,
+            created_at_gte=created_at_gte,
+            sort=sort,
+            page_id=page_id,
+            limit=limit,
+        )
+
+    async def count_start_tasks(
+        self,
+        user_id: str,
+        *,
+        conversation_id: str | None = None,
+        created_at_gte: datetime | None = None,
+    ) -> int:
+        """Return how many start tasks a user has."""
+        return await self._tasks.count(
+            user_id, conversation_id=conversation_id, created_at_gte=created_at_gte
+        )
+
+    async def follow(self, user_id: str, task_id: str) -> AsyncIterator[StartTask]:
+        """Yield a start task as it is now and after each change, until it is READY or ERROR.
+
+        Ends early if the conversation is deleted. Raises NotFound.
+        """
+        queue: asyncio.Queue[StartTask | None] = asyncio.Queue()
+        self._followers[task_id].append(queue)
+        try:
+            [task] = await self.find_start_tasks(user_id, [task_id])
+            if task is None:
+                raise NotFound
+            yield task
+            while not task.status.is_final:
+                changed = await queue.get()
+                if changed is None:
+                    return
+                if changed.status.is_final or changed.updated_at > task.updated_at:
+                    task = changed
+                    yield task
+        finally:
+            self._followers[task_id].remove(queue)
+            if not self._followers[task_id]:
+                del self._followers[task_id]
+
+    # Finding
+
+    async def find_many(
+        self, user_id: str, ids: Sequence[str], *, include_starting: bool = False
+    ) -> list[ConversationView | None]:
+        """Return a user's conversations in the order of the ids, None for each unknown one."""
+        found = await self._table.find_of_user(user_id, ids, include_starting=include_starting)
+        views = {view.conversation.id: view for view in await self._view(user_id, found.values())}
+        return [views.get(conversation_id) for conversation_id in ids]
+
+    async def get(
+        self, user_id: str, conversation_id: str, *, include_starting: bool = False
+    ) -> ConversationView:
+        """Return a user's conversation; raises NotFound."""
+        [view] = await self.find_many(user_id, [conversation_id], include_starting=include_starting)
+        if view is None:
+            raise NotFound(f"Conversation {_shown(conversation_id)} not found")
+        return view
+
+    async def resolve(self, user_id: str, text: str) -> str | None:
+        """Return the id behind a hex or dashed UUID or a user's own name, or None."""
+        return await self._table.find_by_alias(user_id, text) or parse_uuid(text)
+
+    async def search(
+        self, user_id: str, query: ConversationQuery, *, page_id: str | None, limit: int
+    ) -> tuple[list[ConversationView], str | None]:
+        """Return a page of a user's conversations and the id of the next page."""
+        found, next_page_id = await self._table.search(user_id, query, page_id=page_id, limit=limit)
+        return await self._view(user_id, found), next_page_id
+
+    async def count(self, user_id: str, query: ConversationQuery) -> int:
+        """Return how many of a user's conversations a query finds."""
+        return await self._table.count(user_id, query)
+
+    # Changing
+
+    async def update(
+        self, user_id: str, conversation_id: str, patch: ConversationPatch
+    ) -> ConversationView:
+        """Change what is stored of a conversation; raises NotFound."""
+        if isinstance(patch.repository, str) and "://" not in patch.repository:
+            check_repository(patch.repository)
+        if isinstance(patch.branch, str):
+            check_branch(patch.branch)
+        await self.get(user_id, conversation_id, include_starting=True)
+
+        async def body(tx: Transaction) -> None:
+            found = await self._table.find(conversation_id, tx)
+            if found is None:
+                raise NotFound(f"Conversation {_shown(conversation_id)} not found")
+            await self._table.update(tx, patched(found, patch))
+
+        await self._db.write(body)
+        return await self.get(user_id, conversation_id, include_starting=True)
+
+    async def delete(self, user_id: str, conversation_id: str) -> None:
+        """Remove a conversation with its events, its children, and a sandbox left empty.
+
+        The sandbox goes in the background, tried until it works. Raises NotFound.
+        """
+        await self.get(user_id, conversation_id, include_starting=True)
+        for task_id in await self._remover.remove(conversation_id):
+            self._tell_followers(task_id, None)
+
+    async def remove_failed(self) -> None:
+        """Delete the sandboxes of starts that failed long ago, where nobody else lives."""
+        await self._remover.remove_failed(timedelta(seconds=self._config.keep_failed_seconds))
+
+    # Talking to the agent
+
+    async def send_message(
+        self, user_id: str, conversation_id: str, message: Message, *, run: bool
+    ) -> SandboxStatus:
+        """Hand a message to the agent; one that uses a tool takes it when the tool is done.
+
+        After some seconds of waiting for that, the message counts as sent: the agent server has
+        it, and a caller that tried again would say it twice. Raises Conflict while the sandbox
+        is paused or starting, Gone if it is gone, SandboxNotUsable if it failed,
+        AgentUnavailable or AgentRefused.
+        """
+        view = await self.get(user_id, conversation_id, include_starting=True)
+        self._require_agent(view)
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def work() -> None:
+            try:
+                await self.deliver_message(user_id, conversation_id, message, run=run)
+            except AgentsvcError as exc:
+                if outcome.done():
+                    await self._recorder.announce_not_delivered(conversation_id, message, exc)
+                else:
+                    outcome.set_exception(exc)
+            else:
+                if not outcome.done():
+                    outcome.set_result(None)
+
+        self._supervisor.spawn(f"message {new_id()}", work)
+        try:
+            async with asyncio.timeout(self._config.hand_over_seconds):
+                await outcome
+        except TimeoutError:
+            log.info("message waits for a tool", extra={"conversation_id": conversation_id})
+        return view.sandbox_status
+
+    async def deliver_message(
+        self, user_id: str, conversation_id: str, message: Message, *, run: bool
+    ) -> None:
+        """Hand a message to the agent and wait until it has it, however long its tool takes."""
+        agent = await self.agent(user_id, conversation_id)
+        content = to_agent_message(message)["content"]
+        await agent.send_message(
+            conversation_id, content, run=run, time_limit=_LONGEST_TOOL_SECONDS
+        )
+        self._recorder.sync_soon(conversation_id, wait_seconds=self._config.webhook_flush_seconds)
+
+    async def agent(self, user_id: str, conversation_id: str) -> AgentServer:
+        """Return the calls to the agent server of a conversation; raises as `send_message`."""
+        return self._require_agent(await self.get(user_id, conversation_id, include_starting=True))
+
+    async def interrupt(self, user_id: str, conversation_id: str) -> None:
+        """Stop the run at once; raises as `send_message`."""
+        await (await self.agent(user_id, conversation_id)).interrupt(conversation_id)
+
+    async def pause(self, user_id: str, conversation_id: str) -> None:
+        """Stop the run after its present step; raises as `send_message`."""
+        await (await self.agent(user_id, conversation_id)).pause(conversation_id)
+
+    async def run(self, user_id: str, conversation_id: str) -> None:
+        """Let the agent go on; raises as `send_message`."""
+        await (await self.agent(user_id, conversation_id)).run(conversation_id)
+
+    async def confirm(
+        self, user_id: str, conversation_id: str, *, accept: bool, reason: str | None = None
+    ) -> None:
+        """Answer the agent's question whether it may act; raises as `send_message`."""
+        agent = await self.agent(user_id, conversation_id)
+        await agent.respond_to_confirmation(conversation_id, accept=accept, reason=reason)
+
+    # What sandboxes report
+
+    async def receive_events(
+        self, sandbox: Sandbox, conversation_id: str, raw: Sequence[bytes]
+    ) -> None:
+        """Store events that a sandbox reports of one of its conversations.
+
+        What it has to say of one that was deleted is dropped, and it is told so. Raises NotFound
+        for a conversation that is not this sandbox's.
+        """
+        if await self._is_removed(sandbox, conversation_id):
+            return
+        await self._require_own(sandbox, conversation_id)
+        await self._recorder.record(conversation_id, raw)
+
+    async def receive_conversation(self, sandbox: Sandbox, info: bytes) -> None:
+        """Keep what a sandbox reports of a conversation; adopt one the server did not start."""
+        told = decode_conversation(info)
+        conversation_id = parse_uuid(told.id)
+        if conversation_id is None:
+            raise BadRequest("The conversation has no valid id")
+        if told.execution_status == ExecutionStatus.DELETING:
+            return
+        if await self._is_removed(sandbox, conversation_id):
+            return
+        if await self._table.find(conversation_id) is None:
+            await self._adopt(sandbox, conversation_id, told.workspace.working_dir)
+        await self._require_own(sandbox, conversation_id)
+        await self._recorder.receive_info(conversation_id, told)
+
+    async def sandbox_secrets(self, sandbox: Sandbox) -> dict[str, tuple[str | None, Secret]]:
+        """Return the secrets a sandbox may ask for: by name, the description and the value.
+
+        A provider's token is known as `github_token` and by its variable `GITHUB_TOKEN`.
+        """
+        found: dict[str, tuple[str | None, Secret]] = {}
+        for name, token in (await self._secrets.provider_tokens(sandbox.user_id)).items():
+            variable = token_variable(Provider(name))
+            for known_as in (variable.lower(), variable):
+                found[known_as] = (f"{name} token", token.token)
+        for name, secret in (await self._secrets.custom_secrets(sandbox.user_id)).items():
+            found[name] = (secret.description, secret.value)
+        return found
+
+    async def recover(self) -> None:
+        """Fetch what was missed and go on with what was unfinished; called once at the start."""
+        await self._recorder.sync_all()
+        await self._go_on()
+
+    async def sync(self) -> None:
+        """Fetch what was not delivered and go on with what got stuck; called now and then."""
+        await self._recorder.sync_stale()
+        await self._go_on()
+
+    # Inside
+
+    async def _go_on(self) -> None:
+        """Go on with the starts and removals that a stop, a crash or a full disk interrupted."""
+        for task_id in await self._tasks.unfinished():
+            if not self._supervisor.is_running(_start_name(task_id)):
+                log.info("going on with a start", extra={"task_id": task_id})
+                self._run(task_id)
+        await self._remover.tell_all()
+
+    def _run(self, task_id: str) -> None:
+        self._supervisor.spawn(_start_name(task_id), lambda: self._starter.run(task_id))
+
+    def _task_changed(self, task: StartTask) -> None:
+        self._tell_followers(task.id, task)
+
+    def _tell_followers(self, task_id: str, task: StartTask | None) -> None:
+        for queue in self._followers.get(task_id, ()):
+            queue.put_nowait(task)
+
+    async def _earlier_task(
+        self, user_id: str, order: StartOrder, reader: Queryable | None = None
+    ) -> StartTask | None:
+        if order.conversation_id is None:
+            return None
+        known = await self._table.find(order.conversation_id, reader)
+        if known is None:
+            return None
+        task = await self._tasks.find_of_conversation(known.id, reader)
+        if known.user_id != user_id or task is None or task.request != order:
+            raise Conflict("A conversation with this id exists and was started differently")
+        return task
+
+    async def _parent(self, user_id: str, order: StartOrder) -> Conversation | None:
+        if order.parent_conversation_id is None:
+            return None
+        [view] = await self.find_many(user_id, [order.parent_conversation_id])
+        if view is None:
+            raise NotFound("Parent conversation not found")
+        return view.conversation
+
+    async def _view(
+        self, user_id: str, conversations: Iterable[Conversation]
+    ) -> list[ConversationView]:
+        listed = list(conversations)
+        ids = list({one.sandbox_id for one in listed if one.sandbox_id is not None})
+        found = dict(zip(ids, await self._sandboxes.find_many(user_id, ids), strict=True))
+        return [
+            ConversationView(
+                conversation=one, sandbox=found.get(one.sandbox_id) if one.sandbox_id else None
+            )
+            for one in listed
+        ]
+
+    def _require_agent(self, view: ConversationView) -> AgentServer:
+        sandbox, status = view.sandbox, view.sandbox_status
+        if view.conversation.start_failed:
+            raise Conflict(f"The conversation did not start: {view.conversation.start_detail}")
+        if not view.conversation.is_ready:
+            raise Conflict("The conversation is still being started")
+        if sandbox is None or status is SandboxStatus.MISSING:
+            raise Gone("The sandbox of this conversation does not exist any more")
+        if status is SandboxStatus.ERROR:
+            raise SandboxNotUsable(f"The sandbox has failed: {sandbox.reason}")
+        if sandbox.agent_url is None:
+            raise Conflict(
+                f"Sandbox is {status}. Use POST /api/v1/sandboxes/{sandbox.id}/resume"
+                " to resume it first."
+            )
+        return self._agents.at(sandbox.agent_url, sandbox.session_key)
+
+    async def _require_own(self, sandbox: Sandbox, conversation_id: str) -> None:
+        conversation = await self._table.find(conversation_id)
+        if conversation is None or conversation.sandbox_id != sandbox.id:
+            raise NotFound(f"Conversation {_shown(conversation_id)} not found")
+
+    async def _adopt(self, sandbox: Sandbox, conversation_id: str, working_dir: str) -> None:
+        order = StartOrder(conversation_id=conversation_id, sandbox_id=sandbox.id)
+        conversation = msgspec.structs.replace(
+            new_conversation(sandbox.user_id, conversation_id, order, Settings(), None),
+            sandbox_id=sandbox.id,
+            working_dir=working_dir,
+            is_ready=True,
+        )
+
+        async def body(tx: Transaction) -> None:
+            is_removed = await self._remover.is_removed(conversation_id, sandbox.id, tx)
+            if not is_removed and await self._table.find(conversation_id, tx) is None:
+                await self._table.insert(tx, conversation)
+
+        await self._db.write(body)
+
+    async def _is_removed(self, sandbox: Sandbox, conversation_id: str) -> bool:
+        if await self._table.find(conversation_id) is not None:
+            return False
+        if not await self._remover.is_removed(conversation_id, sandbox.id):
+            return False
+        await self._remover.tell_again(conversation_id)
+        return True
+
+
+def _start_name(task_id: str) -> str:
+    return f"start {task_id}"
+
+
+def _shown(conversation_id: str) -> str:
+    known = parse_uuid(conversation_id)
+    return dashed(known) if known else conversation_id

@@ -1,0 +1,469 @@
+"""Getting one conversation started: the steps, and going on with them after a restart.
+
+Each step may run twice: what is there already is found again. The task's row says how far a
+start has come; nothing else is remembered between steps.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.agent import AgentClient, AgentServer, ConversationInfo
+from agentsvc.backend import Spec
+from agentsvc.config import ConversationsConfig
+from agentsvc.conversations.agent_body import (
+    AgentInputs,
+    check_secret_names,
+    make_agent_body,
+    require_model,
+)
+from agentsvc.conversations.failure import (
+    explain_error,
+    explain_sandbox,
+    unknown_sandbox,
+    with_tail,
+)
+from agentsvc.conversations.first_answer import watch_first_answer
+from agentsvc.conversations.model import Conversation, Stage, StartTask
+from agentsvc.conversations.prompts import first_message
+from agentsvc.conversations.recorder import Recorder
+from agentsvc.conversations.removal import Remover
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.task_table import StartTaskTable
+from agentsvc.conversations.workspace import Clone, Workspace
+from agentsvc.db import Database, Transaction
+from agentsvc.errors import (
+    AgentsvcError,
+    AgentUnavailable,
+    ConversationDeleted,
+    NotFound,
+    StartRefused,
+)
+from agentsvc.git import DEFAULT_HOSTS, check_branch, check_host, locate, token_variable
+from agentsvc.orders import Provider, StartStatus
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
+from agentsvc.sandboxes.order import CallbackRules
+from agentsvc.secretstore import SecretStore
+from agentsvc.settings import Settings, SettingsStore
+from agentsvc.values import Secret, now
+from agentsvc.vault import Vault
+
+log = logging.getLogger(__name__)
+
+_ORDER: Final = list(StartStatus)
+_FIRST_RETRY_SECONDS: Final = 0.5
+_LAST_RETRY_SECONDS: Final = 10.0
+
+type OnTaskChange = Callable[[StartTask], None]
+
+
+class Start(msgspec.Struct, kw_only=True):
+    """What the steps of one start hand on to each other."""
+
+    task: StartTask
+    conversation: Conversation
+    deadline: datetime
+    """Until when steps are tried again; the time the server was down does not count."""
+    settings: Settings = Settings()
+    tokens: dict[Provider, tuple[str, Secret]] = {}
+    sandbox: Sandbox | None = None
+    agent: AgentServer | None = None
+    workspace: Workspace | None = None
+    hook_config: dict[str, Any] | None = None
+
+
+class Starter:
+    """Runs start tasks to their end."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        vault: Vault,
+        sandboxes: Sandboxes,
+        agents: AgentClient,
+        settings: SettingsStore,
+        secrets: SecretStore,
+        recorder: Recorder,
+        remover: Remover,
+        config: ConversationsConfig,
+        callbacks: CallbackRules,
+        on_change: OnTaskChange,
+    ) -> None:
+        self._db = db
+        self._tasks = StartTaskTable(db, vault)
+        self._table = ConversationTable(db)
+        self._sandboxes = sandboxes
+        self._agents = agents
+        self._settings = settings
+        self._secrets = secrets
+        self._recorder = recorder
+        self._remover = remover
+        self._config = config
+        self._callbacks = callbacks
+        self._on_change = on_change
+
+    async def run(self, task_id: str) -> None:
+        """Take a start task to READY or ERROR; returns at once if it is there or gone."""
+        task = await self._tasks.find(task_id)
+        conversation = await self._table.find(task.conversation_id) if task else None
+        if task is None or conversation is None or task.status.is_final:
+            return
+        time_limit = timedelta(seconds=self._config.start_seconds)
+        start = Start(task=task, conversation=conversation, deadline=now() + time_limit)
+        try:
+            for status, step in self._steps():
+                await self._enter(start, status)
+                await self._retry(start, step)
+        except ConversationDeleted:
+            await self._forget(start)
+        except AgentsvcError as exc:
+            tail = await self._log_tail(start.sandbox)
+            await self._fail(start, explain_error(exc, tail), exc.detail or exc.code)
+        except Exception:
+            log.exception("start failed", extra={"task_id": task_id})
+            await self._fail(start, "An unexpected error; the server's log has the details", "")
+
+    def _steps(self) -> list[tuple[StartStatus, Callable[[Start], Awaitable[None]]]]:
+        return [
+            (StartStatus.WORKING, self._check),
+            (StartStatus.WAITING_FOR_SANDBOX, self._get_sandbox),
+            (StartStatus.PREPARING_REPOSITORY, self._prepare_repository),
+            (StartStatus.RUNNING_SETUP_SCRIPT, self._run_setup_script),
+            (StartStatus.SETTING_UP_GIT_HOOKS, self._install_hooks),
+            (StartStatus.SETTING_UP_SKILLS, self._load_hooks),
+            (StartStatus.STARTING_CONVERSATION, self._start_conversation),
+        ]
+
+    # The steps
+
+    async def _check(self, start: Start) -> None:
+        order = start.task.request
+        start.settings = await self._settings.get(start.task.user_id)
+        require_model(order, start.settings)
+        check_secret_names(order)
+        first_message(order)
+        if order.branch:
+            check_branch(order.branch)
+        for name, stored in (await self._secrets.provider_tokens(start.task.user_id)).items():
+            provider = Provider(name)
+            base_url = check_host(stored.host) if stored.host else _public_host(provider)
+            if base_url is not None:
+                start.tokens[provider] = (base_url, stored.token)
+
+    async def _get_sandbox(self, start: Start) -> None:
+        sandbox = await self._choose_sandbox(start)
+        time_limit = max(0.0, (start.deadline - now()).total_seconds())
+        waited = await self._sandboxes.wait_for(
+            sandbox.id,
+            lambda seen: seen is None or seen.status is not SandboxStatus.STARTING,
+            time_limit=time_limit,
+        )
+        if waited is None or waited.agent_url is None or waited.target is Target.PAUSED:
+            raise StartRefused(await self._sandbox_failure(waited))
+        start.sandbox = waited
+        start.agent = self._agents.at(waited.agent_url, waited.session_key)
+        try:
+            await start.agent.wait_ready(self._config.agent_seconds)
+        except AgentUnavailable as exc:
+            # Each further try would take as long again.
+            await self._check_sandbox(start)
+            text = f"{exc.message}. Raise `conversations.agent_seconds` in the server's config"
+            raise StartRefused(with_tail(text, await self._log_tail(waited))) from exc
+
+    async def _choose_sandbox(self, start: Start) -> Sandbox:
+        task, order = start.task, start.task.request
+        wanted = task.sandbox_id or order.sandbox_id or start.conversation.sandbox_id
+        if wanted is None:
+            return await self._new_sandbox(start)
+        [sandbox] = await self._sandboxes.find_many(task.user_id, [wanted])
+        if sandbox is None:
+            is_lost = task.sandbox_id is not None
+            raise StartRefused(
+                await self._sandbox_failure(None) if is_lost else unknown_sandbox(wanted)
+            )
+        # Not what the user has paused since, but what was paused when the server stopped.
+        is_resumable = sandbox.status is SandboxStatus.PAUSED and start.sandbox is None
+        if is_resumable or (sandbox.status is SandboxStatus.ERROR and not task.sandbox_id):
+            await self._sandboxes.resume(task.user_id, wanted)
+        if task.sandbox_id is None:
+            await self._db.write(lambda tx: self._link_sandbox(tx, start, wanted))
+        return sandbox
+
+    async def _new_sandbox(self, start: Start) -> Sandbox:
+        task, spec = start.task, self._spec(start)
+        factor = start.settings.remote_runtime_resource_factor
+        if factor is not None:
+            spec = msgspec.structs.replace(spec, resource_factor=factor)
+
+        async def body(tx: Transaction) -> Sandbox:
+            # One transaction: a sandbox that no task knows would be started twice.
+            sandbox = await self._sandboxes.start(task.user_id, spec, tx=tx)
+            await self._link_sandbox(tx, start, sandbox.id)
+            return sandbox
+
+        return await self._db.write(body)
+
+    def _spec(self, start: Start) -> Spec:
+        """Return the spec that is asked for, else the user's usual one if there is one of that id."""
+        wanted, usual = start.task.request.spec_id, start.settings.default_sandbox_spec_id
+        if wanted is None and usual is not None:
+            try:
+                return self._sandboxes.get_spec(usual)
+            except NotFound:
+                log.warning("sandbox spec of the settings is not known", extra={"spec_id": usual})
+        return self._sandboxes.get_spec(wanted)
+
+    async def _link_sandbox(self, tx: Transaction, start: Start, sandbox_id: str) -> None:
+        conversation = await self._table.find(start.conversation.id, tx)
+        if conversation is None:
+            raise ConversationDeleted
+        start.conversation = msgspec.structs.replace(conversation, sandbox_id=sandbox_id)
+        start.task = msgspec.structs.replace(start.task, sandbox_id=sandbox_id, updated_at=now())
+        await self._table.update(tx, start.conversation)
+        await self._tasks.update(tx, start.task)
+        task = start.task
+        tx.after_commit(lambda: self._on_change(task))
+
+    async def _prepare_repository(self, start: Start) -> None:
+        sandbox, agent = _made(start.sandbox), _made(start.agent)
+        base = await self._base_dir(start, sandbox)
+        order, settings = start.task.request, start.settings
+        repository = start.conversation.selected_repository
+        if repository is None or order.parent_conversation_id:
+            start.workspace = Workspace(agent, base)
+            await start.workspace.set_credentials(start.tokens)
+            if not order.parent_conversation_id:
+                await start.workspace.make_empty()
+        else:
+            hosts: dict[str, str | None] = {name: url for name, (url, _) in start.tokens.items()}
+            remote = locate(repository, start.conversation.git_provider, hosts)
+            start.workspace = Workspace(agent, f"{base}/{remote.directory}")
+            await start.workspace.set_credentials(start.tokens)
+            clone = Clone(
+                repository=repository,
+                url=remote.url,
+                branch=start.conversation.selected_branch,
+                work_branch=f"openhands-workspace-{start.conversation.id[:8]}",
+                is_full=settings.git_full_clone,
+                time_limit=self._config.clone_seconds,
+            )
+            await start.workspace.clone(clone)
+        await start.workspace.set_identity(settings.git_user_name, settings.git_user_email)
+
+    async def _base_dir(self, start: Start, sandbox: Sandbox) -> str:
+        parent_id = start.task.request.parent_conversation_id
+        if parent_id is not None:
+            parent = await self._table.find(parent_id)
+            if parent is not None and parent.working_dir:
+                return parent.working_dir
+        base = sandbox.working_dir.rstrip("/") or f"{await _made(start.agent).home()}/project"
+        mates = await self._table.of_sandbox(sandbox.id)
+        if any(mate.id != start.conversation.id for mate in mates):
+            return f"{base}/{start.conversation.id}"
+        return base
+
+    async def _run_setup_script(self, start: Start) -> None:
+        problem = await _made(start.workspace).run_setup_script(self._config.setup_script_seconds)
+        await self._note(start, problem)
+
+    async def _install_hooks(self, start: Start) -> None:
+        await self._note(start, await _made(start.workspace).install_hooks())
+
+    async def _load_hooks(self, start: Start) -> None:
+        # Skills of the project and the user are loaded by the agent itself, in the sandbox.
+        start.hook_config = await _made(start.agent).load_hooks(_made(start.workspace).project_dir)
+
+    async def _start_conversation(self, start: Start) -> None:
+        sandbox, agent = _made(start.sandbox), _made(start.agent)
+        await self._show_agent_url(start, sandbox)
+        order = start.task.request
+        inputs = AgentInputs(
+            conversation_id=start.conversation.id,
+            order=order,
+            settings=start.settings,
+            working_dir=_made(start.workspace).project_dir,
+            first_message=first_message(order),
+            lookup_secrets=await self._secret_names(start),
+            lookup_url=(
+                f"{self._callbacks.internal_url}/api/v1/sandboxes/{sandbox.id}/settings/secrets"
+            ),
+            session_key=sandbox.session_key,
+            usable_tools=await agent.usable_tools(),
+            has_public_skills=self._config.public_skills,
+            hook_config=start.hook_config,
+        )
+        hidden = [key for key in (start.settings.llm_api_key, *order.secrets.values()) if key]
+        info = await agent.start_conversation(make_agent_body(inputs), hide=hidden)
+        if inputs.first_message is not None:
+            await watch_first_answer(
+                agent, start.conversation.id, self._config.first_answer_seconds, hide=hidden
+            )
+        await self._finish(start, info)
+
+    async def _secret_names(self, start: Start) -> dict[str, str | None]:
+        names = dict(await self._secrets.custom_secret_names(start.task.user_id))
+        for provider in await self._secrets.provider_hosts(start.task.user_id):
+            names.setdefault(token_variable(Provider(provider)), f"{provider} token")
+        return names
+
+    async def _show_agent_url(self, start: Start, sandbox: Sandbox) -> None:
+        start.task = msgspec.structs.replace(
+            start.task, agent_server_url=sandbox.agent_url, updated_at=now()
+        )
+        await self._store_task(start)
+
+    async def _finish(self, start: Start, info: ConversationInfo) -> None:
+        async def body(tx: Transaction) -> None:
+            conversation = await self._table.find(start.conversation.id, tx)
+            if conversation is None:
+                raise ConversationDeleted
+            start.conversation = msgspec.structs.replace(
+                conversation,
+                is_ready=True,
+                # One that was started before a restart may work elsewhere than it would now.
+                working_dir=info.workspace.working_dir or _made(start.workspace).project_dir,
+                llm_model=info.agent.llm.model or conversation.llm_model,
+                updated_at=now(),
+            )
+            await self._table.update(tx, start.conversation)
+            start.task = _entered(start.task, StartStatus.READY)
+            await self._tasks.update(tx, start.task)
+            task = start.task
+            tx.after_commit(lambda: self._on_change(task))
+
+        await self._db.write(body)
+        self._recorder.sync_soon(start.conversation.id)
+        log.info(
+            "conversation started",
+            extra={
+                "conversation_id": start.conversation.id,
+                "sandbox_id": start.task.sandbox_id,
+                "duration_ms": _milliseconds(now() - start.task.created_at),
+            },
+        )
+
+    # How they are run
+
+    async def _enter(self, start: Start, status: StartStatus) -> None:
+        # After a restart the steps run again from the first one; clients only see the way on.
+        if _ORDER.index(status) > _ORDER.index(start.task.status):
+            start.task = _entered(start.task, status)
+            await self._store_task(start)
+
+    async def _store_task(self, start: Start) -> None:
+        task = start.task
+
+        async def body(tx: Transaction) -> None:
+            if await self._tasks.find(task.id, tx) is None:
+                raise ConversationDeleted
+            await self._tasks.update(tx, task)
+            tx.after_commit(lambda: self._on_change(task))
+
+        await self._db.write(body)
+
+    async def _retry(self, start: Start, step: Callable[[Start], Awaitable[None]]) -> None:
+        pause, reason = _FIRST_RETRY_SECONDS, ""
+        while True:
+            try:
+                return await step(start)
+            except AgentsvcError as exc:
+                if not exc.retryable or now() > start.deadline:
+                    raise
+                if exc.message != reason:
+                    reason = exc.message
+                    log.info(
+                        "start step is tried again",
+                        extra={"task_id": start.task.id, "reason": f"{reason} {exc.detail}"},
+                    )
+                await self._check_sandbox(start)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LAST_RETRY_SECONDS)
+
+    async def _check_sandbox(self, start: Start) -> None:
+        if start.sandbox is None:
+            return
+        [seen] = await self._sandboxes.find_many(start.task.user_id, [start.sandbox.id])
+        if seen is None or seen.status in (SandboxStatus.ERROR, SandboxStatus.MISSING):
+            raise StartRefused(await self._sandbox_failure(seen))
+
+    async def _sandbox_failure(self, sandbox: Sandbox | None) -> str:
+        return explain_sandbox(sandbox, await self._log_tail(sandbox), self._config.start_seconds)
+
+    async def _log_tail(self, sandbox: Sandbox | None) -> str:
+        return await self._sandboxes.log_tail(sandbox) if sandbox else ""
+
+    async def _forget(self, start: Start) -> None:
+        log.info("conversation deleted while starting", extra={"task_id": start.task.id})
+        # The agent server may have got it after it was told to forget it.
+        await self._remover.tell_again(start.conversation.id)
+
+    async def _note(self, start: Start, problem: str | None) -> None:
+        if problem is None:
+            return
+        log.warning(
+            "start goes on without",
+            extra={"task_id": start.task.id, "reason": problem.partition("\n")[0]},
+        )
+        *earlier, last = start.task.stages
+        stages = (*earlier, msgspec.structs.replace(last, note=problem))
+        start.task = msgspec.structs.replace(start.task, stages=stages, updated_at=now())
+        await self._store_task(start)
+
+    async def _fail(self, start: Start, message: str, detail: str) -> None:
+        stage = start.task.status
+        text = f"{message}\n(at stage {stage})"
+
+        async def body(tx: Transaction) -> bool:
+            if await self._tasks.find(start.task.id, tx) is None:
+                return False
+            start.task = msgspec.structs.replace(
+                _entered(start.task, StartStatus.ERROR), detail=text
+            )
+            await self._tasks.update(tx, start.task)
+            await self._recorder.announce_failure(tx, start.conversation.id, "StartFailed", text)
+            task = start.task
+            tx.after_commit(lambda: self._on_change(task))
+            return True
+
+        if not await self._db.write(body):
+            await self._forget(start)
+            return
+        log.error(
+            "conversation did not start",
+            extra={
+                "task_id": start.task.id,
+                "stage": str(stage),
+                # What follows is what the sandbox wrote, and may hold the user's secrets.
+                "reason": message.partition("\n")[0],
+                "why": detail,
+            },
+        )
+
+
+def _made[T](value: T | None) -> T:
+    """Return what an earlier step has made."""
+    if value is None:
+        raise NotFound("A step of the start ran before the one it needs")
+    return value
+
+
+def _public_host(provider: Provider) -> str | None:
+    host = DEFAULT_HOSTS.get(provider)
+    return check_host(host) if host else None
+
+
+def _entered(task: StartTask, status: StartStatus) -> StartTask:
+    moment = now()
+    *earlier, last = task.stages
+    ended = msgspec.structs.replace(last, duration_ms=_milliseconds(moment - last.started_at))
+    stages = (*earlier, ended, Stage(status=status, started_at=moment))
+    return msgspec.structs.replace(task, status=status, stages=stages, updated_at=moment)
+
+
+def _milliseconds(duration: timedelta) -> int:
+    return round(duration / timedelta(milliseconds=1))

@@ -1,0 +1,292 @@
+"""The SQL of conversations: rows in, structs out. No logic."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.conversations.model import (
+    Conversation,
+    ConversationQuery,
+    Facts,
+    Metrics,
+    TitleSource,
+)
+from agentsvc.conversations.pages import Page
+from agentsvc.db import Database, Queryable, Row, Transaction
+from agentsvc.orders import (
+    ExecutionStatus,
+    Provider,
+    Trigger,
+)
+from agentsvc.values import (
+    encode_cursor,
+    from_stored,
+    now,
+    to_stored,
+)
+
+_SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.title_source,
+    c.selected_repository, c.selected_branch, c.git_provider, c.trigger, c.pr_number, c.llm_model,
+    c.agent_kind, c.metrics, c.facts, c.parent_id, c.is_public, c.tags, c.working_dir,
+    c.execution_status, c.max_budget, c.ready_at, c.created_at, c.updated_at,
+    (SELECT json_group_array(s.id) FROM conversations AS s
+      WHERE s.parent_id = c.id AND s.ready_at IS NOT NULL) AS sub_ids,
+    (SELECT t.detail FROM start_tasks AS t
+      WHERE t.conversation_id = c.id AND t.status = 'ERROR') AS start_detail,
+    EXISTS (SELECT 1 FROM start_tasks AS t
+      WHERE t.conversation_id = c.id AND t.status = 'ERROR') AS start_failed
+    FROM conversations AS c"""
+
+
+_COUNT: Final = "SELECT count(*) AS n FROM conversations AS c WHERE "
+
+
+_BY_IDS: Final = """ WHERE c.user_id = :user_id AND (:include_starting OR c.ready_at IS NOT NULL)
+    AND c.id IN (SELECT value FROM json_each(:ids))"""
+
+_FAMILY: Final = """ WHERE c.id IN (WITH RECURSIVE family(id) AS (SELECT :id UNION
+    SELECT d.id FROM conversations AS d JOIN family ON d.parent_id = family.id)
+    SELECT id FROM family)"""
+
+_FAILED_BEFORE: Final = """ JOIN sandboxes AS b ON b.id = c.sandbox_id
+    WHERE b.target <> 'deleted' AND EXISTS (SELECT 1 FROM start_tasks AS t
+    WHERE t.conversation_id = c.id AND t.status = 'ERROR' AND t.updated_at < :moment)"""
+
+_encode = msgspec.json.encode
+_ints = msgspec.json.Decoder(tuple[int, ...])
+_strings = msgspec.json.Decoder(tuple[str, ...])
+_tags = msgspec.json.Decoder(dict[str, str])
+_metrics = msgspec.json.Decoder(Metrics)
+_facts = msgspec.json.Decoder(Facts)
+
+
+class ConversationTable:
+    """Inserts, updates and finds conversation rows; each method is one statement."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def insert(self, tx: Transaction, conversation: Conversation) -> None:
+        """Insert a new conversation."""
+        await tx.run(
+            "INSERT INTO conversations (id, user_id, alias, sandbox_id, title, title_source,"
+            " selected_repository, selected_branch, git_provider, trigger, pr_number, llm_model,"
+            " agent_kind, metrics, facts, parent_id, is_public, tags, working_dir,"
+            " execution_status, max_budget, ready_at, created_at, updated_at)"
+            " VALUES (:id, :user_id, :alias, :sandbox_id, :title, :title_source,"
+            " :selected_repository, :selected_branch, :git_provider, :trigger, :pr_number,"
+            " :llm_model, :agent_kind, :metrics, :facts, :parent_id, :is_public, :tags,"
+            " :working_dir, :execution_status, :max_budget, :ready_at, :created_at, :updated_at)",
+            _to_row(conversation),
+        )
+
+    async def update(self, tx: Transaction, conversation: Conversation) -> None:
+        """Store a changed conversation; ready_at is set once and stays."""
+        await tx.run(
+            "UPDATE conversations SET sandbox_id = :sandbox_id, title = :title,"
+            " title_source = :title_source, selected_repository = :selected_repository,"
+            " selected_branch = :selected_branch, git_provider = :git_provider,"
+            " llm_model = :llm_model, metrics = :metrics, facts = :facts,"
+            " is_public = :is_public, tags = :tags, working_dir = :working_dir,"
+            " execution_status = :execution_status, max_budget = :max_budget,"
+            " ready_at = coalesce(ready_at, :ready_at), updated_at = :updated_at"
+            " WHERE id = :id",
+            _to_row(conversation),
+        )
+
+    async def delete(self, tx: Transaction, ids: Sequence[str]) -> None:
+        """Delete conversations with their start tasks; their events go with them."""
+        params = {"ids": _encode(list(ids)).decode()}
+        for statement in (
+            "DELETE FROM start_tasks WHERE conversation_id IN (SELECT value FROM json_each(:ids))",
+            "DELETE FROM conversations WHERE id IN (SELECT value FROM json_each(:ids))",
+        ):
+            await tx.run(statement, params)
+
+    async def find(
+        self, conversation_id: str, reader: Queryable | None = None
+    ) -> Conversation | None:
+        """Return a conversation, whoever owns it."""
+        row = await (reader or self._db).one(
+            _SELECT + " WHERE c.id = :id",
+            {"id": conversation_id},
+        )
+        return _from_row(row) if row else None
+
+    async def find_of_user(
+        self, user_id: str, ids: Sequence[str], *, include_starting: bool
+    ) -> dict[str, Conversation]:
+        """Return those of the named conversations that are this user's, by id."""
+        rows = await self._db.all(
+            _SELECT + _BY_IDS,
+            {
+                "user_id": user_id,
+                "include_starting": include_starting,
+                "ids": _encode(list(ids)).decode(),
+            },
+        )
+        return {row["id"]: _from_row(row) for row in rows}
+
+    async def find_by_alias(
+        self, user_id: str, alias: str, reader: Queryable | None = None
+    ) -> str | None:
+        """Return the id of the conversation that a user calls by this name."""
+        row = await (reader or self._db).one(
+            "SELECT id FROM conversations WHERE user_id = :user_id AND alias = :alias",
+            {"user_id": user_id, "alias": alias},
+        )
+        return row["id"] if row else None
+
+    async def search(
+        self, user_id: str, query: ConversationQuery, *, page_id: str | None, limit: int
+    ) -> tuple[list[Conversation], str | None]:
+        """Return a page of a user's conversations and the id of the next page."""
+        page = Page.of(query.sort, page_id)
+        where, params = _conditions(user_id, query)
+        end = page.sql("c.", where, params, limit + 1)
+        rows = await self._db.all(_SELECT + end, params)
+        found = [_from_row(row) for row in rows[:limit]]
+        if len(rows) <= limit:
+            return found, None
+        last = found[-1]
+        key = {
+            "created_at": to_stored(last.created_at),
+            "updated_at": to_stored(last.updated_at),
+        }.get(page.expression, last.title or "")
+        return found, encode_cursor(str(query.sort), key, last.id)
+
+    async def count(self, user_id: str, query: ConversationQuery) -> int:
+        """Return how many of a user's conversations a query finds."""
+        where, params = _conditions(user_id, query)
+        row = await self._db.one(
+            _COUNT + " AND ".join(where),
+            params,
+        )
+        return int(row["n"]) if row else 0
+
+    async def of_sandbox(
+        self, sandbox_id: str, reader: Queryable | None = None
+    ) -> list[Conversation]:
+        """Return the conversations that live in a sandbox."""
+        rows = await (reader or self._db).all(
+            _SELECT + " WHERE c.sandbox_id = :id",
+            {"id": sandbox_id},
+        )
+        return [_from_row(row) for row in rows]
+
+    async def family(self, reader: Queryable, conversation_id: str) -> list[Conversation]:
+        """Return a conversation and all that descend from it."""
+        rows = await reader.all(
+            _SELECT + _FAMILY,
+            {"id": conversation_id},
+        )
+        return [_from_row(row) for row in rows]
+
+    async def failed_before(self, moment: datetime) -> list[Conversation]:
+        """Return the conversations with a sandbox whose start failed before this moment."""
+        rows = await self._db.all(
+            _SELECT + _FAILED_BEFORE,
+            {"moment": to_stored(moment)},
+        )
+        return [_from_row(row) for row in rows]
+
+    async def all_active(self) -> list[Conversation]:
+        """Return the ready conversations that live in a sandbox."""
+        rows = await self._db.all(
+            _SELECT + " JOIN sandboxes AS b ON b.id = c.sandbox_id"
+            " WHERE c.ready_at IS NOT NULL AND b.phase = 'running'",
+        )
+        return [_from_row(row) for row in rows]
+
+
+def _conditions(user_id: str, query: ConversationQuery) -> tuple[list[str], dict[str, Any]]:
+    where = ["c.user_id = :user_id"]
+    params: dict[str, Any] = {"user_id": user_id}
+    if not query.include_starting:
+        where.append("c.ready_at IS NOT NULL")
+    if not query.include_children:
+        where.append("c.parent_id IS NULL")
+    given: Mapping[str, tuple[str, Any]] = {
+        "instr(lower(c.title), lower(:title)) > 0": ("title", query.title_contains),
+        "c.created_at >= :created_gte": ("created_gte", _stored(query.created_at_gte)),
+        "c.created_at < :created_lt": ("created_lt", _stored(query.created_at_lt)),
+        "c.updated_at >= :updated_gte": ("updated_gte", _stored(query.updated_at_gte)),
+        "c.updated_at < :updated_lt": ("updated_lt", _stored(query.updated_at_lt)),
+        "c.sandbox_id = :sandbox_id": ("sandbox_id", query.sandbox_id),
+        "c.selected_repository = :repository": ("repository", query.repository),
+        "c.trigger = :trigger": ("trigger", query.trigger),
+    }
+    for condition, (name, value) in given.items():
+        if value is not None:
+            where.append(condition)
+            params[name] = value
+    return where, params
+
+
+def _stored(moment: datetime | None) -> str | None:
+    return to_stored(moment) if moment else None
+
+
+def _to_row(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "id": conversation.id,
+        "user_id": conversation.user_id,
+        "alias": conversation.alias,
+        "sandbox_id": conversation.sandbox_id,
+        "title": conversation.title,
+        "title_source": conversation.title_source,
+        "selected_repository": conversation.selected_repository,
+        "selected_branch": conversation.selected_branch,
+        "git_provider": conversation.git_provider,
+        "trigger": conversation.trigger,
+        "pr_number": _encode(conversation.pr_number),
+        "llm_model": conversation.llm_model,
+        "agent_kind": conversation.agent_kind,
+        "metrics": _encode(conversation.metrics) if conversation.metrics else None,
+        "facts": _encode(conversation.facts),
+        "parent_id": conversation.parent_id,
+        "is_public": conversation.is_public,
+        "tags": _encode(conversation.tags),
+        "working_dir": conversation.working_dir,
+        "execution_status": conversation.execution_status,
+        "max_budget": conversation.max_budget,
+        "ready_at": to_stored(now()) if conversation.is_ready else None,
+        "created_at": to_stored(conversation.created_at),
+        "updated_at": to_stored(conversation.updated_at),
+    }
+
+
+def _from_row(row: Row) -> Conversation:
+    return Conversation(
+        id=row["id"],
+        user_id=row["user_id"],
+        alias=row["alias"],
+        sandbox_id=row["sandbox_id"],
+        title=row["title"],
+        title_source=TitleSource(row["title_source"]),
+        selected_repository=row["selected_repository"],
+        selected_branch=row["selected_branch"],
+        git_provider=Provider(row["git_provider"]) if row["git_provider"] else None,
+        trigger=Trigger(row["trigger"]) if row["trigger"] else None,
+        pr_number=_ints.decode(row["pr_number"]),
+        llm_model=row["llm_model"],
+        agent_kind=row["agent_kind"],
+        metrics=_metrics.decode(row["metrics"]) if row["metrics"] else None,
+        facts=_facts.decode(row["facts"]),
+        parent_id=row["parent_id"],
+        is_public=None if row["is_public"] is None else bool(row["is_public"]),
+        tags=_tags.decode(row["tags"]),
+        working_dir=row["working_dir"],
+        execution_status=(
+            ExecutionStatus(row["execution_status"]) if row["execution_status"] else None
+        ),
+        max_budget=row["max_budget"],
+        is_ready=row["ready_at"] is not None,
+        start_failed=bool(row["start_failed"]),
+        start_detail=row["start_detail"],
+        sub_ids=_strings.decode(row["sub_ids"]),
+        created_at=from_stored(row["created_at"]),
+        updated_at=from_stored(row["updated_at"]),
+    )

@@ -1,0 +1,191 @@
+"""The SQL of start tasks: rows in, structs out. No logic; orders are stored sealed."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.conversations.model import Stage, StartTask
+from agentsvc.conversations.pages import Page
+from agentsvc.db import Database, Queryable, Row, Transaction
+from agentsvc.orders import StartOrder, StartSort, StartStatus
+from agentsvc.values import Secret, encode_cursor, from_stored, to_stored
+from agentsvc.vault import Vault
+
+_SELECT_TASK: Final = """SELECT id, user_id, conversation_id, status, detail, sandbox_id, agent_server_url,
+    sealed, generation, stages, created_at, updated_at FROM start_tasks"""
+
+_COUNT_TASKS: Final = "SELECT count(*) AS n FROM start_tasks WHERE "
+
+_TASKS_BY_IDS: Final = """ WHERE user_id = :user_id
+    AND id IN (SELECT value FROM json_each(:ids))"""
+
+_encode = msgspec.json.encode
+_stages = msgspec.json.Decoder(tuple[Stage, ...])
+
+
+def _hide(value: object) -> str:
+    if isinstance(value, Secret):
+        return value.reveal()
+    raise NotImplementedError(type(value))
+
+
+def _show(kind: type, value: object) -> object:
+    if kind is Secret and isinstance(value, str):
+        return Secret(value)
+    raise NotImplementedError(kind)
+
+
+_order_encoder = msgspec.json.Encoder(enc_hook=_hide)
+_order_decoder = msgspec.json.Decoder(StartOrder, dec_hook=_show)
+
+
+class StartTaskTable:
+    """Inserts, updates and finds start tasks; each method is one statement."""
+
+    def __init__(self, db: Database, vault: Vault) -> None:
+        self._db = db
+        self._vault = vault
+
+    async def insert(self, tx: Transaction, task: StartTask) -> None:
+        """Insert a new start task; its order is stored sealed."""
+        sealed = self._vault.seal(_order_encoder.encode(task.request), _context(task.id))
+        await tx.run(
+            "INSERT INTO start_tasks (id, user_id, conversation_id, status, detail, sandbox_id,"
+            " agent_server_url, sealed, generation, stages, created_at, updated_at)"
+            " VALUES (:id, :user_id, :conversation_id, :status, :detail, :sandbox_id,"
+            " :agent_server_url, :sealed, :generation, :stages, :created_at, :updated_at)",
+            {**_task_row(task), "sealed": sealed},
+        )
+
+    async def update(self, tx: Transaction, task: StartTask) -> None:
+        """Store how far a start has come."""
+        await tx.run(
+            "UPDATE start_tasks SET status = :status, detail = :detail,"
+            " sandbox_id = :sandbox_id, agent_server_url = :agent_server_url, stages = :stages,"
+            " updated_at = :updated_at WHERE id = :id",
+            _task_row(task),
+        )
+
+    async def find(self, task_id: str, reader: Queryable | None = None) -> StartTask | None:
+        """Return a start task, whoever owns it."""
+        row = await (reader or self._db).one(_SELECT_TASK + " WHERE id = :id", {"id": task_id})
+        return self._from_row(row) if row else None
+
+    async def find_of_conversation(
+        self, conversation_id: str, reader: Queryable | None = None
+    ) -> StartTask | None:
+        """Return the start task of a conversation."""
+        row = await (reader or self._db).one(
+            _SELECT_TASK + " WHERE conversation_id = :id ORDER BY created_at DESC LIMIT 1",
+            {"id": conversation_id},
+        )
+        return self._from_row(row) if row else None
+
+    async def ids_of_conversations(self, reader: Queryable, ids: Sequence[str]) -> list[str]:
+        """Return the ids of the tasks that start these conversations."""
+        rows = await reader.all(
+            "SELECT id FROM start_tasks"
+            " WHERE conversation_id IN (SELECT value FROM json_each(:ids))",
+            {"ids": _encode(list(ids)).decode()},
+        )
+        return [row["id"] for row in rows]
+
+    async def find_of_user(self, user_id: str, ids: Sequence[str]) -> dict[str, StartTask]:
+        """Return those of the named tasks that are this user's, by id."""
+        rows = await self._db.all(
+            _SELECT_TASK + _TASKS_BY_IDS,
+            {"user_id": user_id, "ids": _encode(list(ids)).decode()},
+        )
+        return {row["id"]: self._from_row(row) for row in rows}
+
+    async def unfinished(self) -> list[str]:
+        """Return the ids of the tasks that are not at their end, oldest first."""
+        rows = await self._db.all(
+            "SELECT id FROM start_tasks WHERE status NOT IN ('READY', 'ERROR') ORDER BY created_at"
+        )
+        return [row["id"] for row in rows]
+
+    async def search(
+        self,
+        user_id: str,
+        *,
+        conversation_id: str | None,
+        created_at_gte: datetime | None,
+        sort: StartSort,
+        page_id: str | None,
+        limit: int,
+    ) -> tuple[list[StartTask], str | None]:
+        """Return a page of a user's start tasks and the id of the next page."""
+        page = Page.of(sort, page_id)
+        where, params = _task_conditions(user_id, conversation_id, created_at_gte)
+        end = page.sql("", where, params, limit + 1)
+        rows = await self._db.all(_SELECT_TASK + end, params)
+        found = [self._from_row(row) for row in rows[:limit]]
+        if len(rows) <= limit:
+            return found, None
+        last = found[-1]
+        moment = last.created_at if page.expression == "created_at" else last.updated_at
+        return found, encode_cursor(str(sort), to_stored(moment), last.id)
+
+    async def count(
+        self, user_id: str, *, conversation_id: str | None, created_at_gte: datetime | None
+    ) -> int:
+        """Return how many start tasks a user has."""
+        where, params = _task_conditions(user_id, conversation_id, created_at_gte)
+        row = await self._db.one(
+            _COUNT_TASKS + " AND ".join(where),
+            params,
+        )
+        return int(row["n"]) if row else 0
+
+    def _from_row(self, row: Row) -> StartTask:
+        plain = self._vault.unseal(row["sealed"], _context(row["id"]))
+        return StartTask(
+            id=row["id"],
+            user_id=row["user_id"],
+            conversation_id=row["conversation_id"],
+            status=StartStatus(row["status"]),
+            detail=row["detail"],
+            sandbox_id=row["sandbox_id"],
+            agent_server_url=row["agent_server_url"],
+            request=_order_decoder.decode(plain),
+            generation=row["generation"],
+            stages=_stages.decode(row["stages"]),
+            created_at=from_stored(row["created_at"]),
+            updated_at=from_stored(row["updated_at"]),
+        )
+
+
+def _context(task_id: str) -> str:
+    return f"start-task:{task_id}"
+
+
+def _task_conditions(
+    user_id: str, conversation_id: str | None, created_at_gte: datetime | None
+) -> tuple[list[str], dict[str, Any]]:
+    where, params = ["user_id = :user_id"], {"user_id": user_id}
+    if conversation_id is not None:
+        where.append("conversation_id = :conversation_id")
+        params["conversation_id"] = conversation_id
+    if created_at_gte is not None:
+        where.append("created_at >= :created_gte")
+        params["created_gte"] = to_stored(created_at_gte)
+    return where, params
+
+
+def _task_row(task: StartTask) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        "user_id": task.user_id,
+        "conversation_id": task.conversation_id,
+        "status": task.status,
+        "detail": task.detail,
+        "sandbox_id": task.sandbox_id,
+        "agent_server_url": task.agent_server_url,
+        "generation": task.generation,
+        "stages": _encode(task.stages),
+        "created_at": to_stored(task.created_at),
+        "updated_at": to_stored(task.updated_at),
+    }

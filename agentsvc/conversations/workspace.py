@@ -1,0 +1,247 @@
+"""Preparing the place where an agent works: directories, git identity, clone, set-up script, hooks.
+
+All of it happens inside the sandbox, through its agent server's shell. No command and no URL
+carries a credential: git finds tokens through a credential file outside the workspace.
+"""
+
+import logging
+from collections.abc import Mapping
+from shlex import quote
+from typing import Final
+from urllib.parse import quote as url_quote
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agentsvc.agent import AgentServer
+from agentsvc.agent_answers import CommandResult
+from agentsvc.errors import StartRefused
+from agentsvc.git import credentials
+from agentsvc.orders import Provider
+from agentsvc.values import Secret, sha256
+
+log = logging.getLogger(__name__)
+
+_STEP_SECONDS: Final = 30.0
+_MAX_SHOWN: Final = 2000
+
+# A start that goes on after a restart may find its own earlier command still at work.
+_LOCK: Final = """
+exec 9>"${{TMPDIR:-/tmp}}/agentsvc-{name}.lock" || exit $?
+if command -v flock >/dev/null; then flock 9; fi
+"""
+
+_CLONE: Final = """
+export GIT_TERMINAL_PROMPT=0 GIT_ASKPASS=/bin/true LC_ALL=C
+if [ ! -e {target}/.git ]; then
+  rm -rf {part} && mkdir -p {parent} && git clone {options} -- {url} {part} </dev/null || exit $?
+  if [ -e {target} ]; then rmdir {target} || exit $?; fi
+  mv {part} {target} || exit $?
+fi
+"""
+
+_WORK_BRANCH: Final = (
+    "git -C {target} rev-parse --verify -q {branch} || git -C {target} checkout -q -b {branch}"
+)
+
+_INIT: Final = """
+git init -q || exit $?
+git config --global --get-all safe.directory | grep -Fxq -- {target} ||
+  git config --global --add safe.directory {target}
+"""
+
+_SETUP: Final = """
+[ -f .openhands/setup.sh ] || exit 0
+[ -e .git/agentsvc-setup-done ] && exit 0
+chmod +x .openhands/setup.sh
+bash -c '. .openhands/setup.sh' </dev/null 9>&- || exit $?
+if [ -d .git ]; then : >.git/agentsvc-setup-done; fi
+"""
+
+_HOOK: Final = """
+[ -f .openhands/pre-commit.sh ] || exit 0
+chmod +x .openhands/pre-commit.sh
+hooks=$(git rev-parse --git-path hooks) && mkdir -p "$hooks" || exit $?
+if [ -e "$hooks/pre-commit" ] && ! grep -q openhands/pre-commit.sh "$hooks/pre-commit"; then
+  mv "$hooks/pre-commit" "$hooks/pre-commit.local" || exit $?
+fi
+cat >"$hooks/pre-commit" <<'END'
+#!/bin/sh
+local_hook="$(dirname "$0")/pre-commit.local"
+if [ -x "$local_hook" ]; then "$local_hook" "$@" || exit $?; fi
+exec "$(git rev-parse --show-toplevel)/.openhands/pre-commit.sh" "$@"
+END
+chmod +x "$hooks/pre-commit"
+"""
+
+# Git refuses a change of its configuration while another conversation of the sandbox makes one.
+_HOME_LOCK: Final = _LOCK.format(name="home")
+
+
+class Clone(msgspec.Struct, frozen=True, kw_only=True):
+    """Which repository to bring into the workspace, and how."""
+
+    repository: str
+    """As the caller named it; for messages."""
+    url: str
+    branch: str | None
+    work_branch: str
+    """Made where no branch was asked for."""
+    is_full: bool
+    time_limit: float
+
+
+class Workspace:
+    """The project directory of one conversation, inside its sandbox."""
+
+    def __init__(self, agent: AgentServer, project_dir: str) -> None:
+        self._agent = agent
+        self.project_dir = project_dir
+
+    async def set_identity(self, name: str | None, email: str | None) -> None:
+        """Tell git in the sandbox who commits."""
+        for key, value in (("user.name", name), ("user.email", email)):
+            if value:
+                command = f"git config --global -- {key} {quote(value)}"
+                await self._must(_HOME_LOCK + command, "setting up git")
+
+    async def set_credentials(self, hosts: Mapping[Provider, tuple[str, Secret]]) -> None:
+        """Give git in the sandbox the tokens for these base URLs, outside the workspace."""
+        if not hosts:
+            return
+        home = await self._agent.home()
+        folder = f"{home}/.config/agentsvc"
+        file = f"{folder}/git-credentials"
+        # Whole or not at all: another conversation may clone with it at this moment.
+        draft = f"{file}-{self._name()}"
+        lines = [
+            _credential_line(provider, base_url, token)
+            for provider, (base_url, token) in hosts.items()
+        ]
+        await self._must(
+            f"umask 077 && mkdir -p {quote(folder)} && chmod 700 {quote(folder)}"
+            f" && : >{quote(draft)}",
+            "setting up git",
+        )
+        await self._agent.upload(draft, "".join(lines).encode())
+        helper = f"store --file={quote(file)}"
+        await self._must(
+            f"{_HOME_LOCK}chmod 600 {quote(draft)} && mv -f {quote(draft)} {quote(file)}"
+            f" && git config --global credential.helper {quote(helper)}",
+            "setting up git",
+        )
+
+    async def make_empty(self) -> None:
+        """Make the project directory a fresh git repository, unless it is one."""
+        await self._must(f"mkdir -p {quote(self.project_dir)}", "making the workspace")
+        await self._must(
+            _HOME_LOCK + _INIT.format(target=quote(self.project_dir)),
+            "making the workspace",
+            cwd=self.project_dir,
+        )
+
+    async def clone(self, clone: Clone) -> None:
+        """Bring a repository in; one that is there already stays as it is.
+
+        Raises StartRefused naming the cause: no such repository, token refused or missing, host
+        out of reach, no such branch, or too slow.
+        """
+        options = "" if clone.is_full else "--depth 1"
+        if clone.branch:
+            options += f" --branch {quote(clone.branch)}"
+        parent = self.project_dir.rsplit("/", 1)[0]
+        script = _CLONE.format(
+            target=quote(self.project_dir),
+            part=quote(f"{self.project_dir}.part"),
+            parent=quote(parent),
+            options=options,
+            url=quote(clone.url),
+        )
+        result = await self._agent.run_command(self._lock() + script, time_limit=clone.time_limit)
+        if result.timed_out:
+            raise StartRefused(
+                f"Cloning {clone.repository} took longer than {clone.time_limit:g} s and was"
+                " stopped. Raise `conversations.clone_seconds` in the server's config, or leave"
+                " `git_full_clone` off"
+            )
+        if result.exit_code != 0:
+            raise StartRefused(_clone_failure(clone, result))
+        if not clone.branch:
+            script = _WORK_BRANCH.format(
+                target=quote(self.project_dir), branch=quote(clone.work_branch)
+            )
+            await self._must(self._lock() + script, "making a work branch")
+
+    async def run_setup_script(self, time_limit: float) -> str | None:
+        """Run `.openhands/setup.sh` once, if there is one; return what went wrong, if anything."""
+        return await self._may(self._lock() + _SETUP, ".openhands/setup.sh", time_limit)
+
+    async def install_hooks(self) -> str | None:
+        """Make `.openhands/pre-commit.sh` the pre-commit hook; return what went wrong."""
+        return await self._may(_HOOK, ".openhands/pre-commit.sh", _STEP_SECONDS)
+
+    def _lock(self) -> str:
+        return _LOCK.format(name=self._name())
+
+    def _name(self) -> str:
+        return sha256(self.project_dir)[:16]
+
+    async def _must(self, command: str, what: str, *, cwd: str | None = None) -> None:
+        result = await self._agent.run_command(command, cwd=cwd, time_limit=_STEP_SECONDS)
+        if result.exit_code != 0:
+            raise StartRefused(f"The sandbox failed at {what}:\n{_tail(result)}")
+
+    async def _may(self, script: str, what: str, time_limit: float) -> str | None:
+        result = await self._agent.run_command(script, cwd=self.project_dir, time_limit=time_limit)
+        if result.timed_out:
+            return f"{what} took longer than {time_limit:g} s and was stopped"
+        if result.exit_code != 0:
+            return f"{what} ended with exit code {result.exit_code}:\n{_tail(result)}"
+        return None
+
+
+def _credential_line(provider: Provider, base_url: str, token: Secret) -> str:
+    user, password = credentials(provider, token)
+    parts = urlsplit(base_url)
+    secret = url_quote(password.reveal(), safe="")
+    return f"{parts.scheme}://{url_quote(user, safe='')}:{secret}@{parts.netloc}\n"
+
+
+def _clone_failure(clone: Clone, result: CommandResult) -> str:
+    text = f"{result.stdout}\n{result.stderr}".lower()
+    where = f"{clone.repository} ({clone.url})"
+    if result.exit_code == 127:  # noqa: PLR2004  # the shell's "command not found"
+        cause = f"{where} cannot be cloned: git is not installed where the sandbox runs"
+    elif "remote branch" in text and "not found" in text:
+        cause = f"Branch `{clone.branch}` does not exist in {where}. Name one that does"
+    elif any(
+        sign in text
+        for sign in (
+            "could not read username",
+            "authentication failed",
+            "returned error: 403",
+            "returned error: 401",
+            "access denied",
+        )
+    ):
+        cause = (
+            f"Access to {where} was refused. Store a token of the provider that may read it,"
+            " or check the one that is stored"
+        )
+    elif "not found" in text or "does not exist" in text:
+        cause = (
+            f"Repository {where} was not found. Check its name, and that the stored token of the"
+            " provider may read it"
+        )
+    elif any(
+        sign in text
+        for sign in ("could not resolve", "failed to connect", "unable to access", "timed out")
+    ):
+        cause = f"The host of {where} cannot be reached from the sandbox. Check name and network"
+    else:
+        cause = f"Cloning {where} failed with exit code {result.exit_code}"
+    return f"{cause}. git said:\n{_tail(result)}"
+
+
+def _tail(result: CommandResult) -> str:
+    return f"{result.stdout}\n{result.stderr}".strip()[-_MAX_SHOWN:]
