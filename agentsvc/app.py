@@ -1,0 +1,248 @@
+"""The composition root: every object of a server, made once, in order, and let go of in reverse.
+
+Each resource is one generator; what others use comes first and is closed last. Nothing here
+decides anything.
+"""
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.agent import AgentClient
+from agentsvc.auth import KeyRing
+from agentsvc.catalogue import Catalogue
+from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config, OnShutdown
+from agentsvc.conversations import Conversations
+from agentsvc.conversations.export import Exports
+from agentsvc.conversations.files import ConversationFiles
+from agentsvc.conversations.pending import PendingMessages
+from agentsvc.conversations.surroundings import Surroundings
+from agentsvc.datadir import DataDir
+from agentsvc.devices import DeviceLogins
+from agentsvc.events import EventLog
+from agentsvc.gitproviders import GitProviders
+from agentsvc.hookspecs import Event
+from agentsvc.http import ops, v0, v1
+from agentsvc.http.keys import (
+    BACKENDS,
+    CATALOGUE,
+    CONFIG,
+    CONVERSATIONS,
+    DATABASE,
+    DEVICES,
+    EVENTS,
+    EXPORTS,
+    FILES,
+    GIT_PROVIDERS,
+    KEYRING,
+    PENDING,
+    SANDBOXES,
+    SECRETS,
+    SETTINGS,
+    SUPERVISOR,
+    SURROUNDINGS,
+)
+from agentsvc.http.middleware import install
+from agentsvc.http.routes import mount
+from agentsvc.installation import Installation
+from agentsvc.plugins import BackendRegistry, Notifier, PluginHost
+from agentsvc.sandboxes import Sandbox, Sandboxes, Target
+from agentsvc.sandboxes.order import CallbackRules
+from agentsvc.secretstore import SecretStore
+from agentsvc.settings import SettingsStore
+from agentsvc.supervisor import Supervisor
+from agentsvc.values import new_id, now
+from agentsvc.vault import Vault
+
+log = logging.getLogger(__name__)
+
+_REMOVE_FAILED_SECONDS: Final = 60.0
+
+_PLACES: Final = web.AppKey("places", DataDir)
+_INSTALLATION: Final = web.AppKey("installation", Installation)
+_VAULT: Final = web.AppKey("vault", Vault)
+_HOST: Final = web.AppKey("plugin_host", PluginHost)
+_AGENTS: Final = web.AppKey("agents", AgentClient)
+
+
+async def build_app(
+    config: Config, *, data_dir: Path, plugins: PluginHost | None = None
+) -> web.Application:
+    """Return an application that is ready to be set up; nothing runs yet.
+
+    `config` has the real port and the URLs of the server. `plugins` is what was loaded already,
+    for tests; otherwise they are loaded as the config says. Setting the application up raises
+    StartFailed when something it needs cannot be had.
+    """
+    app = web.Application(client_max_size=config.server.max_body_bytes)
+    app[CONFIG] = config
+    app[CATALOGUE] = Catalogue()
+    app[_PLACES] = DataDir(path=data_dir)
+    app[_HOST] = plugins or PluginHost.load(
+        dirs=[Path(folder) for folder in config.plugins.dirs],
+        disable=config.plugins.disable,
+        is_traced=bool(os.environ.get(TRACE_PLUGINS_VARIABLE)),
+    )
+    install(
+        app,
+        cors_origins=config.server.cors_origins,
+        request_seconds=config.server.request_seconds,
+    )
+    mount(app, [*ops.ROUTES, *v1.ROUTES])
+    if config.server.device_login:
+        mount(app, v1.LOGIN_ROUTES)
+    app.cleanup_ctx.extend(
+        (_database, _backends, _agents, _git_providers, _supervisor, _core, _loops)
+    )
+    v0.install(app, enabled=config.v0.enabled)
+    return app
+
+
+async def _database(app: web.Application) -> AsyncIterator[None]:
+    places = app[_PLACES]
+    places.prepare()
+    app[_INSTALLATION] = installation = await Installation.open(places)
+    app[_VAULT] = vault = installation.vault
+    app[DATABASE] = database = installation.database
+    app[KEYRING] = KeyRing(database)
+    app[DEVICES] = DeviceLogins(database)
+    app[SETTINGS] = SettingsStore(database, vault)
+    app[SECRETS] = SecretStore(database, vault)
+    app[EVENTS] = EventLog(database, store_deltas=app[CONFIG].events.store_deltas)
+    yield
+    await installation.close()
+
+
+async def _backends(app: web.Application) -> AsyncIterator[None]:
+    places = app[_PLACES]
+    app[BACKENDS] = registry = BackendRegistry.build(
+        app[_HOST],
+        app[CONFIG],
+        instance_id=app[_INSTALLATION].read_id(),
+        state_dir=places.backends,
+    )
+    try:
+        await registry.open()
+        yield
+    finally:
+        await registry.close()
+
+
+async def _agents(app: web.Application) -> AsyncIterator[None]:
+    app[_AGENTS] = agents = AgentClient()
+    await agents.open()
+    yield
+    await agents.close()
+
+
+async def _git_providers(app: web.Application) -> AsyncIterator[None]:
+    app[GIT_PROVIDERS] = providers = GitProviders(
+        app[SECRETS],
+        time_limit=app[CONFIG].git.api_seconds,
+        checks_tokens=app[CONFIG].git.check_tokens,
+    )
+    await providers.open()
+    yield
+    await providers.close()
+
+
+async def _supervisor(app: web.Application) -> AsyncIterator[None]:
+    app[SUPERVISOR] = supervisor = Supervisor()
+    yield
+    await supervisor.stop(app[CONFIG].server.shutdown_grace_seconds)
+
+
+async def _core(app: web.Application) -> AsyncIterator[None]:
+    config = app[CONFIG]
+    callbacks = CallbackRules(
+        internal_url=config.server.internal_url.rstrip("/"),
+        flush_seconds=config.conversations.webhook_flush_seconds,
+    )
+    app[SANDBOXES] = sandboxes = Sandboxes(
+        db=app[DATABASE],
+        vault=app[_VAULT],
+        registry=app[BACKENDS],
+        supervisor=app[SUPERVISOR],
+        config=config.sandboxes,
+        callbacks=callbacks,
+    )
+    app[CONVERSATIONS] = conversations = Conversations(
+        db=app[DATABASE],
+        vault=app[_VAULT],
+        sandboxes=sandboxes,
+        agents=app[_AGENTS],
+        events=app[EVENTS],
+        settings=app[SETTINGS],
+        secrets=app[SECRETS],
+        supervisor=app[SUPERVISOR],
+        config=config.conversations,
+        callbacks=callbacks,
+    )
+    app[FILES] = ConversationFiles(
+        conversations=conversations,
+        agents=app[_AGENTS],
+        settings=app[SETTINGS],
+        has_public_skills=config.conversations.public_skills,
+    )
+    app[SURROUNDINGS] = Surroundings(
+        conversations=conversations,
+        sandboxes=sandboxes,
+        agents=app[_AGENTS],
+        settings=app[SETTINGS],
+        has_public_skills=config.conversations.public_skills,
+    )
+    app[EXPORTS] = Exports(app[EVENTS])
+    app[PENDING] = pending = PendingMessages(
+        db=app[DATABASE],
+        conversations=conversations,
+        agents=app[_AGENTS],
+        events=app[EVENTS],
+        supervisor=app[SUPERVISOR],
+    )
+    sandboxes.on_change(pending.sandbox_changed)
+    await sandboxes.recover()
+    await conversations.recover()
+    yield
+    match config.sandboxes.on_shutdown:
+        case OnShutdown.PAUSE:
+            await sandboxes.stop_all(Target.PAUSED)
+        case OnShutdown.DELETE:
+            await sandboxes.stop_all(Target.DELETED)
+        case OnShutdown.LEAVE:
+            pass
+
+
+async def _loops(app: web.Application) -> AsyncIterator[None]:
+    config, supervisor = app[CONFIG], app[SUPERVISOR]
+    registry, conversations = app[BACKENDS], app[CONVERSATIONS]
+    notifier = Notifier(app[_HOST])
+    app[SANDBOXES].on_change(lambda before, after: notifier.publish(_changed(before, after)))
+    supervisor.spawn("plugin events", notifier.run)
+    sweep_seconds = config.sandboxes.sweep_seconds
+    supervisor.loop("backends", registry.open, every_seconds=sweep_seconds)
+    supervisor.loop("sandboxes", app[SANDBOXES].sweep, every_seconds=sweep_seconds)
+    supervisor.loop("events", conversations.sync, every_seconds=config.conversations.sync_seconds)
+    supervisor.loop(
+        "pending messages",
+        app[PENDING].deliver_all,
+        every_seconds=config.conversations.sync_seconds,
+    )
+    supervisor.loop(
+        "failed starts", conversations.remove_failed, every_seconds=_REMOVE_FAILED_SECONDS
+    )
+    yield
+
+
+def _changed(before: Sandbox, after: Sandbox | None) -> Event:
+    status = after.status if after else "DELETED"
+    return Event(
+        id=new_id(),
+        kind="sandbox.changed",
+        at=now(),
+        subject_id=before.id,
+        data={"status": str(status), "backend": before.backend, "spec_id": before.spec_id},
+    )

@@ -1,0 +1,51 @@
+"""The typed keys under which handlers find their services and what the middleware learned.
+
+The composition root fills the application keys once; a handler takes the one service it needs.
+"""
+
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.auth import KeyRing, Principal
+from agentsvc.catalogue import Catalogue
+from agentsvc.config import Config
+from agentsvc.conversations import Conversations
+from agentsvc.conversations.export import Exports
+from agentsvc.conversations.files import ConversationFiles
+from agentsvc.conversations.pending import PendingMessages
+from agentsvc.conversations.surroundings import Surroundings
+from agentsvc.db import Database
+from agentsvc.devices import DeviceLogins
+from agentsvc.events import EventLog
+from agentsvc.gitproviders import GitProviders
+from agentsvc.plugins import BackendRegistry
+from agentsvc.sandboxes import Sandbox, Sandboxes
+from agentsvc.secretstore import SecretStore
+from agentsvc.settings import SettingsStore
+from agentsvc.supervisor import Supervisor
+
+CONFIG: Final[web.AppKey[Config]] = web.AppKey("config")
+DATABASE: Final[web.AppKey[Database]] = web.AppKey("database")
+BACKENDS: Final[web.AppKey[BackendRegistry]] = web.AppKey("backends")
+SUPERVISOR: Final[web.AppKey[Supervisor]] = web.AppKey("supervisor")
+KEYRING: Final[web.AppKey[KeyRing]] = web.AppKey("keyring")
+DEVICES: Final[web.AppKey[DeviceLogins]] = web.AppKey("devices")
+SETTINGS: Final[web.AppKey[SettingsStore]] = web.AppKey("settings")
+SECRETS: Final[web.AppKey[SecretStore]] = web.AppKey("secrets")
+GIT_PROVIDERS: Final[web.AppKey[GitProviders]] = web.AppKey("git_providers")
+CATALOGUE: Final[web.AppKey[Catalogue]] = web.AppKey("catalogue")
+EVENTS: Final[web.AppKey[EventLog]] = web.AppKey("events")
+SANDBOXES: Final[web.AppKey[Sandboxes]] = web.AppKey("sandboxes")
+CONVERSATIONS: Final[web.AppKey[Conversations]] = web.AppKey("conversations")
+FILES: Final[web.AppKey[ConversationFiles]] = web.AppKey("files")
+SURROUNDINGS: Final[web.AppKey[Surroundings]] = web.AppKey("surroundings")
+EXPORTS: Final[web.AppKey[Exports]] = web.AppKey("exports")
+PENDING: Final[web.AppKey[PendingMessages]] = web.AppKey("pending_messages")
+
+REQUEST_ID: Final[web.RequestKey[str]] = web.RequestKey("request_id", str)
+"""The id of the request, also in its log lines, its error body and its X-Request-Id header."""
+PRINCIPAL: Final[web.RequestKey[Principal]] = web.RequestKey("principal")
+"""Who is calling; set on routes of scope USER and ADMIN."""
+SANDBOX: Final[web.RequestKey[Sandbox]] = web.RequestKey("sandbox")
+"""The sandbox that is calling; set on routes of scope SANDBOX."""

@@ -1,0 +1,291 @@
+"""What surrounds every request: its id and log line, its errors, its caller.
+
+`install` puts the parts in order around an application. This is the one place where an error
+becomes a response and the one that reads a key header.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from agentsvc.auth import Principal, Role
+from agentsvc.errors import (
+    AgentsvcError,
+    BadRequest,
+    BodyTooLarge,
+    MalformedBody,
+    MethodNotAllowed,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    TimedOut,
+)
+from agentsvc.http.keys import KEYRING, PRINCIPAL, REQUEST_ID, SANDBOX, SANDBOXES
+from agentsvc.http.routes import Handler, Scope, route_of
+from agentsvc.http.wire import error_body
+from agentsvc.logs import CURRENT_REQUEST
+from agentsvc.sandboxes import Sandbox
+from agentsvc.values import monotonic, new_id, now
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_SECONDS: Final = 1
+
+
+class Activity:
+    """When the server started and when it last had something to do."""
+
+    def __init__(self) -> None:
+        self.started_at = now()
+        self._began = self._last = monotonic()
+        self._cpu_began = time.process_time()
+
+    def note(self) -> None:
+        """Remember that a request came."""
+        self._last = monotonic()
+
+    @property
+    def uptime_seconds(self) -> float:
+        """How long the server has run."""
+        return monotonic() - self._began
+
+    @property
+    def cpu_seconds(self) -> float:
+        """How much of a processor's time was used since."""
+        return time.process_time() - self._cpu_began
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long no request has come, health checks aside."""
+        return monotonic() - self._last
+
+
+ACTIVITY: Final[web.AppKey[Activity]] = web.AppKey("activity", Activity)
+
+_REQUEST_SECONDS: Final[web.AppKey[float]] = web.AppKey("request_seconds", float)
+_CORS_ORIGINS: Final[web.AppKey[frozenset[str]]] = web.AppKey("cors_origins")
+_ERROR_CODE: Final[web.RequestKey[str]] = web.RequestKey("error_code", str)
+_HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
+_HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
+_EXPOSED: Final = "Retry-After, X-Request-Id"
+_ALWAYS: Final = {
+    "Cache-Control": "no-cache, no-store, must-revalidate, max-age=0",
+    "Pragma": "no-cache",
+    "Expires": "0",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def install(
+    app: web.Application, *, cors_origins: Collection[str] = (), request_seconds: float = 120.0
+) -> None:
+    """Surround the application; `*` among the origins stands for every one."""
+    app[ACTIVITY] = Activity()
+    app[_CORS_ORIGINS] = frozenset(cors_origins)
+    app[_REQUEST_SECONDS] = request_seconds
+    app.middlewares.extend((trace_request, map_errors, answer_preflight, authenticate, limit_time))
+    app.on_response_prepare.append(_add_headers)
+
+
+@web.middleware
+async def trace_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request an id and write one access line when it is over."""
+    request[REQUEST_ID] = new_id()
+    CURRENT_REQUEST.set(request[REQUEST_ID])
+    if request.path not in _HEALTH_PATHS:
+        request.app[ACTIVITY].note()
+    began = monotonic()
+    status = 0
+    try:
+        response = await handler(request)
+        status = response.status
+    finally:
+        _write_access_line(request, status, round((monotonic() - began) * 1000, 1))
+    return response
+
+
+@web.middleware
+async def map_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn whatever is raised into a response of the one error shape."""
+    try:
+        return await handler(request)
+    except AgentsvcError as exc:
+        failure: Exception = exc
+    except web.HTTPException as exc:
+        if exc.status < web.HTTPBadRequest.status_code:
+            raise
+        failure = exc
+    except Exception as exc:  # noqa: BLE001  # the last resort: whatever escapes is a bug
+        failure = exc
+    if request.get(_HAS_BEGUN, False):
+        return _break_off(request, failure)
+    return _answer(request, failure)
+
+
+@web.middleware
+async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer the question a browser asks before a request from another origin."""
+    wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
+    if request.method != hdrs.METH_OPTIONS or not wanted or not _allowed_origin(request):
+        return await handler(request)
+    headers = {
+        hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST, PUT, PATCH, DELETE, OPTIONS",
+        hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(
+            hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*"
+        ),
+        hdrs.ACCESS_CONTROL_MAX_AGE: "600",
+    }
+    return web.Response(status=204, headers=headers)
+
+
+@web.middleware
+async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Attach who is calling, as the scope of the route demands; raises NotAuthenticated."""
+    route = route_of(request)
+    scope = Scope.OPEN if route is None else route.scope
+    if scope is Scope.SANDBOX:
+        request[SANDBOX] = await _identify_sandbox(request)
+    elif scope is not Scope.OPEN:
+        request[PRINCIPAL] = await _identify_user(request)
+    if scope is Scope.ADMIN and request[PRINCIPAL].role is not Role.ADMIN:
+        raise NotAllowed("This is for administrators")
+    return await handler(request)
+
+
+@web.middleware
+async def limit_time(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """End what takes too long, streams aside; raises TimedOut."""
+    route = route_of(request)
+    if route is None or route.is_stream:
+        return await handler(request)
+    limit = asyncio.timeout(request.app[_REQUEST_SECONDS])
+    try:
+        async with limit:
+            return await handler(request)
+    except TimeoutError as exc:
+        if limit.expired():
+            raise TimedOut("The request took too long") from exc
+        raise
+
+
+def keys_of(request: web.Request) -> tuple[str, ...]:
+    """Return the keys a request carries, in whichever header, each once.
+
+    A client may send a user's key in one header and a sandbox's in another.
+    """
+    scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    given = (
+        request.headers.get("X-Session-API-Key", ""),
+        token if scheme.lower() == "bearer" else "",
+        request.headers.get("X-Access-Token", ""),
+    )
+    stripped = (key.strip() for key in given)
+    return tuple(dict.fromkeys(key for key in stripped if key and key.isascii()))
+
+
+async def _identify_user(request: web.Request) -> Principal:
+    for key in keys_of(request):
+        try:
+            return await request.app[KEYRING].identify(key)
+        except NotAuthenticated:
+            continue
+    raise NotAuthenticated
+
+
+async def _identify_sandbox(request: web.Request) -> Sandbox:
+    for key in keys_of(request):
+        try:
+            return await request.app[SANDBOXES].identify(key)
+        except NotAuthenticated:
+            continue
+    raise NotAuthenticated("Invalid session API key")
+
+
+def _answer(request: web.Request, failure: Exception) -> web.Response:
+    error = failure if isinstance(failure, AgentsvcError) else _foreseen(failure)
+    request[_ERROR_CODE] = error.code
+    _write_failure(error, failure)
+    response = web.Response(
+        body=error_body(error, request[REQUEST_ID]),
+        status=error.status,
+        content_type="application/json",
+    )
+    if error.retryable:
+        response.headers[hdrs.RETRY_AFTER] = str(RETRY_AFTER_SECONDS)
+    if isinstance(error, MalformedBody | BodyTooLarge):
+        # What is left of the body is of no use, and may hide where the next request begins.
+        response.force_close()
+    if isinstance(failure, web.HTTPMethodNotAllowed):
+        response.headers[hdrs.ALLOW] = failure.headers[hdrs.ALLOW]
+    return response
+
+
+def _foreseen(failure: Exception) -> AgentsvcError:
+    """Return the error class for what aiohttp raised; a bug is an internal error."""
+    match failure:
+        case web.HTTPNotFound():
+            return NotFound()
+        case web.HTTPMethodNotAllowed():
+            return MethodNotAllowed("Method Not Allowed")
+        case web.HTTPRequestEntityTooLarge():
+            return BodyTooLarge("The body is too large")
+        case web.HTTPClientError():
+            return BadRequest(failure.reason)
+        case _:
+            return AgentsvcError("Internal Server Error")
+
+
+def _write_failure(error: AgentsvcError, failure: Exception) -> None:
+    is_ours = error.status >= web.HTTPInternalServerError.status_code
+    if is_ours and error is not failure:
+        log.error("request failed on a bug", exc_info=failure)
+    elif error.detail:
+        level = logging.WARNING if is_ours else logging.DEBUG
+        log.log(level, "request refused", extra={"code": error.code, "reason": error.detail})
+
+
+def _break_off(request: web.Request, failure: Exception) -> web.StreamResponse:
+    """End a connection whose response had begun: too late to answer anything else."""
+    if not isinstance(failure, ConnectionError):
+        log.error("response broke off", exc_info=failure)
+    if request.transport is not None:
+        request.transport.abort()
+    raise ConnectionResetError("the response broke off") from failure
+
+
+def _write_access_line(request: web.Request, status: int, duration_ms: float) -> None:
+    level = logging.DEBUG if request.path in _HEALTH_PATHS else logging.INFO
+    extra = {
+        "method": request.method,
+        "path": request.rel_url.raw_path,
+        "status": status,
+        "duration_ms": duration_ms,
+    }
+    if _ERROR_CODE in request:
+        extra["code"] = request[_ERROR_CODE]
+    log.log(level, "request", extra=extra)
+
+
+def _allowed_origin(request: web.Request) -> str:
+    """Return the origin of the request if it may read the answer, else an empty text."""
+    origin = request.headers.get(hdrs.ORIGIN, "")
+    allowed = request.app[_CORS_ORIGINS]
+    return origin if origin and (origin in allowed or "*" in allowed) else ""
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    request[_HAS_BEGUN] = True
+    response.headers["X-Request-Id"] = request.get(REQUEST_ID, "")
+    for name, value in _ALWAYS.items():
+        response.headers.setdefault(name, value)
+    origin = _allowed_origin(request)
+    if request.app[_CORS_ORIGINS]:
+        response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+    if origin:
+        response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+        response.headers[hdrs.ACCESS_CONTROL_ALLOW_CREDENTIALS] = "true"
+        response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED

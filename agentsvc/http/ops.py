@@ -1,0 +1,190 @@
+"""What whoever operates the server asks: is it alive, is it ready, what does it use."""
+
+import asyncio
+import os
+import resource
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc import __version__
+from agentsvc.backend import Health, RuntimeBackend
+from agentsvc.errors import BackendUnavailable
+from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE
+from agentsvc.http.middleware import ACTIVITY, Activity
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.wire import json_response
+
+_PROC: Final = Path("/proc")
+
+
+class Alive(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a server that is alive."""
+
+    status: str = "ok"
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of the server process, in bytes, and its part of the machine's."""
+
+    rss: int
+    vms: int
+    percent: float
+
+
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """The file system that holds the working directory, in bytes."""
+
+    total: int
+    used: int
+    free: int
+    percent: float
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server process has read from disks and written to them, in bytes."""
+
+    read_bytes: int
+    write_bytes: int
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server process uses; the processor's part is the mean since the start."""
+
+    cpu_percent: float
+    memory: Memory
+    disk: Disk
+    io: Transfer
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of /server_info; times are in seconds."""
+
+    version: str
+    uptime: float
+    idle_time: float
+    resources: Resources
+
+
+async def get_alive(_request: web.Request) -> web.Response:
+    """GET /alive."""
+    return json_response(Alive())
+
+
+async def get_health(_request: web.Request) -> web.Response:
+    """GET /health."""
+    return json_response("OK")
+
+
+async def get_ready(request: web.Request) -> web.Response:
+    """GET /ready: refused until the database and the default backend are usable."""
+    config = request.app[CONFIG].sandboxes
+    await request.app[DATABASE].one("SELECT 1")
+    backend = request.app[BACKENDS].get(config.default_backend)
+    health = await _probe(backend, time_limit=config.call_seconds)
+    if not health.ok:
+        raise BackendUnavailable(f"Backend {config.default_backend} is not usable: {health.reason}")
+    return json_response("OK")
+
+
+async def get_server_info(request: web.Request) -> web.Response:
+    """GET /server_info."""
+    activity = request.app[ACTIVITY]
+    info = ServerInfo(
+        version=__version__,
+        uptime=activity.uptime_seconds,
+        idle_time=activity.idle_seconds,
+        resources=await asyncio.to_thread(_resources, activity),
+    )
+    return json_response(info)
+
+
+async def _probe(backend: RuntimeBackend[Any], *, time_limit: float) -> Health:
+    try:
+        async with asyncio.timeout(time_limit):
+            return await backend.probe()
+    except TimeoutError:
+        return Health(ok=False, reason="it does not answer")
+
+
+def _resources(activity: Activity) -> Resources:
+    disk = shutil.disk_usage(Path.cwd())
+    return Resources(
+        cpu_percent=_percent(activity.cpu_seconds, activity.uptime_seconds),
+        memory=_memory(),
+        disk=Disk(
+            total=disk.total,
+            used=disk.used,
+            free=disk.free,
+            percent=_percent(disk.used, disk.total),
+        ),
+        io=_transfer(),
+    )
+
+
+def _memory() -> Memory:
+    page = resource.getpagesize()
+    pages = _read(_PROC / "self/statm").split() or ["0", "0"]
+    total = os.sysconf("SC_PHYS_PAGES") * page
+    rss = int(pages[1]) * page
+    return Memory(rss=rss, vms=int(pages[0]) * page, percent=_percent(rss, total))
+
+
+def _transfer() -> Transfer:
+    lines = (line.partition(": ") for line in _read(_PROC / "self/io").splitlines())
+    counts = {name: int(count) for name, _, count in lines}
+    return Transfer(
+        read_bytes=counts.get("read_bytes", 0), write_bytes=counts.get("write_bytes", 0)
+    )
+
+
+def _read(file: Path) -> str:
+    """Return the text of a file of /proc, or nothing on a system that has none or hides it."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _percent(part: float, whole: float) -> float:
+    return round(100 * part / whole, 1) if whole > 0 else 0.0
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/alive",
+        handler=get_alive,
+        scope=Scope.OPEN,
+        rank="P1",
+        summary="Say that the process answers",
+    ),
+    Route(
+        method="GET",
+        path="/health",
+        handler=get_health,
+        scope=Scope.OPEN,
+        rank="P1",
+        summary="Say that the process answers",
+    ),
+    Route(
+        method="GET",
+        path="/ready",
+        handler=get_ready,
+        scope=Scope.OPEN,
+        rank="P1",
+        summary="Say whether conversations can be started",
+    ),
+    Route(
+        method="GET",
+        path="/server_info",
+        handler=get_server_info,
+        scope=Scope.OPEN,
+        rank="P1",
+        summary="Say how long the server runs and what it uses",
+    ),
+)
+"""Every operation outside the two generations of the API."""

@@ -1,0 +1,118 @@
+"""How requests reach the application, and what is answered to those that never do.
+
+Some requests are refused below the application: by the parser, since they are not HTTP, or for
+an `Expect` header nobody knows. aiohttp answers and logs these with the offending line, and the
+offending line may hold a key. Here they get the one error shape with a fixed text, and one log
+line that names the kind of problem only.
+"""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import RawRequestMessage
+
+from agentsvc.errors import AgentsvcError, BadRequest, MalformedBody
+from agentsvc.http.keys import REQUEST_ID
+from agentsvc.http.wire import error_body
+from agentsvc.logs import CURRENT_REQUEST
+from agentsvc.values import new_id
+
+log = logging.getLogger(__name__)
+
+
+def make_runner(app: web.Application, *, grace_seconds: float) -> web.AppRunner:
+    """Return what serves the application; requests get `grace_seconds` to end at a stop."""
+    return _Runner(app, access_log=None, shutdown_timeout=grace_seconds)
+
+
+class _Connection(web.RequestHandler):
+    """One client's connection."""
+
+    __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        """Take in bytes; ones that are not HTTP end the body that is being read, too."""
+        super().data_received(data)
+        request = self._current_request
+        if request is None or not self._messages or request.content.is_eof():
+            return
+        if not isinstance(self._messages[-1][0], RawRequestMessage):
+            # aiohttp leaves the handler waiting for the rest of a body that it has given up.
+            request.content.set_exception(web.RequestPayloadError("the rest is not HTTP"))
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,  # it quotes the request
+    ) -> web.StreamResponse:
+        """Answer what the parser refused, or what failed outside the middleware."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response broke off") from exc
+        if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            error = MalformedBody("The request is not well-formed HTTP")
+            return _refuse(request, error, status, exc)
+        response = _answer(request, AgentsvcError("Internal Server Error"), status)
+        log.error("request failed on a bug", exc_info=exc)
+        return response
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log a failure; that of a body nobody wanted is the client's, and may quote it."""
+        failure = kw.get("exc_info")
+        if isinstance(failure, HttpProcessingError | web.RequestPayloadError):
+            log.debug("rest of a request refused", extra={"problem": type(failure).__name__})
+        else:
+            super().log_exception(*args, **kw)
+
+
+class _Server(web.Server):
+    """Makes a connection for each client."""
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    """Serves an application on connections of our own kind."""
+
+    __slots__ = ()
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        serve = made.request_handler
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            try:
+                return await serve(request)
+            except web.HTTPClientError as exc:
+                # Only an unknown expectation is refused before the middleware.
+                return _refuse(request, BadRequest(exc.reason), exc.status, exc)
+
+        return _Server(handle, request_factory=made.request_factory, **self._kwargs)
+
+
+def _refuse(
+    request: web.BaseRequest, error: AgentsvcError, status: int, exc: BaseException | None
+) -> web.Response:
+    response = _answer(request, error, status)
+    facts = {"status": status, "code": error.code, "problem": type(exc).__name__}
+    log.info("request refused", extra=facts)
+    return response
+
+
+def _answer(request: web.BaseRequest, error: AgentsvcError, status: int) -> web.Response:
+    request_id = request.get(REQUEST_ID) or new_id()
+    request[REQUEST_ID] = request_id
+    CURRENT_REQUEST.set(request_id)
+    response = web.Response(
+        body=error_body(error, request_id), status=status, content_type="application/json"
+    )
+    response.headers["X-Request-Id"] = request_id
+    response.headers[hdrs.CACHE_CONTROL] = "no-store"
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.force_close()
+    return response

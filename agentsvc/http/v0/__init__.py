@@ -1,0 +1,58 @@
+"""The older generation, `/api`: decode, call the core once, encode.
+
+It shares nothing with the newer one but the core and the wire. Its events are translated from
+the agent's by `translate`; to retire it is to delete this package and its line in the
+composition root.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.http.keys import EVENTS
+from agentsvc.http.routes import Route, mount
+from agentsvc.http.v0 import (
+    conversations,
+    events,
+    files,
+    lifecycle,
+    options,
+    secrets,
+    settings,
+)
+from agentsvc.http.v0.retirement import add_headers, refuse
+from agentsvc.http.v0.transcripts import TRANSCRIPTS, Transcripts
+
+__all__ = ["ROUTES", "install"]
+
+ROUTES: Final[tuple[Route, ...]] = (
+    *settings.ROUTES,
+    *secrets.ROUTES,
+    *options.ROUTES,
+    *conversations.ROUTES,
+    *lifecycle.ROUTES,
+    *events.ROUTES,
+    *files.ROUTES,
+)
+"""Every operation of the older generation."""
+
+
+def install(app: web.Application, *, enabled: bool) -> None:
+    """Add the older generation to an application, or say in its places that it is off.
+
+    Called once, when everything it uses is among the clean-up contexts.
+    """
+    if enabled:
+        mount(app, ROUTES)
+        app.cleanup_ctx.append(_transcripts)
+    else:
+        # Past `mount`, so that they need no key and are no part of the published description.
+        for route in ROUTES:
+            app.router.add_route(route.method, route.path, refuse)
+    app.on_response_prepare.append(add_headers)
+
+
+async def _transcripts(app: web.Application) -> AsyncIterator[None]:
+    app[TRANSCRIPTS] = Transcripts(app[EVENTS])
+    yield

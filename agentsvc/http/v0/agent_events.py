@@ -1,0 +1,215 @@
+"""The events an agent server reports, as far as the older generation shows them.
+
+Only what a translation needs is described; members nobody reads pass, and an event whose kind
+is not listed here, or that does not fit its description, decodes to None.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a message: a text, or images."""
+
+    type: str = "text"
+    text: str | None = None
+    image_urls: list[str] | None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message in the words of a language model."""
+
+    role: str = ""
+    content: list[Part] = []
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model wrote to have a tool used; the arguments are JSON text."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = "{}"
+
+
+class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens one use of a model has taken so far."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    context_window: int = 0
+    per_turn_token: int = 0
+
+
+class UsageMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """What one use of a model has cost so far."""
+
+    accumulated_cost: float = 0.0
+    max_budget_per_task: float | None = None
+    accumulated_token_usage: TokenUsage | None = None
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a conversation has cost so far, by use."""
+
+    usage_to_metrics: dict[str, UsageMetrics] = {}
+
+
+class Classification(msgspec.Struct, frozen=True, kw_only=True):
+    """What sort of failure an error is."""
+
+    kind: str = "unknown"
+
+
+class Reported(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
+    """What every event has."""
+
+    id: str
+    timestamp: str
+    source: str = "environment"
+
+
+class SystemPromptEvent(Reported, frozen=True, kw_only=True, tag=True):
+    """The instructions the agent begins with."""
+
+    system_prompt: Part
+    tools: list[dict[str, Any]] = []
+
+
+class MessageEvent(Reported, frozen=True, kw_only=True, tag=True):
+    """Somebody says something."""
+
+    llm_message: ChatMessage
+
+
+class ActionEvent(Reported, frozen=True, kw_only=True, tag=True):
+    """The agent uses a tool; `action` is null if what the model wrote made no sense."""
+
+    thought: list[Part] = []
+    action: dict[str, Any] | None = None
+    tool_name: str = ""
+    tool_call_id: str = ""
+    tool_call: ToolCall | None = None
+    llm_response_id: str | None = None
+    security_risk: str = "UNKNOWN"
+
+
+class ObservationEvent(Reported, frozen=True, kw_only=True, tag=True):
+    """What came of the use of a tool."""
+
+    observation: dict[str, Any]
+    action_id: str
+    tool_name: str = ""
+
+
+class UserRejectObservation(Reported, frozen=True, kw_only=True, tag=True):
+    """The user does not allow the use of a tool."""
+
+    action_id: str
+    rejection_reason: str = ""
+
+
+class AgentErrorEvent(Reported, frozen=True, kw_only=True, tag=True):
+    """The use of a tool failed outside of the tool."""
+
+    error: str
+    tool_call_id: str = ""
+
+
+class ConversationErrorEvent(Reported, frozen=True, kw_only=True, tag=True):
+    """A run failed."""
+
+    code: str = ""
+    detail: str = ""
+    classification: Classification | None = None
+
+
+class ServerErrorEvent(Reported, frozen=True, kw_only=True, tag=True):
+    """The agent server itself failed."""
+
+    code: str = ""
+    detail: str = ""
+    classification: Classification | None = None
+
+
+class ConversationStateUpdateEvent(Reported, frozen=True, kw_only=True, tag=True):
+    """A part of the conversation's state has a new value."""
+
+    key: str
+    value: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class PauseEvent(Reported, frozen=True, kw_only=True, tag=True):
+    """The user asked the agent to pause after its step."""
+
+
+class InterruptEvent(Reported, frozen=True, kw_only=True, tag=True):
+    """The user asked the agent to stop at once."""
+
+
+class Condensation(Reported, frozen=True, kw_only=True, tag=True):
+    """The agent forgets a part of the history, perhaps for a summary of it."""
+
+    forgotten_event_ids: list[str] = []
+    summary: str | None = None
+    summary_offset: int | None = None
+
+
+class CondensationRequest(Reported, frozen=True, kw_only=True, tag=True):
+    """Somebody asked the agent to shorten the history."""
+
+
+type AgentEvent = (
+    SystemPromptEvent
+    | MessageEvent
+    | ActionEvent
+    | ObservationEvent
+    | UserRejectObservation
+    | AgentErrorEvent
+    | ConversationErrorEvent
+    | ServerErrorEvent
+    | ConversationStateUpdateEvent
+    | PauseEvent
+    | InterruptEvent
+    | Condensation
+    | CondensationRequest
+)
+
+_EVENT: msgspec.json.Decoder[AgentEvent] = msgspec.json.Decoder(AgentEvent)
+_STATUS = msgspec.json.Decoder(str)
+_STATS = msgspec.json.Decoder(Stats)
+
+
+def decode_event(body: bytes) -> AgentEvent | None:
+    """Return a reported event, or None if the older generation has nothing to show for it."""
+    return _decode(_EVENT, body)
+
+
+def decode_status(value: msgspec.Raw) -> str | None:
+    """Return an execution status, or None if the value is none."""
+    return _decode(_STATUS, value)
+
+
+def decode_stats(value: msgspec.Raw) -> Stats | None:
+    """Return what a conversation has cost, or None if the value does not say."""
+    return _decode(_STATS, value)
+
+
+def text_of(parts: list[Part]) -> str:
+    """Return the texts of some parts as one."""
+    return "".join(part.text or "" for part in parts)
+
+
+def string_of(fields: dict[str, Any], name: str) -> str:
+    """Return a member that should be a text, or an empty text if it is none."""
+    value = fields.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _decode[T](decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T | None:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

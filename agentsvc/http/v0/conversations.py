@@ -1,0 +1,171 @@
+"""Handlers of the older generation for conversations."""
+
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.conversations import ConversationPatch, ConversationView
+from agentsvc.errors import BadRequest, NotFound
+from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v0.types_conversations import (
+    START_BODY,
+    TITLE_BODY,
+    ConversationPage,
+    ConversationSearch,
+    ConversationStatus,
+    StartAnswer,
+    StartBody,
+    TitleBody,
+    from_known,
+    from_view,
+    to_limit,
+    to_order,
+    to_query,
+)
+from agentsvc.http.wire import json_response, read_json, read_query
+from agentsvc.orders import StartOrder
+
+_ID_MAX = 100
+
+
+async def post_conversation(request: web.Request) -> web.Response:
+    """Start a conversation, or say how the one of that id is: POST /api/conversations."""
+    order = to_order(await read_json(request, START_BODY))
+    known = await find_view(request, order.alias or order.conversation_id or "")
+    answer = from_known(known) if known else await _start(request, order)
+    return json_response(answer)
+
+
+async def get_conversations(request: web.Request) -> web.Response:
+    """List conversations, the newest first: GET /api/conversations."""
+    wanted = read_query(request, ConversationSearch)
+    views, next_page_id = await request.app[CONVERSATIONS].search(
+        request[PRINCIPAL].user_id,
+        to_query(wanted),
+        page_id=wanted.page_id,
+        limit=to_limit(wanted),
+    )
+    page = ConversationPage(results=[from_view(view) for view in views], next_page_id=next_page_id)
+    return json_response(page)
+
+
+async def get_conversation(request: web.Request) -> web.Response:
+    """Return a conversation, null for an unknown one: GET /api/conversations/{id}."""
+    view = await find_view(request, conversation_id_of(request))
+    return json_response(view and from_view(view))
+
+
+async def patch_conversation(request: web.Request) -> web.Response:
+    """Give a conversation a title: PATCH /api/conversations/{id}."""
+    name = conversation_id_of(request)
+    body = await read_json(request, TITLE_BODY)
+    view = await find_view(request, name)
+    if view is None:
+        raise NotFound("Conversation not found", extra=_UNKNOWN)
+    await request.app[CONVERSATIONS].update(
+        request[PRINCIPAL].user_id, view.conversation.id, ConversationPatch(title=body.title)
+    )
+    return json_response(True)
+
+
+async def delete_conversation(request: web.Request) -> web.Response:
+    """Delete a conversation, false for an unknown one: DELETE /api/conversations/{id}."""
+    view = await find_view(request, conversation_id_of(request))
+    if view is None:
+        return json_response(False)
+    await request.app[CONVERSATIONS].delete(request[PRINCIPAL].user_id, view.conversation.id)
+    return json_response(True)
+
+
+def conversation_id_of(request: web.Request) -> str:
+    """Return the conversation id of the path; raises BadRequest for what can be none."""
+    name = request.match_info["conversation_id"]
+    if len(name) > _ID_MAX:
+        raise BadRequest("Conversation ID is too long")
+    if not name.isprintable() or ".." in name or "/" in name or "\\" in name:
+        raise BadRequest("Conversation ID has characters that are not allowed")
+    return name
+
+
+async def find_view(request: web.Request, name: str) -> ConversationView | None:
+    """Return the caller's conversation of an id or a name of their own, or None."""
+    conversations, user_id = request.app[CONVERSATIONS], request[PRINCIPAL].user_id
+    conversation_id = await conversations.resolve(user_id, name)
+    if conversation_id is None:
+        return None
+    [view] = await conversations.find_many(user_id, [conversation_id], include_starting=True)
+    return view
+
+
+async def get_view(request: web.Request) -> ConversationView:
+    """Return the conversation of the path; raises NotFound."""
+    name = conversation_id_of(request)
+    view = await find_view(request, name)
+    if view is None:
+        raise NotFound(f"Conversation {name} not found")
+    return view
+
+
+async def _start(request: web.Request, order: StartOrder) -> StartAnswer:
+    task = await request.app[CONVERSATIONS].start(
+        request[PRINCIPAL].user_id, order, generation="v0"
+    )
+    return StartAnswer(
+        conversation_id=order.alias or task.conversation_id,
+        conversation_status=ConversationStatus.STARTING,
+    )
+
+
+_UNKNOWN = {
+    "status": "error",
+    "message": "Conversation not found",
+    "msg_id": "CONVERSATION$NOT_FOUND",
+}
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/api/conversations",
+        handler=post_conversation,
+        scope=Scope.USER,
+        rank="P0",
+        summary="Start a conversation",
+        body=StartBody,
+    ),
+    Route(
+        method="GET",
+        path="/api/conversations",
+        handler=get_conversations,
+        scope=Scope.USER,
+        rank="P1",
+        summary="List conversations",
+        query=ConversationSearch,
+    ),
+    Route(
+        method="GET",
+        path="/api/conversations/{conversation_id}",
+        handler=get_conversation,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Return a conversation",
+    ),
+    Route(
+        method="PATCH",
+        path="/api/conversations/{conversation_id}",
+        handler=patch_conversation,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Give a conversation a title",
+        body=TitleBody,
+    ),
+    Route(
+        method="DELETE",
+        path="/api/conversations/{conversation_id}",
+        handler=delete_conversation,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Delete a conversation",
+    ),
+)

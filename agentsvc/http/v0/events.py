@@ -1,0 +1,107 @@
+"""Handlers of the older generation for what happens in a conversation."""
+
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v0.conversations import get_view
+from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
+from agentsvc.http.v0.types_conversations import to_message
+from agentsvc.http.v0.types_events import (
+    MESSAGE_BODY,
+    EventSearch,
+    MessageBody,
+    to_range,
+)
+from agentsvc.http.v0.user_actions import (
+    ACTION_BODY,
+    ActionBody,
+    UserAction,
+    perform,
+    to_user_action,
+)
+from agentsvc.http.wire import (
+    SUCCESS,
+    encode,
+    json_response,
+    raw_array,
+    raw_json_response,
+    read_json,
+    read_query,
+)
+from agentsvc.orders import Message
+
+
+async def get_events(request: web.Request) -> web.Response:
+    """Return a part of a history: GET /api/conversations/{id}/events."""
+    wanted = to_range(read_query(request, EventSearch))
+    conversation = (await get_view(request)).conversation
+    history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
+    events, has_more = select(history, wanted)
+    body = b'{"events":' + raw_array(events) + b',"has_more":' + encode(has_more) + b"}"
+    return raw_json_response(body)
+
+
+async def get_trajectory(request: web.Request) -> web.Response:
+    """Return a whole history: GET /api/conversations/{id}/trajectory."""
+    conversation = (await get_view(request)).conversation
+    history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
+    return raw_json_response(b'{"trajectory":' + raw_array(history) + b"}")
+
+
+async def post_event(request: web.Request) -> web.Response:
+    """Take a message, or a wish what the agent does: POST /api/conversations/{id}/events."""
+    return await _pass_on(request, to_user_action(await read_json(request, ACTION_BODY)))
+
+
+async def post_message(request: web.Request) -> web.Response:
+    """Take a message and let the agent go on: POST /api/conversations/{id}/message."""
+    body = await read_json(request, MESSAGE_BODY)
+    return await _pass_on(request, to_message(body.message, []) or Message())
+
+
+async def _pass_on(request: web.Request, action: UserAction) -> web.Response:
+    conversation = (await get_view(request)).conversation
+    await perform(request.app[CONVERSATIONS], request[PRINCIPAL].user_id, conversation.id, action)
+    return json_response(SUCCESS)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/api/conversations/{conversation_id}/events",
+        handler=get_events,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Return a part of a conversation's history",
+        query=EventSearch,
+    ),
+    Route(
+        method="POST",
+        path="/api/conversations/{conversation_id}/events",
+        handler=post_event,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Say something in a conversation, or tell its agent what to do, as an action",
+        body=ActionBody,
+    ),
+    Route(
+        method="POST",
+        path="/api/conversations/{conversation_id}/message",
+        handler=post_message,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Say something in a conversation",
+        body=MessageBody,
+    ),
+    Route(
+        method="GET",
+        path="/api/conversations/{conversation_id}/trajectory",
+        handler=get_trajectory,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Return a conversation's whole history",
+    ),
+)

@@ -1,0 +1,237 @@
+"""Handlers of the older generation for the workspace of a conversation."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from aiohttp import BodyPartReader, web
+
+from agentsvc.agent import AgentServer
+from agentsvc.errors import (
+    AgentRefused,
+    AgentsvcError,
+    BadRequest,
+    Conflict,
+    InvalidRequest,
+    MalformedBody,
+    NotFound,
+    UnsupportedMediaType,
+)
+from agentsvc.http.keys import CONFIG, CONVERSATIONS, PRINCIPAL
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v0.conversations import get_view
+from agentsvc.http.v0.types_files import (
+    Code,
+    DiffQuery,
+    FileQuery,
+    ListQuery,
+    Uploaded,
+    from_changes,
+    from_diff,
+    from_skills,
+    vscode_of,
+    web_hosts_of,
+)
+from agentsvc.http.v0.workspaces import Skipped, Workspace
+from agentsvc.http.wire import json_response, read_query
+
+PREFIX: Final = "/api/conversations/{conversation_id}"
+NOT_RUNNING: Final = "Runtime not yet initialized"
+_FIELD: Final = "files"
+_CHUNK_BYTES: Final = 64 * 1024
+
+
+async def get_list(request: web.Request) -> web.Response:
+    """List a directory: GET /api/conversations/{id}/list-files."""
+    path = read_query(request, ListQuery).path
+    with _error_member():
+        return json_response(await (await _workspace(request)).list_files(path))
+
+
+async def get_file(request: web.Request) -> web.Response:
+    """Read a text file: GET /api/conversations/{id}/select-file."""
+    path = read_query(request, FileQuery).file
+    with _error_member():
+        return json_response(Code(code=await (await _workspace(request)).read_text(path)))
+
+
+async def post_files(request: web.Request) -> web.Response:
+    """Write files as they come: POST /api/conversations/{id}/upload-files."""
+    workspace = await _workspace(request)
+    written: list[str] = []
+    skipped: list[Skipped] = []
+    async for name, part in _files(request):
+        result = await workspace.write(name, part)
+        written.append(result) if isinstance(result, str) else skipped.append(result)
+    if not written and not skipped:
+        raise InvalidRequest("Field required", loc=("body", _FIELD), kind="missing")
+    return json_response(Uploaded(uploaded_files=written, skipped_files=skipped))
+
+
+async def get_zip(request: web.Request) -> web.Response:
+    """Return the whole workspace: GET /api/conversations/{id}/zip-directory."""
+    with _error_member():
+        packed = await (await _workspace(request)).pack()
+    headers = {"Content-Disposition": 'attachment; filename="workspace.zip"'}
+    return web.Response(body=packed, content_type="application/zip", headers=headers)
+
+
+async def get_changes(request: web.Request) -> web.Response:
+    """List what differs from the remote branch: GET /api/conversations/{id}/git/changes."""
+    root = (await get_view(request)).conversation.working_dir
+    with _error_member():
+        agent = await _agent(request)
+        return json_response(from_changes(await agent.git_changes(root)))
+
+
+async def get_diff(request: web.Request) -> web.Response:
+    """Return both sides of a file: GET /api/conversations/{id}/git/diff."""
+    path = read_query(request, DiffQuery).path
+    with _error_member():
+        place = (await _workspace(request)).locate(path)
+        try:
+            diff = await (await _agent(request)).git_diff(place)
+        except AgentRefused as exc:
+            raise BadRequest(f"Error getting diff: {path}", detail=exc.detail) from exc
+    return json_response(from_diff(diff))
+
+
+async def get_vscode_url(request: web.Request) -> web.Response:
+    """Tell where the editor is: GET /api/conversations/{id}/vscode-url."""
+    return json_response(vscode_of(await get_view(request)))
+
+
+async def get_web_hosts(request: web.Request) -> web.Response:
+    """Tell where the agent's web servers are seen: GET /api/conversations/{id}/web-hosts."""
+    return json_response(web_hosts_of(await get_view(request)))
+
+
+async def get_microagents(request: web.Request) -> web.Response:
+    """List what the agent has learned: GET /api/conversations/{id}/microagents."""
+    root = (await get_view(request)).conversation.working_dir
+    load_public = request.app[CONFIG].conversations.public_skills
+    with _error_member():
+        agent = await _agent(request)
+        return json_response(from_skills(await agent.load_skills(root, load_public=load_public)))
+
+
+async def _workspace(request: web.Request) -> Workspace:
+    conversation = (await get_view(request)).conversation
+    return Workspace(await _agent(request), conversation.working_dir)
+
+
+async def _agent(request: web.Request) -> AgentServer:
+    conversation = (await get_view(request)).conversation
+    try:
+        return await request.app[CONVERSATIONS].agent(request[PRINCIPAL].user_id, conversation.id)
+    except Conflict as exc:
+        raise NotFound(NOT_RUNNING, detail=exc.message, extra={"error": NOT_RUNNING}) from exc
+
+
+async def _files(request: web.Request) -> AsyncIterator[tuple[str, AsyncIterator[bytes]]]:
+    """Yield the name and the content of each file of a form; raises if it is none."""
+    if request.content_type != "multipart/form-data":
+        raise UnsupportedMediaType("The body should be `multipart/form-data`")
+    try:
+        reader = await request.multipart()
+        while (part := await reader.next()) is not None:
+            if isinstance(part, BodyPartReader) and part.name == _FIELD:
+                yield part.filename or "", _chunks(part)
+    except (ValueError, AssertionError, web.RequestPayloadError) as exc:
+        raise MalformedBody("The body is not what its headers say", detail=str(exc)) from exc
+
+
+async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while chunk := await part.read_chunk(_CHUNK_BYTES):
+        yield chunk
+
+
+@contextmanager
+def _error_member() -> Iterator[None]:
+    """Say what is wrong also where clients of these operations look for it."""
+    try:
+        yield
+    except AgentsvcError as exc:
+        exc.extra = {"error": exc.message, **exc.extra}
+        raise
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=f"{PREFIX}/list-files",
+        handler=get_list,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List a directory of the workspace",
+        query=ListQuery,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/select-file",
+        handler=get_file,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Read a text file of the workspace",
+        query=FileQuery,
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/upload-files",
+        handler=post_files,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Write files into the workspace",
+        is_stream=True,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/zip-directory",
+        handler=get_zip,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Download the workspace as a zip file",
+        is_stream=True,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/git/changes",
+        handler=get_changes,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List the files that differ from the remote branch",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/git/diff",
+        handler=get_diff,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Return a file as it is and as it was",
+        query=DiffQuery,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/vscode-url",
+        handler=get_vscode_url,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Tell where the editor of the sandbox is",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/web-hosts",
+        handler=get_web_hosts,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Tell where what the agent serves can be seen",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/microagents",
+        handler=get_microagents,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List what the agent has learned",
+    ),
+)

@@ -1,0 +1,113 @@
+"""Handlers of the older generation that start, stop and place a conversation.
+
+To stop is to interrupt the agent and pause the sandbox, to start is to resume it.
+"""
+
+import contextlib
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.conversations import ConversationView
+from agentsvc.errors import (
+    AgentRefused,
+    AgentUnavailable,
+    Conflict,
+    Gone,
+    NotFound,
+)
+from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOXES
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v0.conversations import conversation_id_of, find_view, get_view
+from agentsvc.http.v0.types_conversations import from_known
+from agentsvc.http.v0.types_lifecycle import (
+    START_AGAIN_BODY,
+    StartAgainBody,
+    from_not_running,
+    from_place,
+    from_stopped,
+    is_running,
+)
+from agentsvc.http.wire import json_response, read_json
+
+
+async def post_start(request: web.Request) -> web.Response:
+    """Let a stopped conversation run again: POST /api/conversations/{id}/start."""
+    name = conversation_id_of(request)
+    await read_json(request, START_AGAIN_BODY)
+    view = await find_view(request, name)
+    if view is None:
+        extra = {"status": "error", "conversation_id": name}
+        raise NotFound(f"Conversation {name} not found", extra=extra)
+    await _resume(request, view)
+    return json_response(from_known(await get_view(request)))
+
+
+async def post_stop(request: web.Request) -> web.Response:
+    """Stop a conversation, if it runs: POST /api/conversations/{id}/stop."""
+    name = conversation_id_of(request)
+    view = await find_view(request, name)
+    if view is None or not is_running(view):
+        return json_response(from_not_running(name))
+    await _pause(request, view)
+    return json_response(from_stopped(view))
+
+
+async def get_config(request: web.Request) -> web.Response:
+    """Tell where a conversation runs: GET /api/conversations/{id}/config."""
+    return json_response(from_place(await get_view(request)))
+
+
+async def _resume(request: web.Request, view: ConversationView) -> None:
+    """Ask for the sandbox of a conversation to run; one that is still being made needs no asking.
+
+    Raises Conflict if the start had failed, Gone if the sandbox is, or as a resume does.
+    """
+    conversation = view.conversation
+    if conversation.start_failed:
+        raise Conflict(f"The conversation did not start: {conversation.start_detail}")
+    if not conversation.is_ready:
+        return
+    if view.sandbox is None:
+        raise Gone("The sandbox of this conversation does not exist any more")
+    await request.app[SANDBOXES].resume(request[PRINCIPAL].user_id, view.sandbox.id)
+
+
+async def _pause(request: web.Request, view: ConversationView) -> None:
+    """Interrupt the agent and ask for a paused sandbox; raises Conflict during the start."""
+    if not view.conversation.is_ready or view.sandbox is None:
+        raise Conflict("The conversation is still being started")
+    user_id = request[PRINCIPAL].user_id
+    # An agent that cannot be told is stopped all the same, with its sandbox.
+    with contextlib.suppress(AgentUnavailable, AgentRefused, Conflict, NotFound):
+        await request.app[CONVERSATIONS].interrupt(user_id, view.conversation.id)
+    await request.app[SANDBOXES].pause(user_id, view.sandbox.id)
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/api/conversations/{conversation_id}/start",
+        handler=post_start,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Let a stopped conversation run again",
+        body=StartAgainBody,
+    ),
+    Route(
+        method="POST",
+        path="/api/conversations/{conversation_id}/stop",
+        handler=post_stop,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Stop a conversation",
+    ),
+    Route(
+        method="GET",
+        path="/api/conversations/{conversation_id}/config",
+        handler=get_config,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Tell where a conversation runs",
+    ),
+)

@@ -1,0 +1,69 @@
+"""Handlers of the older generation for what a front end lets its user choose from."""
+
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.http.keys import CATALOGUE
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v0.translate import AGENT_CLASS
+from agentsvc.http.v0.types_settings import WebConfig, from_models
+from agentsvc.http.wire import json_response
+
+SECURITY_ANALYZERS: Final = ("llm",)
+
+
+async def get_config(_request: web.Request) -> web.Response:
+    """Tell a front end where it is: GET /api/options/config."""
+    return json_response(WebConfig())
+
+
+async def get_models(request: web.Request) -> web.Response:
+    """List the language models, as settings name them: GET /api/options/models."""
+    return json_response(from_models((await request.app[CATALOGUE].get()).models))
+
+
+async def get_agents(_request: web.Request) -> web.Response:
+    """List the agents: GET /api/options/agents."""
+    return json_response((AGENT_CLASS,))
+
+
+async def get_security_analyzers(_request: web.Request) -> web.Response:
+    """List what can rate the risk of an action: GET /api/options/security-analyzers."""
+    return json_response(SECURITY_ANALYZERS)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/api/options/config",
+        handler=get_config,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Tell a front end where it is",
+    ),
+    Route(
+        method="GET",
+        path="/api/options/models",
+        handler=get_models,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List the language models",
+    ),
+    Route(
+        method="GET",
+        path="/api/options/agents",
+        handler=get_agents,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List the agents",
+    ),
+    Route(
+        method="GET",
+        path="/api/options/security-analyzers",
+        handler=get_security_analyzers,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List what can rate the risk of an action",
+    ),
+)

@@ -1,0 +1,50 @@
+"""How the older generation says that it goes: in the headers of its answers, or by 404.
+
+The headers are those of RFC 9745 and RFC 8288.
+"""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from agentsvc.errors import NotFound
+
+DEPRECATED_AT: Final = datetime(2025, 11, 1, tzinfo=UTC)
+"""Since when clients are to use the newer generation."""
+
+_DEPRECATION: Final = f"@{int(DEPRECATED_AT.timestamp())}"
+_SUCCESSORS: Final = {
+    "/api/conversations": "/api/v1/app-conversations",
+    "/api/settings": "/api/v1/settings",
+    "/api/reset-settings": "/api/v1/settings",
+    "/api/secrets": "/api/v1/secrets",
+    "/api/add-git-providers": "/api/v1/secrets/git-providers",
+    "/api/unset-provider-tokens": "/api/v1/secrets/git-providers",
+    "/api/options/models": "/api/v1/config/models/search",
+    "/api/options": "/api/v1/web-client/config",
+}
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Say on an answer of the older generation that it is deprecated, and what follows it."""
+    successor = find_successor(request.path)
+    if successor is not None:
+        response.headers["Deprecation"] = _DEPRECATION
+        response.headers.add(hdrs.LINK, f'<{successor}>; rel="successor-version"')
+
+
+async def refuse(_request: web.Request) -> web.Response:
+    """Answer where an operation would be, were the older generation not switched off."""
+    raise NotFound(
+        "V0 of the API is switched off on this server. Use V1, under /api/v1,"
+        " or ask its operator to set `v0.enabled`"
+    )
+
+
+def find_successor(path: str) -> str | None:
+    """Return the path of the newer generation for one of the older, None for any other path."""
+    for old, new in _SUCCESSORS.items():
+        if path == old or path.startswith(f"{old}/"):
+            return new
+    return None

@@ -1,0 +1,138 @@
+"""Handlers of the older generation for secrets and the tokens of git providers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.errors import BadRequest, Conflict, NotFound
+from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v0.types_secrets import (
+    PROVIDERS_BODY,
+    SECRET_BODY,
+    SECRET_CHANGE_BODY,
+    ProvidersBody,
+    Said,
+    SecretBody,
+    SecretChangeBody,
+    from_names,
+)
+from agentsvc.http.wire import json_response, path_text, read_json
+from agentsvc.usersecrets import read_provider_tokens
+from agentsvc.values import Secret
+
+
+async def get_secrets(request: web.Request) -> web.Response:
+    """List secrets by name: GET /api/secrets."""
+    names = await request.app[SECRETS].custom_secret_names(request[PRINCIPAL].user_id)
+    return json_response(from_names(names))
+
+
+async def post_secret(request: web.Request) -> web.Response:
+    """Keep a new secret: POST /api/secrets."""
+    body = await read_json(request, SECRET_BODY)
+    user_id, value = request[PRINCIPAL].user_id, Secret(body.value)
+    with _in_words_of_clients():
+        await request.app[SECRETS].add_custom_secret(user_id, body.name, value, body.description)
+    return json_response(Said(message="Secret created successfully"), status=201)
+
+
+async def put_secret(request: web.Request) -> web.Response:
+    """Change the name and the description of a secret: PUT /api/secrets/{id}."""
+    name = path_text(request, "secret_id")
+    body = await read_json(request, SECRET_CHANGE_BODY)
+    user_id = request[PRINCIPAL].user_id
+    with _in_words_of_clients():
+        await request.app[SECRETS].rename_custom_secret(user_id, name, body.name, body.description)
+    return json_response(Said(message="Secret updated successfully"))
+
+
+async def delete_secret(request: web.Request) -> web.Response:
+    """Forget a secret: DELETE /api/secrets/{id}."""
+    name = path_text(request, "secret_id")
+    if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
+        message = f"Secret with ID {name} not found"
+        raise NotFound(message, extra={"error": message})
+    return json_response(Said(message="Secret deleted successfully"))
+
+
+async def post_providers(request: web.Request) -> web.Response:
+    """Keep the tokens of git providers: POST /api/add-git-providers."""
+    body = await read_json(request, PROVIDERS_BODY)
+    tokens = read_provider_tokens(body.provider_tokens)
+    await request.app[GIT_PROVIDERS].store_tokens(request[PRINCIPAL].user_id, tokens)
+    return json_response(Said(message="Git providers stored"))
+
+
+async def post_unset_providers(request: web.Request) -> web.Response:
+    """Forget the tokens of git providers: POST /api/unset-provider-tokens."""
+    await request.app[SECRETS].delete_provider_tokens(request[PRINCIPAL].user_id)
+    return json_response(Said(message="Unset Git provider tokens"))
+
+
+@contextmanager
+def _in_words_of_clients() -> Iterator[None]:
+    """Refuse with the status and the member in which clients of this generation look."""
+    try:
+        yield
+    except NotFound as exc:
+        raise NotFound(exc.message, extra={"error": exc.message}) from exc
+    except Conflict as exc:
+        raise BadRequest(exc.message, extra={"message": exc.message}) from exc
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/api/secrets",
+        handler=get_secrets,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List secrets by name",
+    ),
+    Route(
+        method="POST",
+        path="/api/secrets",
+        handler=post_secret,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Keep a new secret",
+        body=SecretBody,
+    ),
+    Route(
+        method="PUT",
+        path="/api/secrets/{secret_id}",
+        handler=put_secret,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Change the name and the description of a secret",
+        body=SecretChangeBody,
+    ),
+    Route(
+        method="DELETE",
+        path="/api/secrets/{secret_id}",
+        handler=delete_secret,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Forget a secret",
+    ),
+    Route(
+        method="POST",
+        path="/api/add-git-providers",
+        handler=post_providers,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Keep the tokens of git providers; those not sent are forgotten",
+        body=ProvidersBody,
+    ),
+    Route(
+        method="POST",
+        path="/api/unset-provider-tokens",
+        handler=post_unset_providers,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Forget the tokens of git providers",
+    ),
+)

@@ -1,0 +1,70 @@
+"""Handlers of the older generation for settings."""
+
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.errors import Gone, NotFound
+from agentsvc.http.keys import PRINCIPAL, SECRETS, SETTINGS
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v0.types_settings import (
+    SETTINGS_BODY,
+    SettingsBody,
+    SettingsStored,
+    from_settings,
+    to_patch,
+)
+from agentsvc.http.wire import json_response, read_json
+
+RESET_REMOVED: Final = "Reset settings functionality has been removed."
+
+
+async def post_settings(request: web.Request) -> web.Response:
+    """Store settings: POST /api/settings."""
+    body = await read_json(request, SETTINGS_BODY)
+    await request.app[SETTINGS].patch(request[PRINCIPAL].user_id, to_patch(body))
+    return json_response(SettingsStored())
+
+
+async def get_settings(request: web.Request) -> web.Response:
+    """Return settings: GET /api/settings."""
+    user_id = request[PRINCIPAL].user_id
+    settings = await request.app[SETTINGS].find(user_id)
+    if settings is None:
+        raise NotFound("Settings not found", extra={"error": "Settings not found"})
+    hosts = await request.app[SECRETS].provider_hosts(user_id)
+    return json_response(from_settings(settings, hosts))
+
+
+async def post_reset(_request: web.Request) -> web.Response:
+    """Say that settings are not reset any more: POST /api/reset-settings."""
+    raise Gone(RESET_REMOVED, extra={"error": RESET_REMOVED})
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/api/settings",
+        handler=post_settings,
+        scope=Scope.USER,
+        rank="P0",
+        summary="Store settings",
+        body=SettingsBody,
+    ),
+    Route(
+        method="GET",
+        path="/api/settings",
+        handler=get_settings,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Return settings",
+    ),
+    Route(
+        method="POST",
+        path="/api/reset-settings",
+        handler=post_reset,
+        scope=Scope.USER,
+        rank="P3",
+        summary="Say that settings are not reset any more",
+    ),
+)

@@ -1,0 +1,100 @@
+"""Histories in the older form, kept ready for the conversations somebody reads right now.
+
+A number of the older history is known only by reading every stored event before it. So that a
+client which polls does not cost a whole conversation each time, the encoded events and the state
+of the translation are kept for the conversations read last, within a limit on their bytes, and
+are continued from the last event read. The cache is no source of truth: without it the same
+numbers come out. An event log only grows and dies with its conversation; a conversation that was
+deleted and made again under its old id is told apart by when it was made.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.events import EventLog
+from agentsvc.http.v0.translate import Translator
+from agentsvc.http.wire import encode
+
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""How much of encoded history is kept; the conversation read last stays, whatever its size."""
+
+_CHUNK: Final = 100
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events of a history, by number; both ends belong to it."""
+
+    start: int = 0
+    end: int | None = None
+    reverse: bool = False
+    limit: int = 20
+
+
+class Transcripts:
+    """The histories of conversations in the older form."""
+
+    def __init__(self, log: EventLog, *, max_bytes: int = MAX_BYTES) -> None:
+        self._log = log
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[tuple[str, datetime], _Entry] = OrderedDict()
+
+    async def read(self, conversation_id: str, created_at: datetime) -> Sequence[bytes]:
+        """Return the whole history as it is now, each event encoded; its place is its number."""
+        key = (conversation_id, created_at)
+        entry = self._entries.setdefault(key, _Entry())
+        self._entries.move_to_end(key)
+        while True:
+            stored = await self._log.read_range(
+                conversation_id, from_seq=entry.next_seq, limit=_CHUNK
+            )
+            for event in stored:
+                entry.add(event.seq, event.body)
+            if len(stored) < _CHUNK:
+                break
+        self._forget()
+        return entry.events
+
+    def _forget(self) -> None:
+        size = sum(entry.size for entry in self._entries.values())
+        while size > self._max_bytes and len(self._entries) > 1:
+            _, oldest = self._entries.popitem(last=False)
+            size -= oldest.size
+
+
+TRANSCRIPTS: Final[web.AppKey[Transcripts]] = web.AppKey("transcripts", Transcripts)
+
+
+class _Entry:
+    """How far the history of one conversation has been read."""
+
+    def __init__(self) -> None:
+        self.next_seq = 0
+        self.size = 0
+        self.events: list[bytes] = []
+        self._translator = Translator()
+
+    def add(self, seq: int, body: bytes) -> None:
+        """Take the next stored event; one that another reader has taken already is passed over."""
+        if seq < self.next_seq:
+            return
+        self.next_seq = seq + 1
+        for event in self._translator.feed(body):
+            encoded = encode(event)
+            self.size += len(encoded)
+            self.events.append(encoded)
+
+
+def select(events: Sequence[bytes], wanted: Range) -> tuple[list[bytes], bool]:
+    """Return the events of a range, in its order, and whether it has more than its limit."""
+    start = max(wanted.start, 0)
+    end = len(events) - 1 if wanted.end is None else min(wanted.end, len(events) - 1)
+    count = max(end - start + 1, 0)
+    taken = min(count, wanted.limit)
+    if wanted.reverse:
+        return [events[end - offset] for offset in range(taken)], count > taken
+    return list(events[start : start + taken]), count > taken

@@ -1,0 +1,445 @@
+"""The history of a conversation in the words of the older generation.
+
+A `Translator` reads the stored events of one conversation in the order they arrived and returns
+what each adds to the older history. It keeps what an event alone does not say: the number of the
+next event, which actions are open, what the agent is doing, what it has cost. What it returns
+depends on nothing but the events it was given, so the numbers are the same for everybody and
+for ever. It does no I/O.
+
+The older history differs from a plain mapping in five ways: it begins with the state `loading`;
+a state is told only when it changes; an action that waits for the user's word is published again
+each time its confirmation state changes, as a new event; the end of a run is
+`awaiting_user_input` if the agent's last word was a message, `finished` if not; and after that
+end the next state is `running`, since a client that polls would take the `idle` a message causes
+for the end of the next run.
+"""
+
+from collections.abc import Iterable
+from typing import Final, assert_never
+
+import msgspec
+from msgspec import UNSET
+
+from agentsvc.http.v0.actions import UNKNOWN_RISK, ShownAction, show_action, show_tool_call
+from agentsvc.http.v0.agent_events import (
+    ActionEvent,
+    AgentErrorEvent,
+    AgentEvent,
+    Condensation,
+    CondensationRequest,
+    ConversationErrorEvent,
+    ConversationStateUpdateEvent,
+    InterruptEvent,
+    MessageEvent,
+    ObservationEvent,
+    PauseEvent,
+    Reported,
+    ServerErrorEvent,
+    Stats,
+    SystemPromptEvent,
+    UserRejectObservation,
+    decode_event,
+    decode_stats,
+    decode_status,
+    text_of,
+)
+from agentsvc.http.v0.event_types import (
+    AccumulatedUsage,
+    AgentState,
+    Confirmation,
+    Event,
+    LlmMetrics,
+    ToolCallMetadata,
+)
+from agentsvc.http.v0.observations import (
+    ShownObservation,
+    show_error,
+    show_observation,
+    show_run_error,
+)
+
+REJECTED_MESSAGE: Final = "Action has been rejected by the user! Waiting for further user input."
+AGENT_CLASS: Final = "CodeActAgent"
+
+_STATE_CHANGED: Final = "agent_state_changed"
+_STATES: Final = {
+    "idle": AgentState.AWAITING_USER_INPUT,
+    "running": AgentState.RUNNING,
+    "paused": AgentState.PAUSED,
+    "waiting_for_confirmation": AgentState.AWAITING_USER_CONFIRMATION,
+    "finished": AgentState.FINISHED,
+    "error": AgentState.ERROR,
+    "stuck": AgentState.ERROR,
+    "deleting": AgentState.STOPPED,
+}
+_ENDED: Final = frozenset({AgentState.FINISHED, AgentState.PAUSED, AgentState.ERROR})
+
+
+class _OpenAction(msgspec.Struct, frozen=True, kw_only=True):
+    """An action nothing has answered yet, as it was last published."""
+
+    number: int
+    tool_call_id: str
+    shown: ShownAction
+    tool_call: ToolCallMetadata
+    confirmation: Confirmation
+
+
+def translate(bodies: Iterable[bytes]) -> list[Event]:
+    """Return the older history for the stored events of one conversation."""
+    translator = Translator()
+    return [event for body in bodies for event in translator.feed(body)]
+
+
+class Translator:
+    """The fold over one conversation's events; give it each of them once, in order."""
+
+    def __init__(self) -> None:
+        self._next_number = 0
+        self._numbers: dict[str, int] = {}
+        self._open: dict[str, _OpenAction] = {}
+        self._answered_early: set[str] = set()
+        self._state: AgentState | None = None
+        self._has_run = False
+        self._ended_on_message = False
+        self._reason = ""
+        self._metrics: LlmMetrics | None = None
+
+    def feed(self, body: bytes) -> list[Event]:
+        """Return what one more stored event adds; often nothing, sometimes several events."""
+        event = decode_event(body)
+        if event is None:
+            return []
+        out = list(self._steps(event))
+        for shown in out:
+            if shown.observation != _STATE_CHANGED:
+                self._numbers.setdefault(event.id, shown.id)
+        return out
+
+    def _steps(self, event: AgentEvent) -> Iterable[Event]:
+        match event:
+            case ConversationStateUpdateEvent():
+                yield from self._update(event)
+            case SystemPromptEvent():
+                yield from self._begin(event)
+                yield self._system(event)
+            case MessageEvent():
+                yield from self._begin(event)
+                yield from self._say(event)
+            case ActionEvent():
+                yield from self._begin(event)
+                yield self._act(event)
+            case ObservationEvent() | UserRejectObservation() | AgentErrorEvent():
+                yield from self._begin(event)
+                yield from self._answer(event)
+            case ConversationErrorEvent() | ServerErrorEvent():
+                yield from self._begin(event)
+                yield from self._fail(event)
+            case PauseEvent() | InterruptEvent() | Condensation() | CondensationRequest():
+                yield from self._begin(event)
+                yield self._note(event)
+            case _:
+                assert_never(event)
+
+    # States
+
+    def _begin(self, event: Reported) -> Iterable[Event]:
+        """Tell that the agent is loading, before anything else is told."""
+        if self._state is None:
+            yield self._enter(event, AgentState.LOADING)
+
+    def _enter(self, event: Reported, state: AgentState, reason: str = "") -> Event:
+        self._state = state
+        extras = {"agent_state": state, "reason": reason}
+        shown = ShownObservation(observation=_STATE_CHANGED, content="", message="", extras=extras)
+        return self._observe(event, "environment", shown)
+
+    def _update(self, event: ConversationStateUpdateEvent) -> Iterable[Event]:
+        if event.key == "stats":
+            stats = decode_stats(event.value)
+            self._metrics = self._metrics if stats is None else _sum_up(stats)
+        elif event.key == "execution_status":
+            yield from self._change(event, decode_status(event.value) or "")
+
+    def _change(self, event: Reported, status: str) -> Iterable[Event]:
+        state = self._state_for(status)
+        if state is None:
+            return
+        yield from self._begin(event)
+        if state is self._state:
+            return
+        if state is AgentState.RUNNING:
+            self._has_run = True
+            yield from self._confirm(event)
+        yield self._enter(event, state, self._reason if state is AgentState.ERROR else "")
+        if state is AgentState.AWAITING_USER_CONFIRMATION:
+            yield from self._ask(event)
+        if state is not AgentState.ERROR:
+            self._reason = ""
+
+    def _state_for(self, status: str) -> AgentState | None:
+        if status == "idle" and self._state in _ENDED:
+            return None
+        if status == "idle" and not self._has_run:
+            return AgentState.LOADING
+        if status == "finished" and self._ended_on_message:
+            return AgentState.AWAITING_USER_INPUT
+        return _STATES.get(status)
+
+    # Actions
+
+    def _system(self, event: SystemPromptEvent) -> Event:
+        content = event.system_prompt.text or ""
+        args = {
+            "content": content,
+            "tools": [_show_tool(tool) for tool in event.tools],
+            "openhands_version": None,
+            "agent_class": AGENT_CLASS,
+        }
+        return self._publish(
+            event, "agent", ShownAction(action="system", args=args, message=content)
+        )
+
+    def _say(self, event: MessageEvent) -> Iterable[Event]:
+        is_agent = event.source == "agent"
+        parts = event.llm_message.content
+        images = [url for part in parts for url in part.image_urls or ()]
+        content = text_of(parts)
+        args = {
+            "content": content,
+            "file_urls": None,
+            "image_urls": images or (None if is_agent else []),
+            "wait_for_response": is_agent,
+            "security_risk": UNKNOWN_RISK,
+        }
+        shown = ShownAction(action="message", args=args, message=content)
+        yield self._publish(event, _source(event), shown, metrics=self._metrics_of(is_agent))
+        if is_agent:
+            self._ended_on_message = True
+            # The end of the run may be told before the message that ended it.
+            if self._state is AgentState.FINISHED:
+                yield self._enter(event, AgentState.AWAITING_USER_INPUT)
+
+    def _act(self, event: ActionEvent) -> Event:
+        self._ended_on_message = False
+        shown = show_action(event)
+        confirmation = Confirmation.CONFIRMED
+        if self._state is AgentState.AWAITING_USER_CONFIRMATION and shown.needs_confirmation:
+            confirmation = Confirmation.AWAITING
+        action = _OpenAction(
+            number=self._next_number,
+            tool_call_id=event.tool_call_id,
+            shown=shown,
+            tool_call=show_tool_call(event),
+            confirmation=confirmation,
+        )
+        if event.id in self._answered_early:
+            self._answered_early.discard(event.id)
+        else:
+            self._open[event.id] = action
+        return self._publish_action(event, action)
+
+    def _note(
+        self, event: PauseEvent | InterruptEvent | Condensation | CondensationRequest
+    ) -> Event:
+        match event:
+            case PauseEvent():
+                return self._wish(event, AgentState.PAUSED)
+            case InterruptEvent():
+                return self._wish(event, AgentState.STOPPED)
+            case Condensation():
+                return self._publish(event, "agent", self._condense(event))
+            case CondensationRequest():
+                shown = ShownAction(action="condensation_request", args={}, message="")
+                return self._publish(event, "agent", shown)
+
+    def _wish(self, event: Reported, state: AgentState) -> Event:
+        shown = ShownAction(
+            action="change_agent_state",
+            args={"agent_state": state, "thought": ""},
+            message=f"Agent state changed to {state}",
+        )
+        return self._publish(event, "user", shown)
+
+    def _condense(self, event: Condensation) -> ShownAction:
+        numbers = (self._numbers.get(key) for key in event.forgotten_event_ids)
+        forgotten = sorted(number for number in numbers if number is not None)
+        return ShownAction(
+            action="condensation",
+            args={
+                "forgotten_event_ids": forgotten,
+                "forgotten_events_start_id": None,
+                "forgotten_events_end_id": None,
+                "summary": event.summary,
+                "summary_offset": event.summary_offset,
+            },
+            message=f"Summary: {event.summary}" if event.summary else "",
+        )
+
+    # Confirmation
+
+    def _ask(self, event: Reported) -> Iterable[Event]:
+        for key, action in list(self._open.items()):
+            if action.shown.needs_confirmation:
+                yield self._republish(event, key, Confirmation.AWAITING)
+
+    def _confirm(self, event: Reported) -> Iterable[Event]:
+        waiting = [
+            key
+            for key, action in self._open.items()
+            if action.confirmation is Confirmation.AWAITING
+        ]
+        if waiting and self._state is AgentState.AWAITING_USER_CONFIRMATION:
+            yield self._enter(event, AgentState.USER_CONFIRMED)
+        for key in waiting:
+            yield self._republish(event, key, Confirmation.CONFIRMED)
+
+    def _republish(self, event: Reported, key: str, confirmation: Confirmation) -> Event:
+        action = msgspec.structs.replace(
+            self._open[key], number=self._next_number, confirmation=confirmation
+        )
+        self._open[key] = action
+        return self._publish_action(event, action)
+
+    # Observations
+
+    def _answer(
+        self, event: ObservationEvent | UserRejectObservation | AgentErrorEvent
+    ) -> Iterable[Event]:
+        match event:
+            case ObservationEvent():
+                action = self._close(event.action_id)
+                shown = show_observation(event, action.shown if action else None)
+                if shown is not None:
+                    yield self._observe(event, "agent", shown, action)
+            case UserRejectObservation():
+                yield from self._reject(event)
+            case AgentErrorEvent():
+                key = self._find_by_tool_call(event.tool_call_id)
+                action = self._close(key) if key else None
+                yield self._observe(event, "agent", show_error(event.error), action)
+
+    def _reject(self, event: UserRejectObservation) -> Iterable[Event]:
+        before = self._state
+        if event.action_id in self._open:
+            yield self._republish(event, event.action_id, Confirmation.REJECTED)
+        action = self._close(event.action_id)
+        yield self._enter(event, AgentState.USER_REJECTED)
+        content = event.rejection_reason or REJECTED_MESSAGE
+        shown = ShownObservation(observation="user_rejected", content=content, message=content)
+        yield self._observe(event, "agent", shown, action)
+        # The next state was told before the rejection, and will not be told again.
+        if before not in (None, AgentState.AWAITING_USER_CONFIRMATION, AgentState.USER_REJECTED):
+            yield self._enter(event, before)
+
+    def _fail(self, event: ConversationErrorEvent | ServerErrorEvent) -> Iterable[Event]:
+        shown = show_run_error(event)
+        self._reason = shown.content
+        yield self._observe(event, "environment", shown)
+        # A start that failed has no run whose end would tell it.
+        if self._state is AgentState.LOADING:
+            yield self._enter(event, AgentState.ERROR, shown.content)
+
+    def _close(self, key: str) -> _OpenAction | None:
+        action = self._open.pop(key, None)
+        if action is None:
+            self._answered_early.add(key)
+        return action
+
+    def _find_by_tool_call(self, tool_call_id: str) -> str | None:
+        found = (key for key, action in self._open.items() if action.tool_call_id == tool_call_id)
+        return next(found, None)
+
+    # Making events
+
+    def _publish_action(self, event: Reported, action: _OpenAction) -> Event:
+        args = dict(action.shown.args)
+        if action.shown.needs_confirmation:
+            args["confirmation_state"] = action.confirmation
+        return self._publish(
+            event,
+            "agent",
+            msgspec.structs.replace(action.shown, args=args),
+            tool_call=action.tool_call,
+            metrics=self._metrics,
+        )
+
+    def _publish(
+        self,
+        event: Reported,
+        source: str,
+        shown: ShownAction,
+        *,
+        tool_call: ToolCallMetadata | None = None,
+        metrics: LlmMetrics | None = None,
+    ) -> Event:
+        return Event(
+            id=self._take_number(),
+            timestamp=event.timestamp,
+            source=source,
+            message=shown.message,
+            action=shown.action,
+            tool_call_metadata=UNSET if tool_call is None else tool_call,
+            llm_metrics=UNSET if metrics is None else metrics,
+            args=shown.args,
+            timeout=UNSET if shown.time_limit is None else shown.time_limit,
+        )
+
+    def _observe(
+        self,
+        event: Reported,
+        source: str,
+        shown: ShownObservation,
+        action: _OpenAction | None = None,
+    ) -> Event:
+        return Event(
+            id=self._take_number(),
+            timestamp=event.timestamp,
+            source=source,
+            message=shown.message,
+            cause=UNSET if action is None else action.number,
+            observation=shown.observation,
+            tool_call_metadata=UNSET if action is None else action.tool_call,
+            content=shown.content,
+            extras=shown.extras,
+            success=UNSET if shown.success is None else shown.success,
+        )
+
+    def _take_number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def _metrics_of(self, is_agent: bool) -> LlmMetrics | None:
+        return self._metrics if is_agent else None
+
+
+def _source(event: Reported) -> str:
+    return event.source if event.source in ("agent", "user") else "environment"
+
+
+def _show_tool(tool: dict[str, object]) -> dict[str, object]:
+    """Return a tool in the form models are told of them; its parameters are not reported."""
+    function = {
+        "name": tool.get("title") or tool.get("name") or "",
+        "description": tool.get("description") or "",
+    }
+    return {"type": "function", "function": function}
+
+
+def _sum_up(stats: Stats) -> LlmMetrics:
+    metrics = list(stats.usage_to_metrics.values())
+    usages = [use.accumulated_token_usage for use in metrics if use.accumulated_token_usage]
+    budgets = [use.max_budget_per_task for use in metrics if use.max_budget_per_task is not None]
+    return LlmMetrics(
+        accumulated_cost=sum(use.accumulated_cost for use in metrics),
+        max_budget_per_task=max(budgets, default=None),
+        accumulated_token_usage=AccumulatedUsage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+            cache_read_tokens=sum(usage.cache_read_tokens for usage in usages),
+            cache_write_tokens=sum(usage.cache_write_tokens for usage in usages),
+            context_window=max((usage.context_window for usage in usages), default=0),
+            per_turn_token=max((usage.per_turn_token for usage in usages), default=0),
+        ),
+    )

@@ -1,0 +1,296 @@
+"""Conversations on the wire of the older generation, and their mapping to and from the core's."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from agentsvc import git
+from agentsvc.conversations import ConversationQuery, ConversationView, default_title
+from agentsvc.http.v0.replay import refuse_replay
+from agentsvc.http.wire import PAGE_MAX, Int64
+from agentsvc.mcp import read_mcp_config
+from agentsvc.orders import (
+    Content,
+    ContentKind,
+    ExecutionStatus,
+    Message,
+    Provider,
+    StartOrder,
+    SuggestedTask,
+    TaskType,
+    Trigger,
+)
+from agentsvc.sandboxes import Sandbox, SandboxStatus
+from agentsvc.sandboxes.state import AGENT_PORT
+from agentsvc.values import parse_uuid, to_stored
+
+TITLE_MAX: Final = 200
+
+type Name = Annotated[str, Meta(max_length=1024)]
+type ImageUrls = Annotated[
+    list[Annotated[str, Meta(pattern=r"\A(?i:https?://|data:)")]], Meta(max_length=100)
+]
+
+
+class ConversationStatus(StrEnum):
+    """The state of a conversation, in the words of the older generation."""
+
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    STOPPED = "STOPPED"
+    ARCHIVED = "ARCHIVED"
+    ERROR = "ERROR"
+
+
+class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of work found at a git provider."""
+
+    git_provider: Provider
+    task_type: TaskType
+    repo: Name
+    issue_number: Int64
+    title: Annotated[str, Meta(max_length=4096)]
+
+
+class CreateMicroagentBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The repository a new skill is written for."""
+
+    repo: Name
+    git_provider: Provider | None = None
+    title: str | None = None
+
+
+class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """InitSessionRequest: a conversation to start; all of it is optional."""
+
+    repository: Name | None = None
+    git_provider: Provider | None = None
+    selected_branch: Name | None = None
+    initial_user_msg: str | None = None
+    image_urls: ImageUrls | None = None
+    replay_json: str | None = None
+    suggested_task: SuggestedTaskBody | None = None
+    create_microagent: CreateMicroagentBody | None = None
+    conversation_instructions: str | None = None
+    mcp_config: Any = None
+    conversation_id: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,100}\Z")] | UnsetType = UNSET
+
+
+class StartAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """ConversationResponse: the conversation that was asked for."""
+
+    status: str = "ok"
+    conversation_id: str
+    message: str | None = None
+    conversation_status: ConversationStatus
+
+
+class TitleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """UpdateConversationRequest: a new title."""
+
+    title: Annotated[str, Meta(min_length=1, max_length=TITLE_MAX)]
+
+
+class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation as clients of the older generation see it."""
+
+    conversation_id: str
+    title: str
+    last_updated_at: str | None
+    status: ConversationStatus
+    runtime_status: str | None
+    selected_repository: str | None
+    selected_branch: str | None
+    git_provider: Provider | None
+    trigger: Trigger | None
+    num_connections: int = 0
+    url: str | None
+    session_api_key: str | None
+    created_at: str
+    pr_number: list[int]
+    conversation_version: str = "V1"
+    sub_conversation_ids: list[str]
+
+
+class ConversationPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of conversations."""
+
+    results: list[ConversationInfo]
+    next_page_id: str | None
+
+
+class ConversationSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of the list of conversations; a limit above the largest page means that."""
+
+    page_id: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 20
+    selected_repository: str | None = None
+    conversation_trigger: Trigger | None = None
+    include_sub_conversations: bool = False
+
+
+START_BODY: Final = msgspec.json.Decoder(StartBody)
+TITLE_BODY: Final = msgspec.json.Decoder(TitleBody)
+
+_STATUSES: Final = {
+    SandboxStatus.STARTING: ConversationStatus.STARTING,
+    SandboxStatus.RUNNING: ConversationStatus.RUNNING,
+    SandboxStatus.PAUSED: ConversationStatus.STOPPED,
+    SandboxStatus.ERROR: ConversationStatus.ERROR,
+    SandboxStatus.MISSING: ConversationStatus.ARCHIVED,
+}
+_FAILED: Final = frozenset({ExecutionStatus.ERROR, ExecutionStatus.STUCK})
+
+
+def to_order(body: StartBody) -> StartOrder:
+    """Return the order in the core's words; raises InvalidRequest or BadRequest."""
+    if body.replay_json:
+        refuse_replay(body.replay_json)
+    microagent = body.create_microagent
+    repository = body.repository or (microagent.repo if microagent else None) or None
+    provider = body.git_provider or (microagent.git_provider if microagent else None)
+    _check_source(repository, body.selected_branch or None, provider)
+    name = None if body.conversation_id is UNSET else body.conversation_id
+    known = parse_uuid(name) if name else None
+    has_config = body.mcp_config is not None
+    return StartOrder(
+        conversation_id=known,
+        alias=None if known else name,
+        initial_message=_first_message(body),
+        system_message_suffix=body.conversation_instructions or None,
+        repository=repository,
+        branch=body.selected_branch or None,
+        provider=provider,
+        suggested_task=_to_task(body.suggested_task),
+        trigger=_trigger(body),
+        mcp_config=read_mcp_config(body.mcp_config) if has_config else None,
+        settings_required=True,
+    )
+
+
+def to_message(text: str, image_urls: list[str]) -> Message | None:
+    """Return what a user says, or None if it is nothing."""
+    content = []
+    if text:
+        content.append(Content(kind=ContentKind.TEXT, text=text))
+    if image_urls:
+        content.append(Content(kind=ContentKind.IMAGE, image_urls=tuple(image_urls)))
+    return Message(content=tuple(content)) if content else None
+
+
+def to_query(wanted: ConversationSearch) -> ConversationQuery:
+    """Return the filters in the core's words."""
+    return ConversationQuery(
+        repository=wanted.selected_repository,
+        trigger=wanted.conversation_trigger,
+        include_children=wanted.include_sub_conversations,
+        include_starting=True,
+    )
+
+
+def to_limit(wanted: ConversationSearch) -> int:
+    """Return how many conversations a page may have."""
+    return min(wanted.limit, PAGE_MAX)
+
+
+def shown_id(view: ConversationView) -> str:
+    """Return the id a client knows a conversation by: its own name for it, if it gave one."""
+    return view.conversation.alias or view.conversation.id
+
+
+def from_view(view: ConversationView) -> ConversationInfo:
+    """Return a conversation as clients see it."""
+    conversation = view.conversation
+    key = view.session_api_key
+    return ConversationInfo(
+        conversation_id=shown_id(view),
+        title=conversation.title or default_title(conversation.id),
+        last_updated_at=to_stored(conversation.updated_at),
+        status=status_of(view),
+        runtime_status=_runtime_status(view),
+        selected_repository=conversation.selected_repository,
+        selected_branch=conversation.selected_branch,
+        git_provider=conversation.git_provider,
+        trigger=conversation.trigger,
+        url=_url(view),
+        session_api_key=key.reveal() if key else None,
+        created_at=to_stored(conversation.created_at),
+        pr_number=list(conversation.pr_number),
+        sub_conversation_ids=list(conversation.sub_ids),
+    )
+
+
+def from_known(view: ConversationView) -> StartAnswer:
+    """Return the answer to an order for a conversation that exists: nothing new was started.
+
+    In this place clients know three states only; what has failed or is gone counts as stopped.
+    """
+    status = status_of(view)
+    if status not in (ConversationStatus.STARTING, ConversationStatus.RUNNING):
+        status = ConversationStatus.STOPPED
+    return StartAnswer(conversation_id=shown_id(view), conversation_status=status)
+
+
+def status_of(view: ConversationView) -> ConversationStatus:
+    """Return the state of a conversation."""
+    if view.conversation.start_failed:
+        return ConversationStatus.ERROR
+    status = _STATUSES[view.sandbox_status]
+    is_running = status is ConversationStatus.RUNNING
+    return ConversationStatus.STARTING if is_running and not view.conversation.is_ready else status
+
+
+def _runtime_status(view: ConversationView) -> str | None:
+    if status_of(view) is not ConversationStatus.RUNNING:
+        return None
+    return "STATUS$ERROR" if view.execution_status in _FAILED else "STATUS$READY"
+
+
+def _url(view: ConversationView) -> str | None:
+    base = _agent_url(view.sandbox) if view.sandbox else None
+    return f"{base}/api/conversations/{view.conversation.id}" if base else None
+
+
+def _agent_url(sandbox: Sandbox) -> str | None:
+    if sandbox.agent_url is None:
+        return None
+    agent = next(end for end in sandbox.endpoints if end.name == AGENT_PORT)
+    return (agent.public_url or agent.url).rstrip("/")
+
+
+def _first_message(body: StartBody) -> Message | None:
+    if body.suggested_task is not None:
+        # The task is turned into a message; what else was to be said gives way to it.
+        return None
+    return to_message(body.initial_user_msg or "", body.image_urls or [])
+
+
+def _to_task(body: SuggestedTaskBody | None) -> SuggestedTask | None:
+    if body is None:
+        return None
+    return SuggestedTask(
+        provider=body.git_provider,
+        task_type=body.task_type,
+        repo=body.repo,
+        issue_number=body.issue_number,
+        title=body.title,
+    )
+
+
+def _trigger(body: StartBody) -> Trigger:
+    if body.suggested_task is not None:
+        return Trigger.SUGGESTED_TASK
+    return Trigger.MICROAGENT_MANAGEMENT if body.create_microagent is not None else Trigger.GUI
+
+
+def _check_source(repository: str | None, branch: str | None, provider: Provider | None) -> None:
+    """Refuse, under the names this generation has for them, what git would not take."""
+    loc = ("body", "repository")
+    if repository is not None and "://" in repository:
+        git.locate(repository, provider, loc=loc)
+    elif repository is not None:
+        git.check_repository(repository, provider, loc=loc)
+    if branch is not None:
+        git.check_branch(branch, loc=("body", "selected_branch"))

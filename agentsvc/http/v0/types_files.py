@@ -1,0 +1,134 @@
+"""Files, changes and places of a conversation on the wire of the older generation."""
+
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Meta
+
+from agentsvc.agent import GitChange, GitDiff
+from agentsvc.conversations import ConversationView
+from agentsvc.http.v0.workspaces import Skipped
+
+type Path = Annotated[str, Meta(max_length=4096)]
+
+_STATUSES: Final = {"MOVED": "R", "ADDED": "A", "DELETED": "D", "UPDATED": "M"}
+_VSCODE: Final = "vscode"
+_WORKER: Final = "worker"
+
+
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which directory of the workspace to list; nothing stands for all of it."""
+
+    path: Path = ""
+
+
+class FileQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which file of the workspace to read."""
+
+    file: Path
+
+
+class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which file of the workspace to compare."""
+
+    path: Path
+
+
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of a file."""
+
+    code: str
+
+
+class Uploaded(msgspec.Struct, frozen=True, kw_only=True):
+    """Where files were written, and which were not."""
+
+    uploaded_files: list[str]
+    skipped_files: list[Skipped]
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that differs: modified, added, deleted or renamed."""
+
+    status: str
+    path: str
+
+
+class Diff(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as it is and as it was."""
+
+    modified: str
+    original: str
+
+
+class VscodeUrl(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the editor of a sandbox is, if it has one."""
+
+    vscode_url: str | None
+
+
+class WebHosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where what an agent serves can be seen, and on which port it has to listen."""
+
+    hosts: dict[str, int]
+
+
+class Microagent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something the agent has learned, and the words that call for it."""
+
+    name: str
+    type: str
+    content: str
+    triggers: list[str] = []
+    inputs: list[Any] = []
+    tools: list[str] = []
+
+
+class Microagents(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent of a conversation has learned."""
+
+    microagents: list[Microagent]
+
+
+def from_changes(changes: list[GitChange]) -> list[Change]:
+    """Return what differs as it is shown."""
+    return [Change(status=_STATUSES.get(one.status, "M"), path=one.path) for one in changes]
+
+
+def from_diff(diff: GitDiff) -> Diff:
+    """Return both sides of a difference; one that does not exist is empty."""
+    return Diff(modified=diff.modified or "", original=diff.original or "")
+
+
+def from_skills(skills: list[dict[str, Any]]) -> Microagents:
+    """Return what an agent has learned as it is shown."""
+    found = [
+        Microagent(
+            name=str(skill.get("name") or ""),
+            type=str(skill.get("type") or ""),
+            content=str(skill.get("content") or ""),
+            triggers=[str(word) for word in skill.get("triggers") or ()],
+        )
+        for skill in skills
+    ]
+    return Microagents(microagents=found)
+
+
+def vscode_of(view: ConversationView) -> VscodeUrl:
+    """Return where the editor is, null where there is none or nothing runs."""
+    key = view.session_api_key
+    for end in view.sandbox.endpoints if view.sandbox and key else ():
+        if end.name == _VSCODE and key:
+            token = quote(key.reveal(), safe="")
+            folder = quote(view.conversation.working_dir, safe="")
+            url = (end.public_url or end.url).rstrip("/")
+            return VscodeUrl(vscode_url=f"{url}/?tkn={token}&folder={folder}")
+    return VscodeUrl(vscode_url=None)
+
+
+def web_hosts_of(view: ConversationView) -> WebHosts:
+    """Return where what the agent serves can be seen, nowhere unless the sandbox runs."""
+    ends = view.sandbox.endpoints if view.sandbox and view.agent_url else ()
+    workers = [end for end in ends if end.name.startswith(_WORKER)]
+    return WebHosts(hosts={(end.public_url or end.url).rstrip("/"): end.port for end in workers})

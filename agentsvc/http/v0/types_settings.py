@@ -1,0 +1,104 @@
+"""Settings on the wire of the older generation, and their mapping to and from the core's."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from agentsvc.catalogue import Model
+from agentsvc.http.wire import Int64
+from agentsvc.mcp import read_mcp_config
+from agentsvc.settings import SECRET_FIELDS, Settings, SettingsPatch, show_settings
+from agentsvc.usersecrets import read_secrets
+from agentsvc.values import Secret
+
+
+class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client stores: what it does not send stays, null puts back to the default.
+
+    Null leaves `llm_model`, `llm_base_url` and the three keys alone; an empty text clears them.
+    """
+
+    language: str | UnsetType | None = UNSET
+    agent: str | UnsetType | None = UNSET
+    max_iterations: Int64 | UnsetType | None = UNSET
+    security_analyzer: str | UnsetType | None = UNSET
+    confirmation_mode: bool | UnsetType | None = UNSET
+    llm_model: str | UnsetType | None = UNSET
+    llm_api_key: str | UnsetType | None = UNSET
+    llm_base_url: str | UnsetType | None = UNSET
+    remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
+    secrets_store: Any = UNSET
+    enable_default_condenser: bool | UnsetType | None = UNSET
+    condenser_max_size: Int64 | UnsetType | None = UNSET
+    enable_sound_notifications: bool | UnsetType | None = UNSET
+    enable_proactive_conversation_starters: bool | UnsetType | None = UNSET
+    enable_solvability_analysis: bool | UnsetType | None = UNSET
+    user_consents_to_analytics: bool | UnsetType | None = UNSET
+    sandbox_base_container_image: str | UnsetType | None = UNSET
+    sandbox_runtime_container_image: str | UnsetType | None = UNSET
+    mcp_config: Any = UNSET
+    search_api_key: str | UnsetType | None = UNSET
+    sandbox_api_key: str | UnsetType | None = UNSET
+    max_budget_per_task: float | UnsetType | None = UNSET
+    email: str | UnsetType | None = UNSET
+    email_verified: bool | UnsetType | None = UNSET
+    git_user_name: str | UnsetType | None = UNSET
+    git_user_email: str | UnsetType | None = UNSET
+    v1_enabled: bool | UnsetType | None = UNSET
+
+
+class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer once settings are stored."""
+
+    message: str = "Settings stored"
+
+
+class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
+    """What a front end should leave out."""
+
+    enable_billing: bool = False
+    hide_llm_settings: bool = False
+
+
+class WebConfig(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
+    """What a front end reads before it shows anything; no analytics, no login by a provider."""
+
+    app_mode: str = "oss"
+    github_client_id: str = ""
+    posthog_client_key: str = ""
+    feature_flags: FeatureFlags = FeatureFlags()
+
+
+SETTINGS_BODY: Final = msgspec.json.Decoder(SettingsBody)
+
+
+def to_patch(body: SettingsBody) -> SettingsPatch:
+    """Return the change a body asks for; raises InvalidRequest for tool servers and secrets."""
+    given = {name: getattr(body, name) for name in SettingsBody.__struct_fields__}
+    for name in SECRET_FIELDS:
+        if isinstance(given[name], str):
+            given[name] = Secret(given[name])
+    if given["mcp_config"] is not UNSET and given["mcp_config"] is not None:
+        given["mcp_config"] = read_mcp_config(given["mcp_config"])
+    if given["secrets_store"] is not UNSET:
+        given["secrets_store"] = read_secrets(given["secrets_store"])
+    return SettingsPatch(**given)
+
+
+def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:
+    """Return the settings as they are read; instead of secrets, whether they are set."""
+    shown = show_settings(settings)
+    return {
+        **{name: shown[name] for name in SettingsBody.__struct_fields__ if name in shown},
+        "secrets_store": {"provider_tokens": {}},
+        "provider_tokens_set": provider_hosts,
+        "llm_api_key_set": bool(settings.llm_api_key),
+        "search_api_key_set": bool(settings.search_api_key),
+    }
+
+
+def from_models(models: Iterable[Model]) -> list[str]:
+    """Return the names by which settings call language models, in the order of the alphabet."""
+    return sorted({f"{model.provider}/{model.name}" for model in models})

@@ -1,0 +1,91 @@
+"""What a user tells the agent in the words of the older generation, and how it is passed on."""
+
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.conversations import Conversations
+from agentsvc.errors import BadRequest
+from agentsvc.http.v0.event_types import AgentState
+from agentsvc.http.v0.types_conversations import ImageUrls, to_message
+from agentsvc.orders import Message
+
+type UserAction = Message | AgentState
+
+WISHES: Final = (
+    AgentState.RUNNING,
+    AgentState.PAUSED,
+    AgentState.STOPPED,
+    AgentState.USER_CONFIRMED,
+    AgentState.USER_REJECTED,
+)
+"""The states a user may ask for."""
+
+
+class ActionBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A raw action; unknown members pass."""
+
+    action: str | None = None
+    args: dict[str, Any] = {}
+
+
+class MessageArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a message action."""
+
+    content: str = ""
+    image_urls: ImageUrls | None = None
+
+
+class StateArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a `change_agent_state` action."""
+
+    agent_state: AgentState
+
+
+ACTION_BODY: Final = msgspec.json.Decoder(ActionBody)
+
+
+def to_user_action(body: ActionBody) -> UserAction:
+    """Return what an action says or asks for; raises BadRequest for any other action."""
+    match body.action:
+        case "message":
+            return _to_spoken(_convert(body, MessageArgs))
+        case "change_agent_state":
+            wish = _convert(body, StateArgs).agent_state
+            if wish in WISHES:
+                return wish
+            raise BadRequest("The agent_state should be one of: " + ", ".join(WISHES))
+        case _:
+            raise BadRequest('The action should be "message" or "change_agent_state", with args')
+
+
+async def perform(
+    conversations: Conversations, user_id: str, conversation_id: str, action: UserAction
+) -> None:
+    """Pass on what the user says or asks for; raises as `Conversations.send_message`."""
+    match action:
+        case Message():
+            await conversations.send_message(user_id, conversation_id, action, run=True)
+        case AgentState.PAUSED:
+            await conversations.pause(user_id, conversation_id)
+        case AgentState.STOPPED:
+            await conversations.interrupt(user_id, conversation_id)
+        case AgentState.USER_CONFIRMED | AgentState.USER_REJECTED:
+            accept = action is AgentState.USER_CONFIRMED
+            await conversations.confirm(user_id, conversation_id, accept=accept)
+        case _:
+            await conversations.run(user_id, conversation_id)
+
+
+def _to_spoken(args: MessageArgs) -> Message:
+    message = to_message(args.content, args.image_urls or [])
+    if message is None:
+        raise BadRequest("The message is empty")
+    return message
+
+
+def _convert[T](body: ActionBody, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(body.args, kind)
+    except msgspec.ValidationError as exc:
+        raise BadRequest(f"The args of the {body.action} action do not fit: {exc}") from exc

@@ -1,0 +1,198 @@
+"""The files of a conversation, as clients of the older generation read and write them.
+
+Nothing is kept here: each call goes to the agent server of the conversation's sandbox.
+"""
+
+import asyncio
+import io
+import posixpath
+import stat
+import tarfile
+import zipfile
+from collections.abc import AsyncIterable, AsyncIterator
+from shlex import quote
+from typing import Final
+
+import msgspec
+
+from agentsvc.agent import AgentServer
+from agentsvc.errors import (
+    AgentRefused,
+    AgentUnavailable,
+    BadRequest,
+    Conflict,
+    NotFound,
+    UnsupportedMediaType,
+)
+
+UPLOAD_MAX_BYTES: Final = 256 * 1024 * 1024
+"""How large one uploaded file may be."""
+
+PACKED_MAX_BYTES: Final = 48 * 1024 * 1024
+"""How large a workspace may be, compressed."""
+
+_UNPACKED_MAX_BYTES: Final = 1024 * 1024 * 1024
+_LIST_SECONDS: Final = 20.0
+_PACK_SECONDS: Final = 100.0
+_HIDDEN: Final = frozenset(
+    {".git/", ".DS_Store", "node_modules/", "__pycache__/", "lost+found/", ".vscode/"}
+)
+_IGNORED_FOLLOW: Final = "//"
+_TOO_LARGE: Final = 4
+
+# No name has a slash in front, so the line of two cannot be one.
+_LIST: Final = """
+cd -- {folder} 2>/dev/null || exit 0
+ls -1Ap
+echo //
+ls -1Ap | git -c core.quotePath=false check-ignore --stdin 2>/dev/null
+exit 0
+"""
+
+_PACK: Final = """
+file=$(mktemp) || exit $?
+tar -czf "$file" -C {folder} .
+if [ $? -gt 1 ]; then rm -f "$file"; exit 3; fi
+if [ $(wc -c <"$file") -gt {limit} ]; then rm -f "$file"; exit 4; fi
+printf %s "$file"
+"""
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was not written, and why."""
+
+    name: str
+    reason: str
+
+
+class Workspace:
+    """The project directory of one conversation."""
+
+    def __init__(self, agent: AgentServer, root: str) -> None:
+        self._agent = agent
+        self._root = root
+
+    def locate(self, path: str) -> str:
+        """Return the absolute path of what a client names; raises BadRequest for one outside."""
+        found = posixpath.normpath(posixpath.join(self._root, path))
+        if found != self._root and not found.startswith(self._root.rstrip("/") + "/"):
+            raise BadRequest("The path is outside of the workspace")
+        return found
+
+    async def list_files(self, path: str) -> list[str]:
+        """Return what is in a directory: directories with a slash behind them, then files.
+
+        What git ignores is left out; there is nothing in a directory that does not exist.
+        """
+        command = _LIST.format(folder=quote(self.locate(path)))
+        result = await self._agent.run_command(command, time_limit=_LIST_SECONDS)
+        prefix = posixpath.relpath(self.locate(path), self._root) + "/"
+        return [("" if prefix == "./" else prefix) + name for name in sort_names(result.stdout)]
+
+    async def read_text(self, path: str) -> str:
+        """Return a text file; raises NotFound, BadRequest or, if it is none, UnsupportedMediaType."""
+        try:
+            data = await self._agent.download(self.locate(path))
+        except NotFound as exc:
+            raise NotFound(f"Error opening file: File not found: {path}") from exc
+        except AgentRefused as exc:
+            raise BadRequest(f"Error opening file: {path}", detail=exc.message) from exc
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            text = "\0"
+        if "\0" in text:
+            raise UnsupportedMediaType(f"Unable to open binary file: {path}")
+        return text
+
+    async def write(self, name: str, parts: AsyncIterable[bytes]) -> str | Skipped:
+        """Write a file into the workspace as its parts come, and return its path.
+
+        A directory in the name is dropped. Raises AgentUnavailable or AgentRefused.
+        """
+        shown = name.replace("\\", "/").rsplit("/", 1)[-1]
+        if shown in ("", ".", "..") or not shown.isprintable():
+            return Skipped(name=name, reason="The name of the file is not allowed")
+        path = self.locate(shown)
+        meter = _Meter(parts)
+        try:
+            await self._agent.upload(path, meter.parts())
+        except AgentUnavailable:
+            if not meter.is_over:
+                raise
+            reason = f"The file has more than {UPLOAD_MAX_BYTES} bytes"
+            return Skipped(name=name, reason=reason)
+        return path
+
+    async def pack(self) -> bytes:
+        """Return the whole workspace as a zip file; raises Conflict if it is too large."""
+        command = _PACK.format(folder=quote(self._root), limit=PACKED_MAX_BYTES)
+        result = await self._agent.run_command(command, time_limit=_PACK_SECONDS)
+        if result.exit_code == _TOO_LARGE:
+            raise Conflict("The workspace is too large to be downloaded as a whole")
+        if result.exit_code != 0:
+            raise AgentRefused("The workspace cannot be packed", detail=result.stderr)
+        try:
+            packed = await self._agent.download(result.stdout)
+        finally:
+            await self._agent.run_command(
+                f"rm -f -- {quote(result.stdout)}", time_limit=_LIST_SECONDS
+            )
+        return await asyncio.to_thread(to_zip, packed)
+
+
+def sort_names(listing: str) -> list[str]:
+    """Return the names of a listing as they are shown, without the ignored that follow them."""
+    names, _, ignored = listing.partition(f"{_IGNORED_FOLLOW}\n")
+    left_out = _HIDDEN | set(ignored.splitlines())
+    shown = [name for name in names.splitlines() if name not in left_out]
+    return sorted(shown, key=lambda name: (not name.endswith("/"), name.lower(), name))
+
+
+def to_zip(packed: bytes) -> bytes:
+    """Return a compressed tar file as a zip file; raises Conflict if it is too large unpacked."""
+    out = io.BytesIO()
+    left = _UNPACKED_MAX_BYTES
+    with (
+        tarfile.open(fileobj=io.BytesIO(packed), mode="r|gz") as source,
+        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for member in source:
+            left -= member.size
+            if left < 0:
+                raise Conflict("The workspace is too large to be downloaded as a whole")
+            _copy(member, source, target)
+    return out.getvalue()
+
+
+def _copy(member: tarfile.TarInfo, source: tarfile.TarFile, target: zipfile.ZipFile) -> None:
+    name = posixpath.normpath(member.name)
+    entry = zipfile.ZipInfo(f"{name}/" if member.isdir() else name)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    kind = stat.S_IFLNK if member.issym() else stat.S_IFDIR if member.isdir() else stat.S_IFREG
+    entry.external_attr = (kind | member.mode) << 16
+    if name == ".":
+        return
+    if member.issym():
+        target.writestr(entry, member.linkname)
+    elif member.isdir():
+        target.writestr(entry, b"")
+    elif member.isfile() and (content := source.extractfile(member)) is not None:
+        target.writestr(entry, content.read())
+
+
+class _Meter:
+    """Parts of a file on their way, broken off where they become too many."""
+
+    def __init__(self, parts: AsyncIterable[bytes]) -> None:
+        self._parts = parts
+        self.is_over = False
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for part in self._parts:
+            size += len(part)
+            if size > UPLOAD_MAX_BYTES:
+                self.is_over = True
+                raise OSError("the file is too large")
+            yield part

@@ -1,0 +1,45 @@
+"""Version 1 of the API, under `/api/v1`: wire structs, their mapping, and thin handlers."""
+
+from typing import Final
+
+from agentsvc.http.routes import Route
+from agentsvc.http.v1 import (
+    api_keys,
+    catalogue,
+    conversations,
+    device_login,
+    events,
+    files,
+    pending_messages,
+    profiles,
+    sandboxes,
+    secrets,
+    settings,
+    skills,
+    start_tasks,
+    users,
+    web_client,
+    webhooks,
+)
+
+ROUTES: Final[tuple[Route, ...]] = (
+    *conversations.ROUTES,
+    *files.ROUTES,
+    *pending_messages.ROUTES,
+    *start_tasks.ROUTES,
+    *sandboxes.ROUTES,
+    *events.ROUTES,
+    *webhooks.ROUTES,
+    *settings.ROUTES,
+    *profiles.ROUTES,
+    *secrets.ROUTES,
+    *skills.ROUTES,
+    *users.ROUTES,
+    *catalogue.ROUTES,
+    *web_client.ROUTES,
+    *api_keys.ROUTES,
+)
+"""Every operation of version 1 that is always there."""
+
+LOGIN_ROUTES: Final[tuple[Route, ...]] = device_login.ROUTES
+"""How a program gets a key: open to callers without one, so it is there only if asked for."""

@@ -1,0 +1,209 @@
+"""Handlers of a user's own API keys."""
+
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.auth import ApiKey, Principal
+from agentsvc.errors import InvalidRequest, NotFound
+from agentsvc.http.keys import KEYRING, PRINCIPAL
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.wire import json_response, path_text, read_json
+from agentsvc.values import MAX_INT, Secret, dashed, now, parse_time, to_stored
+
+PREFIX: Final = "/api/keys"
+
+_DEFAULT_NAME: Final = "API key"
+_LONGEST_ID: Final = len(str(MAX_INT))
+
+
+class KeyOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a new key shall be; both times are ISO 8601. An `org_id` is ignored: there are none."""
+
+    name: Annotated[str, msgspec.Meta(max_length=100)] | None = None
+    not_before: str | None = None
+    expires_at: str | None = None
+
+
+class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be shown of a key."""
+
+    id: int
+    name: str
+    created_at: str
+    last_used_at: str | None
+    not_before: str | None
+    expires_at: str | None
+    org_id: str | None = None
+
+
+class NewKeyInfo(KeyInfo, frozen=True, kw_only=True):
+    """A key at the only moment it can be seen."""
+
+    key: str
+
+
+class CurrentKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The key of the request; every user is an organization of one."""
+
+    id: int
+    name: str
+    org_id: str
+    bound_org_id: str | None
+    user_id: str
+    auth_type: str = "bearer"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done."""
+
+    message: str
+
+
+class ModelKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key for language models that the service provides: there is none, users bring their own."""
+
+    key: str | None = None
+
+
+_ORDER = msgspec.json.Decoder(KeyOrder)
+
+
+async def get_keys(request: web.Request) -> web.Response:
+    """GET /api/keys."""
+    keys = await request.app[KEYRING].list_keys_of(request[PRINCIPAL].user_id)
+    return json_response([_from_key(key) for key in keys])
+
+
+async def post_key(request: web.Request) -> web.Response:
+    """POST /api/keys."""
+    order = await read_json(request, _ORDER)
+    key, secret = await request.app[KEYRING].create_key(
+        request[PRINCIPAL].user_id,
+        order.name or _DEFAULT_NAME,
+        not_before=_time(order.not_before, "not_before"),
+        expires_at=_future(order.expires_at, "expires_at"),
+    )
+    return json_response(_from_new_key(key, secret))
+
+
+async def delete_key(request: web.Request) -> web.Response:
+    """DELETE /api/keys/{key_id}: revokes it."""
+    key_id = _key_id(path_text(request, "key_id"))
+    try:
+        await request.app[KEYRING].revoke_key(key_id, user_id=request[PRINCIPAL].user_id)
+    except NotFound as exc:
+        raise NotFound("API key not found") from exc
+    return json_response(Message(message="API key deleted successfully"))
+
+
+async def get_current_key(request: web.Request) -> web.Response:
+    """GET /api/keys/current."""
+    caller = request[PRINCIPAL]
+    return json_response(_from_caller(caller, await request.app[KEYRING].get_key(caller.key_id)))
+
+
+async def get_model_key(_request: web.Request) -> web.Response:
+    """GET /api/keys/llm/byor."""
+    return json_response(ModelKey())
+
+
+def _from_key(key: ApiKey) -> KeyInfo:
+    return KeyInfo(
+        id=key.id,
+        name=key.name,
+        created_at=to_stored(key.created_at),
+        last_used_at=_shown(key.last_used_at),
+        not_before=_shown(key.not_before),
+        expires_at=_shown(key.expires_at),
+    )
+
+
+def _from_new_key(key: ApiKey, secret: Secret) -> NewKeyInfo:
+    return NewKeyInfo(**msgspec.structs.asdict(_from_key(key)), key=secret.reveal())
+
+
+def _from_caller(caller: Principal, key: ApiKey) -> CurrentKey:
+    return CurrentKey(
+        id=key.id,
+        name=key.name,
+        org_id=dashed(caller.user_id),
+        bound_org_id=None,
+        user_id=dashed(caller.user_id),
+    )
+
+
+def _shown(moment: datetime | None) -> str | None:
+    return None if moment is None else to_stored(moment)
+
+
+def _time(text: str | None, field: str) -> datetime | None:
+    moment = None if text is None else parse_time(text)
+    if text is not None and moment is None:
+        raise InvalidRequest(
+            "Input should be a valid datetime", loc=("body", field), kind="datetime_parsing"
+        )
+    return moment
+
+
+def _future(text: str | None, field: str) -> datetime | None:
+    moment = _time(text, field)
+    if moment is not None and moment <= now():
+        raise InvalidRequest("Expiration date cannot be in the past", loc=("body", field))
+    return moment
+
+
+def _key_id(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidRequest(
+            "Input should be a valid integer", loc=("path", "key_id"), kind="int_parsing"
+        )
+    # No key has a number that the database cannot hold.
+    return int(text) if len(text) < _LONGEST_ID else 0
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=PREFIX,
+        handler=get_keys,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List your API keys",
+    ),
+    Route(
+        method="POST",
+        path=PREFIX,
+        handler=post_key,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Make an API key for yourself",
+        body=KeyOrder,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/current",
+        handler=get_current_key,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Describe the API key of the request",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/llm/byor",
+        handler=get_model_key,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Say that the service provides no key for language models",
+    ),
+    Route(
+        method="DELETE",
+        path=f"{PREFIX}/{{key_id}}",
+        handler=delete_key,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Revoke one of your API keys",
+    ),
+)

@@ -1,0 +1,222 @@
+"""Handlers of app conversations."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.errors import BadRequest, NotFound
+from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v1.types_conversations import (
+    ConversationFilter,
+    ConversationIds,
+    ConversationSearch,
+    PatchBody,
+    SendMessageBody,
+    SendMessageView,
+    from_view,
+    from_views,
+    to_ids,
+    to_patch,
+    to_query,
+)
+from agentsvc.http.v1.types_messages import to_message
+from agentsvc.http.v1.types_start import StartBody, StartTaskView, from_start_task, to_order
+from agentsvc.http.wire import (
+    SUCCESS,
+    Page,
+    json_response,
+    path_id,
+    read_json,
+    read_query,
+    stream_array,
+)
+from agentsvc.values import parse_uuid
+
+PREFIX: Final = "/api/v1/app-conversations"
+
+_START = msgspec.json.Decoder(StartBody)
+_PATCH = msgspec.json.Decoder(PatchBody)
+_MESSAGE = msgspec.json.Decoder(SendMessageBody)
+
+
+async def post_app_conversation(request: web.Request) -> web.Response:
+    """POST /app-conversations."""
+    order = to_order(await read_json(request, _START))
+    task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
+    return json_response(from_start_task(task))
+
+
+async def post_stream_start(request: web.Request) -> web.StreamResponse:
+    """POST /app-conversations/stream-start."""
+    order = to_order(await read_json(request, _START))
+    task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
+    return await stream_array(request, _follow(request, task.id))
+
+
+async def get_app_conversations(request: web.Request) -> web.Response:
+    """GET /app-conversations: those with the given ids, or a page where none is given."""
+    ids = to_ids(read_query(request, ConversationIds).ids)
+    if not ids:
+        return await search_app_conversations(request)
+    views = await request.app[CONVERSATIONS].find_many(request[PRINCIPAL].user_id, ids)
+    return json_response(from_views(views))
+
+
+async def search_app_conversations(request: web.Request) -> web.Response:
+    """GET /app-conversations/search."""
+    wanted = read_query(request, ConversationSearch)
+    query = to_query(
+        wanted, include_children=wanted.include_sub_conversations, sort=wanted.sort_order
+    )
+    views, next_page_id = await request.app[CONVERSATIONS].search(
+        request[PRINCIPAL].user_id, query, page_id=wanted.page_id, limit=wanted.limit
+    )
+    return json_response(Page(items=from_views(views), next_page_id=next_page_id))
+
+
+async def count_app_conversations(request: web.Request) -> web.Response:
+    """GET /app-conversations/count."""
+    query = to_query(read_query(request, ConversationFilter), include_children=True)
+    return json_response(await request.app[CONVERSATIONS].count(request[PRINCIPAL].user_id, query))
+
+
+async def get_app_conversation(request: web.Request) -> web.Response:
+    """GET /app-conversations/{conversation_id}."""
+    conversation_id = path_id(request, "conversation_id")
+    view = await request.app[CONVERSATIONS].get(request[PRINCIPAL].user_id, conversation_id)
+    return json_response(from_view(view))
+
+
+async def patch_app_conversation(request: web.Request) -> web.Response:
+    """PATCH /app-conversations/{conversation_id}."""
+    conversation_id = path_id(request, "conversation_id")
+    patch = to_patch(await read_json(request, _PATCH))
+    with _not_found_as("unknown_app_conversation"):
+        view = await request.app[CONVERSATIONS].update(
+            request[PRINCIPAL].user_id, conversation_id, patch
+        )
+    return json_response(from_view(view))
+
+
+async def delete_app_conversation(request: web.Request) -> web.Response:
+    """DELETE /app-conversations/{conversation_id}."""
+    conversation_id = parse_uuid(request.match_info["conversation_id"])
+    if conversation_id is None:
+        raise BadRequest("Invalid conversation ID format")
+    with _not_found_as("Conversation not found"):
+        await request.app[CONVERSATIONS].delete(request[PRINCIPAL].user_id, conversation_id)
+    return json_response(SUCCESS)
+
+
+async def post_send_message(request: web.Request) -> web.Response:
+    """POST /app-conversations/{conversation_id}/send-message."""
+    conversation_id = path_id(request, "conversation_id")
+    body = await read_json(request, _MESSAGE)
+    message = to_message(body.role, body.content, loc=("body",))
+    status = await request.app[CONVERSATIONS].send_message(
+        request[PRINCIPAL].user_id, conversation_id, message, run=body.run
+    )
+    return json_response(SendMessageView(sandbox_status=status))
+
+
+async def _follow(request: web.Request, task_id: str) -> AsyncGenerator[StartTaskView]:
+    user_id = request[PRINCIPAL].user_id
+    async for task in request.app[CONVERSATIONS].follow(user_id, task_id):
+        yield from_start_task(task)
+
+
+@contextmanager
+def _not_found_as(message: str) -> Iterator[None]:
+    """Say it in the words that clients of this operation know."""
+    try:
+        yield
+    except NotFound as exc:
+        raise NotFound(message, detail=exc.message) from exc
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path=PREFIX,
+        handler=post_app_conversation,
+        scope=Scope.USER,
+        rank="P0",
+        summary="Start a conversation; the answer is the task that starts it",
+        body=StartBody,
+    ),
+    Route(
+        method="GET",
+        path=PREFIX,
+        handler=get_app_conversations,
+        scope=Scope.USER,
+        rank="P0",
+        summary="Get conversations by id, or a page of them without ids",
+        query=ConversationIds,
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/stream-start",
+        handler=post_stream_start,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Start a conversation and follow the task",
+        body=StartBody,
+        is_stream=True,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/search",
+        handler=search_app_conversations,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Search conversations",
+        query=ConversationSearch,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/count",
+        handler=count_app_conversations,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Count conversations",
+        query=ConversationFilter,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/{{conversation_id}}",
+        handler=get_app_conversation,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Get one conversation",
+    ),
+    Route(
+        method="PATCH",
+        path=f"{PREFIX}/{{conversation_id}}",
+        handler=patch_app_conversation,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Change a conversation",
+        body=PatchBody,
+    ),
+    Route(
+        method="DELETE",
+        path=f"{PREFIX}/{{conversation_id}}",
+        handler=delete_app_conversation,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Delete a conversation, with its sandbox if no other lives there",
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/{{conversation_id}}/send-message",
+        handler=post_send_message,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Send a message to a conversation",
+        body=SendMessageBody,
+    ),
+)

@@ -1,0 +1,126 @@
+"""Handlers of stored events. They are sent as the bytes that were stored, never decoded."""
+
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.http.keys import CONVERSATIONS, EVENTS, PRINCIPAL
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v1.types_events import EventFilter, EventSearch, OfConversation, to_query
+from agentsvc.http.v1.types_sandboxes import Ids, check_ids
+from agentsvc.http.wire import (
+    json_response,
+    path_id,
+    raw_array,
+    raw_json_response,
+    raw_page,
+    read_query,
+)
+
+PREFIX: Final = "/api/v1/conversation/{conversation_id}/events"
+OLD_PREFIX: Final = "/api/v1/events"
+
+_NO_CONVERSATION: Final = ""
+
+
+async def search_events(request: web.Request) -> web.Response:
+    """GET /conversation/{conversation_id}/events/search."""
+    return await _search(request, path_id(request, "conversation_id"))
+
+
+async def search_events_of(request: web.Request) -> web.Response:
+    """GET /events/search."""
+    return await _search(request, read_query(request, OfConversation).conversation_id.hex)
+
+
+async def count_events(request: web.Request) -> web.Response:
+    """GET /conversation/{conversation_id}/events/count."""
+    return await _count(request, path_id(request, "conversation_id"))
+
+
+async def count_events_of(request: web.Request) -> web.Response:
+    """GET /events/count."""
+    return await _count(request, read_query(request, OfConversation).conversation_id.hex)
+
+
+async def get_events(request: web.Request) -> web.Response:
+    """GET /conversation/{conversation_id}/events."""
+    conversation_id = await _readable(request, path_id(request, "conversation_id"))
+    ids = check_ids(read_query(request, Ids).ids)
+    events = await request.app[EVENTS].find_many(conversation_id, ids)
+    return raw_json_response(raw_array(event.body if event else None for event in events))
+
+
+async def _search(request: web.Request, conversation_id: str) -> web.Response:
+    wanted = read_query(request, EventSearch)
+    query = to_query(wanted, sort=wanted.sort_order)
+    events, next_page_id = await request.app[EVENTS].search(
+        await _readable(request, conversation_id),
+        query,
+        page_id=wanted.page_id,
+        limit=wanted.limit,
+    )
+    return raw_json_response(raw_page((event.body for event in events), next_page_id))
+
+
+async def _count(request: web.Request, conversation_id: str) -> web.Response:
+    query = to_query(read_query(request, EventFilter))
+    readable = await _readable(request, conversation_id)
+    return json_response(await request.app[EVENTS].count(readable, query))
+
+
+async def _readable(request: web.Request, conversation_id: str) -> str:
+    """Return the id if the conversation is the caller's, else one that has no events."""
+    [view] = await request.app[CONVERSATIONS].find_many(
+        request[PRINCIPAL].user_id, [conversation_id], include_starting=True
+    )
+    return conversation_id if view else _NO_CONVERSATION
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=f"{PREFIX}/search",
+        handler=search_events,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Search the events of a conversation",
+        query=EventSearch,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/count",
+        handler=count_events,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Count the events of a conversation",
+        query=EventFilter,
+    ),
+    Route(
+        method="GET",
+        path=PREFIX,
+        handler=get_events,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Get events of a conversation by id",
+        query=Ids,
+    ),
+    Route(
+        method="GET",
+        path=f"{OLD_PREFIX}/search",
+        handler=search_events_of,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Search the events of a conversation, as clients of 2025 do",
+        query=EventSearch,
+    ),
+    Route(
+        method="GET",
+        path=f"{OLD_PREFIX}/count",
+        handler=count_events_of,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Count the events of a conversation, as clients of 2025 do",
+        query=EventFilter,
+    ),
+)

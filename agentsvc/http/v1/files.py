@@ -1,0 +1,171 @@
+"""Handlers of what is read out of a conversation's sandbox, and of downloads."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.conversations import ConversationView
+from agentsvc.errors import AgentsvcError, NotFound
+from agentsvc.http.keys import CONFIG, CONVERSATIONS, EXPORTS, FILES, PRINCIPAL
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
+from agentsvc.http.v1.types_files import FileQuery, GitQuery, HooksView, SkillsView, to_meta
+from agentsvc.http.wire import json_response, path_id, read_query
+from agentsvc.values import dashed
+
+PREFIX: Final = f"{CONVERSATIONS_PREFIX}/{{conversation_id}}"
+
+
+async def get_file(request: web.Request) -> web.Response:
+    """GET /app-conversations/{conversation_id}/file."""
+    conversation_id = path_id(request, "conversation_id")
+    path = read_query(request, FileQuery).file_path
+    user_id = request[PRINCIPAL].user_id
+    return json_response(await request.app[FILES].read_text(user_id, conversation_id, path))
+
+
+async def get_git_changes(request: web.Request) -> web.Response:
+    """GET /app-conversations/{conversation_id}/git/changes."""
+    conversation_id = path_id(request, "conversation_id")
+    query = read_query(request, GitQuery)
+    changes = await request.app[FILES].git_changes(
+        request[PRINCIPAL].user_id, conversation_id, query.path, ref=query.ref
+    )
+    return json_response(changes)
+
+
+async def get_git_diff(request: web.Request) -> web.Response:
+    """GET /app-conversations/{conversation_id}/git/diff."""
+    conversation_id = path_id(request, "conversation_id")
+    query = read_query(request, GitQuery)
+    diff = await request.app[FILES].git_diff(
+        request[PRINCIPAL].user_id, conversation_id, query.path, ref=query.ref
+    )
+    return json_response(diff)
+
+
+async def get_skills(request: web.Request) -> web.Response:
+    """GET /app-conversations/{conversation_id}/skills."""
+    conversation_id = path_id(request, "conversation_id")
+    with _error_member():
+        found = await request.app[FILES].skills(request[PRINCIPAL].user_id, conversation_id)
+    return json_response(SkillsView(skills=found))
+
+
+async def get_hooks(request: web.Request) -> web.Response:
+    """GET /app-conversations/{conversation_id}/hooks."""
+    conversation_id = path_id(request, "conversation_id")
+    with _error_member():
+        found = await request.app[FILES].hooks(request[PRINCIPAL].user_id, conversation_id)
+    return json_response(HooksView(hooks=found))
+
+
+async def get_download(request: web.Request) -> web.StreamResponse:
+    """GET /app-conversations/{conversation_id}/download."""
+    view = await _get_view(request)
+    shown_id = dashed(view.conversation.id)
+    async with request.app[EXPORTS].open(view.conversation.id, to_meta(view)) as parts:
+        return await _send(request, parts, f"conversation_{shown_id}.zip")
+
+
+async def _get_view(request: web.Request) -> ConversationView:
+    conversation_id = path_id(request, "conversation_id")
+    try:
+        return await request.app[CONVERSATIONS].get(request[PRINCIPAL].user_id, conversation_id)
+    except NotFound as exc:
+        raise NotFound(f"Conversation not found: {dashed(conversation_id)}") from exc
+
+
+async def _send(
+    request: web.Request, parts: AsyncIterator[bytes], filename: str
+) -> web.StreamResponse:
+    """Send a zip file as its parts come; the first one decides whether there is an answer.
+
+    Whoever takes longer over a part than a request may take is cut off.
+    """
+    time_limit = request.app[CONFIG].server.request_seconds
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "application/zip",
+            "Content-Disposition": f'attachment; filename="{filename}"',
+        }
+    )
+    async for part in parts:
+        if not response.prepared:
+            await response.prepare(request)
+        try:
+            async with asyncio.timeout(time_limit):
+                await response.write(part)
+        except TimeoutError as exc:
+            raise ConnectionResetError("the client does not read on") from exc
+    await response.write_eof()
+    return response
+
+
+@contextmanager
+def _error_member() -> Iterator[None]:
+    """Say what is wrong also where clients of this operation look for it."""
+    try:
+        yield
+    except AgentsvcError as exc:
+        exc.extra = {**exc.extra, "error": exc.message}
+        raise
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=f"{PREFIX}/file",
+        handler=get_file,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Read a text file in the sandbox; an empty text if that cannot be done",
+        query=FileQuery,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/git/changes",
+        handler=get_git_changes,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List the files that differ from a git ref",
+        query=GitQuery,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/git/diff",
+        handler=get_git_diff,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Get a file as it is and as it is in a git ref",
+        query=GitQuery,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/skills",
+        handler=get_skills,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List the skills of a conversation; none unless its sandbox runs",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/hooks",
+        handler=get_hooks,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List the hooks of a conversation's project; none unless its sandbox runs",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/download",
+        handler=get_download,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Download a conversation and its events as a zip file",
+        is_stream=True,
+    ),
+)

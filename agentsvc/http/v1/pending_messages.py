@@ -1,0 +1,34 @@
+"""Handlers of messages that wait until their conversation is ready."""
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.http.keys import PENDING, PRINCIPAL
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v1.types_pending import PendingBody, from_queued, to_pending
+from agentsvc.http.wire import json_response, path_text, read_json
+
+_PENDING = msgspec.json.Decoder(PendingBody)
+
+
+async def post_pending_message(request: web.Request) -> web.Response:
+    """POST /conversations/{conversation_id}/pending-messages."""
+    reference = path_text(request, "conversation_id")
+    message = to_pending(await read_json(request, _PENDING))
+    queued = await request.app[PENDING].queue(request[PRINCIPAL].user_id, reference, message)
+    return json_response(from_queued(queued), status=201)
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path="/api/v1/conversations/{conversation_id}/pending-messages",
+        handler=post_pending_message,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Queue a message; it is delivered once the conversation is ready",
+        body=PendingBody,
+    ),
+)

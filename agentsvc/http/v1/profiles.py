@@ -1,0 +1,231 @@
+"""Handlers of language models saved under names."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc import profiles
+from agentsvc.agentoptions import Llm
+from agentsvc.errors import NotFound
+from agentsvc.http.keys import PRINCIPAL, SETTINGS
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v1.types_agent_settings import read_llm, show_llm, to_llm
+from agentsvc.http.wire import json_response, path_text, read_json
+from agentsvc.settings import Settings, llm_of
+
+PREFIX: Final = "/api/v1/settings/profiles"
+
+
+class ProfileInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile in short."""
+
+    name: str
+    model: str | None
+    base_url: str | None
+    api_key_set: bool
+
+
+class ProfileList(msgspec.Struct, frozen=True, kw_only=True):
+    """Every profile, and the one in use."""
+
+    profiles: list[ProfileInfo]
+    active_profile: str | None
+
+
+class ProfileDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile with all its settings but the key."""
+
+    name: str
+    config: dict[str, Any]
+    api_key_set: bool
+
+
+class ProfileChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done."""
+
+    name: str
+    message: str
+
+
+class ProfileActivated(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done, and the model in use now."""
+
+    name: str
+    message: str
+    model: str | None
+
+
+class SaveProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What to save: a language model, or the one of the settings if there is none.
+
+    A model in which a field has an unknown name is refused.
+    """
+
+    llm: dict[str, Any] | None = None
+    include_secrets: bool = True
+    preserve_existing_api_key: bool = False
+
+
+class RenameProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The new name."""
+
+    new_name: Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+_SAVE = msgspec.json.Decoder(SaveProfile | None)
+_RENAME = msgspec.json.Decoder(RenameProfile)
+
+
+async def get_profiles(request: web.Request) -> web.Response:
+    """GET /settings/profiles."""
+    settings = await request.app[SETTINGS].get(request[PRINCIPAL].user_id)
+    return json_response(_from_settings(settings))
+
+
+async def get_profile(request: web.Request) -> web.Response:
+    """GET /settings/profiles/{name}."""
+    name = _path_name(request)
+    settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id)
+    return json_response(_detail(name, profiles.get_profile(settings, name)))
+
+
+async def post_profile(request: web.Request) -> web.Response:
+    """POST /settings/profiles/{name}: saves it, over one of the same name."""
+    name = _path_name(request)
+    body = await read_json(request, _SAVE, default=None) or SaveProfile()
+    made = _maker(name, body)
+    await request.app[SETTINGS].change(
+        request[PRINCIPAL].user_id, lambda old: profiles.save_profile(_saved(old), name, made(old))
+    )
+    return json_response(ProfileChanged(name=name, message=f"Profile '{name}' saved"), status=201)
+
+
+async def delete_profile(request: web.Request) -> web.Response:
+    """DELETE /settings/profiles/{name}: fine if there is none."""
+    name = _path_name(request)
+    user_id = request[PRINCIPAL].user_id
+    if await request.app[SETTINGS].find(user_id) is not None:
+        await request.app[SETTINGS].change(
+            user_id, lambda old: profiles.delete_profile(_saved(old), name)
+        )
+    return json_response(ProfileChanged(name=name, message=f"Profile '{name}' deleted"))
+
+
+async def post_activate(request: web.Request) -> web.Response:
+    """POST /settings/profiles/{name}/activate."""
+    name = _path_name(request)
+    settings = await request.app[SETTINGS].change(
+        request[PRINCIPAL].user_id, lambda old: profiles.activate_profile(_saved(old), name)
+    )
+    message = f"Profile '{name}' activated"
+    return json_response(ProfileActivated(name=name, message=message, model=settings.llm_model))
+
+
+async def post_rename(request: web.Request) -> web.Response:
+    """POST /settings/profiles/{name}/rename."""
+    name = _path_name(request)
+    body = await read_json(request, _RENAME)
+    new_name = profiles.check_profile_name(body.new_name, loc=("body", "new_name"))
+    await request.app[SETTINGS].change(
+        request[PRINCIPAL].user_id,
+        lambda old: profiles.rename_profile(_saved(old), name, new_name),
+    )
+    message = f"Profile '{name}' renamed to '{new_name}'"
+    return json_response(ProfileChanged(name=new_name, message=message))
+
+
+def _path_name(request: web.Request) -> str:
+    return profiles.check_profile_name(path_text(request, "name"))
+
+
+def _saved(settings: Settings | None) -> Settings:
+    if settings is None:
+        raise NotFound("Settings not found", extra={"error": "Settings not found"})
+    return settings
+
+
+def _maker(name: str, body: SaveProfile) -> Callable[[Settings | None], Llm]:
+    """Return the function that makes the profile of the settings it is saved into."""
+    given = None if body.llm is None else read_llm(body.llm)
+
+    def make(settings: Settings | None) -> Llm:
+        current = _saved(settings)
+        stored = current.llm_profiles.get(name, Llm())
+        llm = llm_of(current)
+        if given is not None:
+            llm = to_llm(given, stored, keeps_secrets=body.preserve_existing_api_key)
+        return llm if body.include_secrets else profiles.without_secrets(llm)
+
+    return make
+
+
+def _from_settings(settings: Settings) -> ProfileList:
+    return ProfileList(
+        profiles=[
+            ProfileInfo(
+                name=name, model=llm.model, base_url=llm.base_url, api_key_set=bool(llm.api_key)
+            )
+            for name, llm in settings.llm_profiles.items()
+        ],
+        active_profile=profiles.active_profile(settings),
+    )
+
+
+def _detail(name: str, llm: Llm) -> ProfileDetail:
+    return ProfileDetail(name=name, config=show_llm(llm), api_key_set=bool(llm.api_key))
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=PREFIX,
+        handler=get_profiles,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List the saved language models",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/{{name}}",
+        handler=get_profile,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Return a saved language model",
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/{{name}}",
+        handler=post_profile,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Save a language model under a name",
+        body=SaveProfile | None,
+    ),
+    Route(
+        method="DELETE",
+        path=f"{PREFIX}/{{name}}",
+        handler=delete_profile,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Delete a saved language model",
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/{{name}}/activate",
+        handler=post_activate,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Use a saved language model",
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/{{name}}/rename",
+        handler=post_rename,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Rename a saved language model",
+        body=RenameProfile,
+    ),
+)

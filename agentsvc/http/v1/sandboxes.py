@@ -1,0 +1,215 @@
+"""Handlers of sandboxes and sandbox specs."""
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.errors import NotAllowed, NotFound
+from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOX, SANDBOXES
+from agentsvc.http.middleware import ACTIVITY
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v1.types_sandboxes import (
+    Ids,
+    SandboxChoice,
+    SecretName,
+    SecretNames,
+    SpecChoice,
+    check_ids,
+    find_specs,
+    from_sandbox,
+    from_sandboxes,
+    page_of_specs,
+)
+from agentsvc.http.wire import (
+    SUCCESS,
+    Page,
+    PageQuery,
+    json_response,
+    path_text,
+    read_json,
+    read_query,
+    text_response,
+)
+from agentsvc.sandboxes import Sandbox
+
+PREFIX: Final = "/api/v1/sandboxes"
+SPECS_PREFIX: Final = "/api/v1/sandbox-specs"
+
+_CHOICE = msgspec.json.Decoder(SpecChoice | None)
+
+
+async def search_sandboxes(request: web.Request) -> web.Response:
+    """GET /sandboxes/search."""
+    query = read_query(request, PageQuery)
+    found, next_page_id = await request.app[SANDBOXES].search(
+        request[PRINCIPAL].user_id, page_id=query.page_id, limit=query.limit
+    )
+    return json_response(Page(items=from_sandboxes(found), next_page_id=next_page_id))
+
+
+async def get_sandboxes(request: web.Request) -> web.Response:
+    """GET /sandboxes."""
+    ids = check_ids(read_query(request, Ids).ids)
+    found = await request.app[SANDBOXES].find_many(request[PRINCIPAL].user_id, ids)
+    return json_response(from_sandboxes(found))
+
+
+async def post_sandbox(request: web.Request) -> web.Response:
+    """POST /sandboxes: the spec is named in the query, else in the body."""
+    chosen = read_query(request, SpecChoice).sandbox_spec_id
+    body = await read_json(request, _CHOICE, default=None) or SpecChoice()
+    spec = request.app[SANDBOXES].get_spec(chosen or body.sandbox_spec_id)
+    sandbox = await request.app[SANDBOXES].start(request[PRINCIPAL].user_id, spec)
+    return json_response(from_sandbox(sandbox))
+
+
+async def post_pause(request: web.Request) -> web.Response:
+    """POST /sandboxes/{sandbox_id}/pause."""
+    sandbox_id = path_text(request, "sandbox_id")
+    await request.app[SANDBOXES].pause(request[PRINCIPAL].user_id, sandbox_id)
+    return json_response(SUCCESS)
+
+
+async def post_resume(request: web.Request) -> web.Response:
+    """POST /sandboxes/{sandbox_id}/resume."""
+    sandbox_id = path_text(request, "sandbox_id")
+    await request.app[SANDBOXES].resume(request[PRINCIPAL].user_id, sandbox_id)
+    return json_response(SUCCESS)
+
+
+async def delete_sandbox(request: web.Request) -> web.Response:
+    """DELETE /sandboxes/{sandbox_id}: the query wins over the path, for old clients."""
+    named = read_query(request, SandboxChoice).sandbox_id
+    sandbox_id = named or path_text(request, "sandbox_id")
+    await request.app[SANDBOXES].delete(request[PRINCIPAL].user_id, sandbox_id)
+    return json_response(SUCCESS)
+
+
+async def get_secrets(request: web.Request) -> web.Response:
+    """GET /sandboxes/{sandbox_id}/settings/secrets."""
+    secrets = await request.app[CONVERSATIONS].sandbox_secrets(calling_sandbox(request))
+    names = [SecretName(name=name, description=text) for name, (text, _) in secrets.items()]
+    return json_response(SecretNames(secrets=names))
+
+
+async def get_secret(request: web.Request) -> web.Response:
+    """GET /sandboxes/{sandbox_id}/settings/secrets/{name}."""
+    secrets = await request.app[CONVERSATIONS].sandbox_secrets(calling_sandbox(request))
+    found = secrets.get(path_text(request, "name"))
+    if found is None:
+        raise NotFound("Secret not found")
+    return text_response(found[1].reveal())
+
+
+async def search_sandbox_specs(request: web.Request) -> web.Response:
+    """GET /sandbox-specs/search."""
+    query = read_query(request, PageQuery)
+    specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
+    return json_response(page_of_specs(specs, created_at, page_id=query.page_id, limit=query.limit))
+
+
+async def get_sandbox_specs(request: web.Request) -> web.Response:
+    """GET /sandbox-specs."""
+    ids = check_ids(read_query(request, Ids).ids)
+    specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
+    return json_response(find_specs(specs, ids, created_at))
+
+
+def calling_sandbox(request: web.Request) -> Sandbox:
+    """Return the sandbox that calls; raises NotAllowed if the path names another one."""
+    sandbox = request[SANDBOX]
+    if request.match_info.get("sandbox_id", sandbox.id) != sandbox.id:
+        raise NotAllowed("Session API key does not match sandbox")
+    return sandbox
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=f"{PREFIX}/search",
+        handler=search_sandboxes,
+        scope=Scope.USER,
+        rank="P0",
+        summary="List sandboxes, newest first",
+        query=PageQuery,
+    ),
+    Route(
+        method="GET",
+        path=PREFIX,
+        handler=get_sandboxes,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Get sandboxes by id",
+        query=Ids,
+    ),
+    Route(
+        method="POST",
+        path=PREFIX,
+        handler=post_sandbox,
+        scope=Scope.USER,
+        rank="P0",
+        summary="Start a sandbox",
+        body=SpecChoice | None,
+        query=SpecChoice,
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/{{sandbox_id}}/pause",
+        handler=post_pause,
+        scope=Scope.USER,
+        rank="P0",
+        summary="Pause a sandbox",
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/{{sandbox_id}}/resume",
+        handler=post_resume,
+        scope=Scope.USER,
+        rank="P0",
+        summary="Resume a sandbox",
+    ),
+    Route(
+        method="DELETE",
+        path=f"{PREFIX}/{{sandbox_id}}",
+        handler=delete_sandbox,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Delete a sandbox with all its files",
+        query=SandboxChoice,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/{{sandbox_id}}/settings/secrets",
+        handler=get_secrets,
+        scope=Scope.SANDBOX,
+        rank="P1",
+        summary="Name the secrets a sandbox may ask for",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/{{sandbox_id}}/settings/secrets/{{name}}",
+        handler=get_secret,
+        scope=Scope.SANDBOX,
+        rank="P1",
+        summary="Get the value of a secret",
+    ),
+    Route(
+        method="GET",
+        path=f"{SPECS_PREFIX}/search",
+        handler=search_sandbox_specs,
+        scope=Scope.USER,
+        rank="P0",
+        summary="List sandbox specs, the default one first",
+        query=PageQuery,
+    ),
+    Route(
+        method="GET",
+        path=SPECS_PREFIX,
+        handler=get_sandbox_specs,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Get sandbox specs by id",
+        query=Ids,
+    ),
+)

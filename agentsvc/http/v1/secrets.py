@@ -1,0 +1,215 @@
+"""Handlers of a user's secrets and of the tokens of git providers; values are never returned."""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from agentsvc.errors import BadRequest, Conflict, NotFound
+from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS, SETTINGS
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.wire import (
+    PAGE_MAX,
+    Limit,
+    Page,
+    json_response,
+    path_text,
+    read_json,
+    read_query,
+)
+from agentsvc.mcpmap import read_mcp_map
+from agentsvc.orders import Provider
+from agentsvc.settings import SettingsPatch
+from agentsvc.usersecrets import read_provider_tokens
+from agentsvc.values import Secret, decode_cursor, encode_cursor
+
+PREFIX: Final = "/api/v1/secrets"
+
+type Name = Annotated[str, msgspec.Meta(max_length=1000)]
+type Description = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class SecretQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which secrets are listed; `name__contains` is a part of the name."""
+
+    name_contains: str = msgspec.field(default="", name="name__contains")
+    page_id: str | None = None
+    limit: Limit = PAGE_MAX
+
+
+class NewSecret(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret to keep."""
+
+    name: Name
+    value: str
+    description: Description | None = None
+
+
+class SecretChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A new name and description of a secret; its value stays."""
+
+    name: Name
+    description: Description | None = None
+
+
+class SecretInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret without its value."""
+
+    name: str
+    description: str | None
+
+
+class GitProviders(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens a user shall have, by provider; one that is empty stays as it is."""
+
+    provider_tokens: dict[str, Any] = {}
+    mcp_config: Any = UNSET
+
+
+class Edited(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done."""
+
+    message: str
+
+
+class GitProvidersStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was done, and the providers that could not be asked whether their token is good."""
+
+    message: str
+    unchecked: list[Provider] | UnsetType = UNSET
+
+
+_NEW = msgspec.json.Decoder(NewSecret)
+_CHANGE = msgspec.json.Decoder(SecretChange)
+_PROVIDERS = msgspec.json.Decoder(GitProviders)
+
+
+async def search_secrets(request: web.Request) -> web.Response:
+    """GET /secrets/search."""
+    query = read_query(request, SecretQuery)
+    found = await request.app[SECRETS].custom_secret_names(request[PRINCIPAL].user_id)
+    return json_response(_page(found, query))
+
+
+async def post_secret(request: web.Request) -> web.Response:
+    """POST /secrets: over one of the same name."""
+    new = await read_json(request, _NEW)
+    await request.app[SECRETS].set_custom_secret(
+        request[PRINCIPAL].user_id, new.name, Secret(new.value), new.description
+    )
+    return json_response(Edited(message="Secret created successfully"), status=201)
+
+
+async def put_secret(request: web.Request) -> web.Response:
+    """PUT /secrets/{secret_id}: renames it; without a description it has an empty one."""
+    name = path_text(request, "secret_id")
+    change = await read_json(request, _CHANGE)
+    user_id, description = request[PRINCIPAL].user_id, change.description or ""
+    try:
+        await request.app[SECRETS].rename_custom_secret(user_id, name, change.name, description)
+    except Conflict as exc:
+        raise BadRequest(exc.message) from exc
+    return json_response(Edited(message="Secret updated successfully"))
+
+
+async def delete_secret(request: web.Request) -> web.Response:
+    """DELETE /secrets/{secret_id}."""
+    name = path_text(request, "secret_id")
+    if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
+        raise NotFound(f"Secret with ID {name} not found")
+    return json_response(Edited(message="Secret deleted successfully"))
+
+
+async def post_git_providers(request: web.Request) -> web.Response:
+    """POST /secrets/git-providers: replaces the whole set."""
+    body = await read_json(request, _PROVIDERS)
+    user_id, patch = request[PRINCIPAL].user_id, _servers(body)
+    tokens = read_provider_tokens(body.provider_tokens)
+    unchecked = await request.app[GIT_PROVIDERS].store_tokens(user_id, tokens)
+    if patch is not None:
+        await request.app[SETTINGS].patch(user_id, patch)
+    return json_response(
+        GitProvidersStored(message="Git providers stored", unchecked=unchecked or UNSET)
+    )
+
+
+async def delete_git_providers(request: web.Request) -> web.Response:
+    """DELETE /secrets/git-providers."""
+    await request.app[SECRETS].delete_provider_tokens(request[PRINCIPAL].user_id)
+    return json_response(Edited(message="Unset Git provider tokens"))
+
+
+def _page(found: dict[str, str | None], query: SecretQuery) -> Page[SecretInfo]:
+    [last] = ("",) if query.page_id is None else decode_cursor(query.page_id, str)
+    wanted = [
+        SecretInfo(name=name, description=found[name])
+        for name in sorted(found)
+        if query.name_contains.lower() in name.lower() and name > last
+    ]
+    items = wanted[: query.limit]
+    has_more = len(wanted) > len(items)
+    return Page(items=items, next_page_id=encode_cursor(items[-1].name) if has_more else None)
+
+
+def _servers(body: GitProviders) -> SettingsPatch | None:
+    """Return the change to the tool servers that is asked for; raises InvalidRequest."""
+    if body.mcp_config in (UNSET, None):
+        return None
+    return SettingsPatch(mcp_config=read_mcp_map(body.mcp_config, loc=("body", "mcp_config")))
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=f"{PREFIX}/search",
+        handler=search_secrets,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List your secrets by name",
+        query=SecretQuery,
+    ),
+    Route(
+        method="POST",
+        path=PREFIX,
+        handler=post_secret,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Keep a secret",
+        body=NewSecret,
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/git-providers",
+        handler=post_git_providers,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Keep tokens of git providers",
+        body=GitProviders,
+    ),
+    Route(
+        method="DELETE",
+        path=f"{PREFIX}/git-providers",
+        handler=delete_git_providers,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Forget all tokens of git providers",
+    ),
+    Route(
+        method="PUT",
+        path=f"{PREFIX}/{{secret_id}}",
+        handler=put_secret,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Rename or describe a secret",
+        body=SecretChange,
+    ),
+    Route(
+        method="DELETE",
+        path=f"{PREFIX}/{{secret_id}}",
+        handler=delete_secret,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Forget a secret",
+    ),
+)

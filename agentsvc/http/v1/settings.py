@@ -1,0 +1,86 @@
+"""Handlers of settings and of what a page needs to show them."""
+
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.errors import NotFound
+from agentsvc.http.keys import PRINCIPAL, SECRETS, SETTINGS
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA
+from agentsvc.http.v1.types_settings import (
+    SETTINGS_BODY,
+    SettingsBody,
+    SettingsStored,
+    from_settings,
+    to_change,
+)
+from agentsvc.http.wire import json_response, read_json
+from agentsvc.settings import Settings
+
+PREFIX: Final = "/api/v1/settings"
+
+
+async def get_settings(request: web.Request) -> web.Response:
+    """GET /settings."""
+    user_id = request[PRINCIPAL].user_id
+    settings = await request.app[SETTINGS].find(user_id)
+    if settings is None:
+        raise NotFound("Settings not found", extra={"error": "Settings not found"})
+    hosts = await request.app[SECRETS].provider_hosts(user_id)
+    return json_response(from_settings(settings, hosts))
+
+
+async def post_settings(request: web.Request) -> web.Response:
+    """POST /settings."""
+    change = to_change(await read_json(request, SETTINGS_BODY))
+    user_id = request[PRINCIPAL].user_id
+    await request.app[SETTINGS].change(user_id, lambda old: change(old or Settings()))
+    return json_response(SettingsStored())
+
+
+async def get_agent_schema(_request: web.Request) -> web.Response:
+    """GET /settings/agent-schema."""
+    return json_response(AGENT_SCHEMA)
+
+
+async def get_conversation_schema(_request: web.Request) -> web.Response:
+    """GET /settings/conversation-schema."""
+    return json_response(CONVERSATION_SCHEMA)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=PREFIX,
+        handler=get_settings,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Return settings",
+    ),
+    Route(
+        method="POST",
+        path=PREFIX,
+        handler=post_settings,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Change settings",
+        body=SettingsBody,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/agent-schema",
+        handler=get_agent_schema,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Describe the settings of the agent, for pages that show them",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/conversation-schema",
+        handler=get_conversation_schema,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Describe the settings of conversations, for pages that show them",
+    ),
+)

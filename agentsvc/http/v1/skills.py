@@ -1,0 +1,93 @@
+"""Handlers of what a user brings into conversations: skills, and another model on the way."""
+
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.conversations.surroundings import UserSkill
+from agentsvc.http.keys import PRINCIPAL, SURROUNDINGS
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.wire import (
+    SUCCESS,
+    Page,
+    PageQuery,
+    json_response,
+    path_id,
+    read_json,
+    read_query,
+)
+from agentsvc.values import decode_cursor, encode_cursor
+
+
+class SkillInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A skill without its content."""
+
+    name: str
+    type: str
+    source: str
+    triggers: list[str] | None
+
+
+class SwitchProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The saved language model a conversation goes on with."""
+
+    profile_name: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+
+
+_SWITCH: Final = msgspec.json.Decoder(SwitchProfile)
+
+
+async def search_skills(request: web.Request) -> web.Response:
+    """GET /skills/search."""
+    query = read_query(request, PageQuery)
+    skills = await request.app[SURROUNDINGS].user_skills(request[PRINCIPAL].user_id)
+    return json_response(_page(skills, query))
+
+
+async def post_switch_profile(request: web.Request) -> web.Response:
+    """POST /app-conversations/{conversation_id}/switch_profile."""
+    conversation_id = path_id(request, "conversation_id")
+    name = (await read_json(request, _SWITCH)).profile_name
+    user_id = request[PRINCIPAL].user_id
+    await request.app[SURROUNDINGS].switch_profile(user_id, conversation_id, name)
+    return json_response(SUCCESS)
+
+
+def _page(skills: list[UserSkill], query: PageQuery) -> Page[SkillInfo]:
+    [last] = ("",) if query.page_id is None else decode_cursor(query.page_id, str)
+    wanted = [_from_skill(skill) for skill in skills if skill.name > last]
+    items = wanted[: query.limit]
+    has_more = len(wanted) > len(items)
+    return Page(items=items, next_page_id=encode_cursor(items[-1].name) if has_more else None)
+
+
+def _from_skill(skill: UserSkill) -> SkillInfo:
+    return SkillInfo(
+        name=skill.name,
+        type=skill.type,
+        source=skill.source or "",
+        triggers=skill.triggers or None,
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/api/v1/skills/search",
+        handler=search_skills,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List the skills that belong to no project, as a running sandbox sees them",
+        query=PageQuery,
+    ),
+    Route(
+        method="POST",
+        path="/api/v1/app-conversations/{conversation_id}/switch_profile",
+        handler=post_switch_profile,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Let a conversation go on with a saved language model",
+        body=SwitchProfile,
+    ),
+)

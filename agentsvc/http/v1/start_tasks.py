@@ -1,0 +1,79 @@
+"""Handlers of start tasks."""
+
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v1.types_sandboxes import check_ids
+from agentsvc.http.v1.types_start import (
+    StartTaskFilter,
+    StartTaskIds,
+    StartTaskQuery,
+    from_start_task,
+)
+from agentsvc.http.wire import Page, json_response, read_query
+
+PREFIX: Final = "/api/v1/app-conversations/start-tasks"
+
+
+async def get_start_tasks(request: web.Request) -> web.Response:
+    """GET /app-conversations/start-tasks."""
+    ids = check_ids([each.hex for each in read_query(request, StartTaskIds).ids])
+    tasks = await request.app[CONVERSATIONS].find_start_tasks(request[PRINCIPAL].user_id, ids)
+    return json_response([from_start_task(task) if task else None for task in tasks])
+
+
+async def search_start_tasks(request: web.Request) -> web.Response:
+    """GET /app-conversations/start-tasks/search."""
+    query = read_query(request, StartTaskQuery)
+    tasks, next_page_id = await request.app[CONVERSATIONS].search_start_tasks(
+        request[PRINCIPAL].user_id,
+        sort=query.sort_order,
+        page_id=query.page_id,
+        limit=query.limit,
+        **query.to_filter(),
+    )
+    return json_response(
+        Page(items=[from_start_task(task) for task in tasks], next_page_id=next_page_id)
+    )
+
+
+async def count_start_tasks(request: web.Request) -> web.Response:
+    """GET /app-conversations/start-tasks/count."""
+    wanted = read_query(request, StartTaskFilter).to_filter()
+    return json_response(
+        await request.app[CONVERSATIONS].count_start_tasks(request[PRINCIPAL].user_id, **wanted)
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=PREFIX,
+        handler=get_start_tasks,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Get start tasks by id",
+        query=StartTaskIds,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/search",
+        handler=search_start_tasks,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Search start tasks",
+        query=StartTaskQuery,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/count",
+        handler=count_start_tasks,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Count start tasks",
+        query=StartTaskFilter,
+    ),
+)

@@ -1,0 +1,367 @@
+"""The nested objects of settings on the V1 wire: agent, conversation, and one language model.
+
+They show one record, which is flat where the older generation has names for it. A change comes as
+a part of such an object: it is merged deeply, null puts back to the default, secrets that come
+back as null or as stars stay as they are, and so does whatever comes back as it was shown.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from agentsvc.agentoptions import (
+    SECRET_OPTIONS,
+    AgentOptions,
+    CondenserOptions,
+    Llm,
+    LlmOptions,
+    Text,
+    read_options,
+    reveal_options,
+)
+from agentsvc.conversations.agent_body import DEFAULT_CONDENSER_SIZE, DEFAULT_MAX_ITERATIONS
+from agentsvc.errors import BadRequest, InvalidRequest
+from agentsvc.mcpmap import read_mcp_map, show_mcp_map
+from agentsvc.settings import Settings, SettingsPatch, check_patch, llm_of, merge
+from agentsvc.values import MASK, MAX_INT, Secret
+
+AGENT_SCHEMA_VERSION: Final = 5
+"""The version of the nested agent settings that clients of today write themselves."""
+DEFAULT_AGENT: Final = "CodeActAgent"
+
+_SECRETS: Final = SECRET_OPTIONS | {"api_key"}
+
+LLM_DEFAULTS: Final[dict[str, Any]] = {
+    "openrouter_site_url": "https://docs.all-hands.dev/",
+    "openrouter_app_name": "OpenHands",
+    "num_retries": 5,
+    "retry_multiplier": 8.0,
+    "retry_min_wait": 8,
+    "retry_max_wait": 64,
+    "timeout": 300,
+    "stream_idle_timeout": 300.0,
+    "max_message_chars": 30000,
+    "api_mode": "auto",
+    "capability_overrides": {},
+    "drop_params": True,
+    "modify_params": True,
+    "disable_stop_word": False,
+    "caching_prompt": True,
+    "log_completions": False,
+    "log_completions_folder": "logs/completions",
+    "native_tool_calling": True,
+    "reasoning_effort": "high",
+    "enable_encrypted_reasoning": True,
+    "prompt_cache_retention": "24h",
+    "extended_thinking_budget": 200000,
+    "litellm_extra_body": {},
+}
+"""What the agent server does where nothing is set, for clients that show it."""
+
+_CONDENSER_DEFAULTS: Final = {
+    "condenser_kind": "llm_summarizing",
+    "keep_first": 2,
+    "minimum_progress": 0.1,
+    "hard_context_reset_max_retries": 5,
+    "hard_context_reset_context_scaling": 0.8,
+}
+_VERIFICATION_DEFAULTS: Final = {
+    "critic_enabled": False,
+    "critic_mode": "finish_and_message",
+    "enable_iterative_refinement": False,
+    "critic_threshold": 0.6,
+    "max_refinement_iterations": 3,
+}
+_CONTEXT_DEFAULTS: Final = {
+    "load_user_skills": True,
+    "load_project_skills": True,
+    "load_public_skills": False,
+}
+_AGENT_DEFAULTS: Final = {
+    "enable_sub_agents": False,
+    "enable_switch_llm_tool": False,
+    "tool_concurrency_limit": 1,
+}
+
+
+# As clients send it
+
+
+class LlmBody(LlmOptions, frozen=True, kw_only=True):
+    """A language model; the last five fields are what the server decides, and are not kept."""
+
+    model: Text | None = None
+    api_key: Annotated[str, Meta(max_length=65536)] | None = None
+    base_url: Text | None = None
+    auth_type: Literal["api_key"] | None = None
+    subscription_vendor: str | None = None
+    usage_id: str | None = None
+    stream: bool | None = None
+    is_subscription: bool | None = None
+    fallback_strategy: None = None
+    provider_connection_id: None = None
+
+
+class StrictLlmBody(LlmBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A language model in which a field of an unknown name is an error."""
+
+
+class CondenserBody(CondenserOptions, frozen=True, kw_only=True):
+    """How a long history is shortened."""
+
+    enabled: bool | None = None
+    max_size: Annotated[int, Meta(ge=20, le=MAX_INT)] | None = None
+
+
+class AgentBody(AgentOptions, frozen=True, kw_only=True):
+    """The agent and everything it works with."""
+
+    agent_kind: Literal["openhands", "llm"] | None = None
+    agent: Text | None = None
+    llm: LlmBody = LlmBody()
+    condenser: CondenserBody = CondenserBody()
+    mcp_config: Any = None
+
+
+class ConversationBody(msgspec.Struct, frozen=True, kw_only=True):
+    """How a conversation runs."""
+
+    max_iterations: Annotated[int, Meta(ge=1, le=MAX_INT)] | UnsetType | None = UNSET
+    confirmation_mode: bool | UnsetType | None = UNSET
+    security_analyzer: Literal["llm", "none"] | UnsetType | None = UNSET
+
+
+type Diff = dict[str, Any]
+type Change = Callable[[Settings], Settings]
+
+
+def to_agent_change(diff: Diff) -> Change:
+    """Return the change a part of the agent's settings asks for.
+
+    The change, when it is made, raises BadRequest for a value that does not fit.
+    """
+    return lambda settings: _refused_as_bad(_with_agent, settings, diff)
+
+
+def to_conversation_change(diff: Diff) -> Change:
+    """Return the change a part of the conversation's settings asks for, as `to_agent_change`."""
+    return lambda settings: _refused_as_bad(_with_conversation, settings, diff)
+
+
+def to_llm(body: LlmBody, stored: Llm, *, keeps_secrets: bool) -> Llm:
+    """Return a language model; stars stand for what is stored, and so does null if that is asked.
+
+    Stars that stand for nothing are nothing.
+    """
+    given = {name: getattr(body, name) for name in LlmOptions.__struct_fields__}
+    for name in SECRET_OPTIONS & given.keys():
+        given[name] = _kept(given[name], getattr(stored.options, name), is_kept=keeps_secrets)
+    if given["extra_headers"]:
+        old = stored.options.extra_headers or {}
+        headers = {
+            name: _kept(value, old.get(name), is_kept=False)
+            for name, value in given["extra_headers"].items()
+        }
+        given["extra_headers"] = {name: value for name, value in headers.items() if value}
+    key = Secret(body.api_key) if body.api_key else None
+    return Llm(
+        model=body.model,
+        api_key=_kept(key, stored.api_key, is_kept=keeps_secrets),
+        base_url=body.base_url or None,
+        options=LlmOptions(**given),
+    )
+
+
+def _kept(given: Secret | None, stored: Secret | None, *, is_kept: bool) -> Secret | None:
+    if given is None:
+        return stored if is_kept else None
+    return stored if given.reveal() == MASK else given
+
+
+def read_llm(raw: Any) -> LlmBody:
+    """Return a decoded language model; raises InvalidRequest, also for an unknown field."""
+    try:
+        return read_options(raw, StrictLlmBody)
+    except msgspec.ValidationError as exc:
+        raise InvalidRequest(str(exc), loc=("body", "llm")) from exc
+
+
+# As clients read it
+
+
+def show_agent_settings(settings: Settings, *, is_revealed: bool = False) -> dict[str, Any]:
+    """Return the settings of the agent, every field spelled out; secrets only if asked for."""
+    options = settings.agent_options
+    return {
+        "schema_version": AGENT_SCHEMA_VERSION,
+        "agent_kind": "openhands",
+        "agent": settings.agent or DEFAULT_AGENT,
+        "llm": show_llm(llm_of(settings), is_revealed=is_revealed),
+        **_shown(options, _AGENT_DEFAULTS, is_revealed=is_revealed),
+        "mcp_config": show_mcp_map(settings.mcp_config, is_revealed=is_revealed),
+        "agent_context": _shown(options.agent_context, _CONTEXT_DEFAULTS, is_revealed=is_revealed),
+        "condenser": {
+            "enabled": settings.enable_default_condenser,
+            "max_size": settings.condenser_max_size or DEFAULT_CONDENSER_SIZE,
+            **_shown(options.condenser, _CONDENSER_DEFAULTS, is_revealed=is_revealed),
+        },
+        "verification": _shown(
+            options.verification, _VERIFICATION_DEFAULTS, is_revealed=is_revealed
+        ),
+    }
+
+
+def show_conversation_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings of conversations; an analyzer nobody offers is shown as none set."""
+    analyzer = settings.security_analyzer
+    return {
+        "schema_version": 1,
+        "max_iterations": settings.max_iterations or DEFAULT_MAX_ITERATIONS,
+        "confirmation_mode": bool(settings.confirmation_mode),
+        "security_analyzer": analyzer if analyzer in ("llm", "none") else None,
+    }
+
+
+def show_llm(llm: Llm, *, is_revealed: bool = False, key_mask: str | None = None) -> dict[str, Any]:
+    """Return a language model, every field spelled out; `key_mask` stands for a key that is set."""
+    key = llm.api_key.reveal() if llm.api_key else None
+    return {
+        "model": llm.model,
+        "api_key": key if is_revealed or not key else key_mask,
+        "base_url": llm.base_url,
+        **_shown(llm.options, LLM_DEFAULTS, is_revealed=is_revealed),
+        "auth_type": "api_key",
+        "subscription_vendor": None,
+        "usage_id": "agent",
+        "stream": True,
+        "is_subscription": False,
+    }
+
+
+def _shown(
+    options: msgspec.Struct, defaults: dict[str, Any], *, is_revealed: bool
+) -> dict[str, Any]:
+    """Return every option, what is not set with its default; nested options are left out."""
+    shown: dict[str, Any] = {}
+    for name in options.__struct_fields__:
+        value = getattr(options, name)
+        if isinstance(value, msgspec.Struct):
+            continue
+        if name in SECRET_OPTIONS and not is_revealed:
+            value = None
+        shown[name] = defaults.get(name) if value is None else value
+    to_text = Secret.reveal if is_revealed else str
+    built: dict[str, Any] = msgspec.to_builtins(shown, enc_hook=to_text)
+    return built
+
+
+# How a change applies
+
+
+def _refused_as_bad(
+    change: Callable[[Settings, Diff], Settings], settings: Settings, diff: Diff
+) -> Settings:
+    """Make a change; what does not fit in it is a bad request, as this generation answers it."""
+    try:
+        return change(settings, diff)
+    except InvalidRequest as exc:
+        where = ".".join(str(step) for step in exc.loc if step != "body")
+        raise _bad(f"{where}: {exc.message}" if where else exc.message) from exc
+    except msgspec.ValidationError as exc:
+        raise _bad(str(exc)) from exc
+
+
+def _bad(text: str) -> BadRequest:
+    return BadRequest(text, extra={"error": text})
+
+
+def _with_conversation(settings: Settings, diff: Diff) -> Settings:
+    body = msgspec.convert(_news(diff, show_conversation_settings(settings)), ConversationBody)
+    return merge(
+        settings,
+        SettingsPatch(
+            max_iterations=body.max_iterations,
+            confirmation_mode=body.confirmation_mode,
+            security_analyzer=body.security_analyzer,
+        ),
+    )
+
+
+def _with_agent(settings: Settings, whole: Diff) -> Settings:
+    diff = _news(whole, show_agent_settings(settings))
+    given = _without_kept(diff)
+    base = reveal_options(settings.agent_options)
+    base["llm"] = reveal_options(settings.llm_options)
+    body = read_options(_merged(base, given), AgentBody)
+    patch = _flat_patch(diff)
+    check_patch(patch, loc=())
+    options = {name: getattr(body, name) for name in AgentOptions.__struct_fields__}
+    options["condenser"] = _only(body.condenser, CondenserOptions)
+    return msgspec.structs.replace(
+        merge(settings, patch),
+        llm_options=_only(body.llm, LlmOptions),
+        agent_options=AgentOptions(**options),
+    )
+
+
+def _flat_patch(diff: Diff) -> SettingsPatch:
+    """Return what of a change the record holds under flat names; its types were checked."""
+    llm, condenser = diff.get("llm") or {}, diff.get("condenser") or {}
+    key = llm.get("api_key", UNSET)
+    given: dict[str, Any] = {
+        "agent": diff.get("agent", UNSET),
+        "llm_model": llm.get("model", UNSET),
+        "llm_api_key": Secret(key) if isinstance(key, str) else UNSET,
+        # Unlike the flat field, this one is put back to its default by null.
+        "llm_base_url": "" if llm.get("base_url", "-") is None else llm.get("base_url", UNSET),
+        "enable_default_condenser": condenser.get("enabled", UNSET),
+        "condenser_max_size": condenser.get("max_size", UNSET),
+    }
+    if "mcp_config" in diff:
+        given["mcp_config"] = read_mcp_map(diff["mcp_config"], loc=("body", "mcp_config"))
+    return SettingsPatch(**given)
+
+
+def _only[T: msgspec.Struct](body: msgspec.Struct, kind: type[T]) -> T:
+    return kind(**{name: getattr(body, name) for name in kind.__struct_fields__})
+
+
+def _news(diff: Diff, shown: Diff) -> Diff:
+    """Return a change without what is so already: a default that was read and comes back is not set."""
+    return {
+        name: _news(value, shown[name])
+        if isinstance(value, dict) and isinstance(shown.get(name), dict) and name != "mcp_config"
+        else value
+        for name, value in diff.items()
+        if name not in shown or not _is_same(value, shown[name])
+    }
+
+
+def _is_same(value: Any, shown: Any) -> bool:
+    # 8 is 8.0, as JavaScript has it, but 1 is not true.
+    return bool(value == shown) and isinstance(value, bool) == isinstance(shown, bool)
+
+
+def _without_kept(diff: Diff) -> Diff:
+    """Return a change without the secrets that stay as they are."""
+    return {
+        name: _without_kept(value) if isinstance(value, dict) else value
+        for name, value in diff.items()
+        if value != MASK and not (value is None and name in _SECRETS) and name != "mcp_config"
+    }
+
+
+def _merged(base: Diff, diff: Diff) -> Diff:
+    """Merge as JSON Merge Patch (RFC 7386) does: objects deeply, null removes."""
+    merged = dict(base)
+    for name, value in diff.items():
+        if value is None:
+            merged.pop(name, None)
+        elif isinstance(value, dict):
+            old = merged.get(name)
+            merged[name] = _merged(old if isinstance(old, dict) else {}, value)
+        else:
+            merged[name] = value
+    return merged

@@ -1,0 +1,194 @@
+"""App conversations on the V1 wire, and their mapping to and from the core."""
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from agentsvc.conversations import (
+    ConversationPatch,
+    ConversationQuery,
+    ConversationView,
+    Metrics,
+)
+from agentsvc.errors import BadRequest
+from agentsvc.http.v1.types_sandboxes import client_url
+from agentsvc.http.v1.types_start import LongText, Name
+from agentsvc.http.wire import PAGE_MAX, Limit, find_time
+from agentsvc.orders import ConversationSort, ExecutionStatus, Provider, Trigger
+from agentsvc.sandboxes import SandboxStatus
+from agentsvc.values import parse_uuid, to_stored
+
+IDS_MAX: Final = 99
+
+type Repository = Annotated[
+    str, msgspec.Meta(max_length=256, pattern=r"\A[^\s;&|$`/\0]+(?:/[^\s;&|$`/\0]+)+\Z")
+]
+
+
+class LaunchedAgentProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent profile a conversation was started with."""
+
+    agent_profile_id: str
+    revision: int
+
+
+class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """AppConversation: a conversation with what is known of its sandbox."""
+
+    id: str
+    created_by_user_id: str | None
+    sandbox_id: str
+    selected_repository: str | None
+    selected_branch: str | None
+    git_provider: Provider | None
+    title: str | None
+    trigger: Trigger | None
+    pr_number: list[int]
+    llm_model: str | None
+    agent_kind: str
+    metrics: Metrics | None
+    parent_conversation_id: str | None
+    sub_conversation_ids: list[str]
+    public: bool | None
+    tags: dict[str, str]
+    created_at: str
+    updated_at: str
+    sandbox_status: SandboxStatus
+    execution_status: ExecutionStatus | None
+    conversation_url: str | None
+    session_api_key: str | None
+    acp_server: str | None
+    launched_agent_profile: LaunchedAgentProfile | None
+
+
+class ConversationIds(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of the batch get; without ids the operation lists."""
+
+    ids: list[str] = []
+
+
+class ConversationFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The filters of conversations."""
+
+    title_contains: str | None = msgspec.field(name="title__contains", default=None)
+    created_at_gte: str | None = msgspec.field(name="created_at__gte", default=None)
+    created_at_lt: str | None = msgspec.field(name="created_at__lt", default=None)
+    updated_at_gte: str | None = msgspec.field(name="updated_at__gte", default=None)
+    updated_at_lt: str | None = msgspec.field(name="updated_at__lt", default=None)
+    sandbox_id: str | None = msgspec.field(name="sandbox_id__eq", default=None)
+
+
+class ConversationSearch(ConversationFilter, frozen=True, kw_only=True):
+    """The query of the search of conversations."""
+
+    include_sub_conversations: bool = False
+    sort_order: ConversationSort = ConversationSort.CREATED_AT_DESC
+    page_id: str | None = None
+    limit: Limit = PAGE_MAX
+
+
+class PatchBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What to change of a conversation; what is not sent stays, null clears."""
+
+    title: LongText | UnsetType | None = UNSET
+    public: bool | UnsetType | None = UNSET
+    selected_repository: Repository | UnsetType | None = UNSET
+    selected_branch: Name | UnsetType | None = UNSET
+    git_provider: Provider | UnsetType | None = UNSET
+
+
+class SendMessageBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to a conversation that has been started."""
+
+    role: Literal["user"] = "user"
+    content: Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=1000)]
+    run: bool = True
+
+
+class SendMessageView(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a message that was sent."""
+
+    success: bool = True
+    sandbox_status: SandboxStatus
+    message: str | None = None
+
+
+def to_ids(texts: Sequence[str]) -> list[str]:
+    """Return the ids of the batch get; raises BadRequest for too many or a bad one."""
+    if len(texts) > IDS_MAX:
+        raise BadRequest(f"Too many ids requested. Maximum is {IDS_MAX}.")
+    ids = [parse_uuid(text) for text in texts]
+    bad = [text for text, found in zip(texts, ids, strict=True) if found is None]
+    if bad:
+        raise BadRequest(f"Invalid UUID format for ids: {bad}")
+    return [found for found in ids if found is not None]
+
+
+def to_query(
+    wanted: ConversationFilter, *, include_children: bool, sort: ConversationSort | None = None
+) -> ConversationQuery:
+    """Return the filters in the core's words; raises InvalidRequest."""
+    return ConversationQuery(
+        title_contains=wanted.title_contains,
+        sandbox_id=wanted.sandbox_id,
+        include_children=include_children,
+        sort=sort or ConversationSort.CREATED_AT_DESC,
+        created_at_gte=find_time(wanted.created_at_gte, "created_at__gte"),
+        created_at_lt=find_time(wanted.created_at_lt, "created_at__lt"),
+        updated_at_gte=find_time(wanted.updated_at_gte, "updated_at__gte"),
+        updated_at_lt=find_time(wanted.updated_at_lt, "updated_at__lt"),
+    )
+
+
+def to_patch(body: PatchBody) -> ConversationPatch:
+    """Return the changes in the core's words."""
+    return ConversationPatch(
+        title=body.title,
+        is_public=body.public,
+        repository=body.selected_repository,
+        branch=body.selected_branch,
+        provider=body.git_provider,
+    )
+
+
+def from_view(view: ConversationView) -> AppConversation:
+    """Return a conversation as clients see it."""
+    conversation = view.conversation
+    return AppConversation(
+        id=conversation.id,
+        created_by_user_id=None,
+        sandbox_id=conversation.sandbox_id or "",
+        selected_repository=conversation.selected_repository,
+        selected_branch=conversation.selected_branch,
+        git_provider=conversation.git_provider,
+        title=conversation.title,
+        trigger=conversation.trigger,
+        pr_number=list(conversation.pr_number),
+        llm_model=conversation.llm_model,
+        agent_kind=conversation.agent_kind,
+        metrics=conversation.metrics,
+        parent_conversation_id=conversation.parent_id,
+        sub_conversation_ids=list(conversation.sub_ids),
+        public=conversation.is_public,
+        tags=conversation.tags,
+        created_at=to_stored(conversation.created_at),
+        updated_at=to_stored(conversation.updated_at),
+        sandbox_status=view.sandbox_status,
+        execution_status=view.execution_status,
+        conversation_url=_url(view),
+        session_api_key=view.session_api_key.reveal() if view.session_api_key else None,
+        acp_server=None,
+        launched_agent_profile=None,
+    )
+
+
+def from_views(views: Sequence[ConversationView | None]) -> list[AppConversation | None]:
+    """Return conversations as clients see them, null for each unknown one."""
+    return [from_view(view) if view else None for view in views]
+
+
+def _url(view: ConversationView) -> str | None:
+    base = client_url(view.sandbox) if view.sandbox else None
+    return f"{base}/api/conversations/{view.conversation.id}" if base else None

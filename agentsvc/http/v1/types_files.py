@@ -1,0 +1,47 @@
+"""What is read out of a conversation's sandbox, on the V1 wire."""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from agentsvc.conversations import ConversationView
+from agentsvc.conversations.files import HookEvent, Skill
+from agentsvc.http.v1.types_conversations import from_view
+from agentsvc.http.wire import encode
+
+DEFAULT_FILE: Final = "/workspace/project/PLAN.md"
+
+type Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+
+
+class FileQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which file to read: an absolute path, or one relative to the project."""
+
+    file_path: Path = DEFAULT_FILE
+
+
+class GitQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to look, and what to compare with."""
+
+    path: Path
+    ref: Annotated[str, msgspec.Meta(max_length=255)] | None = None
+
+
+class SkillsView(msgspec.Struct, frozen=True, kw_only=True):
+    """The skills of a conversation."""
+
+    skills: list[Skill]
+
+
+class HooksView(msgspec.Struct, frozen=True, kw_only=True):
+    """The hooks of a conversation's project."""
+
+    hooks: list[HookEvent]
+
+
+def to_meta(view: ConversationView) -> bytes:
+    """Return what a download tells of the conversation: what is stored, and no key."""
+    shown: dict[str, Any] = msgspec.structs.asdict(from_view(view))
+    for name in ("sandbox_status", "execution_status", "conversation_url", "session_api_key"):
+        del shown[name]
+    return msgspec.json.format(encode(shown), indent=2)

@@ -1,0 +1,135 @@
+"""Messages on the V1 wire: what somebody says, as texts and images."""
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal, assert_never
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from agentsvc.http.wire import decode
+from agentsvc.orders import Content, ContentKind, Message
+
+type Location = tuple[str | int, ...]
+
+_CONTENT_MAX: Final = 1000
+_IMAGES_MAX: Final = 100
+
+type ImageUrl = Annotated[str, msgspec.Meta(pattern=r"\A(?i:https?://|data:)")]
+
+
+class Role(StrEnum):
+    """Who is speaking."""
+
+    USER = "user"
+    SYSTEM = "system"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class TextContent(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="type",
+    tag="text",
+):
+    """A text; the published description forbids anything else in it."""
+
+    text: str
+    cache_prompt: bool = False
+
+
+class ImageContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image"):
+    """Images, by http(s) or data URL."""
+
+    image_urls: Annotated[list[ImageUrl], msgspec.Meta(max_length=_IMAGES_MAX)]
+    cache_prompt: bool = False
+
+
+class OneUrl(msgspec.Struct, frozen=True, kw_only=True):
+    """The inner part of the other way to write an image."""
+
+    url: ImageUrl
+
+
+class ImageUrlContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image_url"):
+    """An image as one front end writes it."""
+
+    image_url: OneUrl
+    cache_prompt: bool = False
+
+
+class _Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """What tells the kinds of content apart; the kind itself may be left out."""
+
+    type: Literal["text", "image", "image_url"] | UnsetType = UNSET
+    image_urls: msgspec.Raw | UnsetType = UNSET
+    image_url: msgspec.Raw | UnsetType = UNSET
+
+
+class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message of a conversation; `run` is read and has no effect."""
+
+    role: Role = Role.USER
+    content: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=_CONTENT_MAX)] = []
+    run: bool = False
+
+
+class MessageView(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message as it is echoed."""
+
+    role: str
+    content: list[TextContent | ImageContent]
+    run: bool = False
+
+
+_KIND = msgspec.json.Decoder(_Kind)
+_TEXT = msgspec.json.Decoder(TextContent)
+_IMAGE = msgspec.json.Decoder(ImageContent)
+_IMAGE_URL = msgspec.json.Decoder(ImageUrlContent)
+
+
+def to_message(role: str, content: list[msgspec.Raw], *, loc: Location) -> Message:
+    """Return a message in the core's words; raises InvalidRequest naming the bad part."""
+    parts = tuple(to_content(raw, loc=(*loc, "content", i)) for i, raw in enumerate(content))
+    return Message(role=role, content=parts)
+
+
+def to_content(raw: msgspec.Raw, *, loc: Location) -> Content:
+    """Return one part of a message in the core's words; raises InvalidRequest."""
+    match _kind_of(decode(raw, _KIND, loc=loc)):
+        case "text":
+            text = decode(raw, _TEXT, loc=loc)
+            return Content(kind=ContentKind.TEXT, text=text.text, cache_prompt=text.cache_prompt)
+        case "image":
+            image = decode(raw, _IMAGE, loc=loc)
+            urls, is_cached = tuple(image.image_urls), image.cache_prompt
+        case "image_url":
+            one = decode(raw, _IMAGE_URL, loc=loc)
+            urls, is_cached = (one.image_url.url,), one.cache_prompt
+        case never:
+            assert_never(never)
+    return Content(kind=ContentKind.IMAGE, image_urls=urls, cache_prompt=is_cached)
+
+
+def from_message(message: Message) -> MessageView:
+    """Return the first message as it is echoed."""
+    return MessageView(role=message.role, content=[_from_content(c) for c in message.content])
+
+
+def _from_content(content: Content) -> TextContent | ImageContent:
+    match content.kind:
+        case ContentKind.TEXT:
+            return TextContent(text=content.text, cache_prompt=content.cache_prompt)
+        case ContentKind.IMAGE:
+            urls = list(content.image_urls)
+            return ImageContent(image_urls=urls, cache_prompt=content.cache_prompt)
+
+
+def _kind_of(kind: _Kind) -> Literal["text", "image", "image_url"]:
+    if kind.type is not UNSET:
+        return kind.type
+    if kind.image_urls is not UNSET:
+        return "image"
+    return "text" if kind.image_url is UNSET else "image_url"

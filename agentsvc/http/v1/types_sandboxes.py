@@ -1,0 +1,167 @@
+"""Sandboxes and sandbox specs on the V1 wire, and their mapping from the core."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from agentsvc.backend import Endpoint, Spec
+from agentsvc.errors import BadRequest, InvalidRequest
+from agentsvc.http.wire import Page
+from agentsvc.sandboxes import Sandbox, SandboxStatus
+from agentsvc.sandboxes.state import AGENT_PORT
+from agentsvc.values import decode_cursor, encode_cursor, to_stored
+
+IDS_MAX: Final = 100
+
+_EXPOSED_NAMES: Final = {AGENT_PORT: "AGENT_SERVER"}
+_VSCODE: Final = "vscode"
+_DEFAULT_WORKING_DIR: Final = "/workspace/project"
+
+
+class ExposedUrl(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a client reaches one port of a sandbox."""
+
+    name: str
+    url: str
+    port: int
+
+
+class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """SandboxInfo; `status_detail` says why a sandbox is as it is."""
+
+    id: str
+    created_by_user_id: str | None
+    sandbox_spec_id: str
+    status: SandboxStatus
+    session_api_key: str | None
+    exposed_urls: list[ExposedUrl] | None
+    created_at: str
+    status_detail: str | None
+    facts: dict[str, str]
+
+
+class SandboxSpecInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """SandboxSpecInfo."""
+
+    id: str
+    command: list[str] | None
+    created_at: str
+    initial_env: dict[str, str]
+    working_dir: str
+
+
+class Ids(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of a batch get by opaque ids."""
+
+    ids: list[str] = msgspec.field(name="id")
+
+
+class SpecChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which spec a new sandbox follows; the same in the query and in the body."""
+
+    sandbox_spec_id: str | None = None
+
+
+class SandboxChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The sandbox to delete, where the query names it."""
+
+    sandbox_id: str | None = None
+
+
+class SecretName(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret without its value."""
+
+    name: str
+    description: str | None
+
+
+class SecretNames(msgspec.Struct, frozen=True, kw_only=True):
+    """The secrets a sandbox may ask for."""
+
+    secrets: list[SecretName]
+
+
+def check_ids(ids: Sequence[str]) -> Sequence[str]:
+    """Return the ids of a batch get; raises BadRequest for too many."""
+    if len(ids) > IDS_MAX:
+        raise BadRequest(f"Too many ids requested. Maximum is {IDS_MAX}.")
+    return ids
+
+
+def from_sandbox(sandbox: Sandbox) -> SandboxInfo:
+    """Return a sandbox as clients see it; its URLs are shown only while it runs."""
+    is_running = sandbox.status is SandboxStatus.RUNNING
+    is_dead = sandbox.status in (SandboxStatus.ERROR, SandboxStatus.MISSING)
+    return SandboxInfo(
+        id=sandbox.id,
+        created_by_user_id=None,
+        sandbox_spec_id=sandbox.spec_id,
+        status=sandbox.status,
+        session_api_key=None if is_dead else sandbox.session_key.reveal(),
+        exposed_urls=[_expose(sandbox, end) for end in sandbox.endpoints] if is_running else None,
+        created_at=to_stored(sandbox.created_at),
+        status_detail=sandbox.reason or None,
+        facts=sandbox.facts,
+    )
+
+
+def from_sandboxes(sandboxes: Sequence[Sandbox | None]) -> list[SandboxInfo | None]:
+    """Return sandboxes as clients see them, null for each unknown one."""
+    return [from_sandbox(one) if one else None for one in sandboxes]
+
+
+def client_url(sandbox: Sandbox) -> str | None:
+    """Return where a client reaches the agent server, or None unless the sandbox runs."""
+    if sandbox.agent_url is None:
+        return None
+    agent = next(end for end in sandbox.endpoints if end.name == AGENT_PORT)
+    return (agent.public_url or agent.url).rstrip("/")
+
+
+def from_spec(spec: Spec, created_at: datetime) -> SandboxSpecInfo:
+    """Return a template as clients see it."""
+    return SandboxSpecInfo(
+        id=spec.id,
+        command=list(spec.command) if spec.command is not None else None,
+        created_at=to_stored(created_at),
+        initial_env=spec.env,
+        working_dir=spec.working_dir or _DEFAULT_WORKING_DIR,
+    )
+
+
+def page_of_specs(
+    specs: Sequence[Spec], created_at: datetime, *, page_id: str | None, limit: int
+) -> Page[SandboxSpecInfo]:
+    """Return the page of templates after the one the page id names; raises InvalidRequest."""
+    rest = list(specs)
+    if page_id is not None:
+        (last,) = decode_cursor(page_id, str)
+        ids = [spec.id for spec in specs]
+        if last not in ids:
+            raise InvalidRequest("page_id is not one this server gave", loc=("query", "page_id"))
+        rest = rest[ids.index(last) + 1 :]
+    page = rest[:limit]
+    return Page(
+        items=[from_spec(spec, created_at) for spec in page],
+        next_page_id=encode_cursor(page[-1].id) if len(rest) > limit else None,
+    )
+
+
+def find_specs(
+    specs: Sequence[Spec], ids: Sequence[str], created_at: datetime
+) -> list[SandboxSpecInfo | None]:
+    """Return the named templates in the order of the ids, null for each unknown one."""
+    known = {spec.id: from_spec(spec, created_at) for spec in specs}
+    return [known.get(spec_id) for spec_id in ids]
+
+
+def _expose(sandbox: Sandbox, end: Endpoint) -> ExposedUrl:
+    url = end.public_url or end.url
+    if end.name == _VSCODE:
+        key = quote(sandbox.session_key.reveal(), safe="")
+        folder = quote(sandbox.working_dir, safe="")
+        url = f"{url.rstrip('/')}/?tkn={key}&folder={folder}"
+    return ExposedUrl(name=_EXPOSED_NAMES.get(end.name, end.name.upper()), url=url, port=end.port)

@@ -1,0 +1,193 @@
+"""Settings on the V1 wire, and their mapping to and from the core's one record."""
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from agentsvc.auth import Principal
+from agentsvc.errors import InvalidRequest
+from agentsvc.http.v1.types_agent_settings import (
+    Change,
+    show_agent_settings,
+    show_conversation_settings,
+    show_llm,
+    to_agent_change,
+    to_conversation_change,
+)
+from agentsvc.http.wire import Int64
+from agentsvc.mcp import McpConfig, show_mcp_config
+from agentsvc.mcpmap import read_mcp_map
+from agentsvc.profiles import active_profile
+from agentsvc.settings import (
+    SECRET_FIELDS,
+    GroupingStrategy,
+    Settings,
+    SettingsPatch,
+    check_patch,
+    merge,
+    show_settings,
+)
+from agentsvc.values import MASK, Secret, dashed
+
+_WHOLE: Final = ("agent_settings", "conversation_settings")
+_USE_DIFFS: Final = "Use *_diff nested settings payloads instead of legacy keys"
+
+
+class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client stores: parts of the nested settings, and fields under flat names.
+
+    What is not sent stays; null puts a field back to its default, but leaves `llm_model`,
+    `llm_base_url` and the three keys alone. Where a value is sent in both forms, the nested one
+    counts. The whole nested objects are refused.
+    """
+
+    agent_settings_diff: dict[str, Any] | None = None
+    conversation_settings_diff: dict[str, Any] | None = None
+    agent_settings: Any = UNSET
+    conversation_settings: Any = UNSET
+    language: str | UnsetType | None = UNSET
+    user_version: Int64 | UnsetType | None = UNSET
+    agent: str | UnsetType | None = UNSET
+    max_iterations: Int64 | UnsetType | None = UNSET
+    security_analyzer: str | UnsetType | None = UNSET
+    confirmation_mode: bool | UnsetType | None = UNSET
+    llm_model: str | UnsetType | None = UNSET
+    llm_api_key: str | UnsetType | None = UNSET
+    llm_base_url: str | UnsetType | None = UNSET
+    remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
+    enable_default_condenser: bool | UnsetType | None = UNSET
+    condenser_max_size: Int64 | UnsetType | None = UNSET
+    enable_sound_notifications: bool | UnsetType | None = UNSET
+    enable_proactive_conversation_starters: bool | UnsetType | None = UNSET
+    enable_solvability_analysis: bool | UnsetType | None = UNSET
+    user_consents_to_analytics: bool | UnsetType | None = UNSET
+    sandbox_base_container_image: str | UnsetType | None = UNSET
+    sandbox_runtime_container_image: str | UnsetType | None = UNSET
+    mcp_config: Any = UNSET
+    search_api_key: str | UnsetType | None = UNSET
+    sandbox_api_key: str | UnsetType | None = UNSET
+    max_budget_per_task: float | UnsetType | None = UNSET
+    email: str | UnsetType | None = UNSET
+    email_verified: bool | UnsetType | None = UNSET
+    git_user_name: str | UnsetType | None = UNSET
+    git_user_email: str | UnsetType | None = UNSET
+    git_full_clone: bool | UnsetType | None = UNSET
+    disabled_skills: tuple[str, ...] | UnsetType | None = UNSET
+    v1_enabled: bool | UnsetType | None = UNSET
+    sandbox_grouping_strategy: GroupingStrategy | UnsetType | None = UNSET
+    default_sandbox_spec_id: str | UnsetType | None = UNSET
+    title_llm_profile: str | UnsetType | None = UNSET
+
+
+class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer once settings are stored."""
+
+    message: str = "Settings stored"
+
+
+class Expose(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of /users/me."""
+
+    expose_secrets: bool = False
+
+
+SETTINGS_BODY: Final = msgspec.json.Decoder(SettingsBody)
+
+
+def to_change(body: SettingsBody) -> Change:
+    """Return the change a body asks for; raises InvalidRequest for what is wrong in it.
+
+    The change, when it is made, raises BadRequest for nested values that do not fit.
+    """
+    _refuse_whole(body)
+    patch = _to_patch(body)
+    nested = (
+        to_conversation_change(body.conversation_settings_diff or {}),
+        to_agent_change(body.agent_settings_diff or {}),
+    )
+
+    def change(settings: Settings) -> Settings:
+        settings = merge(settings, patch)
+        for part in nested:
+            settings = part(settings)
+        return settings
+
+    return change
+
+
+def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:
+    """Return the settings as they are read; instead of secrets, whether they are set."""
+    return {
+        **_record(settings, is_revealed=False),
+        "provider_tokens_set": provider_hosts,
+        "llm_api_key_set": bool(settings.llm_api_key),
+        "search_api_key_set": bool(settings.search_api_key),
+    }
+
+
+def from_user(user: Principal, settings: Settings, *, is_revealed: bool) -> dict[str, Any]:
+    """Return a user with the settings, secrets only if they are to be seen."""
+    return {
+        "id": dashed(user.user_id),
+        "org_id": None,
+        "org_name": None,
+        "role": user.role.value,
+        "permissions": None,
+        **_record(settings, is_revealed=is_revealed),
+    }
+
+
+def _refuse_whole(body: SettingsBody) -> None:
+    found = [name for name in _WHOLE if getattr(body, name) is not UNSET]
+    if found:
+        raise InvalidRequest(
+            _USE_DIFFS, loc=("body", found[0]), extra={"error": _USE_DIFFS, "keys": found}
+        )
+
+
+def _to_patch(body: SettingsBody) -> SettingsPatch:
+    names = SettingsPatch.__struct_fields__
+    given = {name: getattr(body, name) for name in names if hasattr(body, name)}
+    for name in SECRET_FIELDS:
+        if isinstance(given[name], str):
+            given[name] = Secret(given[name])
+    if given["mcp_config"] is not UNSET:
+        given["mcp_config"] = read_mcp_map(given["mcp_config"], loc=("body", "mcp_config"))
+    patch = SettingsPatch(**given)
+    check_patch(patch)
+    return patch
+
+
+def _record(settings: Settings, *, is_revealed: bool) -> dict[str, Any]:
+    """Return the record in both shapes."""
+    flat = show_settings(settings)
+    if is_revealed:
+        flat |= {name: _revealed(getattr(settings, name)) for name in SECRET_FIELDS}
+        flat["mcp_config"] = _revealed_servers(settings.mcp_config)
+    return {
+        **flat,
+        "v1_enabled": settings.v1_enabled is not False,
+        "secrets_store": {"provider_tokens": {}},
+        "agent_settings": show_agent_settings(settings, is_revealed=is_revealed),
+        "conversation_settings": show_conversation_settings(settings),
+        "llm_profiles": {
+            "profiles": {
+                name: show_llm(llm, is_revealed=is_revealed, key_mask=MASK)
+                for name, llm in settings.llm_profiles.items()
+            },
+            "active": active_profile(settings),
+        },
+        "active_agent_profile_id": None,
+        "active_agent_profile_revision": None,
+        "registered_marketplaces": [],
+        "inherited_marketplaces": [],
+    }
+
+
+def _revealed(secret: Secret | None) -> str | None:
+    return secret.reveal() if secret else None
+
+
+def _revealed_servers(config: McpConfig | None) -> dict[str, Any] | None:
+    return show_mcp_config(config, is_revealed=True) if config else None

@@ -1,0 +1,255 @@
+"""The start of a conversation on the V1 wire: the request, its echo, the task."""
+
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+import msgspec
+
+from agentsvc.conversations import StartTask
+from agentsvc.http.v1.types_messages import MessageBody, MessageView, from_message, to_message
+from agentsvc.http.wire import PAGE_MAX, Int64, Limit, find_time
+from agentsvc.orders import (
+    AgentPlugin,
+    AgentType,
+    Message,
+    Provider,
+    StartOrder,
+    StartSort,
+    StartStatus,
+    SuggestedTask,
+    TaskType,
+    Trigger,
+)
+from agentsvc.values import MASK, Secret, to_stored
+
+SECRETS_MAX: Final = 50
+
+type Name = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\0\r\n]*\Z")]
+type LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
+type SecretName = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=256, pattern=r"\A[^\0\r\n=]*\Z")
+]
+type SecretValue = Annotated[str, msgspec.Meta(max_length=65536)]
+
+
+class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of work found at a git provider."""
+
+    git_provider: Provider
+    task_type: TaskType
+    repo: Name
+    issue_number: Int64
+    title: LongText
+
+
+class PluginBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin the agent server loads."""
+
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
+    ref: Name | None = None
+    repo_path: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class StartBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What POST /app-conversations reads; `processors` is read and has no effect."""
+
+    sandbox_id: Name | None = None
+    conversation_id: UUID | None = None
+    initial_message: MessageBody | None = None
+    system_message_suffix: LongText | None = None
+    processors: list[dict[str, Any]] | None = None
+    llm_model: Name | None = None
+    agent_profile_id: Name | None = None
+    selected_repository: Name | None = None
+    selected_branch: Name | None = None
+    git_provider: Provider | None = None
+    suggested_task: SuggestedTaskBody | None = None
+    title: LongText | None = None
+    trigger: Trigger | None = None
+    pr_number: Annotated[list[Int64], msgspec.Meta(max_length=100)] = []
+    parent_conversation_id: UUID | None = None
+    agent_type: AgentType = AgentType.DEFAULT
+    public: bool | None = None
+    plugins: Annotated[list[PluginBody], msgspec.Meta(max_length=100)] | None = None
+    secrets: (
+        Annotated[dict[SecretName, SecretValue], msgspec.Meta(max_length=SECRETS_MAX)] | None
+    ) = None
+
+
+class StartRequestView(msgspec.Struct, frozen=True, kw_only=True):
+    """A start request as a task echoes it: every field spelled out, secrets masked."""
+
+    sandbox_id: str | None
+    conversation_id: str | None
+    initial_message: MessageView | None
+    system_message_suffix: str | None
+    processors: list[Any] | None
+    llm_model: str | None
+    agent_profile_id: str | None
+    selected_repository: str | None
+    selected_branch: str | None
+    git_provider: Provider | None
+    suggested_task: SuggestedTaskBody | None
+    title: str | None
+    trigger: Trigger | None
+    pr_number: list[int]
+    parent_conversation_id: str | None
+    agent_type: AgentType
+    public: bool | None
+    plugins: list[PluginBody] | None
+    secrets: dict[str, str] | None
+
+
+class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
+    """AppConversationStartTask."""
+
+    id: str
+    created_by_user_id: str | None
+    status: StartStatus
+    detail: str | None
+    app_conversation_id: str | None
+    sandbox_id: str | None
+    agent_server_url: str | None
+    request: StartRequestView
+    created_at: str
+    updated_at: str
+
+
+class StartTaskIds(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of the batch get of start tasks."""
+
+    ids: list[UUID]
+
+
+class StartTaskFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The filters of start tasks."""
+
+    conversation_id: UUID | None = msgspec.field(name="conversation_id__eq", default=None)
+    created_at_gte: str | None = msgspec.field(name="created_at__gte", default=None)
+
+    def to_filter(self) -> dict[str, Any]:
+        """Return the filters as the core's keyword arguments; raises InvalidRequest."""
+        return {
+            "conversation_id": self.conversation_id.hex if self.conversation_id else None,
+            "created_at_gte": find_time(self.created_at_gte, "created_at__gte"),
+        }
+
+
+class StartTaskQuery(StartTaskFilter, frozen=True, kw_only=True):
+    """The query of the search of start tasks."""
+
+    sort_order: StartSort = StartSort.CREATED_AT_DESC
+    page_id: str | None = None
+    limit: Limit = PAGE_MAX
+
+
+def to_order(body: StartBody) -> StartOrder:
+    """Return what is asked for in the core's words; raises InvalidRequest."""
+    parent, chosen = body.parent_conversation_id, body.conversation_id
+    return StartOrder(
+        sandbox_id=body.sandbox_id,
+        conversation_id=chosen.hex if chosen else None,
+        initial_message=_to_first_message(body.initial_message),
+        system_message_suffix=body.system_message_suffix,
+        llm_model=body.llm_model,
+        agent_profile_id=body.agent_profile_id,
+        repository=body.selected_repository,
+        branch=body.selected_branch,
+        provider=body.git_provider,
+        suggested_task=_to_suggestion(body.suggested_task),
+        title=body.title,
+        trigger=body.trigger,
+        pr_number=tuple(body.pr_number),
+        parent_conversation_id=parent.hex if parent else None,
+        agent_type=body.agent_type,
+        public=body.public,
+        plugins=tuple(_to_plugin(plugin) for plugin in body.plugins or ()),
+        secrets={name: Secret(value) for name, value in (body.secrets or {}).items()},
+    )
+
+
+def from_start_task(task: StartTask) -> StartTaskView:
+    """Return a start task as clients see it."""
+    is_ready = task.status is StartStatus.READY
+    return StartTaskView(
+        id=task.id,
+        created_by_user_id=None,
+        status=task.status,
+        detail=task.detail,
+        app_conversation_id=task.conversation_id if is_ready else None,
+        sandbox_id=task.sandbox_id,
+        agent_server_url=task.agent_server_url,
+        request=_from_order(task.request),
+        created_at=to_stored(task.created_at),
+        updated_at=to_stored(task.updated_at),
+    )
+
+
+def _from_order(order: StartOrder) -> StartRequestView:
+    return StartRequestView(
+        sandbox_id=order.sandbox_id,
+        conversation_id=order.conversation_id,
+        initial_message=from_message(order.initial_message) if order.initial_message else None,
+        system_message_suffix=order.system_message_suffix,
+        processors=None,
+        llm_model=order.llm_model,
+        agent_profile_id=order.agent_profile_id,
+        selected_repository=order.repository,
+        selected_branch=order.branch,
+        git_provider=order.provider,
+        suggested_task=_from_suggestion(order.suggested_task),
+        title=order.title,
+        trigger=order.trigger,
+        pr_number=list(order.pr_number),
+        parent_conversation_id=order.parent_conversation_id,
+        agent_type=order.agent_type,
+        public=order.public,
+        plugins=[_from_plugin(plugin) for plugin in order.plugins] or None,
+        secrets=dict.fromkeys(order.secrets, MASK) or None,
+    )
+
+
+def _to_first_message(body: MessageBody | None) -> Message | None:
+    if body is None:
+        return None
+    return to_message(body.role, body.content, loc=("body", "initial_message"))
+
+
+def _to_suggestion(body: SuggestedTaskBody | None) -> SuggestedTask | None:
+    if body is None:
+        return None
+    return SuggestedTask(
+        provider=body.git_provider,
+        task_type=body.task_type,
+        repo=body.repo,
+        issue_number=body.issue_number,
+        title=body.title,
+    )
+
+
+def _from_suggestion(task: SuggestedTask | None) -> SuggestedTaskBody | None:
+    if task is None:
+        return None
+    return SuggestedTaskBody(
+        git_provider=Provider(task.provider),
+        task_type=task.task_type,
+        repo=task.repo,
+        issue_number=task.issue_number,
+        title=task.title,
+    )
+
+
+def _to_plugin(body: PluginBody) -> AgentPlugin:
+    return AgentPlugin(
+        source=body.source, ref=body.ref, repo_path=body.repo_path, parameters=body.parameters
+    )
+
+
+def _from_plugin(plugin: AgentPlugin) -> PluginBody:
+    return PluginBody(
+        source=plugin.source,
+        ref=plugin.ref,
+        repo_path=plugin.repo_path,
+        parameters=plugin.parameters,
+    )

@@ -1,0 +1,77 @@
+"""Handlers of the user who asks."""
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.errors import NotAllowed, NotAuthenticated
+from agentsvc.gitproviders import GitAccount
+from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SANDBOXES, SETTINGS
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v1.types_settings import Expose, from_user
+from agentsvc.http.wire import json_response, read_query
+
+PREFIX: Final = "/api/v1/users"
+
+
+class UserGitInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The user at the git provider."""
+
+    id: str
+    login: str
+    avatar_url: str
+    company: str | None
+    name: str | None
+    email: str | None
+
+
+async def get_me(request: web.Request) -> web.Response:
+    """GET /users/me: secrets are shown only to somebody who also has a sandbox's key."""
+    is_revealed = read_query(request, Expose).expose_secrets
+    if is_revealed:
+        await _require_sandbox(request)
+    user = request[PRINCIPAL]
+    settings = await request.app[SETTINGS].get(user.user_id)
+    return json_response(from_user(user, settings, is_revealed=is_revealed))
+
+
+async def get_git_info(request: web.Request) -> web.Response:
+    """GET /users/git-info."""
+    account = await request.app[GIT_PROVIDERS].get_account(request[PRINCIPAL].user_id)
+    return json_response(_from_account(account))
+
+
+async def _require_sandbox(request: web.Request) -> None:
+    """Raise NotAuthenticated or NotAllowed without the key of a running sandbox of the user."""
+    key = request.headers.get("X-Session-API-Key", "").strip()
+    if not key or not key.isascii():
+        raise NotAuthenticated("X-Session-API-Key of a running sandbox is required")
+    sandbox = await request.app[SANDBOXES].identify(key)
+    if sandbox.user_id != request[PRINCIPAL].user_id:
+        raise NotAllowed("The sandbox belongs to another user")
+
+
+def _from_account(account: GitAccount) -> UserGitInfo:
+    return UserGitInfo(**msgspec.structs.asdict(account))
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=f"{PREFIX}/me",
+        handler=get_me,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Return yourself with your settings",
+        query=Expose,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/git-info",
+        handler=get_git_info,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Return who you are at your git provider",
+    ),
+)

@@ -1,0 +1,77 @@
+"""Handlers of what agent servers call back from their sandboxes."""
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.agent_answers import ConversationInfo
+from agentsvc.http.keys import CONVERSATIONS
+from agentsvc.http.routes import Route, Scope
+from agentsvc.http.v1.sandboxes import calling_sandbox
+from agentsvc.http.v1.types_events import EventsBody, to_raw_events
+from agentsvc.http.wire import SUCCESS, decode, json_response, path_id, read_json
+
+PREFIX: Final = "/api/v1/webhooks"
+
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+_INFO = msgspec.json.Decoder(ConversationInfo)
+_EVENTS = msgspec.json.Decoder(EventsBody)
+
+
+async def post_conversation(request: web.Request) -> web.Response:
+    """POST /webhooks/conversations."""
+    sandbox = calling_sandbox(request)
+    info = await read_json(request, _RAW, wide_integers=True)
+    decode(info, _INFO)
+    await request.app[CONVERSATIONS].receive_conversation(sandbox, bytes(info))
+    return json_response(SUCCESS)
+
+
+async def post_events(request: web.Request) -> web.Response:
+    """POST /webhooks/events/{conversation_id}."""
+    sandbox = calling_sandbox(request)
+    conversation_id = path_id(request, "conversation_id")
+    events = to_raw_events(await read_json(request, _EVENTS, wide_integers=True))
+    await request.app[CONVERSATIONS].receive_events(sandbox, conversation_id, events)
+    return json_response(SUCCESS)
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path=f"{PREFIX}/conversations",
+        handler=post_conversation,
+        scope=Scope.SANDBOX,
+        rank="P1",
+        summary="Tell about a conversation",
+        body=ConversationInfo,
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/events/{{conversation_id}}",
+        handler=post_events,
+        scope=Scope.SANDBOX,
+        rank="P1",
+        summary="Deliver events of a conversation",
+        body=EventsBody,
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/{{sandbox_id}}/conversations",
+        handler=post_conversation,
+        scope=Scope.SANDBOX,
+        rank="P1",
+        summary="Tell about a conversation, as agent servers of 2025 do",
+        body=ConversationInfo,
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/{{sandbox_id}}/events/{{conversation_id}}",
+        handler=post_events,
+        scope=Scope.SANDBOX,
+        rank="P1",
+        summary="Deliver events of a conversation, as agent servers of 2025 do",
+        body=EventsBody,
+    ),
+)

@@ -1,0 +1,381 @@
+"""JSON in and out: bodies, queries, paths, pages and the one error body.
+
+Whatever a client can get wrong on the way to a typed value is found here and raised as one of
+the classes of `agentsvc.errors`; no handler looks at raw input.
+"""
+
+import contextlib
+import functools
+import itertools
+import re
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final, get_origin
+
+import msgspec
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
+
+from agentsvc.errors import (
+    AgentsvcError,
+    BodyTooLarge,
+    InvalidRequest,
+    MalformedBody,
+    UnsupportedMediaType,
+)
+from agentsvc.http.routes import Scope, route_of
+from agentsvc.values import MAX_INT, parse_time, parse_uuid
+
+CALLBACK_BODY_BYTES: Final = 64 * 1024 * 1024
+"""The largest body of what a sandbox calls back; one refused would come again for ever."""
+
+DEPTH_MAX: Final = 200
+"""How deeply a body may be nested; far below what exhausts the interpreter's stack."""
+
+PAGE_MAX: Final = 100
+
+type Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=MAX_INT)]
+type Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
+
+_ENCODER = msgspec.json.Encoder()
+_ENCODINGS: Final = frozenset({"", "identity", "gzip", "deflate"})
+_NOTHING: Final[Any] = object()
+
+
+class PageQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of an operation that lists without filters."""
+
+    page_id: str | None = None
+    limit: Limit = PAGE_MAX
+
+
+class Page[T](msgspec.Struct, frozen=True, kw_only=True):
+    """One page of a list; `next_page_id` is null on the last one."""
+
+    items: list[T]
+    next_page_id: str | None = None
+
+
+class Success(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of an operation that has nothing more to say."""
+
+    success: bool = True
+
+
+SUCCESS: Final = Success()
+
+
+# Answers
+
+
+def json_response(value: Any, *, status: int = 200) -> web.Response:
+    """Answer with a value as JSON."""
+    return raw_json_response(_ENCODER.encode(value), status=status)
+
+
+def text_response(text: str) -> web.Response:
+    """Answer with plain text."""
+    return web.Response(text=text, content_type="text/plain")
+
+
+def raw_json_response(body: bytes, *, status: int = 200) -> web.Response:
+    """Answer with bytes that are JSON already."""
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+async def stream_array(
+    request: web.Request, items: AsyncGenerator[Any, None]
+) -> web.StreamResponse:
+    """Answer with a JSON array whose items are sent as they come."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    async with contextlib.aclosing(items):
+        separator = b"[\n"
+        async for item in items:
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write(separator + encode(item))
+            separator = b",\n"
+    await response.write(b"]")
+    await response.write_eof()
+    return response
+
+
+def encode(value: Any) -> bytes:
+    """Return a value as JSON."""
+    return _ENCODER.encode(value)
+
+
+def raw_page(items: Iterable[bytes], next_page_id: str | None) -> bytes:
+    """Return a page whose items are JSON already."""
+    return b'{"items":' + raw_array(items) + b',"next_page_id":' + encode(next_page_id) + b"}"
+
+
+def raw_array(items: Iterable[bytes | None]) -> bytes:
+    """Return an array whose items are JSON already; None becomes null."""
+    return b"[" + b",".join(b"null" if item is None else item for item in items) + b"]"
+
+
+def error_body(error: AgentsvcError, request_id: str) -> bytes:
+    """Return the one error body; `detail` is a list of one problem for an invalid request."""
+    detail: Any = error.message
+    if isinstance(error, InvalidRequest):
+        detail = [{"type": error.kind, "loc": list(error.loc), "msg": error.message}]
+    body = {**error.extra, "detail": detail, "code": error.code, "request_id": request_id}
+    return encode(body)
+
+
+# Bodies
+
+
+async def read_json[T](
+    request: web.Request,
+    decoder: msgspec.json.Decoder[T],
+    *,
+    default: T = _NOTHING,
+    wide_integers: bool = False,
+) -> T:
+    """Return the body decoded; an absent one is the default, or refused if there is none.
+
+    Integers beyond 64 bits are refused anywhere in it, unless they are wanted because the value
+    is kept as it came. Raises InvalidRequest, MalformedBody, BodyTooLarge or
+    UnsupportedMediaType.
+    """
+    body = await read_body(request) if request.can_read_body else b""
+    if body:
+        value = decode(body, decoder)
+        check_extremes(body, wide_integers=wide_integers)
+        return value
+    if default is _NOTHING:
+        raise InvalidRequest("Field required", loc=("body",), kind="missing")
+    return default
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Return the bytes of a JSON body, which are valid UTF-8; stops reading at the size limit.
+
+    For operations that keep a body as it came; `read_json` is for all others.
+    """
+    _check_headers(request)
+    return await read_text(request)
+
+
+async def read_text(request: web.Request) -> bytes:
+    """Return the bytes of a body of any media type, which are valid UTF-8."""
+    _check_encoding(request)
+    limit = _body_limit(request)
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > limit:
+                raise _too_large(limit)
+        body.decode()
+    except (web.RequestPayloadError, BadHttpMessage, ConnectionResetError) as exc:
+        # Without this aiohttp reads on after the answer and logs the same error as its own.
+        request.content.feed_eof()
+        raise MalformedBody("The body is not what its headers say", detail=str(exc)) from exc
+    except UnicodeDecodeError as exc:
+        raise MalformedBody("The body is not valid UTF-8", detail=str(exc)) from exc
+    return bytes(body)
+
+
+def decode[T](
+    body: bytes | msgspec.Raw,
+    decoder: msgspec.json.Decoder[T],
+    *,
+    loc: Sequence[str | int] = ("body",),
+) -> T:
+    """Return JSON decoded; raises InvalidRequest that says where it does not fit.
+
+    `loc` is where the JSON was found, if it is a part of a body.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as exc:
+        raise _misfit(exc, loc) from exc
+    except msgspec.DecodeError as exc:
+        message, offset = _broken(str(exc), bytes(body))
+        raise InvalidRequest(message, loc=(*loc, offset), kind="json_invalid") from exc
+    except RecursionError as exc:
+        raise _too_deep() from exc
+
+
+def check_extremes(body: bytes, *, wide_integers: bool = False) -> None:
+    """Refuse, in well-formed JSON, what the decoder passes where a field takes any value.
+
+    That is absurd nesting and integers beyond 64 bits: both would fail later, when the value is
+    stored or sent on.
+    """
+    _check_depth(body)
+    if not wide_integers:
+        _check_integers(body)
+
+
+# Queries and paths
+
+
+def read_query[T: msgspec.Struct](request: web.Request, shape: type[T]) -> T:
+    """Return the query as a struct; parameters it does not name are ignored.
+
+    A field that is a list takes every value of its parameter, any other the last one. Raises
+    InvalidRequest.
+    """
+    given: dict[str, Any] = {}
+    for name, is_list in _parameters(shape):
+        values = request.query.getall(name, [])
+        for value in values:
+            check_text(value, ("query", name))
+        if values:
+            given[name] = values if is_list else values[-1]
+    try:
+        return msgspec.convert(given, shape, strict=False)
+    except msgspec.ValidationError as exc:
+        raise _misfit(exc, ("query",)) from exc
+
+
+def path_id(request: web.Request, name: str) -> str:
+    """Return a UUID of the path, dashed or not, as 32 hex digits; raises InvalidRequest."""
+    return to_id(request.match_info[name], ("path", name))
+
+
+def path_text(request: web.Request, name: str) -> str:
+    """Return an opaque part of the path; raises InvalidRequest if it cannot be a name."""
+    return check_text(request.match_info[name], ("path", name))
+
+
+def to_id(text: str, loc: Sequence[str | int]) -> str:
+    """Return the 32 hex digits of a UUID; raises InvalidRequest for anything else."""
+    found = parse_uuid(text)
+    if found is None:
+        raise InvalidRequest("Input should be a valid UUID", loc=loc, kind="uuid_parsing")
+    return found
+
+
+def find_time(text: str | None, name: str) -> datetime | None:
+    """Return the moment a parameter names in ISO 8601, None if not given; raises InvalidRequest."""
+    moment = parse_time(text) if text is not None else None
+    if text is not None and moment is None:
+        raise InvalidRequest(
+            "Input should be a valid datetime", loc=("query", name), kind="datetime_parsing"
+        )
+    return moment
+
+
+def check_text(text: str, loc: Sequence[str | int]) -> str:
+    """Return a text of a query or path; raises InvalidRequest for NUL and what is not Unicode."""
+    if "\0" in text or _SURROGATE.search(text):
+        raise InvalidRequest("Input should be text without NUL", loc=loc, kind="string_unicode")
+    return text
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_LONG_NUMBER = re.compile(rb"\d{19}")
+_INTEGER = re.compile(rb"(?<![\d.])-?\d{19,}+(?![.eE])")
+_STRING = re.compile(rb'"[^"]*+"')
+_BRACKETS: Final = b"[{]}"
+_STEPS: Final = bytes.maketrans(_BRACKETS, b"\x01\x01\xff\xff")
+_NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in _BRACKETS)
+_BYTE = re.compile(r" \(byte (\d+)\)$")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+_FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*?)`$")
+_KINDS: Final = {"Invalid enum value": "enum", "Invalid UUID": "uuid_parsing"}
+_TYPES: Final = {"str": "string", "array": "list", "object": "dict"}
+
+
+def _check_headers(request: web.Request) -> None:
+    kind = request.content_type if "Content-Type" in request.headers else "application/json"
+    is_json = kind == "application/json" or (
+        kind.startswith("application/") and kind.endswith("+json")
+    )
+    if not is_json:
+        raise UnsupportedMediaType("The body should be `application/json`")
+
+
+def _body_limit(request: web.Request) -> int:
+    route = route_of(request)
+    limit: int = request.client_max_size
+    if route is not None and route.scope is Scope.SANDBOX:
+        return max(limit, CALLBACK_BODY_BYTES)
+    return limit
+
+
+def _check_encoding(request: web.Request) -> None:
+    if request.headers.get("Content-Encoding", "").strip().lower() not in _ENCODINGS:
+        raise MalformedBody("The content encoding is not known")
+
+
+def _check_integers(body: bytes) -> None:
+    """Refuse integers beyond 64 bits in well-formed JSON."""
+    if not _LONG_NUMBER.search(body):
+        return
+    for match in _INTEGER.finditer(_without_strings(body)):
+        if not -MAX_INT - 1 <= int(match.group()[:40]) <= MAX_INT:
+            raise InvalidRequest(
+                "Integers should fit in 64 bits", loc=("body",), kind="int_parsing_size"
+            )
+
+
+def _check_depth(body: bytes) -> None:
+    """Refuse absurd nesting in well-formed JSON."""
+    if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
+        return
+    # Each opening bracket is a signed byte +1, each closing one -1; the sum so far is the depth.
+    steps = memoryview(_without_strings(body).translate(_STEPS, _NOT_BRACKETS)).cast("b")
+    if max(itertools.accumulate(steps), default=0) > DEPTH_MAX:
+        raise _too_deep()
+
+
+def _without_strings(body: bytes) -> bytes:
+    return _STRING.sub(b"", body.replace(rb"\\", b"").replace(rb"\"", b""))
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest("The body is nested too deeply", loc=("body",), kind="recursion_loop")
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body should have at most {limit} bytes")
+
+
+def _broken(message: str, body: bytes) -> tuple[str, int]:
+    """Split what the decoder said of broken JSON into a message and an offset."""
+    where = _BYTE.search(message)
+    text = message.removeprefix("JSON is malformed: ")
+    if where is None:
+        return f"JSON decode error: {text}", len(body)
+    return f"JSON decode error: {text[: -len(where.group())]}", int(where.group(1))
+
+
+def _misfit(exc: msgspec.ValidationError, where: Sequence[str | int]) -> InvalidRequest:
+    """Turn what the decoder says of a value that does not fit into the published form."""
+    message, _, path = str(exc).partition(" - at `")
+    loc = [*where]
+    loc += [name or int(index) for name, index in _STEP.findall(path)]
+    field = _FIELD.match(message)
+    if field is None:
+        return InvalidRequest(message, loc=loc, kind=_kind(message))
+    loc.append(field.group(2))
+    if field.group(1) == "missing required":
+        return InvalidRequest("Field required", loc=loc, kind="missing")
+    return InvalidRequest("Extra inputs are not permitted", loc=loc, kind="extra_forbidden")
+
+
+def _kind(message: str) -> str:
+    for beginning, kind in _KINDS.items():
+        if message.startswith(beginning):
+            return kind
+    wanted = re.match(r"Expected `(\w+)(?: \| null)?`, got", message)
+    if wanted is None:
+        return "value_error"
+    return _TYPES.get(wanted.group(1), wanted.group(1)) + "_type"
+
+
+@functools.cache
+def _parameters(shape: type) -> tuple[tuple[str, bool], ...]:
+    """Return the parameter names of a query struct and which of them are lists."""
+    return tuple(
+        (field.encode_name, get_origin(field.type) in (list, tuple))
+        for field in msgspec.structs.fields(shape)
+    )
