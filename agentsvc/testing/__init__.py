@@ -1,0 +1,21 @@
+"""For tests: a fake backend, a fake agent, a scripted model, and the conformance kit for backends.
+
+Public: plugin authors import from here. Nothing in the server does.
+"""
+
+from agentsvc.testing.backend import FAKE_SPEC, FakeBackend, FakeConfig, FakeWorld
+from agentsvc.testing.kit import CheckResult, Outcome, backend_contract, check_backend
+from agentsvc.testing.rig import WORKLOAD, KitOptions
+
+__all__ = [
+    "FAKE_SPEC",
+    "WORKLOAD",
+    "CheckResult",
+    "FakeBackend",
+    "FakeConfig",
+    "FakeWorld",
+    "KitOptions",
+    "Outcome",
+    "backend_contract",
+    "check_backend",
+]

@@ -1,0 +1,342 @@
+"""A backend whose sandboxes are threads of the test, with switches for every misfortune.
+
+A FakeWorld is the place where the sandboxes are; it outlives the backends made on it, as a real
+place would outlive the server. It runs the kit's workload in each sandbox, or, with `on_create`,
+whatever the test serves at the URLs it returns, such as a FakeAgent.
+"""
+
+import asyncio
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agentsvc.backend import (
+    API_VERSION,
+    BackendContext,
+    Capability,
+    Endpoint,
+    Found,
+    Handle,
+    Health,
+    Limits,
+    LogLine,
+    Order,
+    Phase,
+    Port,
+    Report,
+    RuntimeBackend,
+    SaveHandle,
+    Spec,
+    fill,
+)
+from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
+from agentsvc.hookspecs import hookimpl
+from agentsvc.testing.workload import Workload
+from agentsvc.values import now
+
+HANDLE_VERSION: Final = 1
+WORKING_DIR: Final = "/workspace/project"
+
+_FOLLOW_SECONDS = 0.01
+
+type Urls = Mapping[str, str]
+
+
+class FakeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fake backend's table: nothing to configure; its switches are on the world."""
+
+
+class FakeSandbox:
+    """One sandbox of a FakeWorld; tests may look at all of it."""
+
+    def __init__(self, order: Order, instance_id: str) -> None:
+        self.order = order
+        self.instance_id = instance_id
+        self.created_at: datetime = now()
+        self.phase = Phase.STARTING
+        self.reason = ""
+        self.exit_code: int | None = None
+        self.urls: Urls = {}
+        self.log: list[LogLine] = []
+        self.directory: Path | None = None
+        self.ports: dict[str, int] = {}
+        self.workload: Workload | None = None
+        self.thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._is_removed = False
+
+    def start(self, phase: Phase) -> None:
+        """Run the kit's workload in a thread; blocks for a moment."""
+        with self._lock:
+            if not self._is_removed:
+                self._start(phase)
+
+    def stop(self) -> None:
+        """End the workload's thread; blocks for a moment."""
+        with self._lock:
+            self._stop()
+
+    def remove(self) -> None:
+        """Stop for good, and remove the files; blocks for a moment."""
+        with self._lock:
+            self._is_removed = True
+            self._stop()
+            if self.directory is not None:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _start(self, phase: Phase) -> None:
+        self.directory = self.directory or Path(tempfile.mkdtemp(prefix="agentsvc-fake-"))
+        self.ports = self.ports or {port.name: _free_port() for port in self.order.ports}
+        secret = {name: value.reveal() for name, value in self.order.secret_env.items()}
+        env = {name: fill(value, self.ports) for name, value in self.order.env.items()}
+        self.workload = Workload({**env, **secret}, self.directory, self._write)
+        self.workload.open()
+        self.urls = {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
+        self.phase = phase
+        self.thread = threading.Thread(target=self._run, args=(self.workload,), daemon=True)
+        self.thread.start()
+
+    def _stop(self) -> None:
+        workload, self.workload = self.workload, None
+        if workload is not None and self.thread is not None:
+            workload.stop()
+            self.thread.join()
+
+    def _run(self, workload: Workload) -> None:
+        code = workload.run()
+        if workload is self.workload:  # nobody stopped it
+            self.phase, self.exit_code = Phase.FAILED, code
+            self.reason = f"the command exited with code {code}"
+
+    def _write(self, text: str) -> None:
+        self.log.append(LogLine(at=now(), stream="stdout", text=text))
+
+
+class FakeWorld:
+    """Where fake sandboxes are, and the switches that make it misbehave."""
+
+    def __init__(self) -> None:
+        self.sandboxes: dict[str, FakeSandbox] = {}
+        self.calls: list[tuple[str, str]] = []
+        """The method and the sandbox id of every call so far."""
+        self.slow = 0.0
+        """Seconds that every call takes."""
+        self.unreachable = False
+        """Every call raises BackendUnavailable."""
+        self.fail_next: Exception | None = None
+        """Raised by the next call, once."""
+        self.stays_starting = False
+        """New sandboxes do not become usable until `finish_start` is called."""
+        self.on_create: Callable[[Order], Urls] | None = None
+        """Returns the URL to report for each port; then no workload is run."""
+
+    def backend(self, instance_id: str = "test", state_dir: Path = Path()) -> "FakeBackend":
+        """Return a backend on this world; a further one is what comes after a restart."""
+        context = BackendContext(instance_id=instance_id, state_dir=state_dir)
+        return self.backend_type()(FakeConfig(), context)
+
+    def backend_type(self) -> "type[FakeBackend]":
+        """Return a class whose instances all are on this world."""
+        return type("FakeBackend", (FakeBackend,), {"world": self})
+
+    def plugin(self) -> object:
+        """Return a plugin that offers this world as the backend and the spec `fake`."""
+        return FakePlugin(self)
+
+    def end(self, sandbox_id: str, exit_code: int = 1, reason: str = "it was told to end") -> None:
+        """Make a sandbox fail."""
+        sandbox = self.sandboxes[sandbox_id]
+        sandbox.stop()
+        sandbox.phase, sandbox.exit_code, sandbox.reason = Phase.FAILED, exit_code, reason
+
+    def vanish(self, sandbox_id: str) -> None:
+        """Remove a sandbox behind everybody's back."""
+        self.sandboxes.pop(sandbox_id).remove()
+
+    def finish_start(self, sandbox_id: str) -> None:
+        """Let a sandbox that stays starting become usable."""
+        self.sandboxes[sandbox_id].phase = Phase.RUNNING
+
+    def close(self) -> None:
+        """Remove every sandbox."""
+        for sandbox_id in list(self.sandboxes):
+            self.vanish(sandbox_id)
+
+
+class FakePlugin:
+    """A plugin object that offers one FakeWorld."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        self._world = world
+
+    @hookimpl
+    def agentsvc_register_backends(self) -> Iterable[type[RuntimeBackend[Any]]]:
+        """Offer the fake backend."""
+        return [self._world.backend_type()]
+
+    @hookimpl
+    def agentsvc_register_specs(self) -> Iterable[Spec]:
+        """Offer one spec with an agent's port."""
+        return [FAKE_SPEC]
+
+
+FAKE_SPEC: Final = Spec(id="fake", backend="fake", command=("agent",), ports=(Port(name="agent"),))
+"""A spec for the fake backend."""
+
+
+class FakeBackend(RuntimeBackend[FakeConfig]):
+    """Runs sandboxes in a FakeWorld; get one from there."""
+
+    name: ClassVar[str] = "fake"
+    api_version: ClassVar[int] = API_VERSION
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.PAUSE, Capability.RESTART, Capability.LOGS, Capability.SURVIVES_RESTART}
+    )
+    Config = FakeConfig
+    world: ClassVar[FakeWorld]
+
+    async def probe(self) -> Health:
+        """Say that all is well, unless a switch says otherwise."""
+        await self._call("probe")
+        return Health(ok=True, facts={"sandboxes": str(len(self.world.sandboxes))})
+
+    def check_spec(self, spec: Spec) -> None:
+        """Refuse limits, which nothing here would enforce."""
+        _check(spec)
+
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        """Make a sandbox that runs at once, or the one there is."""
+        _check(order)
+        await self._call("create", order.sandbox_id)
+        if order.sandbox_id not in self.world.sandboxes:
+            sandbox = FakeSandbox(order, self.context.instance_id)
+            self.world.sandboxes[order.sandbox_id] = sandbox
+            await self._start(sandbox)
+        handle = self._handle(order.sandbox_id)
+        await save(handle)
+        return handle
+
+    async def inspect(self, handle: Handle) -> Report:
+        """Report what the world knows."""
+        sandbox = await self._find("inspect", handle)
+        if sandbox is None:
+            return Report(phase=Phase.GONE)
+        return Report(
+            phase=sandbox.phase,
+            reason=sandbox.reason,
+            exit_code=sandbox.exit_code,
+            working_dir=sandbox.order.working_dir or WORKING_DIR,
+            facts={"isolation": "none"},
+            endpoints=tuple(
+                Endpoint(name=name, port=urlsplit(url).port or 80, url=url)
+                for name, url in sandbox.urls.items()
+            ),
+        )
+
+    async def scan(self) -> Sequence[Found]:
+        """List the world's sandboxes that this instance made."""
+        await self._call("scan")
+        return [
+            Found(handle=self._handle(sandbox_id), created_at=sandbox.created_at)
+            for sandbox_id, sandbox in self.world.sandboxes.items()
+            if sandbox.instance_id == self.context.instance_id
+        ]
+
+    async def delete(self, handle: Handle) -> None:
+        """Remove a sandbox."""
+        sandbox = await self._find("delete", handle)
+        if sandbox is not None:
+            await asyncio.to_thread(sandbox.remove)
+            self.world.sandboxes.pop(handle.sandbox_id, None)
+
+    async def pause(self, handle: Handle) -> None:
+        """Stop the workload and keep its files."""
+        sandbox = self._usable(await self._find("pause", handle))
+        if sandbox.phase is not Phase.PAUSED:
+            await asyncio.to_thread(sandbox.stop)
+            sandbox.phase = Phase.PAUSED
+
+    async def resume(self, handle: Handle) -> Handle:
+        """Start the workload again on its files."""
+        sandbox = self._usable(await self._find("resume", handle))
+        if sandbox.phase is Phase.PAUSED:
+            await self._start(sandbox)
+        return handle
+
+    async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
+        """Start a failed sandbox again on its files."""
+        sandbox = await self._find("restart", handle)
+        if sandbox is None:
+            raise Conflict("The sandbox cannot be started again: its files are gone")
+        if sandbox.phase is Phase.FAILED:
+            sandbox.order, sandbox.reason, sandbox.exit_code = order, "", None
+            await self._start(sandbox)
+        await save(handle)
+        return handle
+
+    async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
+        """Yield what the workload printed."""
+        sandbox = await self._find("logs", handle)
+        if sandbox is None:
+            return
+        position = max(0, len(sandbox.log) - tail)
+        while True:
+            for line in sandbox.log[position:]:
+                position += 1
+                yield line
+            if not follow or handle.sandbox_id not in self.world.sandboxes:
+                return
+            await asyncio.sleep(_FOLLOW_SECONDS)
+
+    async def _start(self, sandbox: FakeSandbox) -> None:
+        phase = Phase.STARTING if self.world.stays_starting else Phase.RUNNING
+        if self.world.on_create is not None:
+            sandbox.urls = self.world.on_create(sandbox.order)
+            sandbox.phase = phase
+        else:
+            # To its end even if the caller is cancelled, as the sandbox is listed already.
+            await asyncio.shield(asyncio.to_thread(sandbox.start, phase))
+
+    async def _find(self, method: str, handle: Handle) -> FakeSandbox | None:
+        if handle.version > HANDLE_VERSION:
+            raise HandleTooNew("The sandbox was made by a newer version of the fake backend")
+        await self._call(method, handle.sandbox_id)
+        return self.world.sandboxes.get(handle.sandbox_id)
+
+    def _usable(self, sandbox: FakeSandbox | None) -> FakeSandbox:
+        if sandbox is None or sandbox.phase is Phase.FAILED:
+            raise Conflict("The sandbox does not run")
+        return sandbox
+
+    async def _call(self, method: str, sandbox_id: str = "") -> None:
+        self.world.calls.append((method, sandbox_id))
+        if self.world.slow:
+            await asyncio.sleep(self.world.slow)
+        error, self.world.fail_next = self.world.fail_next, None
+        if error is not None:
+            raise error
+        if self.world.unreachable:
+            raise BackendUnavailable("The fake world is out of reach")
+
+    def _handle(self, sandbox_id: str) -> Handle:
+        return Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION)
+
+
+def _check(asked: Spec | Order) -> None:
+    if asked.limits != Limits():
+        raise OrderRejected("The fake backend cannot enforce limits")
+
+
+def _free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        port: int = trial.getsockname()[1]
+        return port

@@ -1,0 +1,111 @@
+"""The conformance kit: holds a backend to the contract, in a plugin's tests or from the shell.
+
+In a plugin's tests it is one line:
+
+    TestFirecracker = backend_contract(FirecrackerBackend, FirecrackerConfig(kernel="vmlinux"))
+
+What is checked is in `agentsvc.testing.checks`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from agentsvc.testing.checks import CHECKS, Check
+from agentsvc.testing.rig import Backend, KitOptions, open_rig
+
+
+class Outcome(StrEnum):
+    """How a check ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One check's name, how it ended and, unless it passed, why."""
+
+    name: str
+    outcome: Outcome
+    reason: str = ""
+
+
+def backend_contract(
+    kind: type[Backend],
+    config: msgspec.Struct,
+    options: KitOptions | None = None,
+    *,
+    expect_failures: Mapping[str, str] | None = None,
+) -> type:
+    """Return a test class that holds a backend to every promise of the contract.
+
+    Its tests are ordinary sync functions, each with its own event loop, so that no pytest plugin
+    is needed. `expect_failures` maps names of checks to the reason why they fail; one that
+    passes then fails the test, so that the list stays true.
+    """
+    known = {check.name for check in CHECKS}
+    failures = dict(expect_failures or {})
+    if unknown := failures.keys() - known:
+        raise ValueError(f"no such check: {', '.join(sorted(unknown))}")
+    tests = {
+        f"test_{check.name}": _to_test(
+            check, kind, config, options or KitOptions(), failures.get(check.name)
+        )
+        for check in CHECKS
+    }
+    return type(f"Test{kind.__name__}Contract", (), tests)
+
+
+async def run_check(
+    check: Check, kind: type[Backend], config: msgspec.Struct, options: KitOptions
+) -> None:
+    """Run one check; raises whatever is wrong."""
+    async with asyncio.timeout(options.time_limit), open_rig(kind, config, options) as rig:
+        await check.body(rig)
+
+
+async def check_backend(
+    kind: type[Backend], config: msgspec.Struct, options: KitOptions | None = None
+) -> AsyncIterator[CheckResult]:
+    """Run every check, without pytest, and yield each result as it is known."""
+    options = options or KitOptions()
+    for check in CHECKS:
+        reason = check.why_skipped(kind, options)
+        if reason:
+            yield CheckResult(name=check.name, outcome=Outcome.SKIPPED, reason=reason)
+            continue
+        try:
+            await run_check(check, kind, config, options)
+        except Exception as exc:  # noqa: BLE001  # whatever a backend raises is the result
+            reason = f"{type(exc).__name__}: {exc}"
+            yield CheckResult(name=check.name, outcome=Outcome.FAILED, reason=reason)
+        else:
+            yield CheckResult(name=check.name, outcome=Outcome.PASSED)
+
+
+def _to_test(
+    check: Check,
+    kind: type[Backend],
+    config: msgspec.Struct,
+    options: KitOptions,
+    expected_failure: str | None,
+) -> Callable[[Any], None]:
+    # The server itself must not need pytest.
+    import pytest  # noqa: PLC0415
+
+    def test(_self: Any) -> None:
+        asyncio.run(run_check(check, kind, config, options))
+
+    test.__name__ = f"test_{check.name}"
+    test.__doc__ = check.body.__doc__
+    reason = check.why_skipped(kind, options)
+    marked: Callable[[Any], None] = test
+    if reason:
+        marked = pytest.mark.skip(reason=reason)(test)
+    elif expected_failure is not None:
+        marked = pytest.mark.xfail(reason=expected_failure, strict=True)(test)
+    return marked

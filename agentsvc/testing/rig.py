@@ -1,0 +1,291 @@
+"""What a check of the conformance kit works with: a backend, orders, and ways to look.
+
+Where it can, a rig looks by another road than the backend: it talks to the workload over HTTP,
+and hears its beacon over UDP, which tells that it runs even if nobody has listed it.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agentsvc.backend import (
+    BackendContext,
+    Handle,
+    Order,
+    Phase,
+    Port,
+    Report,
+    RuntimeBackend,
+    SaveHandle,
+)
+from agentsvc.errors import AgentsvcError
+from agentsvc.testing import workload
+from agentsvc.values import monotonic, new_id
+
+WORKLOAD: Final = Path(workload.__file__).read_text(encoding="utf-8")
+"""The program the kit runs in a sandbox; give it to a Python as `-c WORKLOAD`."""
+
+_POLL_SECONDS = 0.02
+
+type Backend = RuntimeBackend[Any]
+type Unreachable = Callable[[Backend], AbstractAsyncContextManager[None]]
+
+
+class KitOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kit must be told about a backend."""
+
+    order_overrides: Mapping[str, Any] = {}
+    """Fields of every order, such as `image` and `command`; `env` is added to."""
+    unreachable: Unreachable | None = None
+    """Cuts a backend off its control plane for a while; without it that check is skipped."""
+    enforced_limits: frozenset[str] = frozenset()
+    """Fields of Limits that are enforced although LIMITS is not declared."""
+    beacon_host: str = "127.0.0.1"
+    """Address of this machine as a sandbox sees it; empty if it sees none."""
+    time_limit: float = 60.0
+    """Seconds one check may take."""
+    quiet_seconds: float = 1.0
+    """How long to listen before believing that a workload does not run."""
+
+
+class Rig:
+    """One check's backends and sandboxes; everything it made is deleted at the end."""
+
+    def __init__(
+        self, kind: type[Backend], config: msgspec.Struct, options: KitOptions, directory: Path
+    ) -> None:
+        self.kind = kind
+        self.config = config
+        self.options = options
+        self.directory = directory
+        self.instance_id = new_id()
+        self.saved: defaultdict[str, list[Handle]] = defaultdict(list)
+        """The handles each sandbox's save was called with, in order."""
+        self._backends: list[Backend] = []
+        self._beacon = _Beacon()
+
+    async def __aenter__(self) -> Self:
+        if self.options.beacon_host:
+            await self._beacon.open(self.options.beacon_host)
+        self.backend = await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._beacon.close()
+        for backend in self._backends:
+            try:
+                await _delete_all(backend, self.saved.values())
+            except AgentsvcError:
+                # What the check itself found out is worth more than that tidying up fails, too.
+                if error is None:
+                    raise
+            finally:
+                await backend.close()
+
+    async def open(self, instance_id: str = "") -> Backend:
+        """Open a further backend: after a restart, or of another installation."""
+        instance_id = instance_id or self.instance_id
+        state_dir = self.directory / instance_id
+        backend = self.kind(
+            self.config, BackendContext(instance_id=instance_id, state_dir=state_dir)
+        )
+        self._backends.append(backend)
+        await backend.open()
+        return backend
+
+    def order(self, **changes: Any) -> Order:
+        """Return an order for a fresh sandbox that runs the workload."""
+        sandbox_id = new_id()
+        overrides = {**self.options.order_overrides, **changes}
+        env = {
+            "KIT_PORT": "{port.web}",
+            "KIT_NAME": sandbox_id,
+            "KIT_BEACON": self._beacon.address,
+            **self.options.order_overrides.get("env", {}),
+            **changes.get("env", {}),
+        }
+        fields = {
+            "sandbox_id": sandbox_id,
+            "command": ("python3", "-c", WORKLOAD),
+            "ports": (Port(name="web"),),
+            **overrides,
+            "env": env,
+        }
+        return Order(**fields)
+
+    def save_to(self, sandbox_id: str) -> SaveHandle:
+        """Return the save of one sandbox, which takes a moment, as a disk does."""
+
+        async def save(handle: Handle) -> None:
+            await asyncio.sleep(_POLL_SECONDS)
+            self.saved[sandbox_id].append(handle)
+
+        return save
+
+    async def create(self, order: Order, backend: Backend | None = None) -> Handle:
+        """Create a sandbox."""
+        backend = backend or self.backend
+        return await backend.create(order, self.save_to(order.sandbox_id))
+
+    async def run(self, order: Order | None = None) -> tuple[Handle, Report]:
+        """Create a sandbox and wait until it runs."""
+        handle = await self.create(order or self.order())
+        return handle, await self.wait(handle, Phase.RUNNING)
+
+    async def wait(self, handle: Handle, phase: Phase) -> Report:
+        """Wait until a sandbox is in a phase; a phase that leads nowhere else fails the check."""
+        final = {Phase.FAILED, Phase.GONE} - {phase}
+        while True:
+            report = await self.backend.inspect(handle)
+            if report.phase is phase:
+                return report
+            expect(report.phase not in final, f"it is {report.phase}: {report.reason}")
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def until(self, is_so: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until something is so."""
+        while True:
+            if await is_so():
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def is_listed(self, sandbox_id: str, backend: Backend | None = None) -> bool:
+        """Say whether scan lists a sandbox."""
+        found = await (backend or self.backend).scan()
+        return any(item.handle.sandbox_id == sandbox_id for item in found)
+
+    async def ask(self, report: Report, method: str, path: str, body: bytes = b"") -> bytes:
+        """Ask the workload over HTTP and return its answer."""
+        return await ask(web_url(report), method, path, body)
+
+    async def is_heard(self, *names: str) -> bool:
+        """Listen for the beacons of workloads for a while; False where none can be heard."""
+        since = monotonic()
+        while self._beacon.address and monotonic() - since < self.options.quiet_seconds:
+            await asyncio.sleep(_POLL_SECONDS)
+            if any(self._beacon.last.get(name, 0.0) > since for name in names):
+                return True
+        return False
+
+
+class _Beacon(asyncio.DatagramProtocol):
+    """Hears which workloads run."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.last: dict[str, float] = {}
+        self._transport: asyncio.DatagramTransport | None = None
+
+    async def open(self, host: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, 0))
+        self.address = "{}:{}".format(*self._transport.get_extra_info("sockname")[:2])
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        del addr
+        self.last[data.decode()] = monotonic()
+
+
+class LoopWatch:
+    """Measures how long the event loop is kept from turning."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._longest = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def measure(self, work: Awaitable[object]) -> float:
+        """Do some work and return the longest time the loop stood still meanwhile."""
+        self._longest, self._last = 0.0, monotonic()
+        self._tick()
+        try:
+            await work
+            await asyncio.sleep(0)
+        finally:
+            self._note()
+            if self._timer is not None:
+                self._timer.cancel()
+        return self._longest
+
+    def _tick(self) -> None:
+        self._note()
+        self._timer = asyncio.get_running_loop().call_later(0.005, self._tick)
+
+    def _note(self) -> None:
+        now = monotonic()
+        self._longest = max(self._longest, now - self._last)
+        self._last = now
+
+
+@contextlib.asynccontextmanager
+async def open_rig(
+    kind: type[Backend], config: msgspec.Struct, options: KitOptions
+) -> AsyncIterator[Rig]:
+    """Give a rig in a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="agentsvc-kit-") as directory:
+        async with Rig(kind, config, options, Path(directory)) as rig:
+            yield rig
+
+
+def expect(is_so: bool, otherwise: str) -> None:
+    """Fail the check unless something is so."""
+    if not is_so:
+        raise AssertionError(otherwise)
+
+
+async def expect_error(kind: type[AgentsvcError], work: Awaitable[object], where: str) -> None:
+    """Fail the check unless the work raises exactly this condition."""
+    try:
+        await work
+    except kind:
+        return
+    raise AssertionError(f"{where} does not raise {kind.__name__}")
+
+
+def web_url(report: Report) -> str:
+    """Return where the workload of a running sandbox serves."""
+    for endpoint in report.endpoints:
+        if endpoint.name == "web":
+            return endpoint.url
+    raise AssertionError("the report has no endpoint for the port `web`")
+
+
+async def ask(url: str, method: str, path: str, body: bytes = b"") -> bytes:
+    """Ask a workload over HTTP; OSError if nobody answers."""
+    target = urlsplit(url)
+    reader, writer = await asyncio.open_connection(target.hostname, target.port)
+    try:
+        head = f"{method} {path} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        answer = await reader.read()
+    finally:
+        writer.close()
+    status, _, rest = answer.partition(b"\r\n")
+    expect(b" 200 " in status, f"{method} {path} answers {status.decode()}")
+    return rest.partition(b"\r\n\r\n")[2]
+
+
+async def _delete_all(backend: Backend, saved: Iterable[list[Handle]]) -> None:
+    left = {handles[-1].sandbox_id: handles[-1] for handles in saved if handles}
+    left |= {item.handle.sandbox_id: item.handle for item in await backend.scan()}
+    for handle in left.values():
+        await backend.delete(handle)

@@ -1,0 +1,74 @@
+"""Fixtures that most tests share: a whole server on a fake backend with a fake agent."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import coverage
+import pytest
+
+from agentsvc.config import Config, ConversationsConfig, GitConfig, SandboxesConfig, ServerConfig
+from agentsvc.plugins import PluginHost
+from agentsvc.testing.agent import FakeAgent
+from agentsvc.testing.backend import FakeWorld
+from tests.service import Client, Service
+
+FAST = Config(
+    server=ServerConfig(device_login=True),
+    sandboxes=SandboxesConfig(
+        default_backend="fake", sweep_seconds=0.2, start_seconds=5, call_seconds=3
+    ),
+    conversations=ConversationsConfig(
+        agent_seconds=3,
+        start_seconds=6,
+        first_answer_seconds=0.5,
+        hand_over_seconds=0.6,
+        title_wait_seconds=0.1,
+        webhook_flush_seconds=0.05,
+        sync_seconds=0.3,
+    ),
+    # No test may depend on what a real git hosting service says.
+    git=GitConfig(check_tokens=False, api_seconds=3),
+    backends={"fake": {}},
+)
+"""A configuration in which nothing takes longer than a test may."""
+
+
+def pytest_sessionfinish() -> None:
+    """Save what coverage has seen so far: xdist kills a worker that takes long to end."""
+    if measured := coverage.Coverage.current():
+        measured.save()
+
+
+@pytest.fixture
+async def fake_agent() -> AsyncIterator[FakeAgent]:
+    async with FakeAgent() as agent:
+        yield agent
+
+
+@pytest.fixture
+def fake_world(fake_agent: FakeAgent) -> Iterator[FakeWorld]:
+    world = FakeWorld()
+    world.on_create = fake_agent.on_create
+    yield world
+    world.close()
+
+
+@pytest.fixture
+async def service(tmp_path: Path, fake_world: FakeWorld) -> AsyncIterator[Service]:
+    def make_plugins() -> PluginHost:
+        host = PluginHost.load(disable=["process"])
+        host.add("fake", fake_world.plugin(), version="", origin="tests")
+        return host
+
+    service = Service(tmp_path / "data", FAST, make_plugins)
+    await service.start()
+    yield service
+    await service.close()
+
+
+@pytest.fixture
+async def client(service: Service) -> Client:
+    """Return a client of an admin who has saved settings."""
+    client = await service.make_client()
+    await client.save_settings()
+    return client

@@ -1,0 +1,34 @@
+"""The process backend keeps the contract, with control groups and without."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from agentsvc.backend import RuntimeBackend
+from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.testing import WORKLOAD, KitOptions, backend_contract
+
+
+@asynccontextmanager
+async def unreachable(backend: RuntimeBackend[Any]) -> AsyncIterator[None]:
+    """Take the disk away, as one that is not mounted."""
+    here = backend.context.state_dir
+    away = Path(f"{here}.away")
+    await asyncio.to_thread(here.rename, away)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(away.rename, here)
+
+
+OPTIONS = KitOptions(
+    order_overrides={"command": ("{python}", "-I", "-c", WORKLOAD)},
+    unreachable=unreachable,
+    quiet_seconds=0.5,
+)
+
+# Where no control group can be made, the first of these proves the same as the second.
+TestWithControlGroups = backend_contract(ProcessBackend, ProcessConfig(), OPTIONS)
+TestWithSignalsOnly = backend_contract(ProcessBackend, ProcessConfig(use_cgroups=False), OPTIONS)

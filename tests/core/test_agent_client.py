@@ -1,0 +1,266 @@
+"""The client against servers that misbehave in ways the real one does not on demand."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from agentsvc.agent import MAX_ANSWER_BYTES, AgentClient, AgentServer
+from agentsvc.errors import AgentRefused, AgentUnavailable
+from agentsvc.values import Secret, monotonic
+
+KEY = Secret("the-session-key")
+
+type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+type Serve = Callable[[Handler], Awaitable[AgentServer]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Return a function that starts a server with one handler and returns calls to it."""
+    client = AgentClient(read_seconds=0.3, change_seconds=0.6)
+    await client.open()
+    await client.open()
+    servers: list[TestServer] = []
+
+    async def start(handler: Handler) -> AgentServer:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        server = TestServer(app)
+        await server.start_server(shutdown_timeout=0)
+        servers.append(server)
+        return client.at(f"{server.make_url('/')}", KEY)
+
+    yield start
+    await client.close()
+    await client.close()
+    for server in servers:
+        await server.close()
+
+
+async def test_a_call_ends_at_its_time_limit(serve: Serve) -> None:
+    async def hang(_request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    server = await serve(hang)
+    begun = monotonic()
+    with pytest.raises(AgentUnavailable, match=r"within 0\.3 seconds"):
+        await server.find_conversation("a")
+    with pytest.raises(AgentUnavailable, match=r"within 0\.6 seconds"):
+        await server.run("a")
+    with pytest.raises(AgentUnavailable, match=r"within 0\.1 seconds"):
+        await server.run("a", time_limit=0.1)
+    assert monotonic() - begun < 3
+
+
+async def test_a_body_that_never_ends_is_cut_off(serve: Serve) -> None:
+    async def drip(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.01)
+
+    with pytest.raises(AgentUnavailable, match="did not answer"):
+        await (await serve(drip)).home()
+
+
+async def flood(request: web.Request) -> web.StreamResponse:
+    """Answer with more than is read."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(MAX_ANSWER_BYTES // 2**20 + 2):
+        await response.write(bytes(2**20))
+    return response
+
+
+async def test_an_answer_beyond_the_bound_is_not_read(serve: Serve) -> None:
+    with pytest.raises(AgentUnavailable) as caught:
+        await (await serve(flood)).download("/x", time_limit=5)
+    assert "more than" in caught.value.detail
+
+
+async def test_a_page_of_events_beyond_the_bound_is_asked_for_in_parts(serve: Serve) -> None:
+    limits: list[int] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        limits.append(int(request.query["limit"]))
+        if "page_id" in request.query:
+            return web.json_response({"items": [{"id": "b"}], "next_page_id": None})
+        if limits[-1] > 25:
+            return await flood(request)
+        return web.json_response({"items": [{"id": "a"}], "next_page_id": "b"})
+
+    pages = (await serve(answer)).event_pages("c", time_limit=5)
+    assert [page async for page in pages] == [[b'{"id": "a"}'], [b'{"id": "b"}']]
+    assert limits == [100, 50, 25, 50]
+
+
+async def test_an_event_beyond_the_bound_ends_the_pages(serve: Serve) -> None:
+    limits: list[int] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        limits.append(int(request.query["limit"]))
+        return await flood(request)
+
+    with pytest.raises(AgentUnavailable):
+        await anext((await serve(answer)).event_pages("c", time_limit=5))
+    assert limits == [100, 50, 25, 12, 6, 3, 1]
+
+
+async def test_a_redirect_is_not_followed(serve: Serve) -> None:
+    seen: list[str] = []
+
+    async def redirect(request: web.Request) -> web.Response:
+        seen.append(request.path)
+        raise web.HTTPFound("/elsewhere")
+
+    with pytest.raises(AgentRefused):
+        await (await serve(redirect)).home()
+    assert seen == ["/api/file/home"]
+
+
+async def test_cookies_are_not_kept(serve: Serve) -> None:
+    seen: list[str] = []
+
+    async def bake(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Cookie", ""))
+        response = web.json_response({"home": "/home"})
+        response.set_cookie("a", "b")
+        return response
+
+    server = await serve(bake)
+    await server.home()
+    await server.home()
+    assert seen == ["", ""]
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b"\xff", b'{"home": 3}'])
+async def test_an_unknown_answer_is_refused(serve: Serve, body: bytes) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=body)
+
+    with pytest.raises(AgentRefused, match="form"):
+        await (await serve(answer)).home()
+
+
+async def test_ids_and_paths_are_quoted(serve: Serve) -> None:
+    seen: list[str] = []
+
+    async def note(request: web.Request) -> web.Response:
+        seen.append(request.raw_path)
+        return web.json_response({"id": "x"})
+
+    server = await serve(note)
+    await server.find_conversation("a/../b?c")
+    await server.download("/a b&c")
+    assert seen == [
+        "/api/conversations/a%2F..%2Fb%3Fc",
+        "/api/file/download?path=%2Fa+b%26c",
+    ]
+
+
+async def test_each_call_carries_the_key_and_the_log_does_not(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        seen.append(request.headers["X-Session-API-Key"])
+        return web.json_response({"detail": f"no {seen[-1]}"}, status=400)
+
+    with caplog.at_level(logging.DEBUG), pytest.raises(AgentRefused) as caught:
+        await (await serve(refuse)).home()
+    assert seen == [KEY.reveal()]
+    assert KEY.reveal() not in caplog.text + caught.value.message + caught.value.detail
+
+
+async def test_waiting_ends_when_the_server_comes_up(serve: Serve) -> None:
+    asked: list[str] = []
+
+    async def answer_late(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        if len(asked) < 3:
+            return web.json_response({"detail": "starting"}, status=503)
+        return web.json_response({"home": "/home"})
+
+    await (await serve(answer_late)).wait_ready(5)
+    assert asked == ["/alive", "/alive", "/alive", "/api/file/home"]
+
+
+async def test_waiting_for_a_frozen_server_ends_in_time(serve: Serve) -> None:
+    async def hang(_request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    server = await serve(hang)
+    begun = monotonic()
+    with pytest.raises(AgentUnavailable, match=r"within 0\.2 seconds"):
+        await server.wait_ready(0.2)
+    assert monotonic() - begun < 0.5
+
+
+async def test_cancelling_a_call_cancels_it(serve: Serve) -> None:
+    async def hang(_request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    server = await serve(hang)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await server.home()
+
+
+async def test_output_in_many_parts_is_read_page_by_page(serve: Serve) -> None:
+    pages = {
+        None: {"items": [{"order": 0, "stdout": "a"}], "next_page_id": "p2"},
+        "p2": {"items": [{"order": 1, "stdout": "b", "exit_code": 0}], "next_page_id": None},
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            return web.json_response({"id": "c1"})
+        return web.json_response(pages[request.query.get("page_id")])
+
+    result = await (await serve(answer)).run_command("x", time_limit=2)
+    assert (result.stdout, result.exit_code) == ("ab", 0)
+
+
+async def test_a_command_that_ended_by_itself_need_not_be_stopped(serve: Serve) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if request.path.endswith("/stop"):
+            return web.json_response({"detail": "Not Found"}, status=404)
+        if request.method == "POST":
+            return web.json_response({"id": "c1"})
+        return web.json_response({"items": [], "next_page_id": None})
+
+    result = await (await serve(answer)).run_command("x", time_limit=0.1)
+    assert result.timed_out
+    assert result.exit_code == -1
+
+
+async def test_a_fault_while_starting_is_not_worth_a_second_try(serve: Serve) -> None:
+    async def fail(_request: web.Request) -> web.Response:
+        return web.json_response({"exception": "KeyError: no such tool, key sk-1"}, status=500)
+
+    server = await serve(fail)
+    with pytest.raises(AgentRefused, match="no such tool") as caught:
+        await server.start_conversation({"a": 1}, hide=[Secret("sk-1")])
+    assert "sk-1" not in caught.value.message
+    with pytest.raises(AgentUnavailable):
+        await server.run("a")
+
+
+async def test_a_bad_address_is_unavailable() -> None:
+    client = AgentClient()
+    await client.open()
+    try:
+        for url in ("http://127.0.0.1:1", "http://", "nonsense"):
+            with pytest.raises(AgentUnavailable):
+                await client.at(url, KEY).home()
+    finally:
+        await client.close()

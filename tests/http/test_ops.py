@@ -1,0 +1,99 @@
+"""What whoever operates the server asks, and what a front end asks before it has a key."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agentsvc import __version__
+from agentsvc.app import build_app
+from agentsvc.config import Config
+from agentsvc.http.routes import Scope, mounted
+from agentsvc.testing.backend import FakeWorld
+from tests.service import Client, Service
+
+
+@pytest.fixture
+async def anyone(service: Service) -> Client:
+    return service.client_with(None)
+
+
+async def test_the_server_is_alive_healthy_and_ready(anyone: Client) -> None:
+    assert (await anyone.get("/alive")).json() == {"status": "ok"}
+    assert (await anyone.get("/health")).json() == "OK"
+    assert (await anyone.get("/ready")).json() == "OK"
+
+
+async def test_a_server_whose_backend_is_out_of_reach_is_alive_and_not_ready(
+    anyone: Client, fake_world: FakeWorld
+) -> None:
+    fake_world.unreachable = True
+    answer = await anyone.get("/ready")
+    assert answer.status == 503
+    assert answer.json()["detail"] == "The fake world is out of reach"
+    assert "Retry-After" in answer.headers
+    assert (await anyone.get("/alive")).status == 200
+
+
+async def test_a_server_whose_backend_does_not_answer_is_not_ready(
+    service: Service, anyone: Client, fake_world: FakeWorld
+) -> None:
+    sandboxes = msgspec.structs.replace(service.config.sandboxes, call_seconds=0.1)
+    service.config = msgspec.structs.replace(service.config, sandboxes=sandboxes)
+    await service.restart()
+    fake_world.slow = 1
+    answer = await anyone.get("/ready")
+    assert answer.status == 503
+    assert answer.json()["detail"] == "Backend fake is not usable: it does not answer"
+
+
+async def test_server_info_says_what_the_server_uses(anyone: Client) -> None:
+    info = (await anyone.get("/server_info")).json()
+    assert set(info) == {"version", "uptime", "idle_time", "resources"}
+    assert info["version"] == __version__
+    assert 0 <= info["idle_time"] <= info["uptime"]
+    resources = info["resources"]
+    assert resources["memory"]["rss"] > 0
+    assert resources["memory"]["vms"] > resources["memory"]["rss"]
+    assert 0 < resources["disk"]["percent"] < 100
+    assert set(resources["io"]) == {"read_bytes", "write_bytes"}
+    assert resources["cpu_percent"] >= 0
+
+
+async def test_a_front_end_learns_without_a_key_what_to_show(anyone: Client) -> None:
+    config = (await anyone.get("/api/v1/web-client/config")).json()
+    assert config["app_mode"] == "oss"
+    assert config["posthog_client_key"] is None
+    assert config["feature_flags"]["enable_billing"] is False
+    assert config["feature_flags"]["allow_user_llm_configuration"] is True
+    assert config["kind"] == "WebClientConfig"
+    assert config["updated_at"].endswith("Z")
+
+
+ALWAYS_OPEN = {"/alive", "/health", "/ready", "/server_info", "/api/v1/web-client/config"}
+
+
+async def test_only_five_operations_are_open(tmp_path: Path) -> None:
+    app = await build_app(Config(), data_dir=tmp_path)
+    opened = {route.path for route in mounted(app) if route.scope is Scope.OPEN}
+    assert opened == ALWAYS_OPEN
+
+
+def test_the_device_login_opens_three_more(service: Service) -> None:
+    opened = {route.path for route in mounted(service.app) if route.scope is Scope.OPEN}
+    assert opened - ALWAYS_OPEN == {
+        "/oauth/device/authorize",
+        "/oauth/device/token",
+        "/oauth/device/verify",
+    }
+
+
+async def test_every_other_operation_needs_a_key(anyone: Client, service: Service) -> None:
+    for route in mounted(service.app):
+        if route.scope is Scope.OPEN:
+            continue
+        path = re.sub(r"\{\w+\}", "0" * 32, route.path)
+        answer = await anyone.request(route.method, path)
+        assert answer.status == 401, f"{route.method} {path}"
+        assert answer.json()["code"] == "not_authenticated"

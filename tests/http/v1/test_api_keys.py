@@ -1,0 +1,124 @@
+"""API keys of a user, through the socket."""
+
+import pytest
+
+from agentsvc.auth import Role
+from tests.service import Answer, Client, Service
+
+KEYS = "/api/keys"
+MEMBERS = {"id", "name", "created_at", "last_used_at", "not_before", "expires_at", "org_id"}
+
+
+async def make(client: Client, **order: object) -> dict[str, object]:
+    answer = await client.post(KEYS, json=order)
+    assert answer.status == 200, answer.text
+    made: dict[str, object] = answer.json()
+    return made
+
+
+async def me(client: Client) -> Answer:
+    return await client.get("/api/v1/users/me")
+
+
+async def test_a_new_key_is_shown_once_and_works(client: Client, service: Service) -> None:
+    made = await make(client, name="laptop")
+    assert set(made) == MEMBERS | {"key"}
+    listed = (await client.get(KEYS)).json()
+    assert set(listed[-1]) == MEMBERS
+    assert listed[-1]["name"] == "laptop"
+    assert (await service.client_with(str(made["key"])).get(KEYS)).status == 200
+
+
+async def test_a_key_needs_no_name(client: Client) -> None:
+    assert (await make(client))["name"] == "API key"
+    assert (await make(client, name=None, org_id="ignored"))["name"] == "API key"
+
+
+async def test_a_deleted_key_opens_nothing_and_is_not_listed(
+    client: Client, service: Service
+) -> None:
+    made = await make(client, name="lost")
+    other = service.client_with(str(made["key"]))
+    answer = await client.delete(f"{KEYS}/{made['id']}")
+    assert (answer.status, answer.json()) == (200, {"message": "API key deleted successfully"})
+    assert (await other.get(KEYS)).status == 401
+    assert made["id"] not in [key["id"] for key in (await client.get(KEYS)).json()]
+
+
+async def test_keys_of_others_are_neither_listed_nor_deleted(
+    client: Client, service: Service
+) -> None:
+    made = await make(client, name="mine")
+    bob = await service.make_client("bob", Role.ADMIN)
+    assert made["id"] not in [key["id"] for key in (await bob.get(KEYS)).json()]
+    answer = await bob.delete(f"{KEYS}/{made['id']}")
+    assert (answer.status, answer.json()["detail"]) == (404, "API key not found")
+
+
+@pytest.mark.parametrize(
+    ("key_id", "status"), [("99", 404), ("9" * 300, 404), ("x", 422), ("-1", 422), ("²", 422)]
+)
+async def test_a_key_that_is_not_there_cannot_be_deleted(
+    client: Client, key_id: str, status: int
+) -> None:
+    assert (await client.delete(f"{KEYS}/{key_id}")).status == status
+
+
+async def test_a_key_is_valid_in_its_time_only(client: Client, service: Service) -> None:
+    later = await make(client, not_before="2999-01-01T00:00:00", expires_at="2999-02-01T00:00:00Z")
+    assert later["not_before"] == "2999-01-01T00:00:00.000000Z"
+    assert later["expires_at"] == "2999-02-01T00:00:00.000000Z"
+    assert (await service.client_with(str(later["key"])).get(KEYS)).status == 401
+
+
+@pytest.mark.parametrize(
+    ("order", "field"),
+    [
+        ({"expires_at": "2001-01-01T00:00:00Z"}, "expires_at"),
+        ({"expires_at": "soon"}, "expires_at"),
+        ({"not_before": 5}, "not_before"),
+        ({"name": "x" * 101}, "name"),
+    ],
+)
+async def test_an_order_that_does_not_fit_is_refused_at_its_field(
+    client: Client, order: dict[str, object], field: str
+) -> None:
+    answer = await client.post(KEYS, json=order)
+    assert answer.status == 422
+    assert answer.json()["detail"][0]["loc"] == ["body", field]
+
+
+async def test_a_name_nobody_can_print_is_refused(client: Client) -> None:
+    assert (await client.post(KEYS, json={"name": "a\nb"})).status == 400
+
+
+async def test_the_key_of_the_request_is_described(client: Client, service: Service) -> None:
+    made = await make(client, name="laptop")
+    current = (await service.client_with(str(made["key"])).get(f"{KEYS}/current")).json()
+    assert current == {
+        "id": made["id"],
+        "name": "laptop",
+        "org_id": current["user_id"],
+        "bound_org_id": None,
+        "user_id": current["user_id"],
+        "auth_type": "bearer",
+    }
+
+
+async def test_the_service_provides_no_model_key(client: Client) -> None:
+    assert (await client.get(f"{KEYS}/llm/byor")).json() == {"key": None}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", KEYS),
+        ("POST", KEYS),
+        ("DELETE", f"{KEYS}/1"),
+        ("GET", f"{KEYS}/current"),
+        ("GET", f"{KEYS}/llm/byor"),
+    ],
+)
+async def test_keys_need_a_key(service: Service, method: str, path: str) -> None:
+    nobody = await service.make_client(None)
+    assert (await nobody.request(method, path)).status == 401

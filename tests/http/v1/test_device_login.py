@@ -1,0 +1,199 @@
+"""The login of programs that have no browser, through the socket."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from agentsvc.datadir import DataDir
+from agentsvc.db import Database
+from agentsvc.devices import DeviceLogins, Login
+from tests.service import Answer, Client, Service
+
+TOKEN = "/oauth/device/token"  # noqa: S105  # a path
+DECISION = "/oauth/device/verify-authenticated"
+PAGE = "/oauth/device/verify"
+
+
+@pytest.fixture
+async def program(service: Service) -> Client:
+    """Return the program that wants to be let in."""
+    return await service.make_client(None)
+
+
+async def begin(program: Client) -> dict[str, Any]:
+    answer = await program.post("/oauth/device/authorize", json={})
+    assert answer.status == 200, answer.text
+    login: dict[str, Any] = answer.json()
+    return login
+
+
+async def ask(program: Client, device_code: str) -> Answer:
+    return await program.post(TOKEN, data={"device_code": device_code})
+
+
+async def expired_login(service: Service) -> Login:
+    database = await Database.open(DataDir(path=service.data_dir).database)
+    try:
+        return await DeviceLogins(database, lifetime=timedelta(0)).begin()
+    finally:
+        await database.close()
+
+
+async def test_a_login_tells_the_program_what_to_show_and_how_to_ask(
+    program: Client, service: Service
+) -> None:
+    login = await begin(program)
+    assert set(login) == {
+        "device_code",
+        "user_code",
+        "verification_uri",
+        "verification_uri_complete",
+        "expires_in",
+        "interval",
+    }
+    assert login["verification_uri"] == f"{service.url}{PAGE}"
+    assert (
+        login["verification_uri_complete"] == f"{service.url}{PAGE}?user_code={login['user_code']}"
+    )
+    assert (login["expires_in"], login["interval"]) == (600, 5)
+
+
+@pytest.mark.parametrize("options", [{}, {"data": {"client_id": "cli"}}, {"json": None}])
+async def test_a_login_is_begun_with_any_body_or_none(
+    program: Client, options: dict[str, Any]
+) -> None:
+    assert (await program.post("/oauth/device/authorize", **options)).status == 200
+
+
+async def test_an_approved_program_gets_a_key(
+    program: Client, client: Client, service: Service
+) -> None:
+    login = await begin(program)
+    pending = await ask(program, login["device_code"])
+    assert (pending.status, pending.json()["error"]) == (400, "authorization_pending")
+
+    approved = await client.post(DECISION, data={"user_code": login["user_code"]})
+    assert (approved.status, approved.json()) == (200, {"message": "Device authorized"})
+    granted = (await ask(program, login["device_code"])).json()
+
+    assert set(granted) == {"access_token", "token_type"}
+    assert granted["token_type"] == "Bearer"  # noqa: S105  # the kind of token
+    mine = (await client.get("/api/keys/current")).json()
+    theirs = await service.client_with(granted["access_token"]).get("/api/keys/current")
+    assert theirs.json()["user_id"] == mine["user_id"]
+    assert theirs.json()["name"] == "device login"
+
+
+async def test_a_decision_can_be_json(program: Client, client: Client) -> None:
+    login = await begin(program)
+    assert (await client.post(DECISION, json={"user_code": login["user_code"]})).status == 200
+    assert (await program.post(TOKEN, json={"device_code": login["device_code"]})).status == 200
+
+
+async def test_a_refused_program_gets_no_key(program: Client, client: Client) -> None:
+    login = await begin(program)
+    refused = await client.post(
+        DECISION, data={"user_code": login["user_code"], "approve": "false"}
+    )
+    assert (refused.status, refused.json()) == (200, {"message": "Device refused"})
+    answer = await ask(program, login["device_code"])
+    assert (answer.status, answer.json()["error"]) == (400, "access_denied")
+
+
+async def test_a_program_that_asks_too_often_is_told_to_slow_down(program: Client) -> None:
+    login = await begin(program)
+    await ask(program, login["device_code"])
+    answer = await ask(program, login["device_code"])
+    assert answer.status == 400
+    assert (answer.json()["error"], answer.json()["interval"]) == ("slow_down", 10)
+
+
+async def test_an_expired_code_is_worth_nothing(
+    program: Client, client: Client, service: Service
+) -> None:
+    login = await expired_login(service)
+    answer = await ask(program, login.device_code.reveal())
+    assert (answer.status, answer.json()["error"]) == (400, "expired_token")
+    assert (await client.post(DECISION, data={"user_code": login.user_code})).status == 404
+
+
+async def test_refusals_have_the_one_shape_and_that_of_the_rfc(program: Client) -> None:
+    body = (await ask(program, "made-up")).json()
+    assert body["error"] == "expired_token"
+    assert body["error_description"] == body["detail"]
+    assert body["code"] == "bad_request"
+    assert body["request_id"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 422),
+        (b"device_code=", 422),
+        (b"other=1", 422),
+        (b"device_code=%ff", 400),
+        (b"device_code=a%00b", 422),
+        (b"\xff", 400),
+        (b"&".join([b"a=1"] * 50), 400),
+        (b"device_code=" + b"x" * 300, 422),
+    ],
+)
+async def test_a_form_that_does_not_fit_is_refused(
+    program: Client, body: bytes, status: int
+) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert (await program.post(TOKEN, data=body, headers=headers)).status == status
+
+
+async def test_a_form_of_many_parts_is_not_read(program: Client) -> None:
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    assert (await program.post(TOKEN, data=b"--x--", headers=headers)).status == 415
+
+
+async def test_only_a_user_lets_a_program_in(program: Client) -> None:
+    login = await begin(program)
+    assert (await program.post(DECISION, data={"user_code": login["user_code"]})).status == 401
+
+
+# The page
+
+
+async def test_the_page_shows_the_code_and_loads_nothing(program: Client) -> None:
+    page = await program.get(f"{PAGE}?user_code=ABCD-EFGH")
+    assert page.status == 200
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert page.headers["Referrer-Policy"] == "no-referrer"
+    assert "ABCD-EFGH" in page.text
+
+
+async def test_the_page_shows_nothing_as_markup(program: Client) -> None:
+    page = await program.get(f'{PAGE}?user_code="><script>')
+    assert "<script>" not in page.text
+
+
+async def test_a_user_lets_a_program_in_on_the_page(program: Client, client: Client) -> None:
+    login = await begin(program)
+    form = {"user_code": login["user_code"], "api_key": client.key or ""}
+    page = await program.post(PAGE, data=form)
+    assert page.status == 200
+    assert "The program is logged in" in page.text
+    assert (await ask(program, login["device_code"])).status == 200
+
+
+async def test_a_wrong_key_on_the_page_lets_nobody_in(program: Client) -> None:
+    login = await begin(program)
+    page = await program.post(PAGE, data={"user_code": login["user_code"], "api_key": "wrong"})
+    assert page.status == 401
+    assert "This API key is not valid" in page.text
+    assert login["user_code"] in page.text
+    assert (await ask(program, login["device_code"])).json()["error"] == "authorization_pending"
+
+
+async def test_a_wrong_code_on_the_page_is_said_to_be_wrong(
+    program: Client, client: Client
+) -> None:
+    page = await program.post(PAGE, data={"user_code": "X", "api_key": client.key or ""})
+    assert page.status == 404
+    assert "No login waits with this code" in page.text

@@ -1,0 +1,76 @@
+"""The mapping of version 1 where no fake backend leads: many specs, further ports, public URLs."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from agentsvc.backend import Endpoint, Phase, Spec
+from agentsvc.errors import InvalidRequest
+from agentsvc.http.v1.types_sandboxes import client_url, from_sandbox, page_of_specs
+from agentsvc.sandboxes import Sandbox, Target
+from agentsvc.values import Secret, encode_cursor, now
+
+KEY = "the+key"
+
+
+def _sandbox(endpoints: Sequence[Endpoint], phase: Phase = Phase.RUNNING) -> Sandbox:
+    moment = now()
+    return Sandbox(
+        id="one",
+        user_id="somebody",
+        spec_id="spec",
+        spec=Spec(id="spec"),
+        backend="fake",
+        target=Target.RUNNING,
+        phase=phase,
+        reason="",
+        exit_code=None,
+        handle=None,
+        endpoints=tuple(endpoints),
+        working_dir="/workspace/my project",
+        facts={},
+        session_key=Secret(KEY),
+        ready_by=moment,
+        created_at=moment,
+        updated_at=moment,
+    )
+
+
+AGENT = Endpoint(name="agent", port=8000, url="http://127.0.0.1:41000")
+
+
+def test_every_port_has_the_name_that_clients_know() -> None:
+    others = [
+        Endpoint(name="vscode", port=8001, url="http://127.0.0.1:41001/"),
+        Endpoint(name="worker_1", port=8011, url="http://127.0.0.1:41002"),
+    ]
+    info = from_sandbox(_sandbox([AGENT, *others]))
+    assert info.exposed_urls is not None
+    assert [(each.name, each.port) for each in info.exposed_urls] == [
+        ("AGENT_SERVER", 8000),
+        ("VSCODE", 8001),
+        ("WORKER_1", 8011),
+    ]
+    vscode = "http://127.0.0.1:41001/?tkn=the%2Bkey&folder=%2Fworkspace%2Fmy%20project"
+    assert info.exposed_urls[1].url == vscode
+
+
+def test_a_client_is_sent_to_the_public_url() -> None:
+    agent = Endpoint(name="agent", port=8000, url="http://a", public_url="https://b.example/x/")
+    sandbox = _sandbox([agent])
+    assert client_url(sandbox) == "https://b.example/x"
+    assert client_url(_sandbox([agent], Phase.PAUSED)) is None
+
+
+def test_specs_are_paged_in_their_order() -> None:
+    specs = [Spec(id=name) for name in ("c", "a", "b")]
+    moment = now()
+    first = page_of_specs(specs, moment, page_id=None, limit=2)
+    assert [spec.id for spec in first.items] == ["c", "a"]
+    rest = page_of_specs(specs, moment, page_id=first.next_page_id, limit=2)
+    assert ([spec.id for spec in rest.items], rest.next_page_id) == (["b"], None)
+
+
+def test_a_page_id_of_a_spec_that_is_gone_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        page_of_specs([Spec(id="a")], now(), page_id=encode_cursor("gone"), limit=1)

@@ -1,0 +1,114 @@
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import agentsvc
+from agentsvc.cli import COMMANDS, LazyGroup, cli
+from agentsvc.cli.text import columns
+from agentsvc.errors import Conflict, StartFailed
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(cli, ["--version"], prog_name="agentsvc")
+    assert result.output == f"agentsvc {agentsvc.__version__}\n"
+    assert metadata.version("agentsvc") == agentsvc.__version__
+
+
+def test_the_metadata_names_the_command_and_what_it_does() -> None:
+    about = metadata.metadata("agentsvc")
+    scripts = metadata.entry_points(group="console_scripts", name="agentsvc")
+    assert set(about["Requires-Python"].split(",")) == {">=3.12", "<3.14"}
+    assert about["Summary"] == str(agentsvc.__doc__).rstrip(".")
+    assert [script.value for script in scripts] == ["agentsvc.__main__:main"]
+
+
+def test_the_extras_are_those_the_documents_name() -> None:
+    extras = metadata.metadata("agentsvc").get_all("Provides-Extra")
+    assert extras is not None
+    assert {"agent", "cli", "dev", "docker"} <= set(extras)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    result = CliRunner().invoke(cli, [name, "--help"])
+    assert result.exit_code == 0
+    assert result.output.startswith("Usage: cli " + name)
+
+
+def test_help_lists_every_command() -> None:
+    result = CliRunner().invoke(cli, ["--help"])
+    assert result.exit_code == 0
+    listed = result.output.partition("Commands:")[2].split()
+    assert set(COMMANDS) <= set(listed)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nothing"], ["serve", "--nothing"], ["keys", "revoke", "x"]]
+)
+def test_wrong_usage_is_exit_code_2_on_stderr(arguments: list[str]) -> None:
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Error:" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (StartFailed("it broke", hint="mend it"), "error: it broke\nhint: mend it\n"),
+        (StartFailed("it broke"), "error: it broke\n"),
+        (Conflict("it is there already"), "error: it is there already\n"),
+    ],
+)
+def test_a_deliberate_error_is_one_line_and_a_hint(error: Exception, expected: str) -> None:
+    class Failing(LazyGroup):
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+            @click.command()
+            def fail() -> None:
+                raise error
+
+            return fail
+
+    result = CliRunner().invoke(Failing("failing"), ["fail"])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == expected
+
+
+def test_the_module_runs_the_command_line() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "agentsvc", "--version"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.startswith("agentsvc ")
+
+
+def test_a_config_mistake_is_answered_by_every_command_that_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[server]\nprot = 1\n")
+    result = CliRunner().invoke(cli, ["keys", "list", "--config", str(file)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: `server.prot`")
+    assert "hint: did you mean `server.port`?" in result.stderr
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    lines = columns(("A", "LONG"), [("wide cell", "x"), ("y", "z")])
+    assert list(lines) == ["A          LONG", "wide cell  x", "y          z"]
+
+
+def test_the_command_line_starts_without_the_server(tmp_path: Path) -> None:
+    code = "import sys, agentsvc.__main__; print(*sorted(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert not {"aiohttp", "aiosqlite", "cryptography"} & set(result.stdout.split())

@@ -1,0 +1,302 @@
+"""`agentsvc serve` as its operator meets it: a process, its two output streams, its exit code."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agentsvc.cli.serve import bind, read_bootstrap_key, with_addresses
+from agentsvc.config import Config, ServerConfig
+from agentsvc.errors import StartFailed
+
+BOOTSTRAP_KEY = "bootstrap-key-of-forty-characters-or-so"
+
+
+class Server:
+    """A server process that has said it is ready, and what it had said before."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.said = ""
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.said += line
+            if found := re.search(r"is ready: (\S+)", line):
+                self.url = found[1]
+                return
+        raise AssertionError(f"no server: {self.said}{self.process.communicate()[1]}")
+
+    @property
+    def printed_key(self) -> str | None:
+        found = re.search(r"^    (asvc_\S+)$", self.said, re.MULTILINE)
+        return found[1] if found else None
+
+    def status_for(self, key: str | None) -> int:
+        headers = {"X-Session-API-Key": key} if key else {}
+        request = urllib.request.Request(
+            f"{self.url}/api/v1/app-conversations/search", headers=headers
+        )
+        try:
+            with urllib.request.urlopen(request) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait()
+
+
+type Start = Callable[..., Server]
+
+
+def command_for(data_dir: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "agentsvc", "serve", "--data-dir", str(data_dir), *options]
+
+
+def environment(home: Path, **variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AGENTSVC_")}
+    return {**kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home), **variables}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running: list[subprocess.Popen[str]] = []
+
+    def start_server(*options: str, **variables: str) -> Server:
+        options = options if "--port" in options else (*options, "--port", "0")
+        process = subprocess.Popen(
+            command_for(tmp_path / "data", *options),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(tmp_path, **variables),
+        )
+        running.append(process)
+        return Server(process)
+
+    yield start_server
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def refused(tmp_path: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command_for(tmp_path / "data", *options),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(tmp_path, **variables),
+    )
+
+
+def test_the_first_start_prints_a_key_that_opens_the_server_and_where_everything_is(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start()
+    data_dir = tmp_path / "data"
+    assert server.status_for(server.printed_key) == 200
+    assert server.status_for(None) == 401
+    assert server.status_for("asvc_" + "x" * 43) == 401
+    assert f"database    {data_dir / 'agentsvc.db'}\n" in server.said
+    assert f"master key  {data_dir / 'master.key'} " in server.said
+    assert "logs        standard error\n" in server.said
+    assert "config      defaults, no file was read\n" in server.said
+
+
+def test_what_the_server_keeps_is_for_its_owner_only(start: Start, tmp_path: Path) -> None:
+    start()
+    modes = {
+        path.name: path.stat().st_mode & 0o777
+        for path in [tmp_path / "data", *(tmp_path / "data").iterdir()]
+    }
+    assert modes["data"] == 0o700
+    assert modes["agentsvc.db"] == modes["master.key"] == 0o600
+    assert not [name for name, mode in modes.items() if mode & 0o022]
+
+
+def test_a_later_start_prints_no_key_and_the_first_one_still_works(start: Start) -> None:
+    first = start()
+    assert first.stop() == 0
+    second = start()
+    assert second.printed_key is None
+    assert second.status_for(first.printed_key) == 200
+
+
+def test_the_bootstrap_key_is_the_first_key_and_is_not_printed(start: Start) -> None:
+    server = start(AGENTSVC_BOOTSTRAP_KEY=BOOTSTRAP_KEY)
+    assert server.status_for(BOOTSTRAP_KEY) == 200
+    assert server.printed_key is None
+    assert server.stop() == 0
+    assert BOOTSTRAP_KEY not in server.said + server.process.communicate()[1]
+
+
+def test_a_bootstrap_key_that_comes_too_late_is_noted(start: Start) -> None:
+    first = start()
+    first.stop()
+    second = start(AGENTSVC_BOOTSTRAP_KEY=BOOTSTRAP_KEY)
+    assert second.status_for(BOOTSTRAP_KEY) == 401
+    assert second.status_for(first.printed_key) == 200
+    second.stop()
+    assert "note: AGENTSVC_BOOTSTRAP_KEY is not used" in second.process.communicate()[1]
+
+
+def test_the_bootstrap_key_of_the_first_start_is_not_noted_at_the_second(start: Start) -> None:
+    start(AGENTSVC_BOOTSTRAP_KEY=BOOTSTRAP_KEY).stop()
+    second = start(AGENTSVC_BOOTSTRAP_KEY=BOOTSTRAP_KEY)
+    second.stop()
+    assert "note:" not in second.process.communicate()[1]
+
+
+@pytest.mark.parametrize("weak", ["", "short", "x" * 31, "with blanks " * 5, "ü" * 40])
+def test_a_weak_bootstrap_key_stops_the_start(tmp_path: Path, weak: str) -> None:
+    with pytest.raises(StartFailed, match="AGENTSVC_BOOTSTRAP_KEY must have at least 32"):
+        read_bootstrap_key({"AGENTSVC_BOOTSTRAP_KEY": weak})
+
+
+def test_a_start_that_is_refused_makes_nothing(tmp_path: Path) -> None:
+    result = refused(tmp_path, AGENTSVC_BOOTSTRAP_KEY="short")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr == (
+        "error: AGENTSVC_BOOTSTRAP_KEY must have at least 32 characters,"
+        " all of them ASCII letters, digits or signs\n"
+        "hint: make one with: openssl rand -hex 32\n"
+    )
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_port_that_is_taken_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = refused(tmp_path, "--port", str(port))
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr == (
+        f"error: port {port} on 127.0.0.1 is already in use\n"
+        f"hint: stop what listens there, or choose another port: --port {port % 65535 + 1}\n"
+    )
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_data_directory_in_use_is_refused(start: Start, tmp_path: Path) -> None:
+    server = start()
+    result = refused(tmp_path, "--port", "0")
+    assert result.returncode == 1
+    assert f"process {server.process.pid}" in result.stderr
+    assert "hint: " in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_with_exit_code_0(start: Start, number: int) -> None:
+    server = start()
+    assert server.stop(number) == 0
+    assert server.process.communicate()[1].endswith("agentsvc has stopped\n")
+
+
+def test_a_second_signal_ends_the_server_at_once(start: Start) -> None:
+    server = start(AGENTSVC_BOOTSTRAP_KEY=BOOTSTRAP_KEY)
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    head = f"POST /api/settings HTTP/1.1\r\nHost: x\r\nX-Session-API-Key: {BOOTSTRAP_KEY}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+    with socket.create_connection((host, int(port))) as unfinished:
+        unfinished.sendall(head.encode())
+        server.status_for(BOOTSTRAP_KEY)
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(1)
+        assert server.stop() == 128 + signal.SIGTERM
+
+
+def test_a_killed_server_starts_again(start: Start) -> None:
+    first = start()
+    first.stop(signal.SIGKILL)
+    assert start().status_for(first.printed_key) == 200
+
+
+def test_the_same_port_can_be_used_again_at_once(start: Start) -> None:
+    first = start()
+    first.status_for(first.printed_key)
+    first.stop()
+    port = first.url.rpartition(":")[2]
+    assert start("--port", port).url == first.url
+
+
+def test_the_configuration_comes_from_file_environment_and_command_line(
+    start: Start, tmp_path: Path
+) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text('[log]\nformat = "json"\n[server]\nhost = "127.0.0.9"\n')
+    server = start("--config", str(file), "--host", "127.0.0.2", AGENTSVC_LOG__LEVEL="debug")
+    assert server.url.startswith("http://127.0.0.2:")
+    assert f"config      {file}\n" in server.said
+    server.stop()
+    logged = server.process.communicate()[1].splitlines()
+    assert [json.loads(line)["level"] for line in logged if line.startswith("{")]
+
+
+def test_keys_can_be_made_and_revoked_while_the_server_runs(start: Start, tmp_path: Path) -> None:
+    server = start()
+
+    def keys(*arguments: str) -> str:
+        command = [sys.executable, "-m", "agentsvc", "keys", *arguments]
+        command += ["--data-dir", str(tmp_path / "data")]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    key = keys("create", "--user", "ann").strip()
+    assert server.status_for(key) == 200
+    keys("revoke", "2")
+    assert server.status_for(key) == 401
+    assert server.status_for(server.printed_key) == 200
+
+
+# The address
+
+
+def settled(config: Config, host: str) -> ServerConfig:
+    with bind(host, 0) as listener:
+        return with_addresses(config, listener).server
+
+
+def test_the_urls_follow_from_the_address_that_was_bound() -> None:
+    server = settled(Config(), "127.0.0.1")
+    assert server.port > 0
+    assert server.public_url == server.internal_url == f"http://127.0.0.1:{server.port}"
+
+
+def test_every_address_is_reached_through_loopback() -> None:
+    assert settled(Config(), "0.0.0.0").internal_url.startswith("http://127.0.0.1:")  # noqa: S104
+
+
+def test_urls_that_are_configured_stay_as_they_are() -> None:
+    given = ServerConfig(public_url="https://agents.example", internal_url="http://10.0.0.1:80")
+    server = settled(Config(server=given), "127.0.0.1")
+    assert (server.public_url, server.internal_url) == (given.public_url, given.internal_url)
+
+
+def test_a_name_is_bound_at_its_ipv4_address() -> None:
+    with bind("localhost", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="there is no IPv6 here")
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    assert re.fullmatch(r"http://\[::1\]:\d+", settled(Config(), "::1").public_url)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "a..b"])
+def test_an_address_of_another_machine_is_refused(host: str) -> None:
+    with pytest.raises(StartFailed, match=r"is not an address of this machine") as caught:
+        bind(host, 0)
+    assert caught.value.hint

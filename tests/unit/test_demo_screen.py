@@ -1,0 +1,225 @@
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agentsvc.cli.demo import commands_to_try
+from agentsvc.cli.demo.colour import ColourScreen
+from agentsvc.cli.demo.notes import Note, Tone, find_created_file, find_outcome, to_note
+from agentsvc.cli.demo.screen import PlainScreen, Screen, open_screen
+from agentsvc.values import Secret
+
+
+def event(kind: str, source: str = "agent", **fields: Any) -> dict[str, Any]:
+    return {
+        "id": "1",
+        "kind": kind,
+        "timestamp": "2026-11-20T19:15:05.622327",
+        "source": source,
+        **fields,
+    }
+
+
+def texts(*several: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in several]
+
+
+def action(tool: str, *, thought: str = "", **arguments: Any) -> dict[str, Any]:
+    thoughts = texts(thought) if thought else []
+    return event("ActionEvent", tool_name=tool, action=arguments, thought=thoughts)
+
+
+def told(given: dict[str, Any]) -> list[tuple[Tone, str]]:
+    return [(part.tone, part.text) for part in to_note(given).parts]
+
+
+def test_a_note_says_when_and_who() -> None:
+    note = to_note(event("MessageEvent", "user", llm_message={"content": texts("hello", "you")}))
+    assert (note.at, note.who) == ("19:15:05", "user")
+    assert [(part.tone, part.text) for part in note.parts] == [(Tone.USER, "hello\nyou")]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            event("SystemPromptEvent", tools=[{"name": "terminal"}, {"title": "finish"}]),
+            [(Tone.STATE, "is ready, with the tools terminal, finish")],
+        ),
+        (event("MessageEvent", llm_message={"content": texts("hi")}), [(Tone.AGENT, "hi")]),
+        (
+            action("terminal", thought="I look.", command="ls"),
+            [(Tone.AGENT, "I look."), (Tone.COMMAND, "$ ls")],
+        ),
+        (
+            action("file_editor", command="create", path="/w/a.py", file_text="x = 1\ny = 2\n"),
+            [(Tone.COMMAND, "create /w/a.py"), (Tone.OUTPUT, "x = 1\ny = 2")],
+        ),
+        (action("file_editor", command="view", path="/w"), [(Tone.COMMAND, "view /w")]),
+        (action("finish", message="Done."), [(Tone.AGENT, "Done.")]),
+        (action("browse", kind="B", url="x"), [(Tone.COMMAND, 'browse {"url":"x"}')]),
+        (
+            event(
+                "ObservationEvent",
+                tool_name="terminal",
+                observation={"content": texts("out"), "exit_code": 0},
+            ),
+            [(Tone.OUTPUT, "out"), (Tone.STATE, "exit code 0")],
+        ),
+        (
+            event("ObservationEvent", tool_name="terminal", observation={"exit_code": 3}),
+            [(Tone.ERROR, "exit code 3")],
+        ),
+        (
+            event("ObservationEvent", tool_name="finish", observation={"content": texts("x")}),
+            [(Tone.STATE, "the agent is done")],
+        ),
+        (
+            event("ConversationStateUpdateEvent", key="execution_status", value="running"),
+            [(Tone.STATE, "is running")],
+        ),
+        (
+            event("ConversationStateUpdateEvent", key="full_state", value={}),
+            [(Tone.STATE, "full_state has changed")],
+        ),
+        (
+            event(
+                "ConversationStateUpdateEvent",
+                key="stats",
+                value={
+                    "usage_to_metrics": {
+                        "agent": {
+                            "accumulated_cost": 0.5,
+                            "accumulated_token_usage": {
+                                "prompt_tokens": 1000,
+                                "completion_tokens": 34,
+                            },
+                        },
+                        "condenser": {"accumulated_cost": 0.25, "accumulated_token_usage": None},
+                    }
+                },
+            ),
+            [(Tone.STATE, "1,034 tokens used, 0.75 dollars")],
+        ),
+        (event("AgentErrorEvent", error="no such tool"), [(Tone.ERROR, "no such tool")]),
+        (event("ConversationErrorEvent", code="X", detail="it broke"), [(Tone.ERROR, "it broke")]),
+        (event("PauseEvent", "user"), [(Tone.STATE, "PauseEvent")]),
+    ],
+)
+def test_an_event_is_told_in_words(given: dict[str, Any], expected: list[Any]) -> None:
+    assert told(given) == expected
+
+
+@pytest.mark.parametrize("kind", ["MessageEvent", "ActionEvent", "ObservationEvent", "Unheard"])
+def test_an_event_without_its_fields_still_makes_a_note(kind: str) -> None:
+    assert to_note({"kind": kind}).parts is not None
+
+
+def test_what_could_disturb_a_terminal_is_left_out() -> None:
+    message = event(
+        "MessageEvent", llm_message={"content": texts("a\x1b[31mb\x07\tc\x1b[?2004h\n\x1b[?2004l")}
+    )
+    assert told(message) == [(Tone.AGENT, "ab    c")]
+
+
+def test_of_a_long_text_the_beginning_is_shown() -> None:
+    text = "\n".join(["x" * 500, *map(str, range(40))])
+    shown = told(event("MessageEvent", llm_message={"content": texts(text)}))[0][1].split("\n")
+    assert shown[0] == "x" * 160 + "…"
+    assert shown[-1] == "… 29 more lines"
+    assert len(shown) == 13
+
+
+def test_the_file_the_agent_made_is_found_in_its_events() -> None:
+    made = [action("file_editor", command="create", path=path) for path in ("/w/a", "/w/b")]
+    view = action("file_editor", command="view", path="/w/c")
+    assert find_created_file([*made, view]) == "/w/b"
+    assert find_created_file([view, event("PauseEvent")]) is None
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [([], None), (["running"], None), (["running", "finished"], "finished"), (["error"], "error")],
+)
+def test_the_run_is_over_when_its_last_status_says_so(
+    statuses: list[str], expected: str | None
+) -> None:
+    kind = "ConversationStateUpdateEvent"
+    events = [event(kind, key="execution_status", value=value) for value in statuses]
+    assert find_outcome([*events, event("PauseEvent")]) == expected
+
+
+def show_all(screen: Screen) -> None:
+    screen.title("Title")
+    screen.line("a line")
+    screen.busy("working")
+    screen.stage("working", "0.10 s")
+    screen.busy("")
+    screen.note(to_note(action("terminal", thought="I look.", command="ls\n-l")))
+    screen.note(to_note(event("ObservationEvent", observation={"content": texts("a\nb")})))
+    screen.note(Note(at="", who="state", parts=()))
+    screen.file("/w/a.py", "x = 1\n\ny = 2\n")
+    screen.table(("Stage", "Time"), [("one", "1.00 s"), ("all of it", "1.00 s")])
+
+
+def test_plain_text_is_aligned_and_has_no_colour(capsys: pytest.CaptureFixture[str]) -> None:
+    show_all(PlainScreen())
+    assert capsys.readouterr().out == (
+        "\nTitle\n\n"
+        "a line\n"
+        "  working                     0.10 s\n"
+        "  19:15:05  agent    I look.\n"
+        "                     $ ls\n"
+        "                     -l\n"
+        "  19:15:05  sandbox  | a\n"
+        "                     | b\n"
+        "  /w/a.py\n"
+        "  | x = 1\n"
+        "  |\n"
+        "  | y = 2\n"
+        "  Stage      Time\n"
+        "  one        1.00 s\n"
+        "  all of it  1.00 s\n"
+    )
+
+
+def test_colour_says_the_same() -> None:
+    console = Console(file=io.StringIO(), width=60, force_terminal=True, highlight=False)
+    with console.capture() as captured:
+        show_all(ColourScreen(console))
+    shown = captured.get()
+    assert "\x1b[" in shown
+    for text in ("Title", "a line", "working", "I look.", "$ ls", "/w/a.py", "all of it"):
+        assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "variables", "expected"),
+    [
+        (True, {"TERM": "xterm", "NO_COLOR": ""}, ColourScreen),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, PlainScreen),
+        (True, {"TERM": "dumb", "NO_COLOR": ""}, PlainScreen),
+        (False, {"TERM": "xterm", "NO_COLOR": ""}, PlainScreen),
+    ],
+)
+def test_colour_is_for_terminals_whose_owner_wants_it(
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+    variables: dict[str, str],
+    expected: type,
+) -> None:
+    class Output(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout", Output())
+    assert type(open_screen()) is expected
+
+
+def test_the_commands_to_try_are_for_both_generations_and_carry_the_key() -> None:
+    lines = commands_to_try("http://127.0.0.1:1", Secret("the-key"), "abc")
+    assert {what[:2] for what, _ in lines} == {"V0", "V1"}
+    assert all("the-key" in line and "http://127.0.0.1:1/api/" in line for _, line in lines)

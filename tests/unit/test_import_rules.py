@@ -1,0 +1,79 @@
+"""Rules about imports that import-linter cannot check: `plugins/`, and what a process loads."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[2]
+OPEN_TO_PLUGINS = ("backend", "errors", "hookspecs", "testing", "values")
+PLUGIN_FILES = sorted((TOP / "plugins").rglob("*.py"))
+
+
+def imported_by(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            # `from agentsvc import backend` names a module, `from agentsvc.backend import Spec` a part.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def breaches(source: str) -> list[str]:
+    allowed = tuple(f"agentsvc.{name}" for name in OPEN_TO_PLUGINS)
+    return [
+        name
+        for name in imported_by(source)
+        if name.split(".")[0] == "agentsvc"
+        and not f"{name}.".startswith(tuple(f"{a}." for a in allowed))
+    ]
+
+
+def test_a_plugin_imports_only_what_is_public() -> None:
+    assert {file.name: breaches(file.read_text()) for file in PLUGIN_FILES} == {
+        file.name: [] for file in PLUGIN_FILES
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import agentsvc.db",
+        "import agentsvc",
+        "from agentsvc import db",
+        "from agentsvc.sandboxes import Sandboxes",
+        "from agentsvc.backends.process import ProcessBackend",
+        "def f():\n    import agentsvc.config",
+    ],
+)
+def test_the_rule_for_plugins_catches(line: str) -> None:
+    assert len(breaches(line)) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import aiohttp",
+        "import agentsvc.backend",
+        "from agentsvc import errors, values",
+        "from agentsvc.backend import Spec",
+        "from agentsvc.testing.kit import backend_contract",
+    ],
+)
+def test_the_rule_for_plugins_allows(line: str) -> None:
+    assert breaches(line) == []
+
+
+def test_the_server_loads_nothing_of_what_runs_in_a_sandbox() -> None:
+    code = "import sys, agentsvc.cli.serve, agentsvc.backends.process; print(*sorted(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    roots = {name.partition(".")[0] for name in loaded}
+    assert "aiohttp" in roots
+    assert not roots & {"openhands", "litellm", "fastapi", "pydantic", "httpx", "rich", "pytest"}
+    assert not [name for name in loaded if name.startswith("agentsvc.testing")]

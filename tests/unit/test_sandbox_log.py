@@ -1,0 +1,121 @@
+"""The log of a process sandbox: written by the shim, read by the backend."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentsvc.backends.places import LogFile
+from agentsvc.backends.shim import Capture, Log
+
+
+class Pipe:
+    """A pipe as the shim reads it."""
+
+    def __init__(self) -> None:
+        self.out, self._in = os.pipe()
+        os.set_blocking(self.out, False)
+
+    def write(self, text: str) -> None:
+        os.write(self._in, text.encode())
+
+    def close(self) -> None:
+        os.close(self._in)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    os.close(pipe.out)
+
+
+def texts(file: LogFile, count: int = 100) -> list[tuple[str, str]]:
+    return [(line.stream, line.text) for line in file.tail(count)]
+
+
+def test_lines_are_kept_with_their_stream(tmp_path: Path, pipe: Pipe) -> None:
+    log = Log(tmp_path / "log", 65536, [])
+    pipe.write("one\ntw")
+    assert log.copy(pipe.out, b"o")
+    pipe.write("o\nbegun")
+    pipe.close()
+    assert not log.copy(pipe.out, b"o")
+    assert texts(LogFile(tmp_path / "log")) == [("stdout", "one"), ("stdout", "two")]
+    log.end_lines()
+    log.close()
+    assert texts(LogFile(tmp_path / "log"), 1) == [("stdout", "begun")]
+
+
+def test_the_values_of_secrets_are_masked_line_by_line(tmp_path: Path, pipe: Pipe) -> None:
+    log = Log(tmp_path / "log", 65536, ["a-long-secret", "first line\nsecond line", "short"])
+    pipe.write("x a-long-secret y\nsecond line\nshort\n")
+    log.copy(pipe.out, b"e")
+    log.close()
+    pipe.close()
+    assert [text for _, text in texts(LogFile(tmp_path / "log"))] == [
+        "x ********** y",
+        "**********",
+        "short",
+    ]
+
+
+def test_a_line_without_end_is_broken_up(tmp_path: Path, pipe: Pipe) -> None:
+    log = Log(tmp_path / "log", 65536, [])
+    pipe.write("x" * 20_000)
+    log.copy(pipe.out, b"o")
+    log.end_lines()
+    log.close()
+    pipe.close()
+    assert [len(text) for _, text in texts(LogFile(tmp_path / "log"))] == [8192, 8192, 3616]
+
+
+def test_a_reader_follows_through_a_rotation(tmp_path: Path, pipe: Pipe) -> None:
+    log = Log(tmp_path / "log", 2000, [])
+    reader = LogFile(tmp_path / "log")
+    seen = []
+    for number in range(100):
+        pipe.write(f"line {number}\n")
+        log.copy(pipe.out, b"o")
+        if number % 7 == 0:
+            seen += [line.text for line in reader.more()]
+    seen += [line.text for line in reader.more()]
+    log.close()
+    pipe.close()
+    assert seen == [f"line {number}" for number in range(100)]
+
+
+def test_a_tail_reaches_into_the_older_file(tmp_path: Path, pipe: Pipe) -> None:
+    log = Log(tmp_path / "log", 2000, [])
+    for number in range(50):
+        pipe.write(f"line {number}\n")
+        log.copy(pipe.out, b"o")
+    log.close()
+    pipe.close()
+    assert (tmp_path / "log.1").exists()
+    assert texts(LogFile(tmp_path / "log"), 30) == [
+        ("stdout", f"line {number}") for number in range(20, 50)
+    ]
+
+
+def test_there_may_be_no_log_yet(tmp_path: Path) -> None:
+    reader = LogFile(tmp_path / "log")
+    assert reader.tail(5) == []
+    assert reader.more() == []
+
+
+def test_what_is_not_a_line_of_ours_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"torn\n1700000000.000 e fine \xff\n")
+    assert texts(LogFile(tmp_path / "log")) == [("stderr", "fine �")]
+
+
+def test_a_capture_keeps_the_beginning_and_says_that_it_was_cut(pipe: Pipe) -> None:
+    capture = Capture(pipe.out, 5)
+    pipe.write("123")
+    assert capture.read()
+    assert not capture.is_cut
+    pipe.write("4567")
+    pipe.close()
+    assert not capture.read()
+    assert (capture.kept, capture.is_cut) == (b"12345", True)
