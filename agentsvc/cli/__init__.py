@@ -1,0 +1,63 @@
+"""The `agentsvc` command. Each subcommand is a module of its own, imported when it is called.
+
+Data goes to stdout and everything else to stderr; the exit code is 0 for done, 1 for failed and
+2 for wrong usage.
+"""
+
+import importlib
+from typing import IO, Any, Final
+
+import click
+
+from agentsvc import __version__
+from agentsvc.errors import AgentsvcError, StartFailed
+
+COMMANDS: Final = ("serve", "demo", "keys", "config", "plugins")
+"""The subcommands, in the order in which help lists them; each is `agentsvc.cli.NAME.command`."""
+
+
+class CommandFailed(click.ClickException):
+    """Ends the process with exit code 1, an `error:` line and perhaps a `hint:` line."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Write the two lines to stderr."""
+        click.echo(f"error: {self.message}", file=file, err=file is None)
+        if self.hint:
+            click.echo(f"hint: {self.hint}", file=file, err=file is None)
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand only when somebody asks for it.
+
+    It also answers every deliberate error of the core in the one form the command line has.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the subcommands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a subcommand, or None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"agentsvc.cli.{cmd_name}").command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand; a deliberate error becomes CommandFailed."""
+        try:
+            return super().invoke(ctx)
+        except StartFailed as exc:
+            raise CommandFailed(exc.message, exc.hint) from exc
+        except AgentsvcError as exc:
+            raise CommandFailed(exc.message) from exc
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="agentsvc", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Run software-agent conversations inside sandboxes on your own machine."""

@@ -1,0 +1,56 @@
+"""`agentsvc config`: shows the configuration in force, and the default one."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from agentsvc.cli.options import config_option, data_dir_option, load_config
+from agentsvc.config import Loaded
+from agentsvc.configfile import render_default, to_toml
+from agentsvc.values import MASK
+
+_SECRET: Final = re.compile(r"[._](key|password|secret|token)s?$")
+
+
+@click.group("config")
+def command() -> None:
+    """Show the configuration in force, or the default one."""
+
+
+@command.command()
+@data_dir_option
+@config_option
+def show(data_dir: str | None, config_file: Path | None) -> None:
+    """Print every key with its value and where that is from.
+
+    Keys of backends that are named like a secret show as stars.
+    """
+    loaded = load_config(config_file, server__data_dir=data_dir)
+    click.echo(f"config file: {loaded.path or 'none'}", err=True)
+    for line in lines_of(loaded):
+        click.echo(line)
+
+
+@command.command()
+def default() -> None:
+    """Print the default config file, with a sentence on every key."""
+    click.echo(render_default(), nl=False)
+
+
+def lines_of(loaded: Loaded) -> Iterator[str]:
+    """Yield one line of TOML for each key, with its origin as the comment."""
+    tree = msgspec.to_builtins(loaded.config)
+    for name, origin in loaded.origins.items():
+        value = _at(tree, name.split(".", 2))
+        is_secret = name.startswith("backends.") and _SECRET.search(name) and value
+        yield f"{name} = {to_toml(MASK if is_secret else value)}  # {origin}"
+
+
+def _at(tree: Any, key: list[str]) -> Any:
+    for part in key:
+        tree = tree[part]
+    return tree

@@ -1,0 +1,225 @@
+"""`agentsvc demo`: a whole conversation on real parts, with nothing set up and nothing left behind."""
+
+import asyncio
+import json
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import click
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.demo.api import KEY_HEADER, V0, V1, DemoApi
+from agentsvc.cli.demo.notes import Event, find_created_file, find_outcome, to_note
+from agentsvc.cli.demo.screen import Screen, open_screen
+from agentsvc.cli.demo.server import DemoServer
+from agentsvc.testing.llm import MODEL, ScriptedModel
+from agentsvc.values import Secret, monotonic, new_key
+
+_NEEDED: Final = ("openhands-agent-server", "openhands-tools")
+_TASK: Final = "Look around, write a small program, and run it."
+_LONGEST_SECONDS: Final = 240.0
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@click.command("demo")
+@click.option(
+    "--keep", is_flag=True, help="Leave the server up until Ctrl-C, with commands to try."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    metavar="N",
+    help="Port of the server; otherwise any free one.",
+)
+def command(*, keep: bool, port: int) -> None:
+    """Show one agent at work, on a server made for it and removed after it.
+
+    The agent, its sandbox and its tools are real. Only the language model plays a script, so
+    neither a key nor the network is needed.
+    """
+    check_installed()
+    directory = Path(tempfile.mkdtemp(prefix="agentsvc-demo-"))
+    try:
+        asyncio.run(_Demo(open_screen(), directory, port=port).run(keep=keep))
+    except asyncio.CancelledError:
+        click.echo("stopped; everything is removed", err=True)
+        raise SystemExit(0 if keep else 1) from None
+    except aiohttp.ClientError as exc:
+        raise CommandFailed(f"the server went away: {exc}") from exc
+    finally:
+        shutil.rmtree(directory)
+
+
+def check_installed() -> None:
+    """Raise CommandFailed, saying what to install, unless what runs in a sandbox is installed."""
+    try:
+        for name in _NEEDED:
+            metadata.version(name)
+    except metadata.PackageNotFoundError as exc:
+        raise CommandFailed(
+            f"the demo needs the package {exc.name}, which is not installed",
+            "install the extra `agent`: pip install 'agentsvc[agent]',"
+            " or in a checkout: bash .ci/setup install agent,cli",
+        ) from exc
+
+
+class _Demo:
+    """One run of the demo: what it has measured so far, and where it shows itself."""
+
+    def __init__(self, screen: Screen, directory: Path, *, port: int) -> None:
+        self._screen = screen
+        self._directory = directory
+        self._port = port
+        self._began = monotonic()
+        self._stages: list[tuple[str, float]] = []
+
+    async def run(self, *, keep: bool) -> None:
+        """Show everything; whatever happens, nothing is left running afterwards."""
+        _cancel_on_signal()
+        key = new_key("asvc_")
+        async with ScriptedModel() as model, self._server(key) as url, DemoApi(url, key) as api:
+            with self._measured("settings, by V0"):
+                await api.save_settings(
+                    {
+                        "llm_model": f"openai/{MODEL}",
+                        "llm_base_url": model.url,
+                        "llm_api_key": model.key.reveal(),
+                    }
+                )
+            conversation_id = await self._start(api)
+            await self._watch(api, conversation_id)
+            if keep:
+                self._show_times()
+                await self._stay(url, key, conversation_id)
+            with self._measured("removal"):
+                await api.delete_conversation(conversation_id)
+        self._show_times()
+
+    @asynccontextmanager
+    async def _server(self, key: Secret) -> AsyncIterator[str]:
+        self._screen.title("A server of its own")
+        server = DemoServer(self._directory, key, port=self._port)
+        try:
+            with self._measured("server"):
+                self._screen.busy("starting")
+                server.start()
+                url = await server.wait_ready()
+            self._screen.line(f"\n  {url}, everything it keeps is in {self._directory}\n")
+            yield url
+        except CommandFailed:
+            click.echo(f"the server's last words:\n{server.last_log_lines()}\n", err=True)
+            raise
+        finally:
+            self._screen.busy("")
+            began = monotonic()
+            server.stop()
+            self._stages.append(("stop of the server", monotonic() - began))
+
+    async def _start(self, api: DemoApi) -> str:
+        self._screen.title("A conversation, by V1")
+        began, task = monotonic(), await api.start_conversation(_TASK)
+        async for seen in api.follow_start(task):
+            if seen["status"] != task["status"]:
+                self._end_stage(_words(task["status"]), began)
+                began, task = monotonic(), seen
+            self._screen.busy(_words(task["status"]))
+        if task["status"] == "ERROR":
+            raise CommandFailed(f"the conversation did not start: {task['detail']}")
+        return str(task["app_conversation_id"])
+
+    async def _watch(self, api: DemoApi, conversation_id: str) -> None:
+        self._screen.title("The agent at work")
+        self._screen.busy("working")
+        began = monotonic()
+        events: list[Event] = []
+        try:
+            async with asyncio.timeout(_LONGEST_SECONDS):
+                await self._show_events(api, conversation_id, events)
+        except TimeoutError as exc:
+            raise CommandFailed("the agent does not come to an end") from exc
+        self._stages.append(("the agent's work", monotonic() - began))
+        self._screen.busy("")
+        outcome, path = find_outcome(events), find_created_file(events)
+        if outcome != "finished" or path is None:
+            raise CommandFailed(f"the agent did not do its work, its run ended with: {outcome}")
+        conversation = await api.get_conversation(conversation_id)
+        self._screen.title("The file that it wrote, read from its sandbox")
+        self._screen.file(path, await api.read_file(conversation, path))
+
+    async def _show_events(self, api: DemoApi, conversation_id: str, events: list[Event]) -> None:
+        async for event in api.follow_events(conversation_id):
+            events.append(event)
+            self._screen.note(to_note(event))
+            if find_outcome(events):
+                return
+
+    async def _stay(self, url: str, key: Secret, conversation_id: str) -> None:
+        self._screen.title("Commands to try, until Ctrl-C removes everything")
+        for what, line in commands_to_try(url, key, conversation_id):
+            self._screen.line(f"# {what}\n{line}\n")
+        await asyncio.Event().wait()
+
+    @contextmanager
+    def _measured(self, name: str) -> Iterator[None]:
+        began = monotonic()
+        yield
+        self._end_stage(name, began)
+
+    def _end_stage(self, name: str, began: float) -> None:
+        took = monotonic() - began
+        self._stages.append((name, took))
+        self._screen.stage(name, f"{took:.2f} s")
+
+    def _show_times(self) -> None:
+        self._screen.title("How long it took")
+        rows = [(name, f"{took:.2f} s") for name, took in self._stages]
+        total = f"{monotonic() - self._began:.2f} s"
+        self._screen.table(("Stage", "Time"), [*rows, ("all of it", total)])
+
+
+def _words(status: str) -> str:
+    return status.lower().replace("_", " ")
+
+
+def commands_to_try(url: str, key: Secret, conversation_id: str) -> list[tuple[str, str]]:
+    """Return shell commands for both generations of the API, each with what it does."""
+    message = {"role": "user", "content": [{"type": "text", "text": "Once more."}]}
+
+    def curl(path: str, body: Any = None) -> str:
+        sent = (
+            "" if body is None else f" -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+        )
+        return f"curl -sS -H '{KEY_HEADER}: {key.reveal()}'{sent} '{url}{path}'"
+
+    return [
+        ("V0: the conversations", curl(f"{V0}/conversations")),
+        ("V0: the events of this one", curl(f"{V0}/conversations/{conversation_id}/events")),
+        ("V0: another conversation", curl(f"{V0}/conversations", {"initial_user_msg": _TASK})),
+        ("V1: the conversations", curl(f"{V1}/app-conversations/search")),
+        ("V1: the events of this one", curl(f"{V1}/conversation/{conversation_id}/events/search")),
+        ("V1: another conversation", curl(f"{V1}/app-conversations", {"initial_message": message})),
+    ]
+
+
+def _cancel_on_signal() -> None:
+    """Let the first signal cancel the current task; later ones wait for the removal to end."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    signals: list[int] = []
+
+    def stop(number: int) -> None:
+        signals.append(number)
+        if len(signals) == 1 and task is not None:
+            task.cancel()
+            click.echo("\nremoving everything …", err=True)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop, number)

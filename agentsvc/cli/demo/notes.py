@@ -1,0 +1,183 @@
+"""Turns the events of a conversation into notes that a person can read. Pure."""
+
+import re
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+_ESCAPE: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_MOST_LINES: Final = 12
+_LONGEST_LINE: Final = 160
+
+
+class Tone(StrEnum):
+    """What kind of thing a note says, so that a screen can set it off from the others."""
+
+    USER = "user"
+    AGENT = "agent"
+    COMMAND = "command"
+    OUTPUT = "output"
+    STATE = "state"
+    ERROR = "error"
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A text in one tone; it may have several lines."""
+
+    tone: Tone
+    text: str
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """One event: when, who, what."""
+
+    at: str
+    who: str
+    parts: tuple[Part, ...]
+
+
+type Event = Mapping[str, Any]
+
+
+def to_note(event: Event) -> Note:
+    """Return the note of any event; one of an unknown kind is told by its kind."""
+    kind = str(event.get("kind"))
+    who, parts = _TELLERS.get(kind, _tell_other)(event)
+    shown = tuple(
+        Part(tone=part.tone, text=_shortened(part.text)) for part in parts if part.text.strip()
+    )
+    return Note(at=str(event.get("timestamp"))[11:19], who=who, parts=shown)
+
+
+def find_created_file(events: list[Event]) -> str | None:
+    """Return the path of the last file that the agent made with its editor, or None."""
+    for event in reversed(events):
+        action = event.get("action") or {}
+        if event.get("tool_name") == "file_editor" and action.get("command") == "create":
+            return str(action["path"])
+    return None
+
+
+def find_outcome(events: list[Event]) -> str | None:
+    """Return `finished`, `error` or `stuck` once the agent's run is over, else None."""
+    for event in reversed(events):
+        if event.get("key") == "execution_status":
+            value = str(event.get("value"))
+            return value if value in {"finished", "error", "stuck"} else None
+    return None
+
+
+type Told = tuple[str, list[Part]]
+
+
+def _tell_prompt(event: Event) -> Told:
+    tools = ", ".join(
+        str(tool.get("name") or tool.get("title")) for tool in event.get("tools") or ()
+    )
+    return "agent", [_part(Tone.STATE, f"is ready, with the tools {tools}")]
+
+
+def _tell_message(event: Event) -> Told:
+    tone = Tone.USER if event.get("source") == "user" else Tone.AGENT
+    message = event.get("llm_message") or {}
+    return str(event.get("source")), [_part(tone, _text_of(message.get("content")))]
+
+
+def _tell_action(event: Event) -> Told:
+    action = event.get("action") or {}
+    thought = _part(Tone.AGENT, _text_of(event.get("thought")))
+    return "agent", [thought, *_tell_tool(str(event.get("tool_name")), action)]
+
+
+def _tell_tool(tool: str, action: Event) -> list[Part]:
+    match tool:
+        case "terminal":
+            return [_part(Tone.COMMAND, f"$ {action.get('command')}")]
+        case "file_editor":
+            head = _part(Tone.COMMAND, f"{action.get('command')} {action.get('path')}")
+            return [head, _part(Tone.OUTPUT, str(action.get("file_text") or ""))]
+        case "finish":
+            return [_part(Tone.AGENT, str(action.get("message")))]
+        case _:
+            given = {name: value for name, value in action.items() if name != "kind"}
+            return [_part(Tone.COMMAND, f"{tool} {msgspec.json.encode(given).decode()}")]
+
+
+def _tell_observation(event: Event) -> Told:
+    observation = event.get("observation") or {}
+    parts = []
+    if event.get("tool_name") != "finish":
+        parts.append(_part(Tone.OUTPUT, _text_of(observation.get("content"))))
+    exit_code = observation.get("exit_code")
+    if exit_code is not None:
+        parts.append(_part(Tone.STATE if exit_code == 0 else Tone.ERROR, f"exit code {exit_code}"))
+    return "sandbox", parts or [_part(Tone.STATE, "the agent is done")]
+
+
+def _tell_state(event: Event) -> Told:
+    value = event.get("value")
+    match event.get("key"):
+        case "execution_status":
+            text = f"is {value}"
+        case "stats":
+            text = _usage(value if isinstance(value, dict) else {})
+        case key:
+            text = f"{key} has changed"
+    return "state", [_part(Tone.STATE, text)]
+
+
+def _tell_error(event: Event) -> Told:
+    text = event.get("error") or event.get("detail") or event.get("code") or event.get("kind")
+    return str(event.get("source")), [_part(Tone.ERROR, str(text))]
+
+
+def _tell_other(event: Event) -> Told:
+    return str(event.get("source")), [_part(Tone.STATE, str(event.get("kind")))]
+
+
+_TELLERS: Final[Mapping[str, Callable[[Event], Told]]] = {
+    "SystemPromptEvent": _tell_prompt,
+    "MessageEvent": _tell_message,
+    "ActionEvent": _tell_action,
+    "ObservationEvent": _tell_observation,
+    "ConversationStateUpdateEvent": _tell_state,
+    "AgentErrorEvent": _tell_error,
+    "ConversationErrorEvent": _tell_error,
+    "ServerErrorEvent": _tell_error,
+}
+
+
+def _usage(stats: Event) -> str:
+    usages = (stats.get("usage_to_metrics") or {}).values()
+    used = [usage.get("accumulated_token_usage") or {} for usage in usages]
+    tokens = sum(
+        int(one.get("prompt_tokens") or 0) + int(one.get("completion_tokens") or 0) for one in used
+    )
+    cost = sum(float(usage.get("accumulated_cost") or 0) for usage in usages)
+    return f"{tokens:,} tokens used, {cost:.2f} dollars"
+
+
+def _part(tone: Tone, text: str) -> Part:
+    return Part(tone=tone, text=text)
+
+
+def _text_of(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(str(part["text"]) for part in parts if part.get("text"))
+
+
+def _shortened(text: str) -> str:
+    """Return the text without control characters, and only the beginning of a long one."""
+    text = _ESCAPE.sub("", text).replace("\t", "    ")
+    clean = "".join(char for char in text if char == "\n" or char.isprintable())
+    lines = clean.strip("\n").split("\n")
+    more = len(lines) - _MOST_LINES
+    if more > 1:
+        lines = [*lines[:_MOST_LINES], f"… {more} more lines"]
+    return "\n".join(
+        line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines
+    )

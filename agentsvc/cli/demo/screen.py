@@ -1,0 +1,91 @@
+"""Where the demo is shown: as plain text, or in colour where rich is installed."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Protocol
+
+import click
+
+from agentsvc.cli.demo.notes import Note, Tone
+from agentsvc.cli.text import columns
+
+
+class Screen(Protocol):
+    """What a demo can show."""
+
+    def title(self, text: str) -> None:
+        """Show the heading of a part."""
+
+    def line(self, text: str) -> None:
+        """Show one line of explanation; it is never wrapped or cut, so that it can be copied."""
+
+    def busy(self, text: str) -> None:
+        """Show what is going on, where the screen can take it back; with no text, stop that."""
+
+    def stage(self, name: str, took: str) -> None:
+        """Show one step that is done."""
+
+    def note(self, note: Note) -> None:
+        """Show one event."""
+
+    def file(self, path: str, text: str) -> None:
+        """Show a whole file."""
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Show a table; the last row is the sum of the others."""
+
+
+class PlainScreen:
+    """A screen for pipes, files and people who want no colour."""
+
+    def title(self, text: str) -> None:
+        """Show the heading of a part."""
+        click.echo(f"\n{text}\n")
+
+    def line(self, text: str) -> None:
+        """Show one line of explanation."""
+        click.echo(text)
+
+    def busy(self, text: str) -> None:
+        """Show nothing: what is printed here stays."""
+
+    def stage(self, name: str, took: str) -> None:
+        """Show one step that is done."""
+        click.echo(f"  {name:<26}{took:>8}")
+
+    def note(self, note: Note) -> None:
+        """Show one event; what it says stands in a column of its own."""
+        head = f"  {note.at}  {note.who:<9}"
+        for part in note.parts:
+            mark = "| " if part.tone is Tone.OUTPUT else ""
+            for line in part.text.split("\n"):
+                click.echo(f"{head}{mark}{line}".rstrip())
+                head = " " * len(head)
+
+    def file(self, path: str, text: str) -> None:
+        """Show a whole file."""
+        click.echo(f"  {path}")
+        for line in text.splitlines():
+            click.echo(f"  | {line}".rstrip())
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Show a table."""
+        for line in columns(head, rows):
+            click.echo(f"  {line}")
+
+
+def open_screen() -> Screen:
+    """Return the screen that fits this terminal."""
+    plain = (
+        not sys.stdout.isatty()
+        or bool(os.environ.get("NO_COLOR"))
+        or os.environ.get("TERM") == "dumb"
+        or find_spec("rich") is None
+    )
+    if plain:
+        return PlainScreen()
+    screen: Screen = importlib.import_module("agentsvc.cli.demo.colour").ColourScreen()
+    return screen

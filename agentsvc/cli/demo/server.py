@@ -1,0 +1,125 @@
+"""The demo's server: `agentsvc serve` as a child process that keeps everything in one directory."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from agentsvc.cli import CommandFailed
+from agentsvc.config import BOOTSTRAP_KEY_VARIABLE
+from agentsvc.layers import PREFIX
+from agentsvc.values import Secret, monotonic
+
+_READY: Final = re.compile(r"is ready: (\S+)")
+_LOG_LINES: Final = 15
+_STOP_SECONDS: Final = 20.0
+
+
+class DemoServer:
+    """A server of its own for one demo; `stop` leaves none of its processes behind."""
+
+    def __init__(self, directory: Path, key: Secret, *, port: int) -> None:
+        self._directory = directory
+        self._key = key
+        self._port = port
+        self._log = directory / "server.log"
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start the process; `wait_ready` tells when it answers."""
+        command = [sys.executable, "-m", "agentsvc", "serve", "--host", "127.0.0.1"]
+        command += ["--port", str(self._port), "--data-dir", str(self._directory / "data")]
+        with self._log.open("w") as log:
+            # A session of its own, so that Ctrl-C reaches the demo only, which then stops it.
+            self._process = subprocess.Popen(  # noqa: S603  # every part of it is ours
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment(),
+                start_new_session=True,
+            )
+
+    async def wait_ready(self) -> str:
+        """Return the URL at which it answers; raises CommandFailed if it ends instead."""
+        url = await asyncio.to_thread(self._read_url)
+        if url is None:
+            raise CommandFailed("the server did not start")
+        return url
+
+    def last_log_lines(self) -> str:
+        """Return the end of what it logged."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_LOG_LINES:])
+
+    def stop(self) -> None:
+        """Let it stop and delete its sandboxes; what does not go by itself is killed."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        kill_users_of(self._directory)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._process = None
+
+    def _read_url(self) -> str | None:
+        if self._process is None or self._process.stdout is None:
+            return None
+        for line in self._process.stdout:
+            if found := _READY.search(line):
+                return found[1]
+        return None
+
+    def _environment(self) -> dict[str, str]:
+        """Return this process's environment without anything that configures another server."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        return {
+            **kept,
+            BOOTSTRAP_KEY_VARIABLE: self._key.reveal(),
+            f"{PREFIX}SANDBOXES__ON_SHUTDOWN": "delete",
+            "XDG_CONFIG_HOME": str(self._directory / "config"),
+        }
+
+
+def kill_users_of(directory: Path) -> None:
+    """Kill every process that works in a directory or was told of it in its environment.
+
+    A last resort: a server that stopped as it should has left none.
+    """
+    deadline = monotonic() + 2
+    while (found := _users_of(directory)) and monotonic() < deadline:
+        for process_id in found:
+            try:
+                os.kill(process_id, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.02)
+
+
+def _users_of(directory: Path) -> list[int]:
+    return [
+        int(process.name)
+        for process in Path("/proc").iterdir()
+        if process.name.isdecimal()
+        and int(process.name) != os.getpid()
+        and _is_user(process, str(directory))
+    ]
+
+
+def _is_user(process: Path, directory: str) -> bool:
+    try:
+        works_there = f"{(process / 'cwd').readlink()}/".startswith(f"{directory}/")
+        return works_there or directory.encode() in (process / "environ").read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,155 @@
+"""`agentsvc keys`: makes, lists and revokes API keys, lets programs in; also while the server runs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import click
+
+from agentsvc.auth import ApiKey, KeyRing, Role
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.options import config_option, data_dir_option, existing_data_dir, load_config
+from agentsvc.cli.text import columns
+from agentsvc.datadir import DataDir
+from agentsvc.db import Database
+from agentsvc.devices import DeviceLogins
+from agentsvc.errors import NotFound
+from agentsvc.values import Secret, now
+
+_ROLES = click.Choice([role.value for role in Role])
+
+
+@click.group("keys")
+def command() -> None:
+    """Make, list and revoke API keys, and let programs log in.
+
+    A key belongs to a user, and so do settings, conversations and sandboxes. A server that runs
+    takes notice at once.
+    """
+
+
+@command.command()
+@click.option("--user", required=True, metavar="NAME", help="Whose key; a new name makes a user.")
+@click.option("--name", default="key", metavar="TEXT", help="What the key is for.")
+@click.option("--role", type=_ROLES, help="Role of a new user; otherwise member.")
+@data_dir_option
+@config_option
+def create(
+    user: str, name: str, role: str | None, data_dir: str | None, config_file: Path | None
+) -> None:
+    """Make a key and print it; it cannot be shown again."""
+
+    async def body(keys: KeyRing) -> tuple[ApiKey, Secret]:
+        user_id = await keys.find_user(user)
+        if user_id is not None and role is not None:
+            raise CommandFailed(f"user `{user}` exists already", "leave out --role")
+        user_id = user_id or await keys.create_user(user, Role(role or Role.MEMBER))
+        return await keys.create_key(user_id, name)
+
+    key, value = _run(_places(data_dir, config_file), body)
+    click.echo(f"key {key.id} of user `{user}`, shown only this once:", err=True)
+    click.echo(value.reveal())
+
+
+@command.command("list")
+@data_dir_option
+@config_option
+def list_keys(data_dir: str | None, config_file: Path | None) -> None:
+    """List all keys, revoked ones included; their values are not stored."""
+    rows = [
+        (
+            str(key.id),
+            key.user_name,
+            key.name,
+            f"{key.prefix}…",
+            f"{key.created_at:%Y-%m-%d %H:%M}",
+            f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never",
+            _state(key),
+        )
+        for key in _run(_places(data_dir, config_file), KeyRing.list_keys)
+    ]
+    for line in columns(("ID", "USER", "NAME", "KEY", "CREATED (UTC)", "LAST USED", "STATE"), rows):
+        click.echo(line)
+
+
+@command.command()
+@click.argument("key_id", type=int, metavar="ID")
+@data_dir_option
+@config_option
+def revoke(key_id: int, data_dir: str | None, config_file: Path | None) -> None:
+    """Revoke the key with an ID of `agentsvc keys list`; from then on it opens nothing."""
+
+    async def body(keys: KeyRing) -> None:
+        try:
+            await keys.revoke_key(key_id)
+        except NotFound as exc:
+            raise CommandFailed(
+                f"there is no key {key_id}", "run `agentsvc keys list` to see them"
+            ) from exc
+
+    _run(_places(data_dir, config_file), body)
+    click.echo(f"key {key_id} is revoked", err=True)
+
+
+@command.command()
+@click.argument("code", metavar="CODE")
+@click.option("--user", metavar="NAME", help="Who is logged in; may be left out if there is one.")
+@data_dir_option
+@config_option
+def approve(code: str, user: str | None, data_dir: str | None, config_file: Path | None) -> None:
+    """Let in the program that shows CODE and waits for its login.
+
+    It gets a key of its own, which `agentsvc keys list` shows.
+    """
+
+    async def body(database: Database) -> str:
+        keys = KeyRing(database)
+        name = user or await _only_user(keys)
+        user_id = await keys.find_user(name)
+        if user_id is None:
+            raise CommandFailed(f"there is no user `{name}`", "run `agentsvc keys list`")
+        try:
+            await DeviceLogins(database).approve(user_id, code)
+        except NotFound as exc:
+            raise CommandFailed(
+                f"no login waits with the code {code}", "start the login again; codes expire"
+            ) from exc
+        return name
+
+    name = _run_on(_places(data_dir, config_file), body)
+    click.echo(f"the program is logged in as `{name}`", err=True)
+
+
+def _state(key: ApiKey) -> str:
+    if key.revoked_at:
+        return f"revoked {key.revoked_at:%Y-%m-%d %H:%M}"
+    if key.expires_at:
+        word = "expired" if key.expires_at <= now() else "expires"
+        return f"{word} {key.expires_at:%Y-%m-%d %H:%M}"
+    return "active"
+
+
+async def _only_user(keys: KeyRing) -> str:
+    names = await keys.list_users()
+    if len(names) != 1:
+        raise CommandFailed(f"there are {len(names)} users", "say whose login it is with --user")
+    return names[0]
+
+
+def _places(data_dir: str | None, config_file: Path | None) -> DataDir:
+    return existing_data_dir(load_config(config_file, server__data_dir=data_dir))
+
+
+def _run[T](places: DataDir, body: Callable[[KeyRing], Awaitable[T]]) -> T:
+    return _run_on(places, lambda database: body(KeyRing(database)))
+
+
+def _run_on[T](places: DataDir, body: Callable[[Database], Awaitable[T]]) -> T:
+    async def opened() -> T:
+        database = await Database.open(places.database)
+        try:
+            return await body(database)
+        finally:
+            await database.close()
+
+    return asyncio.run(opened())

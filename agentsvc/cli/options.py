@@ -1,0 +1,50 @@
+"""What several subcommands share: the options that choose the configuration."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agentsvc import config
+from agentsvc.config import Loaded
+from agentsvc.datadir import DataDir
+from agentsvc.errors import StartFailed
+
+type Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+config_option: Decorator = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Config file; otherwise AGENTSVC_CONFIG, then ~/.config/agentsvc/config.toml.",
+)
+data_dir_option: Decorator = click.option(
+    "--data-dir",
+    metavar="DIR",
+    help="Directory for database, keys and sandboxes; otherwise ~/.local/share/agentsvc.",
+)
+
+
+def load_config(file: Path | None, **overrides: Any) -> Loaded:
+    """Read the configuration; an override is named `section__key` and None means not given."""
+    dotted = {name.replace("__", "."): value for name, value in overrides.items()}
+    return config.load(file, os.environ, dotted)
+
+
+def data_dir_of(loaded: Loaded) -> DataDir:
+    """Return the data directory a configuration names, without touching it."""
+    return DataDir(path=config.data_dir(loaded.config, os.environ))
+
+
+def existing_data_dir(loaded: Loaded) -> DataDir:
+    """Return the data directory; raises StartFailed unless a server has made its database."""
+    data_dir = data_dir_of(loaded)
+    if not data_dir.database.is_file():
+        raise StartFailed(
+            f"there is no database in {data_dir.path}",
+            hint="start the server once, or name its data directory with --data-dir",
+        )
+    return data_dir

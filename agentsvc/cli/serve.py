@@ -1,0 +1,220 @@
+"""`agentsvc serve`: runs the server until it is told to stop."""
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+from aiohttp import web
+
+from agentsvc import __version__, logs
+from agentsvc.app import build_app
+from agentsvc.auth import SHORTEST_KEY, KeyRing, Role
+from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, load_config
+from agentsvc.config import BOOTSTRAP_KEY_VARIABLE, Config
+from agentsvc.datadir import DataDir
+from agentsvc.db import lock_data_dir
+from agentsvc.errors import NotAuthenticated, StartFailed
+from agentsvc.http.server import make_runner
+from agentsvc.installation import Installation
+from agentsvc.values import Secret
+
+FIRST_USER: Final = "admin"
+_ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only compared with
+
+
+@click.command("serve")
+@click.option("--host", metavar="H", help="Address to listen on; otherwise 127.0.0.1.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help="Port to listen on; otherwise 3000. 0 takes any free one.",
+)
+@data_dir_option
+@config_option
+def command(
+    host: str | None, port: int | None, data_dir: str | None, config_file: Path | None
+) -> None:
+    """Run the server until it is told to stop.
+
+    SIGTERM or Ctrl-C lets requests finish and leaves sandboxes running; a second one ends the
+    process at once. The first start makes the data directory and prints an admin API key.
+    AGENTSVC_BOOTSTRAP_KEY sets that key instead, for automation.
+    """
+    loaded = load_config(
+        config_file, server__host=host, server__port=port, server__data_dir=data_dir
+    )
+    bootstrap_key = read_bootstrap_key(os.environ)
+    masker = logs.configure(loaded.config.log.level, loaded.config.log.format)
+    if bootstrap_key is not None:
+        masker.add(bootstrap_key)
+    places = data_dir_of(loaded)
+    with bind(loaded.config.server.host, loaded.config.server.port) as listener:
+        places.prepare()
+        with lock_data_dir(places.path):
+            config = with_addresses(loaded.config, listener)
+            first_key = asyncio.run(ensure_first_key(places, bootstrap_key))
+            if first_key is not None:
+                masker.add(first_key)
+            if first_key is not None and bootstrap_key is None:
+                click.echo("This is a new installation. Its admin API key, shown only this once:")
+                click.echo(f"\n    {first_key.reveal()}\n")
+            _say_where(places, loaded.path)
+            _run(config, places, listener)
+
+
+def read_bootstrap_key(environ: Mapping[str, str]) -> Secret | None:
+    """Return the first admin key that the environment sets, or None; raises StartFailed if it is weak."""
+    text = environ.get(BOOTSTRAP_KEY_VARIABLE)
+    if text is None:
+        return None
+    if len(text) < SHORTEST_KEY or not all("!" <= char <= "~" for char in text):
+        raise StartFailed(
+            f"{BOOTSTRAP_KEY_VARIABLE} must have at least {SHORTEST_KEY} characters,"
+            " all of them ASCII letters, digits or signs",
+            hint="make one with: openssl rand -hex 32",
+        )
+    return Secret(text)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that has the address but does not listen yet; raises StartFailed if it cannot."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as exc:
+        raise StartFailed(
+            f"`{host}` is not an address of this machine",
+            hint="use --host 127.0.0.1, or --host 0.0.0.0 for every address",
+        ) from exc
+    # Where a name has addresses of both kinds, sandboxes and clients try the IPv4 one first.
+    family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as exc:
+        listener.close()
+        raise _cannot_listen(exc, host, port) from exc
+    return listener
+
+
+def with_addresses(config: Config, listener: socket.socket) -> Config:
+    """Return the configuration with the real port, and with URLs where it names none."""
+    host, port = listener.getsockname()[:2]
+    host = _ANY_ADDRESS.get(host, host)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    server = msgspec.structs.replace(
+        config.server,
+        port=port,
+        public_url=config.server.public_url or url,
+        internal_url=config.server.internal_url or url,
+    )
+    return msgspec.structs.replace(config, server=server)
+
+
+async def ensure_first_key(places: DataDir, bootstrap_key: Secret | None) -> Secret | None:
+    """Make the first admin and their key; return it, or None where there are keys already.
+
+    Raises StartFailed, before it makes any, where the master key is not the right one.
+    """
+    installation = await Installation.open(places)
+    try:
+        keys = KeyRing(installation.database)
+        if not await keys.has_keys():
+            user_id = await keys.find_user(FIRST_USER)
+            user_id = user_id or await keys.create_user(FIRST_USER, Role.ADMIN)
+            return (await keys.create_key(user_id, "first key", key=bootstrap_key))[1]
+        if bootstrap_key is not None:
+            await _note_unused(keys, bootstrap_key)
+        return None
+    finally:
+        await installation.close()
+
+
+async def _note_unused(keys: KeyRing, bootstrap_key: Secret) -> None:
+    try:
+        await keys.identify(bootstrap_key.reveal())
+    except NotAuthenticated:
+        click.echo(
+            f"note: {BOOTSTRAP_KEY_VARIABLE} is not used, this installation has other keys already",
+            err=True,
+        )
+
+
+def _say_where(places: DataDir, config_file: Path | None) -> None:
+    click.echo(f"  database    {places.database}")
+    click.echo(f"  master key  {places.master_key} (keep a copy: it opens the stored secrets)")
+    click.echo("  logs        standard error")
+    click.echo(f"  config      {config_file or 'defaults, no file was read'}\n")
+
+
+def _run(config: Config, places: DataDir, listener: socket.socket) -> None:
+    try:
+        asyncio.run(_serve(config, places, listener))
+    except asyncio.CancelledError:
+        click.echo("agentsvc has stopped", err=True)
+
+
+async def _serve(config: Config, places: DataDir, listener: socket.socket) -> None:
+    """Serve until a signal cancels this task; what was started is stopped on the way out."""
+    _cancel_on_signal()
+    app = await build_app(config, data_dir=places.path)
+    runner = make_runner(app, grace_seconds=config.server.shutdown_grace_seconds)
+    try:
+        await runner.setup()
+        await _listen(runner, listener, config)
+        click.echo(f"agentsvc {__version__} is ready: {config.server.public_url}")
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, listener: socket.socket, config: Config) -> None:
+    try:
+        await web.SockSite(runner, listener).start()
+    except OSError as exc:
+        raise _cannot_listen(exc, config.server.host, config.server.port) from exc
+
+
+def _cancel_on_signal() -> None:
+    """Let the first signal cancel the current task, and the second one end the process."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    signals: list[int] = []
+
+    def stop(number: int) -> None:
+        signals.append(number)
+        if len(signals) > 1 or task is None:
+            os._exit(128 + number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+
+
+def _cannot_listen(exc: OSError, host: str, port: int) -> StartFailed:
+    match exc.errno:
+        case errno.EADDRINUSE:
+            return StartFailed(
+                f"port {port} on {host} is already in use",
+                hint=f"stop what listens there, or choose another port: --port {port % 65535 + 1}",
+            )
+        case errno.EACCES:
+            return StartFailed(
+                f"port {port} on {host} needs more rights than this user has",
+                hint="choose a port above 1023 with --port",
+            )
+        case errno.EADDRNOTAVAIL:
+            return StartFailed(
+                f"`{host}` is not an address of this machine",
+                hint="use --host 127.0.0.1, or --host 0.0.0.0 for every address",
+            )
+        case _:
+            return StartFailed(f"cannot listen on {host}:{port}: {exc.strerror}")

@@ -1,0 +1,47 @@
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentsvc.config import Config, SpecConfig, load
+from agentsvc.configfile import render_default
+from agentsvc.layers import known_keys
+
+FILE = Path(__file__).parents[2] / "config.toml"
+NO_HOME = {"HOME": "/nonexistent"}
+
+
+def test_the_shipped_config_file_is_the_generated_one() -> None:
+    assert FILE.read_text() == render_default()
+
+
+def test_the_shipped_config_file_changes_nothing() -> None:
+    assert load(FILE, NO_HOME, {}).config == Config()
+
+
+def test_the_shipped_config_file_has_every_key() -> None:
+    tables = tomllib.loads(FILE.read_text())
+    keys = [f"{section}.{key}" for section, table in tables.items() for key in table]
+    assert keys == known_keys(Config)
+
+
+def test_every_key_has_one_line_that_explains_it() -> None:
+    lines = FILE.read_text().splitlines()
+    for index, line in enumerate(lines):
+        if re.match(r"#?[a-z_]+ = ", line):
+            assert lines[index - 1].startswith("# "), line
+            assert not lines[index - 1].endswith("."), line
+            if index > 1:
+                assert not lines[index - 2].startswith("# ") or "[" not in lines[index - 1], line
+
+
+def test_the_examples_in_the_shipped_config_file_are_valid(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(re.sub(r"^#(?! )", "", FILE.read_text(), flags=re.MULTILINE))
+    config = load(file, NO_HOME, {}).config
+    assert config.backends == {"example": {"type": "process"}}
+    example: dict[str, Any] = msgspec.to_builtins(config.specs["example"])
+    assert list(example) == list(SpecConfig.__struct_fields__)
+    assert config.specs["example"].ports[0].number == 8000

@@ -1,0 +1,110 @@
+"""Fixtures of the live tests: servers as processes, real agent servers, a model that plays scripts.
+
+All of it lives on one event loop for the whole run, so that a server, a model and one sandbox can
+serve many tests. Tests that end a server, or count on nobody else using it, take their own.
+"""
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import pytest_asyncio
+
+from agentsvc.testing.git import GitServer
+from agentsvc.testing.llm import ScriptedModel
+from tests.live.clients import LiveClient
+from tests.live.installation import Installation, secret
+from tests.live.scripts import SCRIPTS
+
+_LOG_LINES = 60
+
+type MakeInstallation = Callable[..., Awaitable[Installation]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def agent_server_installed() -> None:
+    """Skip what needs the real agent server where there is none; in CI that fails."""
+    try:
+        importlib.metadata.version("openhands-agent-server")
+    except importlib.metadata.PackageNotFoundError:
+        text = "the extra `agent` is not installed"
+        if os.environ.get("CI"):
+            pytest.fail(text)
+        pytest.skip(text)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def model() -> AsyncIterator[ScriptedModel]:
+    async with ScriptedModel(scripts=SCRIPTS, key=secret("model")) as model:
+        yield model
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def git_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GitServer]:
+    async with GitServer(tmp_path_factory.mktemp("git"), secret("git")) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared(
+    tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel
+) -> AsyncIterator[Installation]:
+    """Return a server that is not to be stopped."""
+    environment = {"CANARY": "sings"}
+    installation = Installation(tmp_path_factory.mktemp("shared"), model, environment)
+    await installation.start()
+    yield installation
+    await _close(installation)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def sandbox_id(shared: Installation) -> str:
+    """Return a running sandbox of the shared server, for any number of conversations."""
+    client = shared.client()
+    answer = await client.post("/api/v1/sandboxes")
+    found: str = answer.json()["id"]
+    await client.wait_for_sandbox(found, "RUNNING")
+    return found
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(shared: Installation) -> LiveClient:
+    """Return a client of the shared server, whose settings are as if nothing had been changed."""
+    client = shared.client()
+    await client.save_settings()
+    return client
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def make_installation(
+    tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel
+) -> AsyncIterator[MakeInstallation]:
+    """Return a function that starts a server of the test's own."""
+    made: list[Installation] = []
+
+    async def make(**environment: str) -> Installation:
+        installation = Installation(tmp_path_factory.mktemp("own"), model, environment)
+        made.append(installation)
+        await installation.start()
+        await installation.client().save_settings()
+        return installation
+
+    yield make
+    for installation in made:
+        await _close(installation)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own(make_installation: MakeInstallation) -> Installation:
+    """Return a server of the test's own."""
+    return await make_installation()
+
+
+async def _close(installation: Installation) -> None:
+    try:
+        await installation.close()
+    finally:
+        lines = [one for one in installation.log.splitlines() if " request method=GET " not in one]
+        sys.stderr.write("\n".join(["--- the server's log", *lines[-_LOG_LINES:], ""]))

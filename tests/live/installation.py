@@ -1,0 +1,222 @@
+"""A server as a process of its own, on its own data, for tests that end it in every way there is."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from agentsvc.backends.places import list_temps
+from agentsvc.backends.tree import Process, marks, send, snapshot
+from agentsvc.datadir import DataDir
+from agentsvc.testing.llm import ScriptedModel
+from agentsvc.values import Secret, monotonic, new_key
+from tests.live.clients import PATIENCE, LiveClient
+
+_READY = re.compile(r"is ready: (\S+)")
+_TEMP = Path("/tmp")  # noqa: S108  # where the process backend keeps what must have a short path
+
+
+class Installation:
+    """One data directory and, unless it is stopped or killed, the server on it.
+
+    `environment` is added to the server's own. What it logs is in `log`, over all its runs.
+    """
+
+    def __init__(
+        self, directory: Path, model: ScriptedModel, environment: dict[str, str] | None = None
+    ) -> None:
+        self.directory = directory
+        self.model = model
+        self.data = DataDir(path=directory / "data")
+        self.key = new_key("asvc_")
+        self.url = ""
+        self._environment = environment or {}
+        self._log = directory / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._clients: list[LiveClient] = []
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def environment(self) -> str:
+        """Return the environment the server was started with."""
+        assert self._process is not None
+        return Path(f"/proc/{self._process.pid}/environ").read_text()
+
+    # The server's life
+
+    async def start(self) -> None:
+        """Start the server, on the port it had before if it had one, and wait until it is ready."""
+        port = self.url.rpartition(":")[2] or "0"
+        command = [sys.executable, "-m", "agentsvc", "serve", "--port", port]
+        with self._log.open("ab") as log:
+            known = log.tell()
+            self._process = self._run([*command, "--data-dir", str(self.data.path)], log)
+        self.url = await eventually(lambda: self._said_url(known), "the server is ready")
+
+    async def kill(self) -> None:
+        """End the server as a power cut would."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> int:
+        """Ask the server to end and return its exit code."""
+        return await self._end(signal.SIGTERM)
+
+    async def restart(self) -> None:
+        await self.kill()
+        await self.start()
+
+    async def close(self) -> None:
+        """Delete every sandbox and end the server; fails if anything of them is left."""
+        try:
+            if self._process is not None and self._process.poll() is None:
+                await self._delete_all()
+        finally:
+            for client in self._clients:
+                await client.close()
+            if self._process is not None:
+                await self._end(signal.SIGKILL)
+            left = self.leftovers()
+            await self._remove_by_force()
+        assert left == [], f"something is left: {left}"
+
+    def client(self) -> LiveClient:
+        """Return a client of the server with its first key."""
+        client = LiveClient(self.url, self.key.reveal(), self.model)
+        self._clients.append(client)
+        return client
+
+    # What there is of it
+
+    def processes(self, sandbox_id: str = "") -> list[Process]:
+        """Return the processes of a sandbox, or of all."""
+        mark = f"{self._instance_id}/{sandbox_id}"
+        return [
+            process
+            for pid, process in snapshot().items()
+            if any(one.startswith(mark) for one in marks(pid)) and process.state not in ("Z", "X")
+        ]
+
+    def agent_servers(self, sandbox_id: str = "") -> list[int]:
+        """Return the pids of the agent servers of a sandbox, or of all."""
+        return [
+            process.pid
+            for process in self.processes(sandbox_id)
+            if b"openhands.agent_server" in command_line(process.pid).split(b"\0")
+        ]
+
+    def sandbox_dir(self, sandbox_id: str) -> Path:
+        return self.data.backends / "process" / sandbox_id
+
+    def sandbox_dirs(self) -> list[Path]:
+        root = self.data.backends / "process"
+        return sorted(root.iterdir()) if root.exists() else []
+
+    def temp_dirs(self) -> list[Path]:
+        """Return the directories of its sandboxes below the system's temporary directory."""
+        found = list_temps(_TEMP)
+        return [path for path, mark in found if mark.startswith(f"{self._instance_id}/")]
+
+    def leftovers(self) -> list[str]:
+        """Name every process, directory and temporary directory that sandboxes of it have."""
+        return [
+            *(f"{one.pid} {command_line(one.pid)!r}" for one in self.processes()),
+            *(
+                str(path)
+                for root in [*self.sandbox_dirs(), *self.temp_dirs()]
+                for path in [root, *root.rglob("*")]
+            ),
+        ]
+
+    def database_bytes(self) -> bytes:
+        """Return all that is on disk of the database."""
+        return b"".join(
+            path.read_bytes() for path in self.data.path.glob(f"{self.data.database.name}*")
+        )
+
+    # Inside
+
+    @property
+    def _instance_id(self) -> str:
+        # A server that never came so far has no sandboxes, and this name is nobody's.
+        file = self.data.instance_id
+        return file.read_text().strip() if file.exists() else "none"
+
+    def _said_url(self, known: int) -> str:
+        found = _READY.search(self._log.read_bytes()[known:].decode())
+        return found[1] if found else ""
+
+    def _run(self, command: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=self._make_environment(),
+            start_new_session=True,
+        )
+
+    def _make_environment(self) -> dict[str, str]:
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("AGENTSVC_")}
+        return {
+            **kept,
+            "XDG_CONFIG_HOME": str(self.directory / "config"),
+            "AGENTSVC_BOOTSTRAP_KEY": self.key.reveal(),
+            **self._environment,
+        }
+
+    async def _end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        return await asyncio.to_thread(self._process.wait, PATIENCE)
+
+    async def _delete_all(self) -> None:
+        client = self.client()
+        for _ in range(10):
+            page = (await client.get("/api/v1/sandboxes/search")).json()
+            if not page["items"]:
+                return
+            for sandbox in page["items"]:
+                await client.delete(f"/api/v1/sandboxes/{sandbox['id']}")
+
+    async def _remove_by_force(self) -> None:
+        while found := self.processes():
+            for process in found:
+                send(process, signal.SIGKILL)
+            await asyncio.sleep(0.05)
+        for path in [*self.sandbox_dirs(), *self.temp_dirs()]:
+            await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(path)], check=True)
+
+
+def command_line(pid: int) -> bytes:
+    """Return a process's arguments, or nothing once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def size(file: Path) -> int:
+    """Return how many bytes a command has written to a file so far."""
+    return file.stat().st_size if file.exists() else 0
+
+
+async def eventually[T](look: Callable[[], T], what: str, *, time_limit: float = PATIENCE) -> T:
+    """Return what is seen as soon as it is anything."""
+    deadline = monotonic() + time_limit
+    while not (found := look()):
+        assert monotonic() < deadline, f"this did not come true in {time_limit} s: {what}"
+        await asyncio.sleep(0.02)
+    return found
+
+
+def secret(name: str) -> Secret:
+    """Return a secret that is found wherever it should not be."""
+    return new_key(f"{name}_")

@@ -1,0 +1,34 @@
+"""What the scripted model does in the live tests, and how a message asks for it."""
+
+import re
+
+from agentsvc.testing.llm import Reply, Script, Turn, call, finish, say
+
+_COMMAND = re.compile(r"^\$ (.*)$", re.MULTILINE)
+_MOST_COMMANDS = 100
+
+DONE = "Every command ran."
+
+
+def run(*commands: str) -> str:
+    """Return a message that has the agent run these commands in its terminal, one per turn."""
+    return "\n".join(["[script:run]", *(f"$ {command}" for command in commands)])
+
+
+def _next_command(turn: Turn) -> Reply:
+    commands = _COMMAND.findall(turn.user_text)
+    if turn.step >= len(commands):
+        return finish(DONE)
+    return call("terminal", command=commands[turn.step])
+
+
+SCRIPTS: dict[str, Script] = {
+    "run": (_next_command,) * _MOST_COMMANDS,
+    "say": (say("Hello."),),
+    "slow": (say("That took a while.", delay_seconds=1),),
+    "risky": (
+        call("terminal", command="echo safe", security_risk="LOW"),
+        call("terminal", command="echo danger", security_risk="HIGH"),
+    ),
+    "tool": (call("add", a=20, b=22), finish("It is done.")),
+}

@@ -1,0 +1,166 @@
+"""The process backend runs the published agent server, and leaves nothing of it behind."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agentsvc.agent import AgentClient, AgentServer
+from agentsvc.backend import BackendContext, Handle, Order, Phase, Report
+from agentsvc.backends import places, tree
+from agentsvc.backends.process import DEFAULT_SPEC, ProcessBackend, ProcessConfig
+from agentsvc.testing.llm import ScriptedModel, call, finish
+from agentsvc.values import Secret, monotonic, new_id, new_key
+from tests.agent_checks import Rig
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(90)]
+
+LAST = 60
+SCRIPTS = {
+    "count": [
+        call("terminal", command=f"for n in $(seq {LAST}); do echo >> count; sleep 0.05; done"),
+        finish("Counted."),
+    ],
+}
+BOTH_WAYS = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroup", "signals"])
+
+
+class Host:
+    """A backend with one sandbox in which the agent server runs."""
+
+    def __init__(self, directory: Path, *, use_cgroups: bool) -> None:
+        self.context = BackendContext(instance_id=new_id(), state_dir=directory)
+        self.backend = ProcessBackend(ProcessConfig(use_cgroups=use_cgroups), self.context)
+        self.key = new_key()
+
+    def order(self, **env: str) -> Order:
+        return Order(
+            sandbox_id=new_id(),
+            command=DEFAULT_SPEC.command,
+            ports=DEFAULT_SPEC.ports,
+            env={**DEFAULT_SPEC.env, **env},
+            secret_env={"OH_SESSION_API_KEYS_0": Secret(self.key.reveal())},
+        )
+
+    async def start(self, order: Order) -> tuple[Handle, Report]:
+        async def save(_handle: Handle) -> None: ...
+
+        handle = await self.backend.create(order, save)
+        while True:
+            report = await self.backend.inspect(handle)
+            if report.phase is not Phase.STARTING:
+                return handle, report
+            await asyncio.sleep(0.05)
+
+    def members(self, handle: Handle) -> list[tree.Process]:
+        return tree.Tree(mark=places.mark_of(self.context.instance_id, handle.sandbox_id)).members()
+
+
+@asynccontextmanager
+async def on_host(directory: Path, *, use_cgroups: bool = True) -> AsyncIterator[Host]:
+    host = Host(directory, use_cgroups=use_cgroups)
+    await host.backend.open()
+    try:
+        yield host
+    finally:
+        for found in await host.backend.scan():
+            await host.backend.delete(found.handle)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[AgentClient]:
+    client = AgentClient()
+    await client.open()
+    yield client
+    await client.close()
+
+
+@BOTH_WAYS
+async def test_an_agent_at_work_is_paused_resumed_and_removed_without_trace(
+    tmp_path: Path, client: AgentClient, use_cgroups: bool
+) -> None:
+    async with on_host(tmp_path, use_cgroups=use_cgroups) as host:
+        handle, report = await host.start(host.order())
+        assert report.phase is Phase.RUNNING, report
+        url = next(item.url for item in report.endpoints if item.name == "agent")
+        server = client.at(url, host.key)
+        assert await server.is_alive()
+        await work_with_a_break(host, handle, server, report.working_dir)
+        await check_that_delete_leaves_nothing(host, handle, report)
+        assert is_empty(tmp_path)
+
+
+async def work_with_a_break(
+    host: Host, handle: Handle, server: AgentServer, working_dir: str
+) -> None:
+    """Let an agent count in its terminal, and pause it in the middle."""
+    count = Path(working_dir, "count")
+    async with ScriptedModel(scripts=SCRIPTS) as model:
+        rig = Rig(server, model_url=model.url, model_key=model.key.reveal(), path=working_dir)
+        conversation_id = await rig.start("[script:count] go")
+        await until_more_than(count, 5)
+        await host.backend.pause(handle)
+        assert (await host.backend.inspect(handle)).phase is Phase.PAUSED
+        frozen_at = lines(count)
+        await asyncio.sleep(0.5)
+        assert lines(count) == frozen_at < LAST
+        await host.backend.resume(handle)
+        info = await rig.wait(conversation_id)
+        assert info.execution_status == "finished"
+    assert lines(count) == LAST
+
+
+async def check_that_delete_leaves_nothing(host: Host, handle: Handle, report: Report) -> None:
+    everyone = host.members(handle)
+    names = {name_of(item) for item in everyone}
+    assert any(name.startswith("tmux") for name in names), names
+    began = monotonic()
+    await host.backend.delete(handle)
+    assert monotonic() - began < 5
+    assert not [item for item in everyone if tree.is_alive(item.identity)]
+    assert places.temp_mark(Path(handle.data["temp"])) is None
+    assert not handle.data["cgroup"] or not exists(handle.data["cgroup"])
+    for endpoint in report.endpoints:
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(("127.0.0.1", endpoint.port))
+
+
+async def test_a_missing_agent_server_is_a_failure_that_says_so(tmp_path: Path) -> None:
+    async with on_host(tmp_path) as host:
+        # Without its site directory this Python has no agent server.
+        command = (sys.executable, "-S", "-m", "openhands.agent_server")
+        began = monotonic()
+        _, report = await host.start(
+            Order(sandbox_id=new_id(), command=command, ports=DEFAULT_SPEC.ports)
+        )
+        assert monotonic() - began < 5
+        assert (report.phase, report.exit_code) == (Phase.FAILED, 1)
+        assert "No module named 'openhands" in report.reason
+
+
+async def until_more_than(count: Path, least: int) -> None:
+    while True:
+        if lines(count) > least:
+            return
+        await asyncio.sleep(0.02)
+
+
+def name_of(process: tree.Process) -> str:
+    return Path(f"/proc/{process.pid}/comm").read_text().strip()
+
+
+def lines(file: Path) -> int:
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def exists(path: str) -> bool:
+    return Path(path).exists()
+
+
+def is_empty(directory: Path) -> bool:
+    return not any(directory.iterdir())

@@ -1,0 +1,88 @@
+"""Settings, saved models and skills of V1 on the real agent server."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from agentsvc.testing.llm import ScriptedModel
+from tests.live.clients import LiveClient
+from tests.live.events import outputs
+from tests.live.installation import Installation
+from tests.live.scripts import run
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(180),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+SETTINGS = "/api/v1/settings"
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tuned(client: LiveClient) -> AsyncIterator[LiveClient]:
+    """Return a client whose tuning is taken back in the end."""
+    yield client
+    await save(client, llm=None, condenser=None, verification=None, agent_context=None)
+
+
+async def save(client: LiveClient, **diff: Any) -> None:
+    answer = await client.post(SETTINGS, json={"agent_settings_diff": diff})
+    assert answer.status == 200, answer.text
+
+
+async def test_what_is_tuned_reaches_the_model(
+    tuned: LiveClient, model: ScriptedModel, sandbox_id: str
+) -> None:
+    await save(
+        tuned,
+        llm={
+            "reasoning_effort": "low",
+            "max_output_tokens": 4096,
+            "litellm_extra_body": {"team": "a"},
+        },
+        condenser={"keep_first": 3, "max_tokens": 50_000},
+        agent_context={"system_message_suffix": "Speak like Ada Lovelace."},
+    )
+    conversation_id = await tuned.start_conversation(run("echo tuned"), sandbox_id=sandbox_id)
+    await tuned.wait_for_execution(conversation_id, "finished")
+    [request, *_] = [one for one in model.requests if "echo tuned" in str(one["messages"])]
+    assert request["reasoning_effort"] == "low"
+    assert request["team"] == "a"
+    assert request["max_completion_tokens"] == 4096
+    assert "Speak like Ada Lovelace." in str(request["messages"][0])
+
+
+async def test_a_running_conversation_goes_on_with_a_saved_model(
+    tuned: LiveClient, model: ScriptedModel, sandbox_id: str
+) -> None:
+    settings = (await tuned.get(SETTINGS)).json()
+    llm = {**settings["agent_settings"]["llm"], "model": "openai/second"}
+    saved = await tuned.post(f"{SETTINGS}/profiles/second", json={"llm": llm})
+    assert saved.status == 201, saved.text
+    conversation_id = await tuned.start_conversation(run("echo first"), sandbox_id=sandbox_id)
+    await tuned.wait_for_execution(conversation_id, "finished")
+
+    path = f"/api/v1/app-conversations/{conversation_id}"
+    switched = await tuned.post(f"{path}/switch_profile", json={"profile_name": "second"})
+    assert switched.status == 200, switched.text
+    before = len(model.requests)
+    await tuned.send(conversation_id, run("echo second"))
+    await tuned.until(conversation_id, lambda events: outputs(events) == ["first", "second"])
+    assert {one["model"] for one in model.requests[before:]} == {"second"}
+
+
+async def test_skills_of_a_running_sandbox_are_listed(
+    client: LiveClient, shared: Installation, sandbox_id: str
+) -> None:
+    home = shared.sandbox_dir(sandbox_id) / "home"
+    skills = home / ".openhands" / "skills"
+    skills.mkdir(parents=True, exist_ok=True)
+    (skills / "deploy.md").write_text(
+        "---\nname: deploy\ntriggers: [ship it]\n---\nHow to deploy.\n"
+    )
+    page = (await client.get("/api/v1/skills/search")).json()
+    [skill] = [one for one in page["items"] if one["name"] == "deploy"]
+    assert (skill["type"], skill["triggers"]) == ("knowledge", ["ship it"])
