@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
-from tests.live.clients import LiveClient
+from tests.live.client import LiveClient
 from tests.live.installation import Installation, secret
 from tests.live.scripts import SCRIPTS
 

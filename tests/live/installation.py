@@ -15,7 +15,7 @@ from agentsvc.backends.tree import Process, marks, send, snapshot
 from agentsvc.datadir import DataDir
 from agentsvc.testing.llm import ScriptedModel
 from agentsvc.values import Secret, monotonic, new_key
-from tests.live.clients import PATIENCE, LiveClient
+from tests.live.client import PATIENCE, LiveClient
 
 _READY = re.compile(r"is ready: (\S+)")
 _TEMP = Path("/tmp")  # noqa: S108  # where the process backend keeps what must have a short path

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentsvc.testing.llm import ScriptedModel
-from tests.live.clients import LiveClient
+from tests.live.client import LiveClient
 from tests.live.events import errors, finishes, outputs, said, states
 from tests.live.installation import Installation, eventually
 from tests.live.scripts import DONE, run

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentsvc.values import monotonic
-from tests.live.clients import LiveClient
+from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation
 from tests.live.events import errors
 from tests.live.scripts import run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentsvc.values import dashed
-from tests.live.clients import LiveClient
+from tests.live.client import LiveClient
 from tests.live.events import said
 from tests.live.installation import Installation
 from tests.live.scripts import run

@@ -12,7 +12,7 @@ import pytest_asyncio
 from agentsvc.testing.git import GitServer, run_git
 from agentsvc.testing.llm import ScriptedModel
 from agentsvc.values import Secret
-from tests.live.clients import LiveClient
+from tests.live.client import LiveClient
 from tests.live.events import errors, outputs
 from tests.live.installation import Installation, command_line, secret
 from tests.live.scripts import run

@@ -11,7 +11,7 @@ import pytest
 
 from agentsvc.backends.tree import send
 from agentsvc.values import monotonic
-from tests.live.clients import LiveClient
+from tests.live.client import LiveClient
 from tests.live.events import finishes, of_kind, outputs
 from tests.live.installation import Installation, eventually, size
 from tests.live.scripts import run

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from agentsvc.testing.llm import ScriptedModel
-from tests.live.clients import LiveClient
+from tests.live.client import LiveClient
 from tests.live.events import outputs
 from tests.live.installation import Installation
 from tests.live.scripts import run

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentsvc.testing.git import GitServer
-from tests.live.clients import LiveClient
+from tests.live.client import LiveClient
 from tests.live.events import finishes, outputs, said
 from tests.live.installation import Installation, eventually, size
 from tests.live.scripts import run

@@ -7,7 +7,7 @@ import zipfile
 import aiohttp
 import pytest
 
-from tests.live.clients import LiveClient
+from tests.live.client import LiveClient
 from tests.live.installation import Installation
 from tests.live.scripts import run
 
