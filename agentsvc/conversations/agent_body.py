@@ -10,13 +10,14 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.agentoptions import VerificationOptions, llm_to_agent, reveal_options
+from agentsvc.conversations.lookups import Lookup
 from agentsvc.conversations.prompts import PLANNER_SUFFIX
 from agentsvc.errors import BadRequest
 from agentsvc.mcp import McpConfig
 from agentsvc.mcp import to_agent as to_agent_mcp
 from agentsvc.orders import AgentType, Content, ContentKind, Message, StartOrder
 from agentsvc.settings import Settings, llm_of
-from agentsvc.values import Secret, dashed, now
+from agentsvc.values import dashed, now
 
 DEFAULT_MAX_ITERATIONS: Final = 500
 DEFAULT_CONDENSER_SIZE: Final = 240
@@ -54,11 +55,8 @@ class AgentInputs(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     working_dir: str
     first_message: Message | None
-    lookup_secrets: Mapping[str, str | None]
-    """Names of secrets the sandbox may ask for, each with its description."""
-    lookup_url: str
-    """Where it asks; the name follows behind a slash."""
-    session_key: Secret
+    lookups: Mapping[str, Lookup]
+    """The secrets the sandbox may ask for, by name."""
     usable_tools: Sequence[str] | None
     """What the agent server offers, or None if it does not say."""
     has_public_skills: bool
@@ -257,11 +255,11 @@ def _secrets(inputs: AgentInputs) -> dict[str, Any]:
     secrets: dict[str, Any] = {
         name: {
             "kind": "LookupSecret",
-            "url": f"{inputs.lookup_url}/{name}",
-            "headers": {"X-Session-API-Key": inputs.session_key.reveal()},
-            "description": description,
+            "url": lookup.url,
+            "headers": {lookup.header: lookup.key.reveal()},
+            "description": lookup.description,
         }
-        for name, description in inputs.lookup_secrets.items()
+        for name, lookup in inputs.lookups.items()
     }
     for name, value in inputs.order.secrets.items():
         secrets[name] = {"kind": "StaticSecret", "value": value.reveal(), "description": None}

@@ -13,6 +13,7 @@ from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.agent_answers import decode_conversation
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.agent_body import to_agent_message
+from agentsvc.conversations.lookups import Passes, ProviderPass
 from agentsvc.conversations.making import (
     new_conversation,
     new_task,
@@ -38,6 +39,7 @@ from agentsvc.errors import (
     BadRequest,
     Conflict,
     Gone,
+    NotAuthenticated,
     NotFound,
     SandboxNotUsable,
 )
@@ -78,6 +80,7 @@ class Conversations:
         self._db = db
         self._table = ConversationTable(db)
         self._tasks = StartTaskTable(db, vault)
+        self._passes = Passes(vault)
         self._sandboxes = sandboxes
         self._agents = agents
         self._settings = settings
@@ -407,6 +410,23 @@ class Conversations:
         for name, secret in (await self._secrets.custom_secrets(sandbox.user_id)).items():
             found[name] = (secret.description, secret.value)
         return found
+
+    async def identify_pass(self, text: str) -> ProviderPass:
+        """Return the pass a sandbox shows, while it runs; raises NotAuthenticated."""
+        granted = self._passes.read(text)
+        sandbox = await self._sandboxes.find_any(granted.sandbox_id)
+        if sandbox is None or not sandbox.may_call:
+            raise NotAuthenticated(detail="the sandbox of the pass does not run")
+        return granted
+
+    async def provider_token(self, granted: ProviderPass) -> Secret:
+        """Return the token a pass is for, as its user has it now; raises NotFound."""
+        sandbox = await self._sandboxes.find_any(granted.sandbox_id)
+        user_id = sandbox.user_id if sandbox else ""
+        found = await self._secrets.find_provider_token(user_id, granted.provider)
+        if found is None:
+            raise NotFound("No such provider")
+        return found.token
 
     async def recover(self) -> None:
         """Fetch what was missed and go on with what was unfinished; called once at the start."""

@@ -28,6 +28,7 @@ from agentsvc.conversations.failure import (
     with_tail,
 )
 from agentsvc.conversations.first_answer import watch_first_answer
+from agentsvc.conversations.lookups import Lookup, Passes, ProviderPass
 from agentsvc.conversations.model import Conversation, Stage, StartTask
 from agentsvc.conversations.prompts import first_message
 from agentsvc.conversations.recorder import Recorder
@@ -96,6 +97,7 @@ class Starter:
     ) -> None:
         self._db = db
         self._tasks = StartTaskTable(db, vault)
+        self._passes = Passes(vault)
         self._table = ConversationTable(db)
         self._sandboxes = sandboxes
         self._agents = agents
@@ -288,11 +290,7 @@ class Starter:
             settings=start.settings,
             working_dir=_made(start.workspace).project_dir,
             first_message=first_message(order),
-            lookup_secrets=await self._secret_names(start),
-            lookup_url=(
-                f"{self._callbacks.internal_url}/api/v1/sandboxes/{sandbox.id}/settings/secrets"
-            ),
-            session_key=sandbox.session_key,
+            lookups=await self._lookups(sandbox),
             usable_tools=await agent.usable_tools(),
             has_public_skills=self._config.public_skills,
             hook_config=start.hook_config,
@@ -305,11 +303,28 @@ class Starter:
             )
         await self._finish(start, info)
 
-    async def _secret_names(self, start: Start) -> dict[str, str | None]:
-        names = dict(await self._secrets.custom_secret_names(start.task.user_id))
-        for provider in await self._secrets.provider_hosts(start.task.user_id):
-            names.setdefault(token_variable(Provider(provider)), f"{provider} token")
-        return names
+    async def _lookups(self, sandbox: Sandbox) -> dict[str, Lookup]:
+        base = f"{self._callbacks.internal_url}/api/v1"
+        found = {
+            token_variable(Provider(provider)): Lookup(
+                url=f"{base}/webhooks/secrets",
+                header="X-Access-Token",
+                key=self._passes.sign(
+                    ProviderPass(sandbox_id=sandbox.id, provider=Provider(provider))
+                ),
+                description=f"{provider} token",
+            )
+            for provider in await self._secrets.provider_hosts(sandbox.user_id)
+        }
+        names = await self._secrets.custom_secret_names(sandbox.user_id)
+        for name, description in names.items():
+            found[name] = Lookup(
+                url=f"{base}/sandboxes/{sandbox.id}/settings/secrets/{name}",
+                header="X-Session-API-Key",
+                key=sandbox.session_key,
+                description=description,
+            )
+        return found
 
     async def _show_agent_url(self, start: Start, sandbox: Sandbox) -> None:
         start.task = msgspec.structs.replace(

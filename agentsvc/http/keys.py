@@ -13,6 +13,7 @@ from agentsvc.config import Config
 from agentsvc.conversations import Conversations
 from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import ConversationFiles
+from agentsvc.conversations.lookups import ProviderPass
 from agentsvc.conversations.pending import PendingMessages
 from agentsvc.conversations.surroundings import Surroundings
 from agentsvc.db import Database
@@ -49,3 +50,5 @@ PRINCIPAL: Final[web.RequestKey[Principal]] = web.RequestKey("principal")
 """Who is calling; set on routes of scope USER and ADMIN."""
 SANDBOX: Final[web.RequestKey[Sandbox]] = web.RequestKey("sandbox")
 """The sandbox that is calling; set on routes of scope SANDBOX."""
+PASS: Final[web.RequestKey[ProviderPass]] = web.RequestKey("pass")
+"""What the caller may have; set on routes of scope PASS."""

@@ -13,6 +13,7 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from agentsvc.auth import Principal, Role
+from agentsvc.conversations.lookups import ProviderPass
 from agentsvc.errors import (
     AgentsvcError,
     BadRequest,
@@ -24,7 +25,15 @@ from agentsvc.errors import (
     NotFound,
     TimedOut,
 )
-from agentsvc.http.keys import KEYRING, PRINCIPAL, REQUEST_ID, SANDBOX, SANDBOXES
+from agentsvc.http.keys import (
+    CONVERSATIONS,
+    KEYRING,
+    PASS,
+    PRINCIPAL,
+    REQUEST_ID,
+    SANDBOX,
+    SANDBOXES,
+)
 from agentsvc.http.routes import Handler, Scope, route_of
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
@@ -149,6 +158,8 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
     scope = Scope.OPEN if route is None else route.scope
     if scope is Scope.SANDBOX:
         request[SANDBOX] = await _identify_sandbox(request)
+    elif scope is Scope.PASS:
+        request[PASS] = await _identify_pass(request)
     elif scope is not Scope.OPEN:
         request[PRINCIPAL] = await _identify_user(request)
     if scope is Scope.ADMIN and request[PRINCIPAL].role is not Role.ADMIN:
@@ -203,6 +214,15 @@ async def _identify_sandbox(request: web.Request) -> Sandbox:
         except NotAuthenticated:
             continue
     raise NotAuthenticated("Invalid session API key")
+
+
+async def _identify_pass(request: web.Request) -> ProviderPass:
+    for key in keys_of(request):
+        try:
+            return await request.app[CONVERSATIONS].identify_pass(key)
+        except NotAuthenticated:
+            continue
+    raise NotAuthenticated
 
 
 def _answer(request: web.Request, failure: Exception) -> web.Response:

@@ -1,11 +1,15 @@
 """What a route is, and how a table of routes becomes part of an application."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, Meta
+
+from agentsvc.errors import AgentsvcError
 
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -21,14 +25,42 @@ class Scope(StrEnum):
     """An administrator's."""
     SANDBOX = "sandbox"
     """That of a running sandbox which calls back."""
+    PASS = "pass"  # noqa: S105  # the kind of key, not a key
+    """None but a signed pass for one secret, which a running sandbox got from this server."""
+
+
+class Undescribed:
+    """Stands for the answer of a route that does not say what it answers; a test refuses it."""
+
+
+class Example(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that works; the values of the path are the same everywhere."""
+
+    query: Mapping[str, Any] = {}
+    body: Any = UNSET
+
+
+JSON: Final = "application/json"
+FORM: Final = "application/x-www-form-urlencoded"
+MULTIPART: Final = "multipart/form-data"
+TEXT: Final = "text/plain"
+
+SHOWN_AS: Final = "x-shown-as"
+"""Names, in a schema, the type that describes a value which is decoded later."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation: a method on a path, who may call it, and what it reads.
+    """One operation: a method on a path, who may call it, what it reads and what it answers.
 
-    `rank` is its importance in the contract, P0 first. `body` and `query` are the types its
-    handler decodes, for the published description; None where it reads none. A stream may go on
-    for longer than a request may take.
+    `rank` is its importance in the contract, P0 first. What follows `summary` is for the published
+    description. `path_types` are the types of the parts of its path, where they are not what their
+    names stand for elsewhere. `body` and `query` are the types its handler decodes, None where it
+    reads none; `reads` names the media types of the body. `answer` is the type of the answer to
+    what is right, which has `status` and is sent as `media`. `errors` are those it raises beside
+    the ones that follow from the rest.
+
+    A stream may go on for longer than a request may take. A page is what a browser goes to: its
+    key may come as the password of HTTP Basic authentication, too.
     """
 
     method: str
@@ -37,9 +69,23 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     rank: str
     summary: str
-    body: Any = None
+    path_types: Mapping[str, Any] = {}
     query: Any = None
+    body: Any = None
+    reads: tuple[str, ...] = (JSON,)
+    answer: Any = Undescribed
+    status: int = HTTPStatus.OK
+    media: str = JSON
+    errors: tuple[type[AgentsvcError], ...] = ()
+    example: Example = Example()
     is_stream: bool = False
+    is_page: bool = False
+    is_deprecated: bool = False
+
+
+def shown_as(kind: Any) -> Meta:
+    """Return what describes a raw value as another type: a struct, or an alias of a module."""
+    return Meta(extra_json_schema={SHOWN_AS: f"{kind.__module__}:{kind.__name__}"})
 
 
 _MOUNTED: Final[web.AppKey[dict[web.AbstractRoute, Route]]] = web.AppKey("mounted_routes")

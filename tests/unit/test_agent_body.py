@@ -12,6 +12,7 @@ from agentsvc.agentoptions import (
     VerificationOptions,
 )
 from agentsvc.conversations.agent_body import AgentInputs, make_agent_body, require_model
+from agentsvc.conversations.lookups import Lookup
 from agentsvc.conversations.prompts import first_message
 from agentsvc.errors import BadRequest
 from agentsvc.mcp import McpConfig, SseServer
@@ -40,9 +41,14 @@ def body(order: StartOrder | None = None, **settings: Any) -> dict[str, Any]:
         settings=chosen,
         working_dir="/srv/project",
         first_message=HELLO,
-        lookup_secrets={"DEPLOY_KEY": "for releases"},
-        lookup_url="http://here/secrets",
-        session_key=Secret("session-1"),
+        lookups={
+            "DEPLOY_KEY": Lookup(
+                url="http://here/secrets/DEPLOY_KEY",
+                header="X-Session-API-Key",
+                key=Secret("session-1"),
+                description="for releases",
+            )
+        },
         usable_tools=USABLE,
         has_public_skills=False,
         hook_config=None,
@@ -157,9 +163,7 @@ def test_images_go_along_with_the_text() -> None:
         settings=Settings(llm_model="m"),
         working_dir="/w",
         first_message=message,
-        lookup_secrets={},
-        lookup_url="",
-        session_key=Secret("s"),
+        lookups={},
         usable_tools=None,
         has_public_skills=False,
         hook_config={"stop": []},

@@ -6,11 +6,11 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.agent_answers import ConversationInfo
-from agentsvc.http.keys import CONVERSATIONS
+from agentsvc.http.keys import CONVERSATIONS, PASS
 from agentsvc.http.routes import Route, Scope
 from agentsvc.http.v1.sandboxes import calling_sandbox
 from agentsvc.http.v1.types_events import EventsBody, to_raw_events
-from agentsvc.http.wire import SUCCESS, decode, json_response, path_id, read_json
+from agentsvc.http.wire import SUCCESS, decode, json_response, path_id, read_json, text_response
 
 PREFIX: Final = "/api/v1/webhooks"
 
@@ -37,7 +37,21 @@ async def post_events(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
+async def get_provider_token(request: web.Request) -> web.Response:
+    """GET /webhooks/secrets."""
+    token = await request.app[CONVERSATIONS].provider_token(request[PASS])
+    return text_response(token.reveal())
+
+
 ROUTES: Final = (
+    Route(
+        method="GET",
+        path=f"{PREFIX}/secrets",
+        handler=get_provider_token,
+        scope=Scope.PASS,
+        rank="P2",
+        summary="Get the token of the git provider that the pass in X-Access-Token is for",
+    ),
     Route(
         method="POST",
         path=f"{PREFIX}/conversations",
