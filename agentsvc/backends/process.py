@@ -408,6 +408,7 @@ DEFAULT_SPEC: Final = Spec(
     command=(
         "{python}",
         *("-m", "openhands.agent_server"),
+        *("--import-modules", "agentsvc.backends.guest"),
         *("--host", _HOST),
         *("--port", "{port.agent}"),
     ),

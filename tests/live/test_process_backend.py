@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -90,6 +91,9 @@ async def test_an_agent_at_work_is_paused_resumed_and_removed_without_trace(
         server = client.at(url, host.key)
         assert await server.is_alive()
         await work_with_a_break(host, handle, server, report.working_dir)
+        # Asked for its tools, the agent server imports the browser package.
+        await server.server_info()
+        assert has_downloads(handle)
         await check_that_delete_leaves_nothing(host, handle, report)
         assert is_empty(tmp_path)
 
@@ -130,6 +134,20 @@ async def check_that_delete_leaves_nothing(host: Host, handle: Handle, report: R
             trial.bind(("127.0.0.1", endpoint.port))
 
 
+def test_the_browser_package_makes_no_directory_outside_the_sandbox(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.addaudithook(lambda name, about:"
+        " print(about[0]) if name == 'os.mkdir' else None);"
+        "import agentsvc.backends.guest, openhands.tools.browser_use.impl"
+    )
+    env = {**DEFAULT_SPEC.env, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-Bc", code]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, check=True)
+    made = [Path(line) for line in done.stdout.decode().splitlines() if line.startswith("/")]
+    assert any(path.name.startswith("downloads-") for path in made), made
+    assert [path for path in made if not path.is_relative_to(tmp_path)] == []
+
+
 async def test_a_missing_agent_server_is_a_failure_that_says_so(tmp_path: Path) -> None:
     async with on_host(tmp_path) as host:
         # Without its site directory this Python has no agent server.
@@ -156,6 +174,10 @@ def name_of(process: tree.Process) -> str:
 
 def lines(file: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def has_downloads(handle: Handle) -> bool:
+    return any(Path(handle.data["temp"], "tmp").glob("downloads-*"))
 
 
 def exists(path: str) -> bool:
