@@ -13,6 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc.agent import AgentClient
+from agentsvc.announcements import Announcements
 from agentsvc.auth import KeyRing
 from agentsvc.catalogue import Catalogue
 from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config, OnShutdown
@@ -28,6 +29,7 @@ from agentsvc.gitproviders import GitProviders
 from agentsvc.hookspecs import Event
 from agentsvc.http import ops, v0, v1
 from agentsvc.http.keys import (
+    ANNOUNCEMENTS,
     BACKENDS,
     CATALOGUE,
     CONFIG,
@@ -112,7 +114,8 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[DEVICES] = DeviceLogins(database)
     app[SETTINGS] = SettingsStore(database, vault)
     app[SECRETS] = SecretStore(database, vault)
-    app[EVENTS] = EventLog(database, store_deltas=app[CONFIG].events.store_deltas)
+    app[ANNOUNCEMENTS] = announcements = Announcements()
+    app[EVENTS] = EventLog(database, announcements, store_deltas=app[CONFIG].events.store_deltas)
     yield
     await installation.close()
 

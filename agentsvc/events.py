@@ -2,16 +2,19 @@
 
 Only of an event that is too large a stub is kept: its head, `"truncated": true` and its size.
 Only the head of an event is read here; what events mean is for `conversations` and the API
-generations to know. A log belongs to its conversation and is deleted with it.
+generations to know. A log belongs to its conversation and is deleted with it. What was stored is
+announced, and so is each streaming delta that is not.
 """
 
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from agentsvc import values
+from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.db import Database, Queryable, Row, Transaction
 
 log = logging.getLogger(__name__)
@@ -61,8 +64,9 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
 class EventLog:
     """Every event of every conversation."""
 
-    def __init__(self, db: Database, *, store_deltas: bool) -> None:
+    def __init__(self, db: Database, announcements: Announcements, *, store_deltas: bool) -> None:
         self._db = db
+        self._announcements = announcements
         self._store_deltas = store_deltas
 
     async def append(
@@ -74,19 +78,22 @@ class EventLog:
         conversation is skipped and logged; an event that is too large is logged and stored as
         a stub.
         """
-        found: dict[str, tuple[_Head, bytes]] = {}
-        skipped = 0
+        batch = _Batch()
         for item in map(bytes, raw):
             head = _check(item)
             if head is None:
-                skipped += 1
+                batch.skipped += 1
             elif self._store_deltas or head.kind != DELTA_KIND:
-                found.setdefault(head.id, (head, _bounded(head, item, conversation_id)))
-        if skipped:
+                batch.order.append(head.id)
+                batch.found.setdefault(head.id, (head, _bounded(head, item, conversation_id)))
+            else:
+                batch.order.append(item)
+        if batch.skipped:
             log.warning(
-                "events skipped", extra={"conversation_id": conversation_id, "events": skipped}
+                "events skipped",
+                extra={"conversation_id": conversation_id, "events": batch.skipped},
             )
-        return await _store(tx, conversation_id, found) if found else []
+        return await self._store(tx, conversation_id, batch) if batch.order else []
 
     async def search(
         self, conversation_id: str, query: EventQuery, *, page_id: str | None, limit: int
@@ -124,6 +131,24 @@ class EventLog:
         """Return the latest time any event of the conversation bears, or None without events."""
         return await EventTable.last_timestamp(self._db, conversation_id)
 
+    async def _store(
+        self, tx: Transaction, conversation_id: str, batch: "_Batch"
+    ) -> list[StoredEvent]:
+        state = await EventTable.find_state(tx, conversation_id, batch.found)
+        if state is None:
+            log.warning(
+                "events of an unknown conversation", extra={"conversation_id": conversation_id}
+            )
+            return []
+        new = [pair for event_id, pair in batch.found.items() if event_id not in state.known]
+        events = _number(conversation_id, state.next_seq, new)
+        if events:
+            await EventTable.insert_many(tx, events)
+            await EventTable.set_next_seq(tx, conversation_id, state.next_seq + len(events))
+        for news in _news(state, conversation_id, batch.order, events):
+            tx.after_commit(partial(self._announcements.announce, news))
+        return events
+
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
     id: str
@@ -135,6 +160,22 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 class _StateHead(_Head, frozen=True, kw_only=True):
     key: Any = None
     value: msgspec.Raw = msgspec.Raw()
+
+
+class _Batch(msgspec.Struct, kw_only=True):
+    """What came at once: the events to store, and the order of their ids and of the deltas."""
+
+    found: dict[str, tuple[_Head, bytes]] = {}
+    order: list[str | bytes] = []
+    skipped: int = 0
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the log of a conversation is, and which of some events it has."""
+
+    user_id: str
+    next_seq: int
+    known: set[str]
 
 
 class _Stub(_Head, frozen=True, kw_only=True):
@@ -192,16 +233,10 @@ def _bounded(head: _Head, item: bytes, conversation_id: str) -> bytes:
     return msgspec.json.encode(stub)
 
 
-async def _store(
-    tx: Transaction, conversation_id: str, found: dict[str, tuple[_Head, bytes]]
+def _number(
+    conversation_id: str, next_seq: int, new: Iterable[tuple[_Head, bytes]]
 ) -> list[StoredEvent]:
-    state = await EventTable.find_state(tx, conversation_id, found)
-    if state is None:
-        log.warning("events of an unknown conversation", extra={"conversation_id": conversation_id})
-        return []
-    next_seq, known = state
-    new = [pair for event_id, pair in found.items() if event_id not in known]
-    events = [
+    return [
         StoredEvent(
             conversation_id=conversation_id,
             seq=seq,
@@ -213,10 +248,34 @@ async def _store(
         )
         for seq, (head, item) in enumerate(new, next_seq)
     ]
+
+
+def _news(
+    state: _State, conversation_id: str, order: Iterable[str | bytes], events: list[StoredEvent]
+) -> Iterable[Announcement]:
+    """Return what to announce: each delta, with what was stored before it, and the last event."""
+    last = state.next_seq - 1
+    numbers = {event.id: event.seq for event in events}
+    for item in order:
+        if isinstance(item, str):
+            last = numbers.get(item, last)
+        else:
+            yield Announcement(
+                subject=Subject.DELTA,
+                user_id=state.user_id,
+                id=conversation_id,
+                conversation_id=conversation_id,
+                seq=last,
+                delta=item,
+            )
     if events:
-        await EventTable.insert_many(tx, events)
-        await EventTable.set_next_seq(tx, conversation_id, next_seq + len(events))
-    return events
+        yield Announcement(
+            subject=Subject.EVENTS,
+            user_id=state.user_id,
+            id=conversation_id,
+            conversation_id=conversation_id,
+            seq=last,
+        )
 
 
 def _forms(event_id: str) -> set[str]:
@@ -233,10 +292,10 @@ class EventTable:
     @staticmethod
     async def find_state(
         source: Queryable, conversation_id: str, ids: Iterable[str]
-    ) -> tuple[int, set[str]] | None:
-        """Return the next number of a conversation and which of the ids it has, or None."""
+    ) -> _State | None:
+        """Return how far a conversation is and which of the ids it has, or None."""
         sql = """
-            SELECT c.next_seq, (
+            SELECT c.user_id, c.next_seq, (
                 SELECT json_group_array(e.id)
                 FROM events AS e
                 WHERE e.conversation_id = c.id
@@ -248,7 +307,11 @@ class EventTable:
         row = await source.one(sql, {"conversation_id": conversation_id, "ids": _to_json(ids)})
         if row is None:
             return None
-        return row["next_seq"], set(msgspec.json.decode(row["known"], type=list[str]))
+        return _State(
+            user_id=row["user_id"],
+            next_seq=row["next_seq"],
+            known=set(msgspec.json.decode(row["known"], type=list[str])),
+        )
 
     @staticmethod
     async def insert_many(tx: Transaction, events: Iterable[StoredEvent]) -> None:

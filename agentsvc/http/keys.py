@@ -7,6 +7,7 @@ from typing import Final
 
 from aiohttp import web
 
+from agentsvc.announcements import Announcements
 from agentsvc.auth import KeyRing, Principal
 from agentsvc.catalogue import Catalogue
 from agentsvc.config import Config
@@ -36,6 +37,7 @@ SETTINGS: Final[web.AppKey[SettingsStore]] = web.AppKey("settings")
 SECRETS: Final[web.AppKey[SecretStore]] = web.AppKey("secrets")
 GIT_PROVIDERS: Final[web.AppKey[GitProviders]] = web.AppKey("git_providers")
 CATALOGUE: Final[web.AppKey[Catalogue]] = web.AppKey("catalogue")
+ANNOUNCEMENTS: Final[web.AppKey[Announcements]] = web.AppKey("announcements")
 EVENTS: Final[web.AppKey[EventLog]] = web.AppKey("events")
 SANDBOXES: Final[web.AppKey[Sandboxes]] = web.AppKey("sandboxes")
 CONVERSATIONS: Final[web.AppKey[Conversations]] = web.AppKey("conversations")

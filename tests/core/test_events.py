@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import InvalidRequest
 from agentsvc.events import (
@@ -45,8 +46,13 @@ ADD_CONVERSATION = """
 
 
 @pytest.fixture
-def events(db: Database) -> EventLog:
-    return EventLog(db, store_deltas=False)
+def announcements() -> Announcements:
+    return Announcements()
+
+
+@pytest.fixture
+def events(db: Database, announcements: Announcements) -> EventLog:
+    return EventLog(db, announcements, store_deltas=False)
 
 
 def event(number: int, **members: Any) -> bytes:
@@ -261,9 +267,66 @@ async def test_an_empty_batch_is_nothing(db: Database, events: EventLog) -> None
 async def test_deltas_are_stored_only_when_configured(
     db: Database, store_deltas: bool, expected: list[int]
 ) -> None:
-    events = EventLog(db, store_deltas=store_deltas)
+    events = EventLog(db, Announcements(), store_deltas=store_deltas)
     added = await append(db, events, [event(1, kind="StreamingDeltaEvent"), event(2)])
     assert numbers(added) == expected
+
+
+def told(subject: Subject, seq: int, delta: bytes = b"") -> Announcement:
+    return Announcement(
+        subject=subject, user_id="u", id="c1", conversation_id="c1", seq=seq, delta=delta
+    )
+
+
+async def test_what_was_stored_is_announced_once(
+    db: Database, events: EventLog, announcements: Announcements
+) -> None:
+    with announcements.subscribe("u", lambda _: True) as listener:
+        await append(db, events, [event(1), event(2)])
+        assert await listener.take() == [told(Subject.EVENTS, 1)]
+        await append(db, events, [event(1), event(2)])
+        await append(db, events, [event(9)], "nobody")
+        await append(db, events, [event(1), event(3)])
+        assert await listener.take() == [told(Subject.EVENTS, 2)]
+
+
+async def test_what_is_announced_can_be_read_at_once(
+    db: Database, events: EventLog, announcements: Announcements
+) -> None:
+    with announcements.subscribe("u", lambda _: True) as listener:
+        adding = asyncio.gather(append(db, events, [event(1)]))
+        await listener.take()
+        assert numbers(await stored(events)) == [1]
+        await adding
+
+
+async def test_nothing_is_announced_of_a_transaction_that_failed(
+    db: Database, events: EventLog, announcements: Announcements
+) -> None:
+    async def fail(tx: Transaction) -> None:
+        await events.append(tx, "c1", [event(1)])
+        raise InvalidRequest("no")
+
+    with announcements.subscribe("u", lambda _: True) as listener:
+        with pytest.raises(InvalidRequest):
+            await db.write(fail)
+        await append(db, events, [event(2)])
+        assert await listener.take() == [told(Subject.EVENTS, 0)]
+
+
+async def test_deltas_are_announced_with_the_number_of_the_event_before_them(
+    db: Database, events: EventLog, announcements: Announcements
+) -> None:
+    first, second, third = (event(number, kind="StreamingDeltaEvent") for number in (7, 8, 9))
+    with announcements.subscribe("u", lambda _: True) as listener:
+        await append(db, events, [first])
+        await append(db, events, [event(1), second, event(2), third])
+        assert await listener.take() == [
+            told(Subject.DELTA, -1, first),
+            told(Subject.DELTA, 0, second),
+            told(Subject.DELTA, 1, third),
+            told(Subject.EVENTS, 1),
+        ]
 
 
 async def test_raw_parts_of_a_decoded_body_can_be_appended(db: Database, events: EventLog) -> None:

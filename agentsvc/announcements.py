@@ -1,0 +1,170 @@
+"""News inside the server: what was stored is announced, without waiting, to whoever listens.
+
+An announcement names what has changed and is made once the change is durable; what it is now is
+read from the store. So a listener that reads slowly misses nothing, and what waits for it stays
+small. Only streaming deltas, which are nowhere else, are in the announcement itself.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from enum import StrEnum
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+MOST_WAITING: Final = 1000
+"""How many announcements may wait for one listener."""
+
+MOST_WAITING_BYTES: Final = 1024 * 1024
+"""How many bytes of deltas may wait for one listener."""
+
+
+class Subject(StrEnum):
+    """What an announcement is about."""
+
+    EVENTS = "events"
+    """A conversation has new events."""
+    DELTA = "delta"
+    """A piece of what the model is saying in a conversation, passed on and not stored."""
+    CONVERSATION = "conversation"
+    START_TASK = "start_task"
+    SANDBOX = "sandbox"
+
+
+class Announcement(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing of a user's has changed, is new, or was deleted.
+
+    `id` is that of the sandbox or the start task, and of the conversation for everything else.
+    `seq` is the number of the last stored event: of the new ones, or before the delta.
+    """
+
+    subject: Subject
+    user_id: str
+    id: str
+    conversation_id: str | None = None
+    seq: int | None = None
+    is_deleted: bool = False
+    delta: bytes = b""
+
+
+type IsWanted = Callable[[Announcement], bool]
+
+
+class Overrun(Exception):
+    """More was announced than may wait; what waited is lost, and the store has to be read."""
+
+
+class Announcements:
+    """Passes on what is announced to those who listen for it."""
+
+    def __init__(self) -> None:
+        self._listeners: defaultdict[str, set[Subscription]] = defaultdict(set)
+
+    def announce(self, news: Announcement) -> None:
+        """Tell everyone who listens; call it after the transaction has committed."""
+        for listener in self._listeners.get(news.user_id, ()):
+            listener.put(news)
+
+    def subscribe(
+        self,
+        user_id: str,
+        is_wanted: IsWanted,
+        *,
+        most_waiting: int = MOST_WAITING,
+        most_waiting_bytes: int = MOST_WAITING_BYTES,
+    ) -> "Subscription":
+        """Listen, from now on until `close`, for what of a user's is wanted."""
+        subscription = Subscription(
+            is_wanted,
+            most_waiting=most_waiting,
+            most_waiting_bytes=most_waiting_bytes,
+            on_close=lambda ended: self._forget(user_id, ended),
+        )
+        self._listeners[user_id].add(subscription)
+        return subscription
+
+    def count(self) -> int:
+        """Return how many listen."""
+        return sum(map(len, self._listeners.values()))
+
+    def _forget(self, user_id: str, ended: "Subscription") -> None:
+        listeners = self._listeners.get(user_id, set())
+        listeners.discard(ended)
+        if not listeners:
+            self._listeners.pop(user_id, None)
+
+
+class Subscription:
+    """What one listener has not heard yet; a context that ends it.
+
+    Of several announcements of one thing only the last waits, deltas aside.
+    """
+
+    def __init__(
+        self,
+        is_wanted: IsWanted,
+        *,
+        most_waiting: int,
+        most_waiting_bytes: int,
+        on_close: "Callable[[Subscription], None]",
+    ) -> None:
+        self._is_wanted = is_wanted
+        self._most_waiting = most_waiting
+        self._most_waiting_bytes = most_waiting_bytes
+        self._on_close = on_close
+        self._waiting: dict[tuple[Subject, str, int], Announcement] = {}
+        self._bytes = 0
+        self._deltas = 0
+        self._is_overrun = False
+        self._some = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def put(self, news: Announcement) -> None:
+        """Add an announcement, if it is wanted; never waits."""
+        if self._is_overrun or not self._is_wanted(news):
+            return
+        if news.subject is Subject.DELTA:
+            self._deltas += 1
+            self._bytes += len(news.delta)
+        key = (news.subject, news.id, self._deltas if news.subject is Subject.DELTA else 0)
+        self._waiting.pop(key, None)
+        self._waiting[key] = news
+        if len(self._waiting) > self._most_waiting or self._bytes > self._most_waiting_bytes:
+            self._is_overrun = True
+            self._clear()
+        self._some.set()
+
+    async def take(self) -> list[Announcement]:
+        """Wait until there is something, and return all of it in its order.
+
+        Raises Overrun once when too much was waiting, and listens on.
+        """
+        await self._some.wait()
+        self._some.clear()
+        if self._is_overrun:
+            self._is_overrun = False
+            raise Overrun
+        taken = list(self._waiting.values())
+        self._clear()
+        return taken
+
+    def close(self) -> None:
+        """Listen no more; safe to call twice."""
+        self._on_close(self)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._waiting.clear()
+        self._bytes = 0
