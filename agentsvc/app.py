@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc.agent import AgentClient
-from agentsvc.announcements import Announcements
+from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.auth import KeyRing
 from agentsvc.catalogue import Catalogue
 from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config, OnShutdown
@@ -184,6 +184,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[SUPERVISOR],
         config=config.conversations,
         callbacks=callbacks,
+        announcements=app[ANNOUNCEMENTS],
     )
     app[FILES] = ConversationFiles(
         conversations=conversations,
@@ -207,6 +208,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[SUPERVISOR],
     )
     sandboxes.on_change(pending.sandbox_changed)
+    sandboxes.on_change(lambda before, after: app[ANNOUNCEMENTS].announce(_news(before, after)))
     await sandboxes.recover()
     await conversations.recover()
     yield
@@ -238,6 +240,12 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
         "failed starts", conversations.remove_failed, every_seconds=_REMOVE_FAILED_SECONDS
     )
     yield
+
+
+def _news(before: Sandbox, after: Sandbox | None) -> Announcement:
+    return Announcement(
+        subject=Subject.SANDBOX, user_id=before.user_id, id=before.id, is_deleted=after is None
+    )
 
 
 def _changed(before: Sandbox, after: Sandbox | None) -> Event:

@@ -14,6 +14,7 @@ import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.agent_answers import ConversationInfo
+from agentsvc.announcements import Announcements
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations import facts
 from agentsvc.conversations.agent_body import text_of, to_agent_message
@@ -51,9 +52,10 @@ class Recorder:
         agents: AgentClient,
         supervisor: Supervisor,
         config: ConversationsConfig,
+        announcements: Announcements,
     ) -> None:
         self._db = db
-        self._table = ConversationTable(db)
+        self._table = ConversationTable(db, announcements)
         self._events = events
         self._sandboxes = sandboxes
         self._agents = agents

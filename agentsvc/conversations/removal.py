@@ -92,7 +92,7 @@ class Remover:
             family = await self._table.family(tx, conversation_id)
             ids = [member.id for member in family]
             tasks = await self._tasks.ids_of_conversations(tx, ids)
-            await self._table.delete(tx, ids)
+            await self._table.delete(tx, family)
             await self._leave_sandboxes(tx, family)
             return tasks
 

@@ -11,6 +11,7 @@ import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.agent_answers import decode_conversation
+from agentsvc.announcements import Announcements
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.agent_body import to_agent_message
 from agentsvc.conversations.lookups import Passes, ProviderPass
@@ -76,10 +77,11 @@ class Conversations:
         supervisor: Supervisor,
         config: ConversationsConfig,
         callbacks: CallbackRules,
+        announcements: Announcements,
     ) -> None:
         self._db = db
-        self._table = ConversationTable(db)
-        self._tasks = StartTaskTable(db, vault)
+        self._table = ConversationTable(db, announcements)
+        self._tasks = StartTaskTable(db, vault, announcements)
         self._passes = Passes(vault)
         self._sandboxes = sandboxes
         self._agents = agents
@@ -94,6 +96,7 @@ class Conversations:
             agents=agents,
             supervisor=supervisor,
             config=config,
+            announcements=announcements,
         )
         self._remover = Remover(
             db=db,
@@ -115,6 +118,7 @@ class Conversations:
             config=config,
             callbacks=callbacks,
             on_change=self._task_changed,
+            announcements=announcements,
         )
         self._followers: defaultdict[str, list[asyncio.Queue[StartTask | None]]]
         self._followers = defaultdict(list)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer, ConversationInfo
+from agentsvc.announcements import Announcements
 from agentsvc.backend import Spec
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.agent_body import (
@@ -94,11 +95,12 @@ class Starter:
         config: ConversationsConfig,
         callbacks: CallbackRules,
         on_change: OnTaskChange,
+        announcements: Announcements,
     ) -> None:
         self._db = db
-        self._tasks = StartTaskTable(db, vault)
+        self._tasks = StartTaskTable(db, vault, announcements)
         self._passes = Passes(vault)
-        self._table = ConversationTable(db)
+        self._table = ConversationTable(db, announcements)
         self._sandboxes = sandboxes
         self._agents = agents
         self._settings = settings

@@ -1,11 +1,13 @@
-"""The SQL of conversations: rows in, structs out. No logic."""
+"""The SQL of conversations: rows in, structs out. No logic; each write is announced once durable."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
+from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.conversations.model import (
     Conversation,
     ConversationQuery,
@@ -65,8 +67,9 @@ _facts = msgspec.json.Decoder(Facts)
 class ConversationTable:
     """Inserts, updates and finds conversation rows; each method is one statement."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, announcements: Announcements) -> None:
         self._db = db
+        self._announcements = announcements
 
     async def insert(self, tx: Transaction, conversation: Conversation) -> None:
         """Insert a new conversation."""
@@ -81,6 +84,7 @@ class ConversationTable:
             " :working_dir, :execution_status, :max_budget, :ready_at, :created_at, :updated_at)",
             _to_row(conversation),
         )
+        self._announce(tx, conversation)
 
     async def update(self, tx: Transaction, conversation: Conversation) -> None:
         """Store a changed conversation; ready_at is set once and stays."""
@@ -95,15 +99,18 @@ class ConversationTable:
             " WHERE id = :id",
             _to_row(conversation),
         )
+        self._announce(tx, conversation)
 
-    async def delete(self, tx: Transaction, ids: Sequence[str]) -> None:
+    async def delete(self, tx: Transaction, conversations: Sequence[Conversation]) -> None:
         """Delete conversations with their start tasks; their events go with them."""
-        params = {"ids": _encode(list(ids)).decode()}
+        params = {"ids": _encode([one.id for one in conversations]).decode()}
         for statement in (
             "DELETE FROM start_tasks WHERE conversation_id IN (SELECT value FROM json_each(:ids))",
             "DELETE FROM conversations WHERE id IN (SELECT value FROM json_each(:ids))",
         ):
             await tx.run(statement, params)
+        for conversation in conversations:
+            self._announce(tx, conversation, is_deleted=True)
 
     async def find(
         self, conversation_id: str, reader: Queryable | None = None
@@ -199,6 +206,18 @@ class ConversationTable:
             " WHERE c.ready_at IS NOT NULL AND b.phase = 'running'",
         )
         return [_from_row(row) for row in rows]
+
+    def _announce(
+        self, tx: Transaction, conversation: Conversation, *, is_deleted: bool = False
+    ) -> None:
+        news = Announcement(
+            subject=Subject.CONVERSATION,
+            user_id=conversation.user_id,
+            id=conversation.id,
+            conversation_id=conversation.id,
+            is_deleted=is_deleted,
+        )
+        tx.after_commit(partial(self._announcements.announce, news))
 
 
 def _conditions(user_id: str, query: ConversationQuery) -> tuple[list[str], dict[str, Any]]:

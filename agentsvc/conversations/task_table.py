@@ -1,11 +1,16 @@
-"""The SQL of start tasks: rows in, structs out. No logic; orders are stored sealed."""
+"""The SQL of start tasks: rows in, structs out. No logic; each write is announced once durable.
+
+Orders are stored sealed.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
+from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.conversations.model import Stage, StartTask
 from agentsvc.conversations.pages import Page
 from agentsvc.db import Database, Queryable, Row, Transaction
@@ -44,8 +49,9 @@ _order_decoder = msgspec.json.Decoder(StartOrder, dec_hook=_show)
 class StartTaskTable:
     """Inserts, updates and finds start tasks; each method is one statement."""
 
-    def __init__(self, db: Database, vault: Vault) -> None:
+    def __init__(self, db: Database, vault: Vault, announcements: Announcements) -> None:
         self._db = db
+        self._announcements = announcements
         self._vault = vault
 
     async def insert(self, tx: Transaction, task: StartTask) -> None:
@@ -58,6 +64,7 @@ class StartTaskTable:
             " :agent_server_url, :sealed, :generation, :stages, :created_at, :updated_at)",
             {**_task_row(task), "sealed": sealed},
         )
+        self._announce(tx, task)
 
     async def update(self, tx: Transaction, task: StartTask) -> None:
         """Store how far a start has come."""
@@ -67,6 +74,7 @@ class StartTaskTable:
             " updated_at = :updated_at WHERE id = :id",
             _task_row(task),
         )
+        self._announce(tx, task)
 
     async def find(self, task_id: str, reader: Queryable | None = None) -> StartTask | None:
         """Return a start task, whoever owns it."""
@@ -139,6 +147,15 @@ class StartTaskTable:
             params,
         )
         return int(row["n"]) if row else 0
+
+    def _announce(self, tx: Transaction, task: StartTask) -> None:
+        news = Announcement(
+            subject=Subject.START_TASK,
+            user_id=task.user_id,
+            id=task.id,
+            conversation_id=task.conversation_id,
+        )
+        tx.after_commit(partial(self._announcements.announce, news))
 
     def _from_row(self, row: Row) -> StartTask:
         plain = self._vault.unseal(row["sealed"], _context(row["id"]))

@@ -124,17 +124,30 @@ class Sandboxes:
 
     async def identify(self, session_key: str) -> Sandbox:
         """Return the sandbox that a session key belongs to, if it runs; raises NotAuthenticated."""
-        sandbox = await self._table.find_by_key_hash(sha256(session_key))
-        if sandbox is None or not secrets.compare_digest(
-            sandbox.session_key.reveal().encode(), session_key.encode()
-        ):
+        sandbox = await self.find_by_key(session_key)
+        if sandbox is None:
             raise NotAuthenticated("Invalid session API key")
         if not sandbox.may_call:
             raise NotAuthenticated("Invalid session API key", detail="its sandbox does not run")
         return sandbox
 
+    async def find_by_key(self, session_key: str) -> Sandbox | None:
+        """Return the sandbox that a session key belongs to, whatever its state, or None.
+
+        One that is being deleted is not found.
+        """
+        sandbox = await self._table.find_by_key_hash(sha256(session_key))
+        if sandbox is None or not secrets.compare_digest(
+            sandbox.session_key.reveal().encode(), session_key.encode()
+        ):
+            return None
+        return None if sandbox.target is Target.DELETED else sandbox
+
     def on_change(self, listener: OnChange) -> None:
-        """Call `listener(before, after)` after each stored change; after is None once deleted."""
+        """Call `listener(before, after)` after each stored change; after is None once deleted.
+
+        Of a new sandbox both are the same.
+        """
         self._changes.listen(listener)
 
     # What is wanted
@@ -166,6 +179,7 @@ class Sandboxes:
 
         async def insert(tx: Transaction) -> None:
             await self._table.insert(tx, sandbox)
+            tx.after_commit(lambda: self._changes.announce(sandbox, sandbox))
             tx.after_commit(lambda: self._driver.wake(sandbox.id))
 
         await (insert(tx) if tx else self._db.write(insert))
