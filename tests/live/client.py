@@ -45,6 +45,13 @@ class LiveClient(Client):
         self._agents.append(agent)
         return agent
 
+    def asked(self, text: str) -> list[dict[str, Any]]:
+        """Return what agents asked the model about a text, oldest first.
+
+        The requests for titles have the text, too, come at any time, and have no tools.
+        """
+        return [one for one in self.model.requests if one.get("tools") and text in str(one)]
+
     async def save_settings(self, **fields: Any) -> None:
         """Save settings that are complete: what is not named is as if never changed."""
         llm = {

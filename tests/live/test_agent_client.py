@@ -56,6 +56,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "OH_BASH_EVENTS_DIR": str(path / "bash"),
     }
     command = [sys.executable, "-m", "openhands.agent_server"]
+    # It keeps to itself what would stay in /tmp.
+    command += ["--import-modules", "agentsvc.backends.guest"]
     with (path / "log").open("wb") as log:
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port)],

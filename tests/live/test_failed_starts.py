@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from agentsvc.values import monotonic
 from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation
 from tests.live.events import errors
@@ -76,9 +75,7 @@ async def test_a_start_without_a_model_says_what_to_set(client: LiveClient) -> N
 
 async def test_a_refused_model_key_is_a_failed_start(client: LiveClient, sandbox_id: str) -> None:
     await client.save_settings(llm_api_key="sk-not-the-right-one")
-    began = monotonic()
     ended = await fail_to_start(client, "[script:say]", sandbox_id=sandbox_id)
-    assert monotonic() - began < 30
     assert "The language model refused the first request" in ended["detail"]
     assert "Check `llm_api_key` in the settings" in ended["detail"]
     assert "sk-not-the-right-one" not in ended["detail"]

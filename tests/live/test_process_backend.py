@@ -15,7 +15,7 @@ from agentsvc.backend import BackendContext, Handle, Order, Phase, Report
 from agentsvc.backends import places, tree
 from agentsvc.backends.process import DEFAULT_SPEC, ProcessBackend, ProcessConfig
 from agentsvc.testing.llm import ScriptedModel, call, finish
-from agentsvc.values import Secret, monotonic, new_id, new_key
+from agentsvc.values import Secret, new_id, new_key
 from tests.agent_checks import Rig
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(90)]
@@ -122,9 +122,7 @@ async def check_that_delete_leaves_nothing(host: Host, handle: Handle, report: R
     everyone = host.members(handle)
     names = {name_of(item) for item in everyone}
     assert any(name.startswith("tmux") for name in names), names
-    began = monotonic()
     await host.backend.delete(handle)
-    assert monotonic() - began < 5
     assert not [item for item in everyone if tree.is_alive(item.identity)]
     assert places.temp_mark(Path(handle.data["temp"])) is None
     assert not handle.data["cgroup"] or not exists(handle.data["cgroup"])
@@ -152,11 +150,9 @@ async def test_a_missing_agent_server_is_a_failure_that_says_so(tmp_path: Path) 
     async with on_host(tmp_path) as host:
         # Without its site directory this Python has no agent server.
         command = (sys.executable, "-S", "-m", "openhands.agent_server")
-        began = monotonic()
         _, report = await host.start(
             Order(sandbox_id=new_id(), command=command, ports=DEFAULT_SPEC.ports)
         )
-        assert monotonic() - began < 5
         assert (report.phase, report.exit_code) == (Phase.FAILED, 1)
         assert "No module named 'openhands" in report.reason
 

@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 
 from agentsvc.testing.git import GitServer, run_git
-from agentsvc.testing.llm import ScriptedModel
 from agentsvc.values import Secret
 from tests.live.client import LiveClient
 from tests.live.events import errors, outputs
@@ -50,7 +49,6 @@ def provider(server: GitServer, token: Secret | None = None) -> dict[str, Any]:
 async def test_a_repository_is_cloned_and_set_up(
     client: LiveClient,
     shared: Installation,
-    model: ScriptedModel,
     git_server: GitServer,
     repository: str,
 ) -> None:
@@ -81,9 +79,7 @@ async def test_a_repository_is_cloned_and_set_up(
     assert (work / "setup.log").read_text() == "set up\n"
     assert (work / ".git" / "checked").read_text() == "checked\n"
 
-    # The request for a title has the message too, and no tools.
-    asked = [one for one in model.requests if one.get("tools")]
-    prompt = str(next(one for one in asked if "Prepare the deployment" in str(one)))
+    prompt = str(client.asked("Prepare the deployment")[0])
     assert "The maintainer is called Ada" in prompt
     assert "Use the green button." in prompt
 
@@ -177,9 +173,9 @@ async def test_no_secret_is_seen_by_anyone_but_the_command_that_uses_it(
     events = await client.events(conversation_id)
     assert outputs(events) == ["<secret-hidden>"] * 3
 
-    [task] = (await client.get("/api/v1/app-conversations/start-tasks/search?limit=1")).json()[
-        "items"
-    ]
+    filters = f"conversation_id__eq={conversation_id}"
+    found = await client.get(f"/api/v1/app-conversations/start-tasks/search?{filters}")
+    [task] = found.json()["items"]
     assert task["request"]["secrets"] == {"ORDER_KEY": "**********"}
     settings = (await client.get("/api/settings")).text
     for value in [*values, client.model.key.reveal(), shared.key.reveal()]:

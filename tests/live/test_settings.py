@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agentsvc.testing.llm import ScriptedModel
 from tests.live.client import LiveClient
 from tests.live.events import outputs
 from tests.live.installation import Installation
@@ -33,9 +32,7 @@ async def save(client: LiveClient, **diff: Any) -> None:
     assert answer.status == 200, answer.text
 
 
-async def test_what_is_tuned_reaches_the_model(
-    tuned: LiveClient, model: ScriptedModel, sandbox_id: str
-) -> None:
+async def test_what_is_tuned_reaches_the_model(tuned: LiveClient, sandbox_id: str) -> None:
     await save(
         tuned,
         llm={
@@ -48,7 +45,7 @@ async def test_what_is_tuned_reaches_the_model(
     )
     conversation_id = await tuned.start_conversation(run("echo tuned"), sandbox_id=sandbox_id)
     await tuned.wait_for_execution(conversation_id, "finished")
-    [request, *_] = [one for one in model.requests if "echo tuned" in str(one["messages"])]
+    [request, *_] = tuned.asked("echo tuned")
     assert request["reasoning_effort"] == "low"
     assert request["team"] == "a"
     assert request["max_completion_tokens"] == 4096
@@ -56,7 +53,7 @@ async def test_what_is_tuned_reaches_the_model(
 
 
 async def test_a_running_conversation_goes_on_with_a_saved_model(
-    tuned: LiveClient, model: ScriptedModel, sandbox_id: str
+    tuned: LiveClient, sandbox_id: str
 ) -> None:
     settings = (await tuned.get(SETTINGS)).json()
     llm = {**settings["agent_settings"]["llm"], "model": "openai/second"}
@@ -68,18 +65,19 @@ async def test_a_running_conversation_goes_on_with_a_saved_model(
     path = f"/api/v1/app-conversations/{conversation_id}"
     switched = await tuned.post(f"{path}/switch_profile", json={"profile_name": "second"})
     assert switched.status == 200, switched.text
-    before = len(model.requests)
     await tuned.send(conversation_id, run("echo second"))
     await tuned.until(conversation_id, lambda events: outputs(events) == ["first", "second"])
-    assert {one["model"] for one in model.requests[before:]} == {"second"}
+    assert {one["model"] for one in tuned.asked("echo second")} == {"second"}
 
 
 async def test_skills_of_a_running_sandbox_are_listed(
-    client: LiveClient, shared: Installation, sandbox_id: str
+    own: Installation,
 ) -> None:
-    home = shared.sandbox_dir(sandbox_id) / "home"
-    skills = home / ".openhands" / "skills"
-    skills.mkdir(parents=True, exist_ok=True)
+    client = own.client()
+    sandbox_id = (await client.post("/api/v1/sandboxes")).json()["id"]
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
+    skills = own.sandbox_dir(sandbox_id) / "home" / ".openhands" / "skills"
+    skills.mkdir(parents=True)
     (skills / "deploy.md").write_text(
         "---\nname: deploy\ntriggers: [ship it]\n---\nHow to deploy.\n"
     )
