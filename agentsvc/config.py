@@ -103,7 +103,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="Let programs without a key ask for one at /oauth/device;"
             " a person with a key approves it"
         ),
-    ] = False
+    ] = True
     max_body_bytes: Annotated[
         int, Meta(ge=1024, le=2**31, description="Largest request body that is read")
     ] = 10 * 1024 * 1024

@@ -5,6 +5,7 @@ key, once. Its two codes are stored as hashes, like keys.
 """
 
 import re
+from collections import OrderedDict
 from datetime import timedelta
 from enum import StrEnum
 from typing import Final
@@ -13,7 +14,7 @@ from msgspec import Struct
 
 from agentsvc import values
 from agentsvc.auth import KEY_PREFIX, insert_key
-from agentsvc.db import Database, Reader, Row, Transaction
+from agentsvc.db import Database, Queryable, Reader, Row, Transaction
 from agentsvc.errors import NotFound, TooManyRequests
 from agentsvc.values import Secret
 
@@ -24,7 +25,14 @@ INTERVAL_STEP_SECONDS: Final = 5
 """How much longer it must wait once it asked too early."""
 PENDING_MAX: Final = 1000
 """How many logins may wait at a time; anybody can ask for one."""
+BEGINNINGS_A_MINUTE: Final = 30
+"""How many logins one address may start in a minute."""
+QUESTIONS_A_MINUTE: Final = 300
+"""How often one address may ask for keys in a minute, or try a user's key."""
 
+_CALLERS_MAX: Final = 10_000
+
+_MINUTE_SECONDS: Final = 60.0
 _CODE_LENGTH: Final = 8
 _KEY_NAME: Final = "device login"
 _NOT_IN_CODE = re.compile(r"[^A-Z]")
@@ -57,15 +65,45 @@ class Claim(Struct, frozen=True, kw_only=True):
     interval_seconds: int = 0
 
 
+class Pace:
+    """Lets each caller do a thing so many times a minute.
+
+    It remembers a limited number of callers; the one that was away longest is forgotten first.
+    """
+
+    def __init__(self, times_a_minute: int) -> None:
+        self._times = times_a_minute
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def check(self, caller: str) -> None:
+        """Count what a caller does now; raises TooManyRequests, and then it does not count."""
+        moment = values.monotonic()
+        left, since = self._left.pop(caller, (float(self._times), moment))
+        left = min(self._times, left + (moment - since) * self._times / _MINUTE_SECONDS)
+        is_allowed = left >= 1
+        self._left[caller] = (left - 1 if is_allowed else left, moment)
+        if len(self._left) > _CALLERS_MAX:
+            self._left.popitem(last=False)
+        if not is_allowed:
+            raise TooManyRequests("Too many requests come from this address")
+
+
 class DeviceLogins:
     """Every login that waits for its user."""
 
     def __init__(self, db: Database, *, lifetime: timedelta = LIFETIME) -> None:
         self._db = db
         self._lifetime = lifetime
+        self._beginnings = Pace(BEGINNINGS_A_MINUTE)
+        self._questions = Pace(QUESTIONS_A_MINUTE)
 
-    async def begin(self) -> Login:
-        """Start a login; raises TooManyRequests while too many wait."""
+    def admit(self, address: str) -> None:
+        """Count a question that anybody can ask; raises TooManyRequests if it comes too soon."""
+        self._questions.check(address)
+
+    async def begin(self, address: str = "") -> Login:
+        """Start a login; raises TooManyRequests while too many wait or come from one address."""
+        self._beginnings.check(address)
         code = values.new_code(_CODE_LENGTH)
         login = Login(
             device_code=values.new_key(),
@@ -111,6 +149,9 @@ class DeviceLogins:
             await insert_key(tx, row["user_id"], _KEY_NAME, key)
             return Claim(state=ClaimState.GRANTED, key=key)
 
+        if await DeviceTable.find(self._db, device_hash) is None:
+            # Anybody can ask, so a code that was never given costs no write.
+            return Claim(state=ClaimState.EXPIRED)
         return await self._db.write(body)
 
     async def _decide(self, user_code: str, state: str, user_id: str | None) -> None:
@@ -146,7 +187,7 @@ class DeviceTable:
         )
 
     @staticmethod
-    async def find(reader: Reader, device_hash: str) -> Row | None:
+    async def find(reader: Queryable, device_hash: str) -> Row | None:
         """Return the login of a program."""
         sql = """
             SELECT device_hash, state, user_id, interval_seconds, polled_at, expires_at

@@ -6,14 +6,13 @@ from pathlib import Path
 import coverage
 import pytest
 
-from agentsvc.config import Config, ConversationsConfig, GitConfig, SandboxesConfig, ServerConfig
+from agentsvc.config import Config, ConversationsConfig, GitConfig, SandboxesConfig
 from agentsvc.plugins import PluginHost
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.service import Client, Service
 
 FAST = Config(
-    server=ServerConfig(device_login=True),
     sandboxes=SandboxesConfig(
         default_backend="fake", sweep_seconds=0.2, start_seconds=5, call_seconds=3
     ),

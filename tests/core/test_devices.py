@@ -10,7 +10,7 @@ import pytest
 from agentsvc import devices, values
 from agentsvc.auth import KeyRing, Role
 from agentsvc.db import Database
-from agentsvc.devices import ClaimState, DeviceLogins
+from agentsvc.devices import ClaimState, DeviceLogins, Pace
 from agentsvc.errors import NotFound, TooManyRequests
 from agentsvc.values import Secret
 
@@ -141,3 +141,43 @@ async def test_neither_code_is_stored(logins: DeviceLogins, tmp_path: Path) -> N
 
 def contents_of(directory: Path) -> list[bytes]:
     return [file.read_bytes() for file in directory.iterdir()]
+
+
+def test_a_pace_is_kept_for_each_caller() -> None:
+    pace = Pace(2)
+    assert use_up(pace, "a") == 2
+    assert use_up(pace, "b") == 2
+
+
+async def test_a_pace_grows_back_and_a_refusal_does_not_count() -> None:
+    pace = Pace(600)
+    assert use_up(pace, "a") >= 600
+    for _ in range(1000):
+        await asyncio.sleep(0.02)
+        if is_admitted(pace, "a"):
+            return
+    pytest.fail("it is never admitted again")
+
+
+def test_a_pace_remembers_a_limited_number_of_callers() -> None:
+    pace = Pace(1)
+    pace.check("first")
+    for number in range(20_000):
+        pace.check(str(number))
+    pace.check("first")
+
+
+def is_admitted(pace: Pace, caller: str) -> bool:
+    try:
+        pace.check(caller)
+    except TooManyRequests:
+        return False
+    return True
+
+
+def use_up(pace: Pace, caller: str) -> int:
+    """Return how often a caller is admitted at once."""
+    times = 0
+    while is_admitted(pace, caller):
+        times += 1
+    return times

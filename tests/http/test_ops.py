@@ -8,7 +8,7 @@ import pytest
 
 from agentsvc import __version__
 from agentsvc.app import build_app
-from agentsvc.config import Config
+from agentsvc.config import Config, ServerConfig
 from agentsvc.http.routes import Scope, mounted
 from agentsvc.testing.backend import FakeWorld
 from tests.service import Client, Service
@@ -74,18 +74,21 @@ async def test_a_front_end_learns_without_a_key_what_to_show(anyone: Client) -> 
 ALWAYS_OPEN = {"/alive", "/health", "/ready", "/server_info", "/api/v1/web-client/config"}
 
 
-async def test_only_five_operations_are_open(tmp_path: Path) -> None:
-    app = await build_app(Config(), data_dir=tmp_path)
+async def test_only_five_operations_are_open_without_the_device_login(tmp_path: Path) -> None:
+    config = Config(server=ServerConfig(device_login=False))
+    app = await build_app(config, data_dir=tmp_path)
     opened = {route.path for route in mounted(app) if route.scope is Scope.OPEN}
     assert opened == ALWAYS_OPEN
 
 
-def test_the_device_login_opens_three_more(service: Service) -> None:
-    opened = {route.path for route in mounted(service.app) if route.scope is Scope.OPEN}
+async def test_the_device_login_opens_its_own_and_is_on_by_default(tmp_path: Path) -> None:
+    app = await build_app(Config(), data_dir=tmp_path)
+    opened = {route.path for route in mounted(app) if route.scope is Scope.OPEN}
     assert opened - ALWAYS_OPEN == {
         "/oauth/device/authorize",
         "/oauth/device/token",
         "/oauth/device/verify",
+        "/oauth/device/verify.css",
     }
 
 

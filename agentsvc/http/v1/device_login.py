@@ -6,11 +6,13 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
+from agentsvc.auth import Principal
 from agentsvc.devices import Claim, ClaimState, Login
 from agentsvc.errors import AgentsvcError, BadRequest
 from agentsvc.http.keys import CONFIG, DEVICES, KEYRING, PRINCIPAL
 from agentsvc.http.routes import Route, Scope
 from agentsvc.http.v1.forms import read_form
+from agentsvc.http.v1.pages import page, text_of
 from agentsvc.http.wire import json_response, read_query
 from agentsvc.values import Secret
 
@@ -71,24 +73,26 @@ class PageForm(msgspec.Struct, frozen=True, kw_only=True):
 
     user_code: Code
     api_key: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+    approve: bool = True
 
 
 _BEGINNING = msgspec.json.Decoder(Beginning | None)
 _TOKEN_REQUEST = msgspec.json.Decoder(TokenRequest)
 _DECISION = msgspec.json.Decoder(Decision, strict=False)
-_PAGE_FORM = msgspec.json.Decoder(PageForm)
+_PAGE_FORM = msgspec.json.Decoder(PageForm, strict=False)
 
 
 async def post_authorize(request: web.Request) -> web.Response:
     """POST /oauth/device/authorize."""
     if request.can_read_body:
         await read_form(request, _BEGINNING)
-    login = await request.app[DEVICES].begin()
+    login = await request.app[DEVICES].begin(request.remote or "")
     return json_response(_from_login(login, request.app[CONFIG].server.public_url))
 
 
 async def post_token(request: web.Request) -> web.Response:
     """POST /oauth/device/token."""
+    request.app[DEVICES].admit(request.remote or "")
     asked = await read_form(request, _TOKEN_REQUEST)
     claim = await request.app[DEVICES].claim(Secret(asked.device_code))
     return json_response(_token(claim))
@@ -97,11 +101,10 @@ async def post_token(request: web.Request) -> web.Response:
 async def post_decision(request: web.Request) -> web.Response:
     """POST /oauth/device/verify-authenticated."""
     decision = await read_form(request, _DECISION)
-    if decision.approve:
-        await request.app[DEVICES].approve(request[PRINCIPAL].user_id, decision.user_code)
-        return json_response(Decided(message="Device authorized"))
-    await request.app[DEVICES].deny(decision.user_code)
-    return json_response(Decided(message="Device refused"))
+    await _decide(request, request[PRINCIPAL], decision)
+    return json_response(
+        Decided(message="Device authorized" if decision.approve else "Device refused")
+    )
 
 
 async def get_page(request: web.Request) -> web.Response:
@@ -111,23 +114,37 @@ async def get_page(request: web.Request) -> web.Response:
 
 async def post_page(request: web.Request) -> web.Response:
     """POST /oauth/device/verify: what the page sends, with a key as the only proof."""
+    request.app[DEVICES].admit(request.remote or "")
     form = await read_form(request, _PAGE_FORM)
     try:
         caller = await request.app[KEYRING].identify(form.api_key.strip())
-        await request.app[DEVICES].approve(caller.user_id, form.user_code)
+        await _decide(request, caller, Decision(user_code=form.user_code, approve=form.approve))
     except AgentsvcError as exc:
         message = "This API key is not valid" if exc.status == _UNAUTHORIZED else exc.message
         return _page(form.user_code, message, status=exc.status)
-    return _page("", "The program is logged in. This page can be closed")
+    outcome = "logged in" if form.approve else "refused"
+    return _page("", f"The program is {outcome}. This page can be closed")
+
+
+async def get_style(_request: web.Request) -> web.Response:
+    """GET /oauth/device/verify.css."""
+    return web.Response(text=text_of("verify.css"), content_type="text/css", headers=_PAGE_HEADERS)
+
+
+async def _decide(request: web.Request, caller: Principal, decision: Decision) -> None:
+    if decision.approve:
+        await request.app[DEVICES].approve(caller.user_id, decision.user_code)
+    else:
+        await request.app[DEVICES].deny(decision.user_code)
 
 
 def _from_login(login: Login, public_url: str) -> Authorization:
-    page = f"{public_url.rstrip('/')}{PREFIX}/verify"
+    address = f"{public_url.rstrip('/')}{PREFIX}/verify"
     return Authorization(
         device_code=login.device_code.reveal(),
         user_code=login.user_code,
-        verification_uri=page,
-        verification_uri_complete=f"{page}?user_code={login.user_code}",
+        verification_uri=address,
+        verification_uri_complete=f"{address}?user_code={login.user_code}",
         expires_in=round(login.lifetime.total_seconds()),
         interval=login.interval_seconds,
     )
@@ -152,38 +169,18 @@ _REASONS: Final = {
     ClaimState.EXPIRED: "The device code has expired or is not known",
 }
 
-_PAGE: Final = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Log a program in - agentsvc</title>
-</head>
-<body>
-<main>
-<h1>Log a program in</h1>
-<p role="status">{message}</p>
-<p>A program asks for access to your account. Go on only if you have started it yourself and it
-shows the same code.</p>
-<form method="post" action="verify">
-<p><label>Code <input name="user_code" value="{code}" required autocomplete="off"></label></p>
-<p><label>Your API key <input name="api_key" type="password" required autocomplete="off"></label></p>
-<p><button>Let it in</button></p>
-</form>
-<p>On the machine of the server this does the same: <code>agentsvc keys approve {code}</code></p>
-</main>
-</body>
-</html>
-"""
 _PAGE_HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; form-action 'self'; base-uri 'none';"
-    " frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self';"
+    " base-uri 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
 }
 
 
 def _page(code: str, message: str, *, status: int = 200) -> web.Response:
-    text = _PAGE.format(code=html.escape(code[:20]), message=html.escape(message))
+    shown = html.escape(code[:20])
+    text = page("verify.html").substitute(
+        code=shown, code_or_so=shown or "CODE", message=html.escape(message)
+    )
     return web.Response(text=text, status=status, content_type="text/html", headers=_PAGE_HEADERS)
 
 
@@ -232,5 +229,13 @@ ROUTES: Final = (
         rank="P2",
         summary="Let a program in from the page",
         body=PageForm,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/verify.css",
+        handler=get_style,
+        scope=Scope.OPEN,
+        rank="P2",
+        summary="Show how that page looks",
     ),
 )

@@ -1,5 +1,6 @@
 """The login of programs that have no browser, through the socket."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -7,7 +8,12 @@ import pytest
 
 from agentsvc.datadir import DataDir
 from agentsvc.db import Database
-from agentsvc.devices import DeviceLogins, Login
+from agentsvc.devices import (
+    BEGINNINGS_A_MINUTE,
+    QUESTIONS_A_MINUTE,
+    DeviceLogins,
+    Login,
+)
 from tests.service import Answer, Client, Service
 
 TOKEN = "/oauth/device/token"  # noqa: S105  # a path
@@ -159,11 +165,16 @@ async def test_only_a_user_lets_a_program_in(program: Client) -> None:
 # The page
 
 
-async def test_the_page_shows_the_code_and_loads_nothing(program: Client) -> None:
+async def test_the_page_shows_the_code_and_loads_its_style_only(program: Client) -> None:
     page = await program.get(f"{PAGE}?user_code=ABCD-EFGH")
     assert page.status == 200
     assert page.headers["Content-Type"] == "text/html; charset=utf-8"
-    assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert page.headers["Content-Security-Policy"] == (
+        "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none';"
+        " frame-ancestors 'none'"
+    )
+    assert re.findall(r'(?:src|href|action)="([^"]*)"', page.text) == ["verify.css", "verify"]
+    assert not re.search(r"<script|<style|\sstyle=|\son\w+=", page.text)
     assert page.headers["Referrer-Policy"] == "no-referrer"
     assert "ABCD-EFGH" in page.text
 
@@ -182,6 +193,21 @@ async def test_a_user_lets_a_program_in_on_the_page(program: Client, client: Cli
     assert (await ask(program, login["device_code"])).status == 200
 
 
+async def test_the_style_is_there(program: Client) -> None:
+    style = await program.get(f"{PAGE}.css")
+    assert style.status == 200
+    assert style.headers["Content-Type"].startswith("text/css")
+
+
+async def test_a_user_refuses_a_program_on_the_page(program: Client, client: Client) -> None:
+    login = await begin(program)
+    form = {"user_code": login["user_code"], "api_key": client.key or "", "approve": "false"}
+    page = await program.post(PAGE, data=form)
+    assert page.status == 200
+    assert "The program is refused" in page.text
+    assert (await ask(program, login["device_code"])).json()["error"] == "access_denied"
+
+
 async def test_a_wrong_key_on_the_page_lets_nobody_in(program: Client) -> None:
     login = await begin(program)
     page = await program.post(PAGE, data={"user_code": login["user_code"], "api_key": "wrong"})
@@ -197,3 +223,27 @@ async def test_a_wrong_code_on_the_page_is_said_to_be_wrong(
     page = await program.post(PAGE, data={"user_code": "X", "api_key": client.key or ""})
     assert page.status == 404
     assert "No login waits with this code" in page.text
+
+
+# How often
+
+
+async def test_one_address_starts_so_many_logins_a_minute(program: Client) -> None:
+    for _ in range(BEGINNINGS_A_MINUTE):
+        await begin(program)
+    statuses = {(await program.post("/oauth/device/authorize")).status for _ in range(20)}
+    assert 429 in statuses
+    assert statuses <= {200, 429}
+
+
+async def test_one_address_guesses_so_many_codes_and_keys_a_minute(program: Client) -> None:
+    form = {"user_code": "X", "api_key": "guess"}
+    for path, sent in ((TOKEN, {"device_code": "guess"}), (PAGE, form)):
+        answer = await program.post(path, data=sent)
+        for _ in range(2 * QUESTIONS_A_MINUTE):
+            if answer.status == 429:
+                break
+            answer = await program.post(path, data=sent)
+        assert answer.status == 429
+        assert answer.json()["code"] == "too_many_requests"
+        assert answer.headers["Retry-After"]
