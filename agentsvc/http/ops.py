@@ -5,7 +5,7 @@ import os
 import resource
 import shutil
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from aiohttp import web
@@ -161,6 +161,7 @@ ROUTES: Final = (
         scope=Scope.OPEN,
         rank="P1",
         summary="Say that the process answers",
+        answer=Alive,
     ),
     Route(
         method="GET",
@@ -169,6 +170,7 @@ ROUTES: Final = (
         scope=Scope.OPEN,
         rank="P1",
         summary="Say that the process answers",
+        answer=Literal["OK"],
     ),
     Route(
         method="GET",
@@ -177,6 +179,8 @@ ROUTES: Final = (
         scope=Scope.OPEN,
         rank="P1",
         summary="Say whether conversations can be started",
+        answer=Literal["OK"],
+        errors=(BackendUnavailable,),
     ),
     Route(
         method="GET",
@@ -185,6 +189,7 @@ ROUTES: Final = (
         scope=Scope.OPEN,
         rank="P1",
         summary="Say how long the server runs and what it uses",
+        answer=ServerInfo,
     ),
 )
 """Every operation outside the two generations of the API."""

@@ -9,7 +9,19 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta
 
-from agentsvc.errors import AgentsvcError
+from agentsvc.errors import (
+    AgentRefused,
+    AgentsvcError,
+    AgentUnavailable,
+    BackendBroken,
+    BackendUnavailable,
+    BadRequest,
+    Conflict,
+    Gone,
+    NotFound,
+    SandboxNotUsable,
+    Unsupported,
+)
 
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -44,6 +56,26 @@ JSON: Final = "application/json"
 FORM: Final = "application/x-www-form-urlencoded"
 MULTIPART: Final = "multipart/form-data"
 TEXT: Final = "text/plain"
+HTML: Final = "text/html"
+ZIP: Final = "application/zip"
+
+OF_AGENTS: Final = (NotFound, Conflict, Gone, SandboxNotUsable, AgentUnavailable, AgentRefused)
+"""What stands in the way of an operation that asks the agent server of a conversation."""
+OF_SANDBOXES: Final = (
+    NotFound,
+    Conflict,
+    Gone,
+    Unsupported,
+    SandboxNotUsable,
+    BackendUnavailable,
+    BackendBroken,
+)
+"""What stands in the way of an operation that wants another state of a sandbox."""
+OF_STARTS: Final = (BadRequest, NotFound, Conflict, BackendUnavailable)
+"""What stands in the way of the start of a conversation."""
+
+EXAMPLE_ID: Final = "7c9e6679742540de944be07fc1f90ae7"
+"""The id of a conversation, and of everything that goes with one, in examples."""
 
 SHOWN_AS: Final = "x-shown-as"
 """Names, in a schema, the type that describes a value which is decoded later."""
@@ -56,8 +88,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     description. `path_types` are the types of the parts of its path, where they are not what their
     names stand for elsewhere. `body` and `query` are the types its handler decodes, None where it
     reads none; `reads` names the media types of the body. `answer` is the type of the answer to
-    what is right, which has `status` and is sent as `media`. `errors` are those it raises beside
-    the ones that follow from the rest.
+    what is right, which has `status` and is sent as `media`; None where nothing is right. `errors`
+    are those it raises beside the ones that follow from the rest.
 
     A stream may go on for longer than a request may take. A page is what a browser goes to: its
     key may come as the password of HTTP Basic authentication, too.

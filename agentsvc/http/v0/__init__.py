@@ -6,8 +6,9 @@ composition root.
 """
 
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
 from aiohttp import web
 
 from agentsvc.http.keys import EVENTS
@@ -26,14 +27,19 @@ from agentsvc.http.v0.transcripts import TRANSCRIPTS, Transcripts
 
 __all__ = ["ROUTES", "install"]
 
-ROUTES: Final[tuple[Route, ...]] = (
-    *settings.ROUTES,
-    *secrets.ROUTES,
-    *options.ROUTES,
-    *conversations.ROUTES,
-    *lifecycle.ROUTES,
-    *events.ROUTES,
-    *files.ROUTES,
+_PATH_TYPES: Final = {"conversation_id": Annotated[str, msgspec.Meta(max_length=100)]}
+
+ROUTES: Final[tuple[Route, ...]] = tuple(
+    msgspec.structs.replace(route, is_deprecated=True, path_types=_PATH_TYPES)
+    for route in (
+        *settings.ROUTES,
+        *secrets.ROUTES,
+        *options.ROUTES,
+        *conversations.ROUTES,
+        *lifecycle.ROUTES,
+        *events.ROUTES,
+        *files.ROUTES,
+    )
 )
 """Every operation of the older generation."""
 

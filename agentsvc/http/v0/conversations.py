@@ -7,10 +7,11 @@ from aiohttp import web
 from agentsvc.conversations import ConversationPatch, ConversationView
 from agentsvc.errors import BadRequest, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import OF_STARTS, Example, Route, Scope
 from agentsvc.http.v0.types_conversations import (
     START_BODY,
     TITLE_BODY,
+    ConversationInfo,
     ConversationPage,
     ConversationSearch,
     ConversationStatus,
@@ -133,6 +134,9 @@ ROUTES: Final = (
         rank="P0",
         summary="Start a conversation",
         body=StartBody,
+        answer=StartAnswer,
+        errors=OF_STARTS,
+        example=Example(body={"initial_user_msg": "Fix the login page"}),
     ),
     Route(
         method="GET",
@@ -142,6 +146,8 @@ ROUTES: Final = (
         rank="P1",
         summary="List conversations",
         query=ConversationSearch,
+        answer=ConversationPage,
+        example=Example(query={"limit": 10}),
     ),
     Route(
         method="GET",
@@ -150,6 +156,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P1",
         summary="Return a conversation",
+        answer=ConversationInfo | None,
+        errors=(BadRequest,),
     ),
     Route(
         method="PATCH",
@@ -159,6 +167,9 @@ ROUTES: Final = (
         rank="P1",
         summary="Give a conversation a title",
         body=TitleBody,
+        answer=bool,
+        errors=(BadRequest,),
+        example=Example(body={"title": "Fix the login page"}),
     ),
     Route(
         method="DELETE",
@@ -167,5 +178,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P1",
         summary="Delete a conversation",
+        answer=bool,
+        errors=(BadRequest,),
     ),
 )

@@ -4,15 +4,18 @@ from typing import Final
 
 from aiohttp import web
 
+from agentsvc.errors import BadRequest
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import OF_AGENTS, Example, Route, Scope
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
 from agentsvc.http.v0.types_conversations import to_message
 from agentsvc.http.v0.types_events import (
     MESSAGE_BODY,
     EventSearch,
+    History,
     MessageBody,
+    Trajectory,
     to_range,
 )
 from agentsvc.http.v0.user_actions import (
@@ -24,6 +27,7 @@ from agentsvc.http.v0.user_actions import (
 )
 from agentsvc.http.wire import (
     SUCCESS,
+    Success,
     encode,
     json_response,
     raw_array,
@@ -77,6 +81,9 @@ ROUTES: Final = (
         rank="P1",
         summary="Return a part of a conversation's history",
         query=EventSearch,
+        answer=History,
+        errors=(BadRequest,),
+        example=Example(query={"start_id": 0, "limit": 20}),
     ),
     Route(
         method="POST",
@@ -86,6 +93,9 @@ ROUTES: Final = (
         rank="P2",
         summary="Say something in a conversation, or tell its agent what to do, as an action",
         body=ActionBody,
+        answer=Success,
+        errors=(BadRequest, *OF_AGENTS),
+        example=Example(body={"action": "message", "args": {"content": "Add a test for it"}}),
     ),
     Route(
         method="POST",
@@ -95,6 +105,9 @@ ROUTES: Final = (
         rank="P2",
         summary="Say something in a conversation",
         body=MessageBody,
+        answer=Success,
+        errors=(BadRequest, *OF_AGENTS),
+        example=Example(body={"message": "Add a test for it"}),
     ),
     Route(
         method="GET",
@@ -103,5 +116,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Return a conversation's whole history",
+        answer=Trajectory,
+        errors=(BadRequest,),
     ),
 )

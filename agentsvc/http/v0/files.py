@@ -11,6 +11,7 @@ from agentsvc.errors import (
     AgentRefused,
     AgentsvcError,
     BadRequest,
+    BodyTooLarge,
     Conflict,
     InvalidRequest,
     MalformedBody,
@@ -18,14 +19,20 @@ from agentsvc.errors import (
     UnsupportedMediaType,
 )
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import MULTIPART, OF_AGENTS, ZIP, Example, Route, Scope
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.types_files import (
+    Change,
     Code,
+    Diff,
     DiffQuery,
     FileQuery,
     ListQuery,
+    Microagents,
+    Upload,
     Uploaded,
+    VscodeUrl,
+    WebHosts,
     from_changes,
     from_diff,
     from_skills,
@@ -165,6 +172,8 @@ ROUTES: Final = (
         rank="P2",
         summary="List a directory of the workspace",
         query=ListQuery,
+        answer=list[str],
+        errors=(BadRequest, *OF_AGENTS),
     ),
     Route(
         method="GET",
@@ -174,6 +183,9 @@ ROUTES: Final = (
         rank="P2",
         summary="Read a text file of the workspace",
         query=FileQuery,
+        answer=Code,
+        errors=(BadRequest, BodyTooLarge, UnsupportedMediaType, *OF_AGENTS),
+        example=Example(query={"file": "README.md"}),
     ),
     Route(
         method="POST",
@@ -182,6 +194,11 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Write files into the workspace",
+        body=Upload,
+        reads=(MULTIPART,),
+        answer=Uploaded,
+        errors=(BadRequest, *OF_AGENTS),
+        example=Example(body={"files": ["some text"]}),
         is_stream=True,
     ),
     Route(
@@ -191,6 +208,9 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Download the workspace as a zip file",
+        answer=bytes,
+        media=ZIP,
+        errors=(BadRequest, BodyTooLarge, *OF_AGENTS),
         is_stream=True,
     ),
     Route(
@@ -200,6 +220,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="List the files that differ from the remote branch",
+        answer=list[Change],
+        errors=(BadRequest, *OF_AGENTS),
     ),
     Route(
         method="GET",
@@ -209,6 +231,9 @@ ROUTES: Final = (
         rank="P2",
         summary="Return a file as it is and as it was",
         query=DiffQuery,
+        answer=Diff,
+        errors=(BadRequest, *OF_AGENTS),
+        example=Example(query={"path": "README.md"}),
     ),
     Route(
         method="GET",
@@ -217,6 +242,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Tell where the editor of the sandbox is",
+        answer=VscodeUrl,
+        errors=(BadRequest,),
     ),
     Route(
         method="GET",
@@ -225,6 +252,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Tell where what the agent serves can be seen",
+        answer=WebHosts,
+        errors=(BadRequest,),
     ),
     Route(
         method="GET",
@@ -233,5 +262,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="List what the agent has learned",
+        answer=Microagents,
+        errors=(BadRequest, *OF_AGENTS),
     ),
 )

@@ -9,19 +9,14 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc.conversations import ConversationView
-from agentsvc.errors import (
-    AgentRefused,
-    AgentUnavailable,
-    Conflict,
-    Gone,
-    NotFound,
-)
+from agentsvc.errors import AgentRefused, AgentUnavailable, BadRequest, Conflict, Gone, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOXES
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import OF_SANDBOXES, Example, Route, Scope
 from agentsvc.http.v0.conversations import conversation_id_of, find_view, get_view
-from agentsvc.http.v0.types_conversations import from_known
+from agentsvc.http.v0.types_conversations import StartAnswer, from_known
 from agentsvc.http.v0.types_lifecycle import (
     START_AGAIN_BODY,
+    RuntimeConfig,
     StartAgainBody,
     from_not_running,
     from_place,
@@ -93,6 +88,9 @@ ROUTES: Final = (
         rank="P1",
         summary="Let a stopped conversation run again",
         body=StartAgainBody,
+        answer=StartAnswer,
+        errors=(BadRequest, *OF_SANDBOXES),
+        example=Example(body={"providers_set": ["github"]}),
     ),
     Route(
         method="POST",
@@ -101,6 +99,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P1",
         summary="Stop a conversation",
+        answer=StartAnswer,
+        errors=(BadRequest, *OF_SANDBOXES),
     ),
     Route(
         method="GET",
@@ -109,5 +109,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P1",
         summary="Tell where a conversation runs",
+        answer=RuntimeConfig,
+        errors=(BadRequest,),
     ),
 )

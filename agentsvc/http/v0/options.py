@@ -41,6 +41,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P1",
         summary="Tell a front end where it is",
+        answer=WebConfig,
     ),
     Route(
         method="GET",
@@ -49,6 +50,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="List the language models",
+        answer=list[str],
     ),
     Route(
         method="GET",
@@ -57,6 +59,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="List the agents",
+        answer=list[str],
     ),
     Route(
         method="GET",
@@ -65,5 +68,6 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="List what can rate the risk of an action",
+        answer=list[str],
     ),
 )

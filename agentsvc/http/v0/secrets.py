@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
 
 from agentsvc.errors import BadRequest, Conflict, NotFound
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.v0.types_secrets import (
     PROVIDERS_BODY,
     SECRET_BODY,
@@ -17,6 +18,7 @@ from agentsvc.http.v0.types_secrets import (
     Said,
     SecretBody,
     SecretChangeBody,
+    SecretList,
     from_names,
 )
 from agentsvc.http.wire import json_response, path_text, read_json
@@ -91,6 +93,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="List secrets by name",
+        answer=SecretList,
     ),
     Route(
         method="POST",
@@ -100,6 +103,16 @@ ROUTES: Final = (
         rank="P2",
         summary="Keep a new secret",
         body=SecretBody,
+        answer=Said,
+        status=HTTPStatus.CREATED,
+        errors=(BadRequest,),
+        example=Example(
+            body={
+                "name": "DEPLOY_KEY",
+                "value": "not so secret",
+                "description": "For the staging host",
+            }
+        ),
     ),
     Route(
         method="PUT",
@@ -109,6 +122,9 @@ ROUTES: Final = (
         rank="P2",
         summary="Change the name and the description of a secret",
         body=SecretChangeBody,
+        answer=Said,
+        errors=(BadRequest,),
+        example=Example(body={"name": "API_TOKEN", "description": "Of the issue tracker"}),
     ),
     Route(
         method="DELETE",
@@ -117,6 +133,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Forget a secret",
+        answer=Said,
     ),
     Route(
         method="POST",
@@ -126,6 +143,8 @@ ROUTES: Final = (
         rank="P2",
         summary="Keep the tokens of git providers; those not sent are forgotten",
         body=ProvidersBody,
+        answer=Said,
+        example=Example(body={"provider_tokens": {"github": {"token": "an access token"}}}),
     ),
     Route(
         method="POST",
@@ -134,5 +153,6 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Forget the tokens of git providers",
+        answer=Said,
     ),
 )

@@ -1,16 +1,18 @@
 """Handlers of the older generation for settings."""
 
+from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
 
 from agentsvc.errors import Gone, NotFound
 from agentsvc.http.keys import PRINCIPAL, SECRETS, SETTINGS
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.v0.types_settings import (
     SETTINGS_BODY,
     SettingsBody,
     SettingsStored,
+    SettingsView,
     from_settings,
     to_patch,
 )
@@ -50,6 +52,10 @@ ROUTES: Final = (
         rank="P0",
         summary="Store settings",
         body=SettingsBody,
+        answer=SettingsStored,
+        example=Example(
+            body={"language": "en", "llm_model": "openai/gpt-5-mini", "confirmation_mode": False}
+        ),
     ),
     Route(
         method="GET",
@@ -58,6 +64,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P1",
         summary="Return settings",
+        answer=SettingsView,
+        errors=(NotFound,),
     ),
     Route(
         method="POST",
@@ -66,5 +74,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P3",
         summary="Say that settings are not reset any more",
+        answer=None,
+        status=HTTPStatus.GONE,
+        errors=(Gone,),
     ),
 )

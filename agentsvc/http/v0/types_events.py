@@ -1,9 +1,9 @@
 """What clients of the older generation send to and ask of a conversation's history."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from agentsvc.errors import BadRequest
 from agentsvc.http.v0.transcripts import Range
@@ -25,6 +25,33 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
     """AddMessageRequest: what the user says."""
 
     message: Annotated[str, Meta(min_length=1)]
+
+
+class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What every event has; an action has `args` beside it, an observation `content` and `extras`."""
+
+    id: int
+    timestamp: str
+    source: str
+    message: str
+    action: str | UnsetType = UNSET
+    observation: str | UnsetType = UNSET
+    args: dict[str, Any] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    extras: dict[str, Any] | UnsetType = UNSET
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a conversation's history."""
+
+    events: list[HistoryEvent]
+    has_more: bool
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation's whole history."""
+
+    trajectory: list[HistoryEvent]
 
 
 MESSAGE_BODY: Final = msgspec.json.Decoder(MessageBody)

@@ -35,6 +35,17 @@ class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
 
 
+class Upload(msgspec.Struct, frozen=True, kw_only=True):
+    """Files to write, each a part of the form with a file name."""
+
+    files: Annotated[
+        list[
+            Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/octet-stream"})]
+        ],
+        Meta(min_length=1),
+    ]
+
+
 class Code(msgspec.Struct, frozen=True, kw_only=True):
     """The text of a file."""
 

@@ -49,6 +49,41 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     v1_enabled: bool | UnsetType | None = UNSET
 
 
+class SettingsView(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings as they are read; null means not set, and secrets are never shown."""
+
+    language: str | None
+    agent: str | None
+    max_iterations: int | None
+    security_analyzer: str | None
+    confirmation_mode: bool | None
+    llm_model: str | None
+    llm_api_key: None
+    llm_base_url: str | None
+    remote_runtime_resource_factor: int | None
+    secrets_store: dict[str, Any]
+    enable_default_condenser: bool
+    condenser_max_size: int | None
+    enable_sound_notifications: bool
+    enable_proactive_conversation_starters: bool
+    enable_solvability_analysis: bool
+    user_consents_to_analytics: bool | None
+    sandbox_base_container_image: str | None
+    sandbox_runtime_container_image: str | None
+    mcp_config: dict[str, Any] | None
+    search_api_key: None
+    sandbox_api_key: None
+    max_budget_per_task: float | None
+    email: str | None
+    email_verified: bool | None
+    git_user_name: str | None
+    git_user_email: str | None
+    v1_enabled: bool | None
+    provider_tokens_set: dict[str, str | None]
+    llm_api_key_set: bool
+    search_api_key_set: bool
+
+
 class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
     """The answer once settings are stored."""
 

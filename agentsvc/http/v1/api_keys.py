@@ -7,9 +7,9 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.auth import ApiKey, Principal
-from agentsvc.errors import InvalidRequest, NotFound
+from agentsvc.errors import BadRequest, InvalidRequest, NotFound
 from agentsvc.http.keys import KEYRING, PRINCIPAL
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.values import MAX_INT, Secret, dashed, now, parse_time, to_stored
 
@@ -172,6 +172,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="List your API keys",
+        answer=list[KeyInfo],
     ),
     Route(
         method="POST",
@@ -181,6 +182,9 @@ ROUTES: Final = (
         rank="P2",
         summary="Make an API key for yourself",
         body=KeyOrder,
+        answer=NewKeyInfo,
+        errors=(BadRequest,),
+        example=Example(body={"name": "build server"}),
     ),
     Route(
         method="GET",
@@ -189,6 +193,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Describe the API key of the request",
+        answer=CurrentKey,
     ),
     Route(
         method="GET",
@@ -197,6 +202,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Say that the service provides no key for language models",
+        answer=ModelKey,
     ),
     Route(
         method="DELETE",
@@ -205,5 +211,6 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Revoke one of your API keys",
+        answer=Message,
     ),
 )

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentsvc.catalogue import Model, ModelProvider
 from agentsvc.http.keys import CATALOGUE
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import Limit, Page, json_response, read_query
 from agentsvc.values import decode_cursor, encode_cursor
 
@@ -102,6 +102,8 @@ ROUTES: Final = (
         rank="P2",
         summary="List language models, verified ones first",
         query=ModelQuery,
+        answer=Page[ModelInfo],
+        example=Example(query={"provider__eq": "anthropic", "verified__eq": "true"}),
     ),
     Route(
         method="GET",
@@ -111,5 +113,7 @@ ROUTES: Final = (
         rank="P2",
         summary="List who offers language models, verified ones first",
         query=ProviderQuery,
+        answer=Page[ProviderInfo],
+        example=Example(query={"limit": 10}),
     ),
 )

@@ -9,8 +9,9 @@ from aiohttp import web
 
 from agentsvc.errors import BadRequest, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Example, Route, Scope
 from agentsvc.http.v1.types_conversations import (
+    AppConversation,
     ConversationFilter,
     ConversationIds,
     ConversationSearch,
@@ -28,6 +29,7 @@ from agentsvc.http.v1.types_start import StartBody, StartTaskView, from_start_ta
 from agentsvc.http.wire import (
     SUCCESS,
     Page,
+    Success,
     json_response,
     path_id,
     read_json,
@@ -138,6 +140,13 @@ def _not_found_as(message: str) -> Iterator[None]:
         raise NotFound(message, detail=exc.message) from exc
 
 
+_START_EXAMPLE: Final = Example(
+    body={
+        "initial_message": {"content": [{"type": "text", "text": "Fix the login page"}]},
+        "title": "Login page",
+    }
+)
+
 ROUTES: Final = (
     Route(
         method="POST",
@@ -147,6 +156,9 @@ ROUTES: Final = (
         rank="P0",
         summary="Start a conversation; the answer is the task that starts it",
         body=StartBody,
+        answer=StartTaskView,
+        errors=OF_STARTS,
+        example=_START_EXAMPLE,
     ),
     Route(
         method="GET",
@@ -156,6 +168,9 @@ ROUTES: Final = (
         rank="P0",
         summary="Get conversations by id, or a page of them without ids",
         query=ConversationIds,
+        answer=list[AppConversation | None] | Page[AppConversation],
+        errors=(BadRequest,),
+        example=Example(query={"ids": [EXAMPLE_ID]}),
     ),
     Route(
         method="POST",
@@ -165,6 +180,9 @@ ROUTES: Final = (
         rank="P1",
         summary="Start a conversation and follow the task",
         body=StartBody,
+        answer=list[StartTaskView],
+        errors=OF_STARTS,
+        example=_START_EXAMPLE,
         is_stream=True,
     ),
     Route(
@@ -175,6 +193,8 @@ ROUTES: Final = (
         rank="P1",
         summary="Search conversations",
         query=ConversationSearch,
+        answer=Page[AppConversation],
+        example=Example(query={"title__contains": "fix", "limit": 10}),
     ),
     Route(
         method="GET",
@@ -184,6 +204,7 @@ ROUTES: Final = (
         rank="P2",
         summary="Count conversations",
         query=ConversationFilter,
+        answer=int,
     ),
     Route(
         method="GET",
@@ -192,6 +213,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P1",
         summary="Get one conversation",
+        answer=AppConversation,
     ),
     Route(
         method="PATCH",
@@ -201,6 +223,8 @@ ROUTES: Final = (
         rank="P1",
         summary="Change a conversation",
         body=PatchBody,
+        answer=AppConversation,
+        example=Example(body={"title": "Fix the login page"}),
     ),
     Route(
         method="DELETE",
@@ -209,6 +233,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P1",
         summary="Delete a conversation, with its sandbox if no other lives there",
+        answer=Success,
+        errors=(BadRequest,),
     ),
     Route(
         method="POST",
@@ -218,5 +244,8 @@ ROUTES: Final = (
         rank="P1",
         summary="Send a message to a conversation",
         body=SendMessageBody,
+        answer=SendMessageView,
+        errors=OF_AGENTS,
+        example=Example(body={"content": [{"type": "text", "text": "Add a test for it"}]}),
     ),
 )

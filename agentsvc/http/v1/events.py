@@ -4,11 +4,21 @@ from typing import Final
 
 from aiohttp import web
 
+from agentsvc.errors import BadRequest
 from agentsvc.http.keys import CONVERSATIONS, EVENTS, PRINCIPAL
-from agentsvc.http.routes import Route, Scope
-from agentsvc.http.v1.types_events import EventFilter, EventSearch, OfConversation, to_query
+from agentsvc.http.routes import EXAMPLE_ID, Example, Route, Scope
+from agentsvc.http.v1.types_events import (
+    EventFilter,
+    EventSearch,
+    OfConversation,
+    OldEventFilter,
+    OldEventSearch,
+    StoredEvent,
+    to_query,
+)
 from agentsvc.http.v1.types_sandboxes import Ids, check_ids
 from agentsvc.http.wire import (
+    Page,
     json_response,
     path_id,
     raw_array,
@@ -86,6 +96,8 @@ ROUTES: Final = (
         rank="P1",
         summary="Search the events of a conversation",
         query=EventSearch,
+        answer=Page[StoredEvent],
+        example=Example(query={"kind__eq": "MessageEvent", "limit": 10}),
     ),
     Route(
         method="GET",
@@ -95,6 +107,7 @@ ROUTES: Final = (
         rank="P1",
         summary="Count the events of a conversation",
         query=EventFilter,
+        answer=int,
     ),
     Route(
         method="GET",
@@ -104,6 +117,9 @@ ROUTES: Final = (
         rank="P2",
         summary="Get events of a conversation by id",
         query=Ids,
+        answer=list[StoredEvent | None],
+        errors=(BadRequest,),
+        example=Example(query={"id": ["08cd748d-de9f-40da-ad3a-a06df58cf5bf"]}),
     ),
     Route(
         method="GET",
@@ -112,7 +128,9 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P1",
         summary="Search the events of a conversation, as clients of 2025 do",
-        query=EventSearch,
+        query=OldEventSearch,
+        answer=Page[StoredEvent],
+        example=Example(query={"conversation_id__eq": EXAMPLE_ID, "limit": 10}),
     ),
     Route(
         method="GET",
@@ -121,6 +139,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P1",
         summary="Count the events of a conversation, as clients of 2025 do",
-        query=EventFilter,
+        query=OldEventFilter,
+        answer=int,
+        example=Example(query={"conversation_id__eq": EXAMPLE_ID}),
     ),
 )

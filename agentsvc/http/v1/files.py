@@ -7,10 +7,11 @@ from typing import Final
 
 from aiohttp import web
 
+from agentsvc.agent import GitChange, GitDiff
 from agentsvc.conversations import ConversationView
-from agentsvc.errors import AgentsvcError, NotFound
+from agentsvc.errors import AgentsvcError, BadRequest, Conflict, ExportTooLarge, NotFound
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, EXPORTS, FILES, PRINCIPAL
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import OF_AGENTS, ZIP, Example, Route, Scope
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
 from agentsvc.http.v1.types_files import FileQuery, GitQuery, HooksView, SkillsView, to_meta
 from agentsvc.http.wire import json_response, path_id, read_query
@@ -124,6 +125,8 @@ ROUTES: Final = (
         rank="P2",
         summary="Read a text file in the sandbox; an empty text if that cannot be done",
         query=FileQuery,
+        answer=str,
+        example=Example(query={"file_path": "README.md"}),
     ),
     Route(
         method="GET",
@@ -133,6 +136,9 @@ ROUTES: Final = (
         rank="P2",
         summary="List the files that differ from a git ref",
         query=GitQuery,
+        answer=list[GitChange],
+        errors=(BadRequest, *OF_AGENTS),
+        example=Example(query={"path": "."}),
     ),
     Route(
         method="GET",
@@ -142,6 +148,9 @@ ROUTES: Final = (
         rank="P2",
         summary="Get a file as it is and as it is in a git ref",
         query=GitQuery,
+        answer=GitDiff,
+        errors=(BadRequest, *OF_AGENTS),
+        example=Example(query={"path": "README.md", "ref": "HEAD"}),
     ),
     Route(
         method="GET",
@@ -150,6 +159,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="List the skills of a conversation; none unless its sandbox runs",
+        answer=SkillsView,
+        errors=OF_AGENTS,
     ),
     Route(
         method="GET",
@@ -158,6 +169,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="List the hooks of a conversation's project; none unless its sandbox runs",
+        answer=HooksView,
+        errors=OF_AGENTS,
     ),
     Route(
         method="GET",
@@ -166,6 +179,9 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Download a conversation and its events as a zip file",
+        answer=bytes,
+        media=ZIP,
+        errors=(Conflict, ExportTooLarge),
         is_stream=True,
     ),
 )

@@ -1,13 +1,15 @@
 """Handlers of messages that wait until their conversation is ready."""
 
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
+from agentsvc.errors import BadRequest, TooManyRequests
 from agentsvc.http.keys import PENDING, PRINCIPAL
-from agentsvc.http.routes import Route, Scope
-from agentsvc.http.v1.types_pending import PendingBody, from_queued, to_pending
+from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.v1.types_pending import PendingBody, PendingView, from_queued, to_pending
 from agentsvc.http.wire import json_response, path_text, read_json
 
 _PENDING = msgspec.json.Decoder(PendingBody)
@@ -29,6 +31,11 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Queue a message; it is delivered once the conversation is ready",
+        path_types={"conversation_id": str},
         body=PendingBody,
+        answer=PendingView,
+        status=HTTPStatus.CREATED,
+        errors=(BadRequest, TooManyRequests),
+        example=Example(body={"content": [{"type": "text", "text": "And then?"}]}),
     ),
 )

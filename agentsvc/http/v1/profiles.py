@@ -1,6 +1,7 @@
 """Handlers of language models saved under names."""
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -8,9 +9,9 @@ from aiohttp import web
 
 from agentsvc import profiles
 from agentsvc.agentoptions import Llm
-from agentsvc.errors import NotFound
+from agentsvc.errors import Conflict, NotFound
 from agentsvc.http.keys import PRINCIPAL, SETTINGS
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.v1.types_agent_settings import read_llm, show_llm, to_llm
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.settings import Settings, llm_of
@@ -185,6 +186,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="List the saved language models",
+        answer=ProfileList,
     ),
     Route(
         method="GET",
@@ -193,6 +195,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Return a saved language model",
+        answer=ProfileDetail,
     ),
     Route(
         method="POST",
@@ -202,6 +205,10 @@ ROUTES: Final = (
         rank="P2",
         summary="Save a language model under a name",
         body=SaveProfile | None,
+        answer=ProfileChanged,
+        status=HTTPStatus.CREATED,
+        errors=(Conflict,),
+        example=Example(body={"llm": {"model": "openai/gpt-5-mini"}}),
     ),
     Route(
         method="DELETE",
@@ -210,6 +217,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Delete a saved language model",
+        answer=ProfileChanged,
     ),
     Route(
         method="POST",
@@ -218,6 +226,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Use a saved language model",
+        answer=ProfileActivated,
     ),
     Route(
         method="POST",
@@ -227,5 +236,8 @@ ROUTES: Final = (
         rank="P2",
         summary="Rename a saved language model",
         body=RenameProfile,
+        answer=ProfileChanged,
+        errors=(Conflict,),
+        example=Example(body={"new_name": "thorough"}),
     ),
 )

@@ -5,13 +5,15 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.errors import NotAllowed, NotFound
+from agentsvc.errors import BadRequest, NotAllowed, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOX, SANDBOXES
 from agentsvc.http.middleware import ACTIVITY
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Example, Route, Scope
 from agentsvc.http.v1.types_sandboxes import (
     Ids,
     SandboxChoice,
+    SandboxInfo,
+    SandboxSpecInfo,
     SecretName,
     SecretNames,
     SpecChoice,
@@ -25,6 +27,7 @@ from agentsvc.http.wire import (
     SUCCESS,
     Page,
     PageQuery,
+    Success,
     json_response,
     path_text,
     read_json,
@@ -133,6 +136,8 @@ ROUTES: Final = (
         rank="P0",
         summary="List sandboxes, newest first",
         query=PageQuery,
+        answer=Page[SandboxInfo],
+        example=Example(query={"limit": 10}),
     ),
     Route(
         method="GET",
@@ -142,6 +147,9 @@ ROUTES: Final = (
         rank="P1",
         summary="Get sandboxes by id",
         query=Ids,
+        answer=list[SandboxInfo | None],
+        errors=(BadRequest,),
+        example=Example(query={"id": [EXAMPLE_ID]}),
     ),
     Route(
         method="POST",
@@ -152,6 +160,8 @@ ROUTES: Final = (
         summary="Start a sandbox",
         body=SpecChoice | None,
         query=SpecChoice,
+        answer=SandboxInfo,
+        errors=(NotFound, *OF_SANDBOXES),
     ),
     Route(
         method="POST",
@@ -160,6 +170,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P0",
         summary="Pause a sandbox",
+        answer=Success,
+        errors=OF_SANDBOXES,
     ),
     Route(
         method="POST",
@@ -168,6 +180,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P0",
         summary="Resume a sandbox",
+        answer=Success,
+        errors=OF_SANDBOXES,
     ),
     Route(
         method="DELETE",
@@ -177,6 +191,8 @@ ROUTES: Final = (
         rank="P1",
         summary="Delete a sandbox with all its files",
         query=SandboxChoice,
+        answer=Success,
+        errors=OF_SANDBOXES,
     ),
     Route(
         method="GET",
@@ -185,6 +201,7 @@ ROUTES: Final = (
         scope=Scope.SANDBOX,
         rank="P1",
         summary="Name the secrets a sandbox may ask for",
+        answer=SecretNames,
     ),
     Route(
         method="GET",
@@ -193,6 +210,8 @@ ROUTES: Final = (
         scope=Scope.SANDBOX,
         rank="P1",
         summary="Get the value of a secret",
+        answer=str,
+        media=TEXT,
     ),
     Route(
         method="GET",
@@ -202,6 +221,8 @@ ROUTES: Final = (
         rank="P0",
         summary="List sandbox specs, the default one first",
         query=PageQuery,
+        answer=Page[SandboxSpecInfo],
+        example=Example(query={"limit": 10}),
     ),
     Route(
         method="GET",
@@ -211,5 +232,8 @@ ROUTES: Final = (
         rank="P2",
         summary="Get sandbox specs by id",
         query=Ids,
+        answer=list[SandboxSpecInfo | None],
+        errors=(BadRequest,),
+        example=Example(query={"id": ["process"]}),
     ),
 )

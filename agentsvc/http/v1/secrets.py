@@ -1,5 +1,6 @@
 """Handlers of a user's secrets and of the tokens of git providers; values are never returned."""
 
+from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -8,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from agentsvc.errors import BadRequest, Conflict, NotFound
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS, SETTINGS
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import (
     PAGE_MAX,
     Limit,
@@ -168,6 +169,8 @@ ROUTES: Final = (
         rank="P2",
         summary="List your secrets by name",
         query=SecretQuery,
+        answer=Page[SecretInfo],
+        example=Example(query={"name__contains": "TOKEN", "limit": 10}),
     ),
     Route(
         method="POST",
@@ -177,6 +180,15 @@ ROUTES: Final = (
         rank="P2",
         summary="Keep a secret",
         body=NewSecret,
+        answer=Edited,
+        status=HTTPStatus.CREATED,
+        example=Example(
+            body={
+                "name": "DEPLOY_KEY",
+                "value": "not so secret",
+                "description": "For the staging host",
+            }
+        ),
     ),
     Route(
         method="POST",
@@ -186,6 +198,8 @@ ROUTES: Final = (
         rank="P2",
         summary="Keep tokens of git providers",
         body=GitProviders,
+        answer=GitProvidersStored,
+        example=Example(body={"provider_tokens": {"github": {"token": "an access token"}}}),
     ),
     Route(
         method="DELETE",
@@ -194,6 +208,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Forget all tokens of git providers",
+        answer=Edited,
     ),
     Route(
         method="PUT",
@@ -203,6 +218,9 @@ ROUTES: Final = (
         rank="P2",
         summary="Rename or describe a secret",
         body=SecretChange,
+        answer=Edited,
+        errors=(BadRequest,),
+        example=Example(body={"name": "API_TOKEN", "description": "Of the issue tracker"}),
     ),
     Route(
         method="DELETE",
@@ -211,5 +229,6 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Forget a secret",
+        answer=Edited,
     ),
 )

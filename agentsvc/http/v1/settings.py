@@ -4,14 +4,15 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.errors import NotFound
+from agentsvc.errors import BadRequest, NotFound
 from agentsvc.http.keys import PRINCIPAL, SECRETS, SETTINGS
-from agentsvc.http.routes import Route, Scope
-from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA
+from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA, Schema
 from agentsvc.http.v1.types_settings import (
     SETTINGS_BODY,
     SettingsBody,
     SettingsStored,
+    SettingsView,
     from_settings,
     to_change,
 )
@@ -57,6 +58,8 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P1",
         summary="Return settings",
+        answer=SettingsView,
+        errors=(NotFound,),
     ),
     Route(
         method="POST",
@@ -66,6 +69,11 @@ ROUTES: Final = (
         rank="P1",
         summary="Change settings",
         body=SettingsBody,
+        answer=SettingsStored,
+        errors=(BadRequest,),
+        example=Example(
+            body={"language": "en", "agent_settings_diff": {"llm": {"temperature": 0.2}}}
+        ),
     ),
     Route(
         method="GET",
@@ -74,6 +82,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Describe the settings of the agent, for pages that show them",
+        answer=Schema,
     ),
     Route(
         method="GET",
@@ -82,5 +91,6 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Describe the settings of conversations, for pages that show them",
+        answer=Schema,
     ),
 )

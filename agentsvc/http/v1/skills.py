@@ -6,12 +6,14 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.conversations.surroundings import UserSkill
+from agentsvc.errors import AgentRefused, AgentUnavailable
 from agentsvc.http.keys import PRINCIPAL, SURROUNDINGS
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import OF_AGENTS, Example, Route, Scope
 from agentsvc.http.wire import (
     SUCCESS,
     Page,
     PageQuery,
+    Success,
     json_response,
     path_id,
     read_json,
@@ -80,6 +82,9 @@ ROUTES: Final = (
         rank="P2",
         summary="List the skills that belong to no project, as a running sandbox sees them",
         query=PageQuery,
+        answer=Page[SkillInfo],
+        errors=(AgentRefused, AgentUnavailable),
+        example=Example(query={"limit": 10}),
     ),
     Route(
         method="POST",
@@ -89,5 +94,8 @@ ROUTES: Final = (
         rank="P2",
         summary="Let a conversation go on with a saved language model",
         body=SwitchProfile,
+        answer=Success,
+        errors=OF_AGENTS,
+        example=Example(body={"profile_name": "fast"}),
     ),
 )

@@ -4,13 +4,15 @@ from typing import Final
 
 from aiohttp import web
 
+from agentsvc.errors import BadRequest
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import EXAMPLE_ID, Example, Route, Scope
 from agentsvc.http.v1.types_sandboxes import check_ids
 from agentsvc.http.v1.types_start import (
     StartTaskFilter,
     StartTaskIds,
     StartTaskQuery,
+    StartTaskView,
     from_start_task,
 )
 from agentsvc.http.wire import Page, json_response, read_query
@@ -57,6 +59,9 @@ ROUTES: Final = (
         rank="P1",
         summary="Get start tasks by id",
         query=StartTaskIds,
+        answer=list[StartTaskView | None],
+        errors=(BadRequest,),
+        example=Example(query={"ids": [EXAMPLE_ID]}),
     ),
     Route(
         method="GET",
@@ -66,6 +71,8 @@ ROUTES: Final = (
         rank="P1",
         summary="Search start tasks",
         query=StartTaskQuery,
+        answer=Page[StartTaskView],
+        example=Example(query={"limit": 10}),
     ),
     Route(
         method="GET",
@@ -75,5 +82,6 @@ ROUTES: Final = (
         rank="P2",
         summary="Count start tasks",
         query=StartTaskFilter,
+        answer=int,
     ),
 )

@@ -13,6 +13,7 @@ from agentsvc.conversations import (
     Metrics,
 )
 from agentsvc.errors import BadRequest
+from agentsvc.http.v1.types_messages import RawPart
 from agentsvc.http.v1.types_sandboxes import client_url
 from agentsvc.http.v1.types_start import LongText, Name
 from agentsvc.http.wire import PAGE_MAX, Limit, find_time
@@ -103,7 +104,7 @@ class SendMessageBody(msgspec.Struct, frozen=True, kw_only=True):
     """A message to a conversation that has been started."""
 
     role: Literal["user"] = "user"
-    content: Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=1000)]
+    content: Annotated[list[RawPart], msgspec.Meta(min_length=1, max_length=1000)]
     run: bool = True
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from agentsvc.errors import InvalidRequest
 from agentsvc.events import EventQuery
+from agentsvc.http.routes import shown_as
 from agentsvc.http.wire import PAGE_MAX, Limit, find_time
 
 WEBHOOK_EVENTS_MAX: Final = 10_000
@@ -67,7 +68,30 @@ class OfConversation(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: UUID = msgspec.field(name="conversation_id__eq")
 
 
-type EventsBody = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=WEBHOOK_EVENTS_MAX)]
+class OldEventFilter(EventFilter, frozen=True, kw_only=True):
+    """The filters of events, where the query names the conversation."""
+
+    conversation_id: UUID = msgspec.field(name="conversation_id__eq")
+
+
+class OldEventSearch(EventSearch, frozen=True, kw_only=True):
+    """The query of the search of events, where it names the conversation."""
+
+    conversation_id: UUID = msgspec.field(name="conversation_id__eq")
+
+
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What every event has; the rest depends on its kind, and is what the agent server wrote."""
+
+    id: str
+    timestamp: str
+    source: str
+    kind: str
+
+
+type EventsBody = Annotated[
+    list[Annotated[msgspec.Raw, shown_as(StoredEvent)]], msgspec.Meta(max_length=WEBHOOK_EVENTS_MAX)
+]
 
 
 def to_query(wanted: EventFilter, *, sort: EventSort = EventSort.TIMESTAMP) -> EventQuery:

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal, assert_never
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from agentsvc.http.routes import shown_as
 from agentsvc.http.wire import decode
 from agentsvc.orders import Content, ContentKind, Message
 
@@ -60,6 +61,12 @@ class ImageUrlContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type
     cache_prompt: bool = False
 
 
+type MessagePart = TextContent | ImageContent | ImageUrlContent
+type MessageParts = Annotated[list[MessagePart], msgspec.Meta(min_length=1)]
+type RawPart = Annotated[msgspec.Raw, shown_as(MessagePart)]
+"""One part of a message, decoded by itself so that a refusal names it."""
+
+
 class _Kind(msgspec.Struct, frozen=True, kw_only=True):
     """What tells the kinds of content apart; the kind itself may be left out."""
 
@@ -72,7 +79,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
     """The first message of a conversation; `run` is read and has no effect."""
 
     role: Role = Role.USER
-    content: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=_CONTENT_MAX)] = []
+    content: Annotated[list[RawPart], msgspec.Meta(max_length=_CONTENT_MAX)] = []
     run: bool = False
 
 

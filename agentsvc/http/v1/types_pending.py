@@ -1,23 +1,30 @@
 """Messages that wait for their conversation, on the V1 wire."""
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, InvalidRequest
-from agentsvc.http.v1.types_messages import to_message
+from agentsvc.http.routes import shown_as
+from agentsvc.http.v1.types_messages import MessageParts, to_message
 from agentsvc.orders import Message
 from agentsvc.values import dashed
 
 _PARTS_MAX: Final = 1000
 
 
+def _nothing() -> msgspec.Raw:
+    return msgspec.Raw(b"[]")
+
+
 class PendingBody(msgspec.Struct, frozen=True, kw_only=True):
     """A message for a conversation that may not be ready yet; the content is not empty."""
 
     role: Literal["user"] = "user"
-    content: msgspec.Raw = msgspec.Raw(b"[]")
+    content: Annotated[msgspec.Raw, shown_as(MessageParts)] = msgspec.field(
+        default_factory=_nothing
+    )
 
 
 class PendingView(msgspec.Struct, frozen=True, kw_only=True):

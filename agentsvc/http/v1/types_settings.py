@@ -1,11 +1,11 @@
 """Settings on the V1 wire, and their mapping to and from the core's one record."""
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.auth import Principal
+from agentsvc.auth import Principal, Role
 from agentsvc.errors import InvalidRequest
 from agentsvc.http.v1.types_agent_settings import (
     Change,
@@ -78,6 +78,85 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_grouping_strategy: GroupingStrategy | UnsetType | None = UNSET
     default_sandbox_spec_id: str | UnsetType | None = UNSET
     title_llm_profile: str | UnsetType | None = UNSET
+
+
+class ConversationSettingsView(msgspec.Struct, frozen=True, kw_only=True):
+    """How conversations run."""
+
+    schema_version: int
+    max_iterations: int
+    confirmation_mode: bool
+    security_analyzer: Literal["llm", "none"] | None
+
+
+class ProfilesView(msgspec.Struct, frozen=True, kw_only=True):
+    """The saved language models by name, and the one in use."""
+
+    profiles: dict[str, dict[str, Any]]
+    active: str | None
+
+
+class RecordView(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings in both shapes; null means not set."""
+
+    language: str | None
+    user_version: int | None
+    agent: str | None
+    max_iterations: int | None
+    security_analyzer: str | None
+    confirmation_mode: bool | None
+    llm_model: str | None
+    llm_api_key: str | None
+    llm_base_url: str | None
+    remote_runtime_resource_factor: int | None
+    enable_default_condenser: bool
+    condenser_max_size: int | None
+    enable_sound_notifications: bool
+    enable_proactive_conversation_starters: bool
+    enable_solvability_analysis: bool
+    user_consents_to_analytics: bool | None
+    sandbox_base_container_image: str | None
+    sandbox_runtime_container_image: str | None
+    mcp_config: dict[str, Any] | None
+    search_api_key: str | None
+    sandbox_api_key: str | None
+    max_budget_per_task: float | None
+    email: str | None
+    email_verified: bool | None
+    git_user_name: str | None
+    git_user_email: str | None
+    git_full_clone: bool
+    disabled_skills: list[str] | None
+    v1_enabled: bool
+    sandbox_grouping_strategy: GroupingStrategy
+    default_sandbox_spec_id: str | None
+    title_llm_profile: str | None
+    secrets_store: dict[str, Any]
+    agent_settings: dict[str, Any]
+    conversation_settings: ConversationSettingsView
+    llm_profiles: ProfilesView
+    active_agent_profile_id: str | None
+    active_agent_profile_revision: int | None
+    registered_marketplaces: list[dict[str, Any]]
+    inherited_marketplaces: list[dict[str, Any]]
+
+
+class SettingsView(RecordView, frozen=True, kw_only=True):
+    """Settings as they are read; secrets are never shown, only whether they are set."""
+
+    provider_tokens_set: dict[str, str | None]
+    llm_api_key_set: bool
+    search_api_key_set: bool
+
+
+class UserView(RecordView, frozen=True, kw_only=True):
+    """A user with the settings."""
+
+    id: str
+    org_id: str | None
+    org_name: str | None
+    role: Role
+    permissions: list[str] | None
 
 
 class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,11 +5,11 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.errors import NotAllowed, NotAuthenticated
+from agentsvc.errors import GitProviderUnavailable, NotAllowed, NotAuthenticated
 from agentsvc.gitproviders import GitAccount
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SANDBOXES, SETTINGS
 from agentsvc.http.routes import Route, Scope
-from agentsvc.http.v1.types_settings import Expose, from_user
+from agentsvc.http.v1.types_settings import Expose, UserView, from_user
 from agentsvc.http.wire import json_response, read_query
 
 PREFIX: Final = "/api/v1/users"
@@ -65,6 +65,8 @@ ROUTES: Final = (
         rank="P1",
         summary="Return yourself with your settings",
         query=Expose,
+        answer=UserView,
+        errors=(NotAllowed,),
     ),
     Route(
         method="GET",
@@ -73,5 +75,7 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P2",
         summary="Return who you are at your git provider",
+        answer=UserGitInfo,
+        errors=(NotAllowed, GitProviderUnavailable),
     ),
 )

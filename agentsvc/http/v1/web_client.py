@@ -73,5 +73,6 @@ ROUTES: Final = (
         scope=Scope.OPEN,
         rank="P1",
         summary="Say what a front end should show",
+        answer=WebClientConfig,
     ),
 )

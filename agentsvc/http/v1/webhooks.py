@@ -6,11 +6,20 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.agent_answers import ConversationInfo
+from agentsvc.errors import BadRequest, NotAllowed, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PASS
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import EXAMPLE_ID, TEXT, Example, Route, Scope
 from agentsvc.http.v1.sandboxes import calling_sandbox
 from agentsvc.http.v1.types_events import EventsBody, to_raw_events
-from agentsvc.http.wire import SUCCESS, decode, json_response, path_id, read_json, text_response
+from agentsvc.http.wire import (
+    SUCCESS,
+    Success,
+    decode,
+    json_response,
+    path_id,
+    read_json,
+    text_response,
+)
 
 PREFIX: Final = "/api/v1/webhooks"
 
@@ -43,6 +52,17 @@ async def get_provider_token(request: web.Request) -> web.Response:
     return text_response(token.reveal())
 
 
+_EVENTS_EXAMPLE: Final = Example(
+    body=[
+        {
+            "id": "0d2b5f0e-6c3f-4b8e-9d7a-2f1e5c8b7a6d",
+            "timestamp": "2026-01-31T12:00:00.000000",
+            "source": "agent",
+            "kind": "PauseEvent",
+        }
+    ]
+)
+
 ROUTES: Final = (
     Route(
         method="GET",
@@ -51,6 +71,9 @@ ROUTES: Final = (
         scope=Scope.PASS,
         rank="P2",
         summary="Get the token of the git provider that the pass in X-Access-Token is for",
+        answer=str,
+        media=TEXT,
+        errors=(NotFound,),
     ),
     Route(
         method="POST",
@@ -60,6 +83,9 @@ ROUTES: Final = (
         rank="P1",
         summary="Tell about a conversation",
         body=ConversationInfo,
+        answer=Success,
+        errors=(BadRequest, NotAllowed, NotFound),
+        example=Example(body={"id": EXAMPLE_ID, "execution_status": "running"}),
     ),
     Route(
         method="POST",
@@ -69,6 +95,9 @@ ROUTES: Final = (
         rank="P1",
         summary="Deliver events of a conversation",
         body=EventsBody,
+        answer=Success,
+        errors=(NotAllowed,),
+        example=_EVENTS_EXAMPLE,
     ),
     Route(
         method="POST",
@@ -78,6 +107,9 @@ ROUTES: Final = (
         rank="P1",
         summary="Tell about a conversation, as agent servers of 2025 do",
         body=ConversationInfo,
+        answer=Success,
+        errors=(BadRequest, NotAllowed, NotFound),
+        example=Example(body={"id": EXAMPLE_ID, "execution_status": "running"}),
     ),
     Route(
         method="POST",
@@ -87,5 +119,8 @@ ROUTES: Final = (
         rank="P1",
         summary="Deliver events of a conversation, as agent servers of 2025 do",
         body=EventsBody,
+        answer=Success,
+        errors=(NotAllowed,),
+        example=_EVENTS_EXAMPLE,
     ),
 )

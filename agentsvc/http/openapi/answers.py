@@ -1,0 +1,166 @@
+"""What an operation answers: to what is right, and to what is not."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any, Final, Literal
+
+import msgspec
+
+from agentsvc.errors import (
+    AgentsvcError,
+    BodyTooLarge,
+    InvalidRequest,
+    MalformedBody,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    TimedOut,
+    UnsupportedMediaType,
+)
+from agentsvc.http.openapi.parameters import names_in
+from agentsvc.http.openapi.schemas import Json
+from agentsvc.http.routes import JSON, Route, Scope
+
+_SCHEMAS: Final = "#/components/schemas/"
+_HEADERS: Final = "#/components/headers/"
+_RESPONSES: Final = "#/components/responses/"
+_FORBIDDING: Final = frozenset({Scope.ADMIN, Scope.SANDBOX})
+_RETRY: Final = "Retry-After"
+_REQUEST: Final = "X-Request-Id"
+_DEPRECATION: Final = "Deprecation"
+_LINK: Final = "Link"
+
+
+class Error(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to what cannot be done; the code is stable, the detail is for people."""
+
+    detail: str
+    code: str
+    request_id: str
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not fit, and where."""
+
+    type: str
+    loc: list[str | int]
+    msg: str
+
+
+class InvalidRequestError(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a request that does not fit its description; there is one problem in it."""
+
+    detail: list[Problem]
+    code: Literal["invalid_request"]
+    request_id: str
+
+
+ERROR_TYPES: Final = (Error, InvalidRequestError)
+
+HEADERS: Final[dict[str, Json]] = {
+    _REQUEST: {
+        "description": "Id of the request, which is in the server's log as well",
+        "schema": {"type": "string"},
+    },
+    _RETRY: {
+        "description": "Seconds after which to try again",
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    _DEPRECATION: {
+        "description": "Since when the operation is deprecated (RFC 9745)",
+        "schema": {"type": "string"},
+    },
+    _LINK: {
+        "description": "Where the newer generation is (RFC 8288)",
+        "schema": {"type": "string"},
+    },
+}
+"""The headers that answers carry."""
+
+
+def errors_of(route: Route) -> tuple[type[AgentsvcError], ...]:
+    """Return every error a route may answer, each once: its own, and those that go without saying."""
+    given: list[type[AgentsvcError]] = [AgentsvcError, *route.errors]
+    if not route.is_stream:
+        given.append(TimedOut)
+    if route.scope is not Scope.OPEN:
+        given.append(NotAuthenticated)
+    if route.scope in _FORBIDDING:
+        given.append(NotAllowed)
+    if names_in(route.path):
+        given.append(NotFound)
+    if names_in(route.path) or route.query is not None or route.body is not None:
+        given.append(InvalidRequest)
+    if route.body is not None:
+        given += [MalformedBody, BodyTooLarge, UnsupportedMediaType]
+    return tuple(sorted(dict.fromkeys(given), key=lambda error: (error.status, error.code)))
+
+
+def error_answers(route: Route) -> dict[str, Json]:
+    """Return what refers to the answer of each status."""
+    return {
+        str(status): {"$ref": _RESPONSES + _name(errors)}
+        for status, errors in _by_status(errors_of(route)).items()
+    }
+
+
+def shared_answers(routes: Iterable[Route]) -> dict[str, Json]:
+    """Return the answers that operations refer to."""
+    return {
+        _name(errors): _answer_of(errors)
+        for route in routes
+        for errors in _by_status(errors_of(route)).values()
+    }
+
+
+def success(route: Route, schema: Json) -> Json:
+    """Describe the answer to what is right."""
+    content = {"schema": schema} if route.media == JSON else _raw(route)
+    names = (_REQUEST, _DEPRECATION, _LINK) if route.is_deprecated else (_REQUEST,)
+    return {
+        "description": HTTPStatus(route.status).phrase,
+        "headers": {name: {"$ref": _HEADERS + name} for name in names},
+        "content": {route.media: content},
+    }
+
+
+def _raw(route: Route) -> Json:
+    return {"schema": {"type": "string"}} if route.media.startswith("text/") else {}
+
+
+def _by_status(errors: Iterable[type[AgentsvcError]]) -> dict[int, list[type[AgentsvcError]]]:
+    grouped: defaultdict[int, list[type[AgentsvcError]]] = defaultdict(list)
+    for error in errors:
+        grouped[error.status].append(error)
+    return grouped
+
+
+def _name(errors: list[type[AgentsvcError]]) -> str:
+    return "-".join(dict.fromkeys(error.code for error in errors))
+
+
+def _answer_of(errors: list[type[AgentsvcError]]) -> Json:
+    names = [_REQUEST, _RETRY] if any(error.retryable for error in errors) else [_REQUEST]
+    return {
+        "description": "\n".join(f"`{error.code}`: {_text(error)}" for error in errors),
+        "headers": {name: {"$ref": _HEADERS + name} for name in names},
+        "content": {JSON: {"schema": _schema(errors)}},
+    }
+
+
+def _schema(errors: list[type[AgentsvcError]]) -> Json:
+    others = [error.code for error in errors if error is not InvalidRequest]
+    options: list[Json] = []
+    if len(others) < len(errors):
+        options.append({"$ref": _SCHEMAS + InvalidRequestError.__name__})
+    if others:
+        codes: dict[str, Any] = {"code": {"enum": list(dict.fromkeys(others))}}
+        options.append({"$ref": _SCHEMAS + Error.__name__, "properties": codes})
+    return options[0] if len(options) == 1 else {"anyOf": options}
+
+
+def _text(error: type[AgentsvcError]) -> str:
+    if error is AgentsvcError:
+        return "The server failed on a bug."
+    return (error.__doc__ or "").splitlines()[0]

@@ -1,0 +1,138 @@
+"""The whole description of a server."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from agentsvc import __version__
+from agentsvc.http.openapi.answers import ERROR_TYPES, HEADERS, shared_answers
+from agentsvc.http.openapi.operations import (
+    RouteSchemas,
+    assign,
+    methods_of,
+    operation,
+    tag_of,
+    types_of,
+)
+from agentsvc.http.openapi.parameters import plain_path
+from agentsvc.http.openapi.schemas import Json, as_answer, reachable, schemas_of
+from agentsvc.http.routes import Route
+
+_ABOUT: Final = """\
+Runs conversations with software agents inside sandboxes.
+
+V1 is under `/api/v1`; V0, under `/api`, is deprecated. Every operation but the open ones needs an
+API key, in any of three headers. Errors have one shape: `detail` for people, a stable `code`, and
+the `request_id` that is in the log of the server.
+"""
+
+_TAGS: Final = {
+    "app-conversations": "Conversations: start, list, change and delete them, and talk to the agent",
+    "conversations": "Messages for conversations that are not ready yet",
+    "conversation": "What has happened in a conversation",
+    "events": "What has happened in a conversation, as clients of 2025 ask for it",
+    "sandboxes": "Where conversations run",
+    "sandbox-specs": "What sandboxes are made of",
+    "webhooks": "What sandboxes call back",
+    "settings": "Settings of a user, and saved language models",
+    "secrets": "Secrets of a user, and tokens of git providers",
+    "skills": "What agents have learned",
+    "users": "The user who asks",
+    "git": "Repositories, branches and tasks at git providers",
+    "config": "Language models to choose from",
+    "web-client": "What a web front end asks for at page load",
+    "keys": "API keys of a user",
+    "oauth": "Login of programs that have no browser (RFC 8628)",
+    "server": "The server itself",
+}
+
+_SCHEMES: Final[dict[str, Json]] = {
+    "apiKey": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-Session-API-Key",
+        "description": "API key of a user",
+    },
+    "bearer": {"type": "http", "scheme": "bearer", "description": "API key of a user"},
+    "accessToken": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-Access-Token",
+        "description": "API key of a user",
+    },
+    "sandboxKey": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-Session-API-Key",
+        "description": "Session key of a running sandbox",
+    },
+    "pass": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-Access-Token",
+        "description": "Signed pass for one secret, which the server has given to a sandbox",
+    },
+    "basic": {
+        "type": "http",
+        "scheme": "basic",
+        "description": "API key of a user as the password; the name is not read",
+    },
+}
+
+
+def describe(routes: Sequence[Route]) -> Json:
+    """Return the description of the routes as an OpenAPI 3.1 document."""
+    types = [kind for route in routes for kind in types_of(route)]
+    made = schemas_of([*types, *ERROR_TYPES])
+    schemas = iter(made.roots)
+    described = [(route, assign(route, schemas)) for route in routes]
+    paths = _paths(described, made.components)
+    answers = shared_answers(routes)
+    return {
+        "openapi": "3.1.1",
+        "jsonSchemaDialect": "https://spec.openapis.org/oas/3.1/dialect/base",
+        "info": {"title": "agentsvc", "version": __version__, "description": _ABOUT},
+        "servers": [{"url": "/"}],
+        "tags": [_tag(name) for name in dict.fromkeys(tag_of(route) for route in routes)],
+        "paths": paths,
+        "components": {
+            "schemas": _components(described, paths, answers, made.components),
+            "responses": dict(sorted(answers.items())),
+            "headers": HEADERS,
+            "securitySchemes": _SCHEMES,
+        },
+    }
+
+
+def _paths(
+    described: Iterable[tuple[Route, RouteSchemas]], components: dict[str, Json]
+) -> dict[str, Json]:
+    paths: defaultdict[str, Json] = defaultdict(dict)
+    for route, schemas in described:
+        for method in methods_of(route):
+            made = operation(route, method, schemas, components)
+            paths[plain_path(route.path)][method] = made
+    return dict(paths)
+
+
+def _components(
+    described: Iterable[tuple[Route, RouteSchemas]],
+    paths: dict[str, Json],
+    answers: dict[str, Json],
+    components: dict[str, Json],
+) -> dict[str, Json]:
+    """Return the schemas that are referred to; one that is only sent says all it always has."""
+    read: set[str] = set()
+    for _, schemas in described:
+        read |= reachable([schemas.query, schemas.body], components)
+    used = reachable([paths, answers], components)
+    return {
+        name: schema if name in read else as_answer(schema)
+        for name, schema in sorted(components.items())
+        if name in used
+    }
+
+
+def _tag(name: str) -> Json:
+    text: Any = _TAGS.get(name.removeprefix("V0: "))
+    return {"name": name, "description": text} if text else {"name": name}

@@ -1,0 +1,125 @@
+"""One route as one operation of the description."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final, get_args
+
+import msgspec
+from msgspec import UNSET
+
+from agentsvc.http.openapi.answers import error_answers, success
+from agentsvc.http.openapi.parameters import path_parameters, path_types, query_parameters
+from agentsvc.http.openapi.schemas import Json, without_null
+from agentsvc.http.routes import JSON, Route, Scope, Undescribed
+
+V0_TAG: Final = "V0"
+_V1_PREFIX: Final = "/api/v1/"
+_METHODS: Final = ("GET", "PUT", "POST", "DELETE", "OPTIONS", "HEAD", "PATCH")
+_ANY: Final = "*"
+_SEPARATORS: Final = re.compile(r"[^A-Za-z0-9]+")
+
+USER_KEYS: Final = ("apiKey", "bearer", "accessToken")
+_SECURITY: Final[dict[Scope, tuple[str, ...]]] = {
+    Scope.OPEN: (),
+    Scope.USER: USER_KEYS,
+    Scope.ADMIN: USER_KEYS,
+    Scope.SANDBOX: ("sandboxKey",),
+    Scope.PASS: ("pass",),
+}
+
+
+class RouteSchemas(msgspec.Struct, frozen=True, kw_only=True):
+    """The schemas of the types a route names."""
+
+    path: list[Json]
+    query: Json | None
+    body: Json | None
+    answer: Json
+
+
+def types_of(route: Route) -> list[Any]:
+    """Return the types of a route in the order in which `assign` expects their schemas."""
+    kinds = [*path_types(route), route.query, route.body, answer_type(route)]
+    return [kind for kind in kinds if kind is not None]
+
+
+def answer_type(route: Route) -> Any:
+    """Return the type whose schema describes the answer: anything where it is no JSON."""
+    is_known = route.media == JSON and route.answer not in (Undescribed, None)
+    return route.answer if is_known else Any
+
+
+def assign(route: Route, schemas: Iterator[Json]) -> RouteSchemas:
+    """Take the schemas of a route's types from an iterator."""
+    return RouteSchemas(
+        path=[next(schemas) for _ in path_types(route)],
+        query=next(schemas) if route.query is not None else None,
+        body=next(schemas) if route.body is not None else None,
+        answer=next(schemas),
+    )
+
+
+def methods_of(route: Route) -> list[str]:
+    """Return the methods of a route as descriptions write them."""
+    return [method.lower() for method in (_METHODS if route.method == _ANY else [route.method])]
+
+
+def operation(route: Route, method: str, schemas: RouteSchemas, components: Any) -> Json:
+    """Describe a route under one of its methods."""
+    described: Json = {
+        "operationId": operation_id(route, method),
+        "summary": route.summary,
+        "tags": [tag_of(route)],
+        "security": [{name: []} for name in security_of(route)],
+    }
+    if route.is_deprecated:
+        described["deprecated"] = True
+    parameters = path_parameters(route, schemas.path)
+    if schemas.query is not None:
+        parameters += query_parameters(route, schemas.query, components)
+    if parameters:
+        described["parameters"] = parameters
+    if schemas.body is not None:
+        described["requestBody"] = _request_body(route, schemas.body)
+    described["responses"] = error_answers(route)
+    if route.answer is not None:
+        described["responses"][str(int(route.status))] = success(route, schemas.answer)
+    described["responses"] = dict(sorted(described["responses"].items()))
+    return described
+
+
+def operation_id(route: Route, method: str) -> str:
+    """Return a name that depends on nothing but method and path, so it stays the same."""
+    words = _SEPARATORS.sub("_", route.path.removeprefix("/api/v1").removeprefix("/api"))
+    return "_".join(filter(None, (_generation(route), method, words.strip("_"))))
+
+
+def tag_of(route: Route) -> str:
+    """Return the group an operation is shown in: the first word of its path."""
+    path = route.path.removeprefix(_V1_PREFIX).removeprefix("/api/").strip("/")
+    word = path.split("/")[0]
+    if route.is_deprecated:
+        return f"{V0_TAG}: {word}"
+    return word if route.path.count("/") > 1 else "server"
+
+
+def security_of(route: Route) -> tuple[str, ...]:
+    """Return the names of the keys that open a route, any one of which is enough."""
+    keys = _SECURITY[route.scope]
+    return (*keys, "basic") if route.is_page and keys else keys
+
+
+def _generation(route: Route) -> str:
+    if route.is_deprecated:
+        return "v0"
+    return "v1" if route.path.startswith("/api/") else ""
+
+
+def _request_body(route: Route, schema: Json) -> Json:
+    content: Json = {"schema": without_null(schema)}
+    if route.example.body is not UNSET:
+        content["example"] = route.example.body
+    described: Json = {"content": dict.fromkeys(route.reads, content)}
+    if type(None) not in get_args(route.body):
+        described["required"] = True
+    return described

@@ -1,0 +1,89 @@
+"""What stands in paths: the types of their parts, what they mean, and values for examples."""
+
+import re
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from agentsvc.http.openapi.schemas import Json, find, without_null
+from agentsvc.http.routes import Route
+
+_PART: Final = re.compile(r"\{(\w+)(?::[^{}]+)?\}")
+
+
+class PathPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a name in a path stands for; the example is the same in every operation."""
+
+    kind: Any
+    text: str
+    example: Any
+
+
+PATH_PARTS: Final = {
+    "conversation_id": PathPart(
+        kind=UUID,
+        text="Id of a conversation, with or without dashes",
+        example="7c9e6679-7425-40de-944b-e07fc1f90ae7",
+    ),
+    "sandbox_id": PathPart(
+        kind=str, text="Id of a sandbox", example="7c9e6679742540de944be07fc1f90ae7"
+    ),
+    "name": PathPart(kind=str, text="Name under which it is kept", example="fast"),
+    "secret_id": PathPart(kind=str, text="Name of a secret", example="API_TOKEN"),
+    "key_id": PathPart(kind=int, text="Number of an API key", example=1),
+}
+"""The parts of paths by name."""
+
+
+def names_in(path: str) -> list[str]:
+    """Return the names of the parts of a path that vary."""
+    return _PART.findall(path)
+
+
+def plain_path(path: str) -> str:
+    """Return a path as descriptions write it: what a part must look like is left out."""
+    return _PART.sub(r"{\1}", path)
+
+
+def path_types(route: Route) -> list[Any]:
+    """Return the type of each part of a route's path."""
+    return [route.path_types.get(name, _part(name).kind) for name in names_in(route.path)]
+
+
+def path_parameters(route: Route, schemas: list[Json]) -> list[Json]:
+    """Describe the parts of a route's path, whose schemas are given in their order."""
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": _part(name).text,
+            "schema": schema,
+            "example": _part(name).example,
+        }
+        for name, schema in zip(names_in(route.path), schemas, strict=True)
+    ]
+
+
+def query_parameters(route: Route, schema: Json, components: dict[str, Json]) -> list[Json]:
+    """Describe what a route reads from the query, of which the struct has this schema."""
+    shape = find(schema, components)
+    required = shape.get("required", [])
+    return [
+        _query_parameter(name, without_null(field), name in required, route.example.query)
+        for name, field in shape.get("properties", {}).items()
+    ]
+
+
+def _query_parameter(name: str, schema: Json, is_required: bool, example: Any) -> Json:
+    parameter: Json = {"name": name, "in": "query", "schema": schema}
+    if is_required:
+        parameter["required"] = True
+    if name in example:
+        parameter["example"] = example[name]
+    return parameter
+
+
+def _part(name: str) -> PathPart:
+    return PATH_PARTS.get(name, PathPart(kind=str, text="", example=name))

@@ -1,0 +1,175 @@
+"""JSON schemas (2020-12) of Python types, with what several of them share as components."""
+
+import importlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.http.routes import SHOWN_AS
+
+type Json = dict[str, Any]
+
+_PREFIX: Final = "#/components/schemas/"
+_GENERIC: Final = re.compile(r"(\w+)\[(.+)\]")
+_IGNORING_CASE: Final = re.compile(r"\(\?i:([^()]*)\)")
+_OF_V0: Final = "agentsvc.http.v0."
+_OF_AGENTS: Final = "agentsvc.agent_answers."
+
+
+class Schemas(msgspec.Struct, frozen=True, kw_only=True):
+    """The schemas of some types, in their order, and the components they refer to."""
+
+    roots: Sequence[Json]
+    components: dict[str, Json]
+
+
+def schemas_of(types: Sequence[Any]) -> Schemas:
+    """Return the schemas of types; what a value is shown as takes the place of the value."""
+    shown: dict[str, Any] = {}
+    while True:
+        roots, components = msgspec.json.schema_components(
+            [*types, *shown.values()], ref_template=_PREFIX + "{name}"
+        )
+        found = {name for schema in (*roots, *components.values()) for name in _shown_in(schema)}
+        if found <= shown.keys():
+            break
+        shown |= {name: _resolve(name) for name in found - shown.keys()}
+    stand_ins = dict(zip(shown, roots[len(types) :], strict=True))
+    names = name_components(components)
+    change = _changer(stand_ins, names)
+    return Schemas(
+        roots=[change(root) for root in roots[: len(types)]],
+        components={
+            names[name]: {**change(schema), "title": names[name]}
+            for name, schema in components.items()
+        },
+    )
+
+
+def name_components(components: dict[str, Json]) -> dict[str, str]:
+    """Return the published name of each component: short, and no two alike."""
+    short = {name: _short_name(name, schema["title"]) for name, schema in components.items()}
+    taken = list(short.values())
+    return {
+        name: _module_of(name) + chosen if taken.count(chosen) > 1 else chosen
+        for name, chosen in short.items()
+    }
+
+
+def find(schema: Json, components: dict[str, Json]) -> Json:
+    """Return a schema itself, or the component it refers to."""
+    return components[schema["$ref"].removeprefix(_PREFIX)] if "$ref" in schema else schema
+
+
+def without_null(schema: Json) -> Json:
+    """Return the schema of what is not null, for places where nothing can be."""
+    options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
+    rest = {name: value for name, value in schema.items() if name != "anyOf"}
+    if rest.get("default", ...) is None:
+        del rest["default"]
+    if not options:
+        return rest
+    return {**rest, **options[0]} if len(options) == 1 else {**rest, "anyOf": options}
+
+
+def reachable(start: Any, components: dict[str, Json]) -> set[str]:
+    """Return the names of the components that a part of a document refers to, near or far."""
+    names: set[str] = set()
+    queue = list(_references(start))
+    while queue:
+        name = queue.pop()
+        if name not in names:
+            names.add(name)
+            queue.extend(_references(components[name]))
+    return names
+
+
+def as_answer(component: Json) -> Json:
+    """Return the schema of a struct that is only ever sent: no field is left out for its default."""
+    properties = component.get("properties", {})
+    always = [name for name, field in properties.items() if "default" in field]
+    if not always:
+        return component
+    required = [name for name in properties if name in {*component.get("required", ()), *always}]
+    shown = {name: _without(field, "default") for name, field in properties.items()}
+    return {**component, "properties": shown, "required": required}
+
+
+def _changer(stand_ins: dict[str, Json], names: dict[str, str]) -> Callable[[Any], Any]:
+    def change(node: Any) -> Any:
+        if isinstance(node, list):
+            return [change(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if SHOWN_AS in node:
+            return change({**_without(node, SHOWN_AS), **stand_ins[node[SHOWN_AS]]})
+        changed = {name: change(value) for name, value in node.items()}
+        if isinstance(changed.get("$ref"), str):
+            changed["$ref"] = _PREFIX + names[changed["$ref"].removeprefix(_PREFIX)]
+        if isinstance(changed.get("pattern"), str):
+            changed["pattern"] = to_ecma(changed["pattern"])
+        if changed.get("required") == []:
+            del changed["required"]
+        return changed
+
+    return change
+
+
+def to_ecma(pattern: str) -> str:
+    """Return a pattern of Python as one of JavaScript, which is what JSON schemas use."""
+    spelled = _IGNORING_CASE.sub(lambda match: _any_case(match.group(1)), pattern)
+    return spelled.replace(r"\A", "^").replace(r"\Z", "$").replace(r"\0", r"\x00")
+
+
+def _any_case(text: str) -> str:
+    letters = (f"[{one.upper()}{one.lower()}]" if one.isalpha() else one for one in text)
+    return f"(?:{''.join(letters)})"
+
+
+def _short_name(name: str, title: str) -> str:
+    generic = _GENERIC.fullmatch(title)
+    if generic is not None:
+        words = re.findall(r"\w+", re.sub(r"[\w.]+\.", "", generic.group(2)))
+        inner = "".join("Optional" if word == "None" else word for word in words)
+        return inner + generic.group(1)
+    last = name.rpartition(".")[2]
+    if name.startswith(_OF_V0):
+        return f"V0{last}"
+    return f"Agent{last}" if name.startswith(_OF_AGENTS) else last
+
+
+def _module_of(name: str) -> str:
+    module = name.rpartition(".")[0].rpartition(".")[2].removeprefix("types_")
+    return "".join(word.capitalize() for word in module.split("_"))
+
+
+def _resolve(name: str) -> Any:
+    module, _, kind = name.partition(":")
+    return getattr(importlib.import_module(module), kind)
+
+
+def _shown_in(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if SHOWN_AS in node:
+            yield node[SHOWN_AS]
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            yield from _shown_in(item)
+
+
+def _references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        reference = node.get("$ref")
+        if isinstance(reference, str) and reference.startswith(_PREFIX):
+            yield reference.removeprefix(_PREFIX)
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            yield from _references(item)
+
+
+def _without(mapping: Json, name: str) -> Json:
+    return {key: value for key, value in mapping.items() if key != name}
