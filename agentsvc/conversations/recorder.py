@@ -140,6 +140,9 @@ class Recorder:
                 extra={"conversation_id": conversation_id},
             )
             return
+        if info.execution_status != conversation.execution_status:
+            # A state is not told before the events that led to it.
+            await self._fetch_events(agent, conversation)
         await self.receive_info(conversation_id, info, asked_at=conversation.facts)
         is_running = info.execution_status == ExecutionStatus.RUNNING
         if is_running:

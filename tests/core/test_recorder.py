@@ -200,6 +200,23 @@ async def test_what_happened_while_the_server_was_down_is_fetched(
     await wait_for_all_events(client, conversation)
 
 
+async def test_a_status_that_is_fetched_comes_after_the_events_that_led_to_it(
+    client: Client, service: Service, fake_agent: TroubledAgent, direct: list[Client]
+) -> None:
+    conversation, _ = await quiet(client, service, fake_agent)
+    await service.stop()
+    sandbox_of(fake_agent, conversation).has_webhooks = False
+    fake_agent.hold("info")
+    await service.start()
+    # Every event there is has been fetched by now; what follows is only in the answer.
+    await fake_agent.waits("info")
+    await tell_directly(direct, fake_agent, conversation, "go")
+    await eventually(lambda: conversation.status == "finished")
+    fake_agent.let_go()
+    await client.wait_for_execution(conversation.id, "finished")
+    assert await has_all_events(client, conversation)
+
+
 async def test_more_than_a_page_of_missed_events_is_fetched(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:

@@ -152,7 +152,7 @@ async def reconfigure(
 class TroubledAgent(FakeAgent):
     """A FakeAgent that holds requests up and has the troubles it is told to have.
 
-    The names of requests are `alive`, `command`, `hooks`, `conversation` and `interrupt`.
+    The names of requests are `alive`, `command`, `hooks`, `conversation`, `info` and `interrupt`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -238,6 +238,10 @@ class TroubledAgent(FakeAgent):
             for sandbox in self.sandboxes.values():
                 sandbox.conversations.clear()
         return answer
+
+    async def get_conversation(self, request: web.Request) -> web.Response:
+        await self._wait("info", self.held.get("info"))
+        return await super().get_conversation(request)
 
     async def post_interrupt(self, request: web.Request) -> web.Response:
         await self._wait("interrupt", self.held.get("interrupt"))
