@@ -53,12 +53,16 @@ class EventHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events, and in which order; times compare as text, as the agent server's do."""
+    """Which events, and in which order; times compare as text, as the agent server's do.
+
+    `logged` leaves out what the agent server tells but does not log: deltas and full states.
+    """
 
     kind: str | None = None
     timestamp_gte: str | None = None
     timestamp_lt: str | None = None
     descending: bool = False
+    logged: bool = False
 
 
 class EventLog:
@@ -386,6 +390,14 @@ _COLUMNS = "SELECT conversation_id, seq, id, kind, timestamp, source, body FROM 
 _WHERE = "WHERE conversation_id = :conversation_id"
 _OLDEST_FIRST = "ORDER BY timestamp, seq LIMIT :limit"
 _NEWEST_FIRST = "ORDER BY timestamp DESC, seq DESC LIMIT :limit"
+_LOGGED = """
+    AND kind <> 'StreamingDeltaEvent'
+    AND CASE
+        WHEN kind <> 'ConversationStateUpdateEvent' THEN TRUE
+        WHEN NOT json_valid(CAST(body AS TEXT)) THEN TRUE
+        ELSE json_extract(CAST(body AS TEXT), '$.key') IS NOT 'full_state'
+    END
+"""
 
 
 def _narrow(
@@ -404,6 +416,8 @@ def _narrow(
     if query.kind is not None:
         sql.append("AND kind = :kind")
         params["kind"] = query.kind
+    if query.logged:
+        sql.append(_LOGGED)
     if low:
         sql.append("AND (timestamp, seq) > (:low_timestamp, :low_seq)")
         params["low_timestamp"], params["low_seq"] = low

@@ -391,6 +391,25 @@ async def test_search_and_count_filter_by_kind_and_time(db: Database, events: Ev
     assert await pages(events, EventQuery(kind="PauseEvent"), 2) == [[]]
 
 
+async def test_what_an_agent_server_does_not_log_can_be_left_out(db: Database) -> None:
+    events = EventLog(db, Announcements(), store_deltas=True)
+    kept = [
+        event(1),
+        event(2, kind="ConversationStateUpdateEvent", key="stats", value={"key": "full_state"}),
+        event(3, kind="ConversationStateUpdateEvent"),
+        event(4, key="full_state"),
+    ]
+    left_out = [
+        event(5, kind="ConversationStateUpdateEvent", key="full_state", value={}),
+        event(6, kind="StreamingDeltaEvent"),
+    ]
+    await append(db, events, [*kept, *left_out])
+
+    assert await events.count("c1", ALL) == 6
+    assert await events.count("c1", EventQuery(logged=True)) == 4
+    assert await pages(events, EventQuery(logged=True), 9) == [[1, 2, 3, 4]]
+
+
 @pytest.mark.parametrize("descending", [False, True])
 async def test_a_page_id_from_outside_the_times_asked_for_does_not_widen_them(
     db: Database, events: EventLog, descending: bool

@@ -94,7 +94,9 @@ type EventsBody = Annotated[
 ]
 
 
-def to_query(wanted: EventFilter, *, sort: EventSort = EventSort.TIMESTAMP) -> EventQuery:
+def to_query(
+    wanted: EventFilter, *, sort: EventSort = EventSort.TIMESTAMP, logged: bool = False
+) -> EventQuery:
     """Return the filters in the core's words; raises InvalidRequest.
 
     Times stay texts, since they compare as texts; they only have to be times.
@@ -106,6 +108,7 @@ def to_query(wanted: EventFilter, *, sort: EventSort = EventSort.TIMESTAMP) -> E
         timestamp_gte=wanted.timestamp_gte,
         timestamp_lt=wanted.timestamp_lt,
         descending=sort is EventSort.TIMESTAMP_DESC,
+        logged=logged,
     )
 
 
