@@ -267,7 +267,7 @@ class AgentServer:
     ) -> list[GitChange]:
         """Return which files below a directory differ from a ref, or else from the remote branch.
 
-        Where there is no repository there are no changes. Raises AgentRefused for an unknown ref.
+        Where there is no repository there are no changes. Raises BadRequest for an unknown ref.
         """
         answer = await self._ask_git("changes", path, ref, time_limit)
         return decode(GIT_CHANGES, answer)
@@ -277,7 +277,7 @@ class AgentServer:
     ) -> GitDiff:
         """Return a file, by its absolute path, as it is and as it is in a ref.
 
-        Raises AgentRefused for one that is in neither, for one of more than 1 MiB and for an
+        Raises BadRequest for one that is in neither, for one of more than 1 MiB and for an
         unknown ref.
         """
         return decode(GIT_DIFF, await self._ask_git("diff", path, ref, time_limit))

@@ -6,7 +6,14 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.errors import AgentRefused, AgentsvcError, AgentUnavailable, Conflict, NotFound
+from agentsvc.errors import (
+    AgentRefused,
+    AgentsvcError,
+    AgentUnavailable,
+    BadRequest,
+    Conflict,
+    NotFound,
+)
 from agentsvc.values import Secret
 
 MAX_OUTPUT_CHARS: Final = 256 * 1024
@@ -277,8 +284,16 @@ def to_error(status: int, body: bytes, where: str, hide: Sequence[Secret]) -> Ag
 
 
 def to_git_error(status: int, body: bytes, where: str, hide: Sequence[Secret]) -> AgentsvcError:
-    """Return the error for an answer about git, which tells clients the status and no more."""
+    """Return the error for an answer about git, which tells clients no more than its kind.
+
+    What the server finds wrong with a path or a ref is a BadRequest.
+    """
     reason = _explain(body, hide)
+    if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+        return BadRequest(
+            "git finds no such file or ref, or the file is too large to be shown",
+            detail=f"{where}: {reason}",
+        )
     return AgentRefused(f"Agent server error: {status}", detail=f"{where}: {reason}")
 
 

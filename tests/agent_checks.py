@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agentsvc.agent import AgentServer, ConversationInfo, GitDiff
-from agentsvc.errors import AgentRefused, Conflict, NotFound
+from agentsvc.errors import AgentRefused, BadRequest, Conflict, NotFound
 from agentsvc.testing.llm import Script, call, fail, finish, say
 from agentsvc.values import Secret, new_id
 
@@ -362,7 +362,7 @@ async def check_outside_of_a_repository_nothing_differs(rig: Rig) -> None:
     assert await rig.server.git_changes(path) == []
     assert await rig.server.git_changes(path, ref="no-such-ref") == []
     assert await rig.server.git_diff(f"{path}/a file") == GitDiff(modified=None, original=None)
-    with pytest.raises(AgentRefused, match="Agent server error: 400"):
+    with pytest.raises(BadRequest, match="no such file"):
         await rig.server.git_diff(f"{path}/none")
 
 

@@ -101,7 +101,7 @@ class ConversationFiles:
     ) -> list[GitChange]:
         """Return which files below a directory differ from a ref, or else from the remote branch.
 
-        Raises BadRequest for what can be no ref, Conflict while the sandbox is paused, NotFound
+        Raises BadRequest for an unknown ref or path, Conflict while the sandbox is paused, NotFound
         if it cannot be reached for another reason, AgentRefused or AgentUnavailable.
         """
         check_ref(ref)

@@ -74,6 +74,9 @@ END
 chmod +x "$hooks/pre-commit"
 """
 
+# Another conversation of the sandbox may have brought tokens that were removed since.
+_FORGET: Final = 'rm -f "$HOME/.config/agentsvc/git-credentials"'
+
 # Git refuses a change of its configuration while another conversation of the sandbox makes one.
 _HOME_LOCK: Final = _LOCK.format(name="home")
 
@@ -106,8 +109,12 @@ class Workspace:
                 await self._must(_HOME_LOCK + command, "setting up git")
 
     async def set_credentials(self, hosts: Mapping[Provider, tuple[str, Secret]]) -> None:
-        """Give git in the sandbox the tokens for these base URLs, outside the workspace."""
+        """Give git in the sandbox the tokens for these base URLs, and no others.
+
+        They lie outside the workspace.
+        """
         if not hosts:
+            await self._must(_FORGET, "setting up git")
             return
         home = await self._agent.home()
         folder = f"{home}/.config/agentsvc"

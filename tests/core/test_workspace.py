@@ -141,7 +141,18 @@ def text_of(file: Path) -> str:
 
 async def test_without_tokens_git_is_told_of_none(shell: Shell) -> None:
     await Workspace(shell, str(shell.directory)).set_credentials({})
-    assert shell.commands == []
+    assert list(shell.directory.iterdir()) == []
+
+
+async def test_a_token_that_was_removed_leaves_a_reused_sandbox(
+    shell: Shell, server: GitServer
+) -> None:
+    workspace = await cloned(shell, server)
+    await workspace.set_credentials({})
+    assert list((shell.directory / ".config/agentsvc").iterdir()) == []
+    again = Workspace(shell, f"{shell.directory}/again")
+    with pytest.raises(StartRefused, match="was refused"):
+        await again.clone(clone_of(server))
 
 
 async def test_a_clone_that_is_there_is_left_as_it_is(shell: Shell, server: GitServer) -> None:

@@ -8,7 +8,6 @@ from aiohttp import BodyPartReader, web
 
 from agentsvc.agent import AgentServer
 from agentsvc.errors import (
-    AgentRefused,
     AgentsvcError,
     BadRequest,
     BodyTooLarge,
@@ -98,7 +97,7 @@ async def get_diff(request: web.Request) -> web.Response:
         place = (await _workspace(request)).locate(path)
         try:
             diff = await (await _agent(request)).git_diff(place)
-        except AgentRefused as exc:
+        except BadRequest as exc:
             raise BadRequest(f"Error getting diff: {path}", detail=exc.detail) from exc
     return json_response(from_diff(diff))
 

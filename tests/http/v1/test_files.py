@@ -162,12 +162,22 @@ async def test_a_git_diff_has_both_sides_of_a_file(
     "what",
     ["git/changes?path=/workspace/project/repo&ref=none", "git/diff?path=/workspace/project/none"],
 )
-async def test_what_the_agent_server_refuses_is_a_502(
+async def test_a_ref_or_a_file_that_git_does_not_find_is_a_400(
     client: Client, path: str, sandbox: FakeSandbox, what: str
 ) -> None:
     sandbox.git_changes["/workspace/project/repo"] = []
     answer = await client.get(f"{path}/{what}")
-    assert (answer.status, answer.json()["detail"]) == (502, "Agent server error: 400")
+    assert (answer.status, answer.json()["code"]) == (400, "bad_request")
+    assert answer.json()["detail"].startswith("git finds no such file or ref")
+
+
+async def test_what_the_agent_server_cannot_do_with_git_is_a_502(
+    client: Client, path: str, sandbox: FakeSandbox
+) -> None:
+    sandbox.git_changes["/workspace/project"] = []
+    sandbox.fail_next(500, path_end="/api/git/changes")
+    answer = await client.get(f"{path}/git/changes?path=/workspace/project")
+    assert (answer.status, answer.json()["detail"]) == (502, "Agent server error: 500")
 
 
 @pytest.mark.parametrize("ref", ["--output=x", "", "a%20b", "a%0ab"])
