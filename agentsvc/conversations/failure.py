@@ -63,7 +63,10 @@ def _explain_status(sandbox: Sandbox, tail: str, time_limit: float) -> str:
             return was_paused
         case SandboxStatus.STARTING:
             why = f" ({sandbox.reason})" if sandbox.reason else ""
-            return f"The sandbox did not start within {time_limit:g} s{why}. {_ANEW}"
+            return (
+                f"The sandbox did not start within {time_limit:g} s{why}. Raise"
+                f" `conversations.start_seconds` in the server's config if it needs longer. {_ANEW}"
+            )
         case SandboxStatus.RUNNING:
             return (
                 "The sandbox runs but has no port called `agent`. Give its spec"

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Handle, Phase, Report
+from agentsvc.backend import Capability, Handle, Phase, Report
 from agentsvc.config import SandboxesConfig
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, BackendBroken, Conflict
@@ -185,11 +185,30 @@ class Driver:
         return _Progress.MOVING
 
     async def _too_late(self, sandbox: Sandbox, report: Report) -> Report:
-        reason = f"it did not answer within {self._config.start_seconds:g} s"
+        reason = (
+            f"it did not answer within {self._config.start_seconds:g} s;"
+            " raise `sandboxes.start_seconds` if it needs longer"
+        )
         tail = await self._calls.log_tail(sandbox.backend, sandbox.handle, LOG_LINES)
         if tail:
-            reason = f"{reason}; its last output was:\n{tail}"
+            reason = f"{reason}. Its last output was:\n{tail}"
+        await self._halt(sandbox)
         return msgspec.structs.replace(report, phase=Phase.FAILED, reason=reason)
+
+    async def _halt(self, sandbox: Sandbox) -> None:
+        """Keep a sandbox that counts as failed from using more time; its files stay."""
+        found = await self._table.find(sandbox.id)
+        if found is None or found.handle is None:
+            return
+        try:
+            async with self._calls.to(found.backend) as backend:
+                if Capability.PAUSE in backend.capabilities:
+                    await backend.pause(found.handle)
+        except AgentsvcError as exc:
+            log.warning(
+                "failed sandbox goes on at its backend",
+                extra={"sandbox_id": found.id, "reason": f"{exc.message} {exc.detail}".strip()},
+            )
 
     async def _put_off(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
         is_first_start = sandbox.phase is None or sandbox.target is Target.RESTARTED

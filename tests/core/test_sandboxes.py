@@ -154,7 +154,36 @@ async def test_a_sandbox_that_stays_starting_fails_at_its_deadline_with_its_last
     fake_world.write_log(sandbox_id, "waiting for a port")
     sandbox = await client.wait_for_sandbox(sandbox_id, "ERROR")
     assert sandbox["status_detail"].startswith("it did not answer within 0.5 s")
+    assert "`sandboxes.start_seconds`" in sandbox["status_detail"]
     assert sandbox["status_detail"].endswith("waiting for a port")
+
+
+async def test_a_sandbox_that_failed_at_its_deadline_is_stopped_and_can_be_started_again(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    fake_world.stays_starting = True
+    await reconfigure(service, sandboxes={"start_seconds": 0.5})
+    sandbox_id = await order(client)
+    await client.wait_for_sandbox(sandbox_id, "ERROR")
+    assert fake_world.sandboxes[sandbox_id].phase is Phase.PAUSED
+    await fake_world.sweeps(2)
+    assert fake_world.count("resume") == 0
+    fake_world.stays_starting = False
+    assert (await client.post(f"{PATH}/{sandbox_id}/resume")).status == 200
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
+
+
+async def test_a_failed_sandbox_that_cannot_be_stopped_has_failed_all_the_same(
+    client: Client,
+    service: Service,
+    fake_world: TroubledWorld,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fake_world.stays_starting = True
+    fake_world.always["pause"] = BackendUnavailable("not now")
+    await reconfigure(service, sandboxes={"start_seconds": 0.3})
+    await client.wait_for_sandbox(await order(client), "ERROR")
+    assert "failed sandbox goes on at its backend" in caplog.messages
 
 
 async def test_without_its_last_output_a_sandbox_fails_at_its_deadline_all_the_same(
@@ -164,7 +193,9 @@ async def test_without_its_last_output_a_sandbox_fails_at_its_deadline_all_the_s
     fake_world.always["logs"] = BackendUnavailable("not now")
     await reconfigure(service, sandboxes={"start_seconds": 0.3})
     sandbox = await client.wait_for_sandbox(await order(client), "ERROR")
-    assert sandbox["status_detail"] == "it did not answer within 0.3 s"
+    assert sandbox["status_detail"] == (
+        "it did not answer within 0.3 s; raise `sandboxes.start_seconds` if it needs longer"
+    )
 
 
 async def test_a_starting_sandbox_that_gets_ready_runs(

@@ -417,6 +417,7 @@ async def test_a_sandbox_that_does_not_start_in_time_is_told(
     fake_world.stays_starting = True
     detail = await failure(client)
     assert "The sandbox did not start within 0.3 s" in detail
+    assert "`conversations.start_seconds`" in detail
     assert "Start the conversation anew" in detail
 
 

@@ -40,7 +40,10 @@ SHELL = ["/bin/sh", "-c"]
             ],
         ),
         (["/no/such/program"], ["cannot run /no/such/program: No such file or directory"]),
-        ([*SHELL, "echo I wait; sleep 100"], ["it did not answer within 3 s", "I wait"]),
+        (
+            [*SHELL, "echo I wait; sleep 100"],
+            ["it did not answer within 3 s", "`sandboxes.start_seconds`", "I wait"],
+        ),
         (
             ["{python}", "-m", "http.server", "--bind", "127.0.0.1", "{port.agent}"],
             ["conversations.agent_seconds", "The last lines of the sandbox's log", "GET /alive"],
