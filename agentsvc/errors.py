@@ -12,11 +12,13 @@ class AgentsvcError(Exception):
     """A condition the server foresaw; subclasses say which.
 
     `extra` holds further members of the response body, for clients that look for them there.
+    `retry_after_seconds` is when a retry may help, if one may.
     """
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    retry_after_seconds: int = 1
 
     def __init__(
         self, message: str, *, detail: str = "", extra: Mapping[str, Any] | None = None
@@ -106,6 +108,10 @@ class NotAllowed(AgentsvcError):
 
     code = "not_allowed"
     status = 403
+
+
+class GitTokenMissing(NotAllowed):
+    """The user has stored no token for the git provider that is to be asked."""
 
 
 class NotFound(AgentsvcError):
@@ -218,6 +224,18 @@ class GitProviderUnavailable(AgentsvcError):
     code = "git_provider_unavailable"
     status = 502
     retryable = True
+
+
+class GitProviderRateLimited(AgentsvcError):
+    """The git hosting service has had too many requests with the user's token."""
+
+    code = "git_provider_rate_limited"
+    status = 429
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_seconds: int, detail: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class TimedOut(AgentsvcError):

@@ -176,12 +176,13 @@ def _from_url(
 def _owner(url: str, provider: Provider | None, hosts: Mapping[str, str | None]) -> Provider | None:
     for candidate in [provider] if provider else list(Provider):
         host = hosts.get(candidate) or DEFAULT_HOSTS.get(candidate)
-        if host and _is_below(url, check_host(host)):
+        if host and is_below(url, check_host(host)):
             return candidate
     return None
 
 
-def _is_below(url: str, base: str) -> bool:
+def is_below(url: str, base: str) -> bool:
+    """Tell whether a URL is at the same place as another one and below its path."""
     one, two = urlsplit(url), urlsplit(base)
     return _address(one) == _address(two) and one.path.startswith(two.path + "/")
 

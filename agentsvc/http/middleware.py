@@ -42,8 +42,6 @@ from agentsvc.values import monotonic, new_id, now
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_SECONDS: Final = 1
-
 
 class Activity:
     """When the server started and when it last had something to do."""
@@ -235,7 +233,7 @@ def _answer(request: web.Request, failure: Exception) -> web.Response:
         content_type="application/json",
     )
     if error.retryable:
-        response.headers[hdrs.RETRY_AFTER] = str(RETRY_AFTER_SECONDS)
+        response.headers[hdrs.RETRY_AFTER] = str(error.retry_after_seconds)
     if isinstance(error, MalformedBody | BodyTooLarge):
         # What is left of the body is of no use, and may hide where the next request begins.
         response.force_close()

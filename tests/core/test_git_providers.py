@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentsvc.db import Database
-from agentsvc.errors import GitProviderUnavailable, NotAuthenticated
+from agentsvc.errors import GitProviderRateLimited, GitProviderUnavailable, NotAuthenticated
 from agentsvc.gitproviders import ANSWER_MAX, GitAccount, GitProviders
 from agentsvc.orders import Provider
 from agentsvc.secretstore import SecretStore
@@ -121,7 +121,7 @@ async def test_every_provider_refuses_a_bad_token(
         await providers.identify(provider, token(hosts.url, "bad"))
 
 
-@pytest.mark.parametrize("status", [204, 302, 403, 404, 429, 500])
+@pytest.mark.parametrize("status", [204, 302, 400, 403, 404, 410, 422, 500])
 async def test_only_a_clear_refusal_is_one(
     providers: GitProviders, hosts: GitHosts, status: int
 ) -> None:
@@ -129,6 +129,15 @@ async def test_only_a_clear_refusal_is_one(
     with pytest.raises(GitProviderUnavailable):
         await providers.identify(Provider.GITHUB, token(hosts.url))
     assert hosts.requests == ["/api/v3/user"]
+
+
+async def test_a_provider_that_wants_fewer_requests_says_when_to_come_back(
+    providers: GitProviders, hosts: GitHosts
+) -> None:
+    hosts.status = 429
+    with pytest.raises(GitProviderRateLimited) as caught:
+        await providers.identify(Provider.GITHUB, token(hosts.url))
+    assert caught.value.retry_after_seconds == 60
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b"5", b"x" * (ANSWER_MAX + 1)])

@@ -1,0 +1,366 @@
+"""Git hosting services on behalf of users, with the tokens they stored and no others.
+
+What a host does not say stays unknown: only a clear refusal makes a token a bad one.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from agentsvc import git
+from agentsvc.errors import (
+    AgentsvcError,
+    BadRequest,
+    GitProviderRateLimited,
+    GitProviderUnavailable,
+    GitTokenMissing,
+    InvalidRequest,
+    NotAllowed,
+    NotFound,
+)
+from agentsvc.gitproviders.azure import AzureDevOps
+from agentsvc.gitproviders.bitbucket import Bitbucket
+from agentsvc.gitproviders.client import Api, Connection, unavailable
+from agentsvc.gitproviders.data_center import DataCenter
+from agentsvc.gitproviders.forgejo import Forgejo
+from agentsvc.gitproviders.github import GitHub
+from agentsvc.gitproviders.gitlab import GitLab
+from agentsvc.gitproviders.hosting import Hosting
+from agentsvc.gitproviders.microagents import (
+    Microagent,
+    directory_of,
+    microagents_in,
+    read_microagent,
+)
+from agentsvc.gitproviders.model import (
+    PAGE_MAX,
+    Branch,
+    BranchQuery,
+    File,
+    GitAccount,
+    Listing,
+    Repository,
+    RepositoryQuery,
+)
+from agentsvc.orders import Provider, SuggestedTask
+from agentsvc.secretstore import SecretStore
+from agentsvc.usersecrets import ProviderToken, ProviderTokenPatch, merge_token
+
+log = logging.getLogger(__name__)
+
+TIME_LIMIT: Final = 10.0
+WALKED_PAGES_MAX: Final = 10
+"""How many pages of a service are read for one answer."""
+
+_HOSTINGS: Final[Mapping[Provider, type[Hosting]]] = {
+    Provider.GITHUB: GitHub,
+    Provider.GITLAB: GitLab,
+    Provider.BITBUCKET: Bitbucket,
+    Provider.BITBUCKET_DATA_CENTER: DataCenter,
+    Provider.FORGEJO: Forgejo,
+    Provider.AZURE_DEVOPS: AzureDevOps,
+}
+_NOT_REFUSED: Final = (
+    BadRequest,
+    GitProviderRateLimited,
+    GitProviderUnavailable,
+    NotAllowed,
+    NotFound,
+)
+
+
+class GitProviders:
+    """The calls to all git hosting services; open it, then close it.
+
+    What is done for a user raises GitTokenMissing where the user has no token for it, and what
+    the services answer: NotAuthenticated, NotAllowed, NotFound, BadRequest,
+    GitProviderRateLimited, GitProviderUnavailable. Where several services are asked, one that
+    fails is left out, unless all do.
+    """
+
+    def __init__(
+        self, secrets: SecretStore, *, time_limit: float = TIME_LIMIT, checks_tokens: bool = True
+    ) -> None:
+        self._secrets = secrets
+        self._checks_tokens = checks_tokens
+        self._time_limit = time_limit
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Make the session; needs a running event loop."""
+        self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # Whose token it is
+
+    async def store_tokens(
+        self, user_id: str, tokens: Mapping[Provider, ProviderTokenPatch]
+    ) -> list[Provider]:
+        """Make these the tokens of a user, and return those that could not be checked.
+
+        Each is shown to its provider first, unless checks are switched off. Raises
+        NotAuthenticated, with nothing stored, if one is refused; a provider that cannot be reached
+        does not lose a token.
+        """
+        stored = await self._secrets.provider_tokens(user_id)
+        unchecked = []
+        for provider, patch in tokens.items() if self._checks_tokens else ():
+            token = merge_token(stored.get(provider), patch)
+            if token is not None and not await self._is_good(provider, token):
+                unchecked.append(provider)
+        await self._secrets.set_provider_tokens(user_id, tokens)
+        return unchecked
+
+    async def get_account(self, user_id: str) -> GitAccount:
+        """Return the user at the first provider that knows one.
+
+        Raises NotAllowed without any token, NotAuthenticated if a token is refused,
+        GitProviderRateLimited or GitProviderUnavailable if nobody answers.
+        """
+        return (await self._first(user_id, self.identify))[1]
+
+    async def get_organizations(self, user_id: str) -> tuple[Provider, list[str]]:
+        """Return the organizations of a user at the first provider that answers."""
+
+        async def ask(provider: Provider, token: ProviderToken) -> list[str]:
+            return await self._hosting(provider, token).organizations()
+
+        return await self._first(user_id, ask)
+
+    async def identify(self, provider: Provider, token: ProviderToken) -> GitAccount:
+        """Return whose token this is.
+
+        Raises NotAuthenticated, GitProviderRateLimited or GitProviderUnavailable.
+        """
+        try:
+            return await self._hosting(provider, token).account()
+        except (BadRequest, InvalidRequest, NotAllowed, NotFound) as exc:
+            # Another service may live at that host: it says nothing of the token.
+            raise unavailable(provider, exc.message) from exc
+
+    # What the user has there
+
+    async def search_installations(
+        self, user_id: str, provider: Provider, cursor: str | None, limit: int
+    ) -> Listing[str]:
+        """Return installations, workspaces, groups or organizations at a provider."""
+        hosting = await self._hosting_of(user_id, provider)
+        return await hosting.installations(cursor, limit)
+
+    async def all_installations(self, user_id: str, provider: Provider) -> list[str]:
+        """Return all of them, within reason."""
+        hosting = await self._hosting_of(user_id, provider)
+        return await _walk(lambda cursor: hosting.installations(cursor, PAGE_MAX))
+
+    async def search_repositories(
+        self, user_id: str, provider: Provider, query: RepositoryQuery
+    ) -> Listing[Repository]:
+        """Return repositories of a user at a provider."""
+        return await (await self._hosting_of(user_id, provider)).repositories(query)
+
+    async def all_repositories(
+        self, user_id: str, provider: Provider | None, query: RepositoryQuery
+    ) -> list[Repository]:
+        """Return all of them, within reason; at every provider of the user if none is named."""
+
+        async def ask(hosting: Hosting) -> list[Repository]:
+            return await _walk(lambda cursor: hosting.repositories(_at(query, cursor)))
+
+        return await self._each(user_id, provider, ask)
+
+    async def find_repositories(
+        self, user_id: str, provider: Provider | None, query: RepositoryQuery
+    ) -> list[Repository]:
+        """Return the first page of each provider."""
+
+        async def ask(hosting: Hosting) -> list[Repository]:
+            return (await hosting.repositories(query)).items
+
+        return await self._each(user_id, provider, ask)
+
+    async def repositories_page(
+        self, user_id: str, provider: Provider | None, query: RepositoryQuery, page: int
+    ) -> Listing[Repository]:
+        """Return the page of this number of each provider; the cursor is that of any next one."""
+        cursors: list[str] = []
+
+        async def ask(hosting: Hosting) -> list[Repository]:
+            listing = await _numbered(hosting, query, page)
+            cursors.extend([listing.cursor] if listing.cursor is not None else [])
+            return listing.items
+
+        items = await self._each(user_id, provider, ask)
+        return Listing(items=items, cursor=cursors[0] if cursors else None)
+
+    async def search_branches(
+        self, user_id: str, provider: Provider | None, query: BranchQuery
+    ) -> Listing[Branch]:
+        """Return branches of a repository, found at whichever provider of the user has it."""
+        hosting, _ = await self._home(user_id, provider, query.repository)
+        return await hosting.branches(query)
+
+    async def all_branches(self, user_id: str, repository: str) -> list[Branch]:
+        """Return all of them, within reason."""
+        hosting, _ = await self._home(user_id, None, repository)
+        return await _walk(
+            lambda cursor: hosting.branches(BranchQuery(repository=repository, cursor=cursor))
+        )
+
+    async def suggested_tasks(self, user_id: str) -> list[SuggestedTask]:
+        """Return what there is to do for a user, at all providers."""
+        return await self._each(user_id, None, Hosting.suggested_tasks)
+
+    # Microagents
+
+    async def microagents(self, user_id: str, repository: str) -> tuple[list[File], str | None]:
+        """Return the microagents of a repository, and when their directory was last changed."""
+        hosting, provider = await self._home(user_id, None, repository)
+        directory = directory_of(repository, provider)
+        try:
+            found = microagents_in(await hosting.files(repository, directory))
+        except NotFound:
+            # Most repositories have none; this one has to exist, though.
+            await hosting.repository(repository)
+            return [], None
+        return found, await hosting.changed_at(repository, directory) if found else None
+
+    async def get_microagent(
+        self, user_id: str, repository: str, path: str
+    ) -> tuple[Microagent, Provider]:
+        """Return one microagent of a repository, and the provider that has it."""
+        hosting, provider = await self._home(user_id, None, repository)
+        return read_microagent(await hosting.content(repository, path)), provider
+
+    # Which service to ask
+
+    async def _is_good(self, provider: Provider, token: ProviderToken) -> bool:
+        """Tell whether a provider knows a token; False means that it could not be asked."""
+        try:
+            await self.identify(provider, token)
+        except _NOT_REFUSED:
+            return False
+        return True
+
+    def _hosting(self, provider: Provider, token: ProviderToken) -> Hosting:
+        if self._session is None:
+            raise unavailable(provider, "the client is not open")
+        kind = _HOSTINGS.get(provider)
+        if kind is None:
+            raise BadRequest(f"The git provider `{provider.value}` has no API of its own")
+        usual = git.DEFAULT_HOSTS.get(provider)
+        host = token.host or usual
+        if host is None:
+            raise BadRequest(f"The git provider `{provider.value}` needs a host next to its token")
+        base = git.check_host(host)
+        places = kind.places(base, is_usual=base == f"https://{usual}")
+        connection = Connection(session=self._session, time_limit=self._time_limit)
+        return kind(Api(connection, provider, token, rest=places.rest, graphql=places.graphql))
+
+    async def _hosting_of(self, user_id: str, provider: Provider) -> Hosting:
+        token = (await self._tokens(user_id, provider))[provider]
+        return self._hosting(provider, token)
+
+    async def _tokens(
+        self, user_id: str, provider: Provider | None
+    ) -> dict[Provider, ProviderToken]:
+        """Return the tokens of a user in the order of providers, or the one that is named."""
+        stored = await self._secrets.provider_tokens(user_id)
+        wanted = list(Provider) if provider is None else [provider]
+        tokens = {one: stored[one] for one in wanted if one in stored}
+        if not tokens:
+            raise GitTokenMissing("Git provider token required (such as GitHub).")
+        return tokens
+
+    async def _first[T](
+        self, user_id: str, ask: Callable[[Provider, ProviderToken], Awaitable[T]]
+    ) -> tuple[Provider, T]:
+        failure: AgentsvcError = NotAllowed("Git provider not connected")
+        stored = await self._secrets.provider_tokens(user_id)
+        for provider in [one for one in Provider if one in stored]:
+            try:
+                return provider, await ask(provider, stored[provider])
+            except AgentsvcError as exc:
+                failure = exc
+        raise failure
+
+    async def _each[T](
+        self,
+        user_id: str,
+        provider: Provider | None,
+        ask: Callable[[Hosting], Awaitable[Sequence[T]]],
+    ) -> list[T]:
+        """Return what the providers answer, one after the other; raises if none answers."""
+        found: list[T] = []
+        failures: list[AgentsvcError] = []
+        tokens = await self._tokens(user_id, provider)
+        for one, token in tokens.items():
+            try:
+                found += await ask(self._hosting(one, token))
+            except AgentsvcError as exc:
+                failures.append(exc)
+                log.warning(
+                    "git provider left out",
+                    extra={"provider": one.value, "code": exc.code, "reason": exc.detail},
+                )
+        if len(failures) == len(tokens):
+            raise failures[0]
+        return found
+
+    async def _home(
+        self, user_id: str, provider: Provider | None, repository: str
+    ) -> tuple[Hosting, Provider]:
+        """Return the service that has a repository; raises NotFound only if every one says so."""
+        tokens = await self._tokens(user_id, provider)
+        if len(tokens) == 1:
+            [(only, token)] = tokens.items()
+            return self._hosting(only, token), only
+        failure: AgentsvcError = NotFound(f"Unable to access repo {repository}")
+        for one, token in tokens.items():
+            try:
+                hosting = self._hosting(one, token)
+                await hosting.repository(repository)
+            except (NotFound, InvalidRequest):
+                continue
+            except AgentsvcError as exc:
+                failure = exc
+            else:
+                return hosting, one
+        raise failure
+
+
+def _at(query: RepositoryQuery, cursor: str | None) -> RepositoryQuery:
+    return msgspec.structs.replace(query, cursor=cursor)
+
+
+async def _walk[T](ask: Callable[[str | None], Awaitable[Listing[T]]]) -> list[T]:
+    """Return the items of all pages, as far as it goes."""
+    found: list[T] = []
+    cursor: str | None = None
+    for _ in range(WALKED_PAGES_MAX):
+        listing = await ask(cursor)
+        found += listing.items
+        cursor = listing.cursor
+        if cursor is None:
+            break
+    return found
+
+
+async def _numbered(hosting: Hosting, query: RepositoryQuery, page: int) -> Listing[Repository]:
+    """Return the page of this number; where pages have none, by way of those before it."""
+    cursor = hosting.cursor_of(page, query)
+    if cursor is not None:
+        return await hosting.repositories(_at(query, cursor))
+    listing = await hosting.repositories(query)
+    for _ in range(min(page, WALKED_PAGES_MAX) - 1):
+        if listing.cursor is None:
+            return Listing(items=[])
+        listing = await hosting.repositories(_at(query, listing.cursor))
+    return listing if page <= WALKED_PAGES_MAX else Listing(items=[])
