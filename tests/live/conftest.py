@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NoReturn
 
 import pytest
 import pytest_asyncio
@@ -23,16 +24,20 @@ _LOG_LINES = 60
 type MakeInstallation = Callable[..., Awaitable[Installation]]
 
 
+def unavailable(text: str) -> NoReturn:
+    """Skip a test that lacks what it needs; in CI that fails."""
+    if os.environ.get("CI"):
+        pytest.fail(text)
+    pytest.skip(text)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def agent_server_installed() -> None:
     """Skip what needs the real agent server where there is none; in CI that fails."""
     try:
         importlib.metadata.version("openhands-agent-server")
     except importlib.metadata.PackageNotFoundError:
-        text = "the extra `agent` is not installed"
-        if os.environ.get("CI"):
-            pytest.fail(text)
-        pytest.skip(text)
+        unavailable("the extra `agent` is not installed")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -52,7 +57,7 @@ async def shared(
     tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel
 ) -> AsyncIterator[Installation]:
     """Return a server that is not to be stopped."""
-    environment = {"CANARY": "sings"}
+    environment = {"CANARY": "sings", "AGENTSVC_SERVER__DEVICE_LOGIN": "true"}
     installation = Installation(tmp_path_factory.mktemp("shared"), model, environment)
     await installation.start()
     yield installation

@@ -1,0 +1,42 @@
+"""Fixtures of the tests with published clients: each is installed once in a run of the tests."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.live.clients.published import Client, NotInstalled, install_node, install_python
+from tests.live.conftest import unavailable
+
+type Record = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory in which all processes of this run of the tests install clients."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "clients"
+
+
+@pytest.fixture
+def python_sdk(workshop: Path, record_property: Record) -> Client:
+    return _installed(
+        record_property,
+        lambda: install_python(workshop / "sdk", "openhands-sdk", "openhands-workspace"),
+    )
+
+
+@pytest.fixture
+def javascript(workshop: Path, record_property: Record) -> Client:
+    packages = ("@openhands/typescript-client", "socket.io-client")
+    return _installed(record_property, lambda: install_node(workshop / "node", *packages))
+
+
+def _installed(record: Record, install: Callable[[], Client]) -> Client:
+    try:
+        client = install()
+    except NotInstalled as exc:
+        unavailable(str(exc))
+    record("client", client.versions)
+    return client

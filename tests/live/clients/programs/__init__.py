@@ -1,0 +1,1 @@
+"""Programs that use published clients; each is run by itself, where its client is installed."""

@@ -1,0 +1,153 @@
+"""Published clients: installed from the package registries, then used by programs of their own.
+
+A Python client gets a virtual environment that sees the packages of this one behind its own, so
+that only what is newer or missing is installed. Nothing is installed into this environment.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.live.client import PATIENCE
+
+PROGRAMS = Path(__file__).parent / "programs"
+_RUN_SECONDS = 3 * PATIENCE
+_INSTALL_SECONDS = 400
+
+
+class NotInstalled(Exception):
+    """A registry, or a tool that installs from it, did not do its part."""
+
+
+class Client(msgspec.Struct, frozen=True, kw_only=True):
+    """An installed client: how a program that uses it is started, and what it is."""
+
+    command: tuple[str, ...]
+    programs: Path
+    versions: str
+    home: Path
+
+    async def run(self, program: str, **task: Any) -> dict[str, Any]:
+        """Run a program: it gets the task as JSON and reports what it saw as JSON, at its end."""
+        output = await self.call(*self.command, str(self.programs / program), task=task)
+        report: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return report
+
+    async def call(self, *command: str, task: Mapping[str, Any] | None = None) -> str:
+        """Run any command and return what it printed; fails with all of it if the command does."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=self.home,
+            env=self._environment(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(_RUN_SECONDS):
+                output, errors = await process.communicate(json.dumps(task or {}).encode())
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        said = f"{output.decode(errors='replace')}\n{errors.decode(errors='replace')}"
+        assert process.returncode == 0, f"{command} exited with {process.returncode}:\n{said}"
+        return output.decode()
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("COVERAGE_")}
+        return {
+            **kept,
+            "HOME": str(self.home),
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "OPENHANDS_SUPPRESS_BANNER": "1",
+            # Whoever opens a browser gets this instead.
+            "BROWSER": "true",
+            "COLUMNS": "200",
+        }
+
+
+def install_python(directory: Path, *packages: str) -> Client:
+    """Install the newest versions of Python packages that fit together, unless it is done."""
+    python = directory / "bin" / "python"
+    with _locked(directory):
+        if not (directory / "installed").exists():
+            _call(sys.executable, "-m", "venv", "--without-pip", "--clear", str(directory))
+            paths = sysconfig.get_paths("venv", vars={"base": str(directory)})
+            ours = sysconfig.get_paths()
+            (Path(paths["purelib"]) / "ours.pth").write_text(
+                f"{ours['purelib']}\n{ours['platlib']}\n"
+            )
+            _call(str(python), "-m", "pip", "install", "--quiet", "--upgrade", *packages)
+            (directory / "installed").touch()
+    home = directory / "home"
+    home.mkdir(exist_ok=True)
+    return Client(
+        command=(str(python),),
+        programs=PROGRAMS,
+        versions=_python_versions(directory, packages),
+        home=home,
+    )
+
+
+def install_node(directory: Path, *packages: str) -> Client:
+    """Install the newest versions of JavaScript packages and put the programs beside them."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        raise NotInstalled("node and npm are not installed")
+    options = ("--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(directory))
+    with _locked(directory):
+        if not (directory / "installed").exists():
+            _call(npm, "install", *options, *(f"{package}@latest" for package in packages))
+            for program in PROGRAMS.glob("*.mjs"):
+                shutil.copy(program, directory)
+            (directory / "installed").touch()
+    versions = [
+        f"{package} {json.loads((directory / 'node_modules' / package / 'package.json').read_text())['version']}"
+        for package in packages
+    ]
+    return Client(command=(node,), programs=directory, versions=", ".join(versions), home=directory)
+
+
+def _python_versions(directory: Path, packages: tuple[str, ...]) -> str:
+    paths = sysconfig.get_paths("venv", vars={"base": str(directory)})
+    path = [paths["purelib"], sysconfig.get_paths()["purelib"]]
+    found = {
+        package: next(iter(importlib.metadata.distributions(name=package, path=path)))
+        for package in packages
+    }
+    return ", ".join(f"{package} {one.version}" for package, one in found.items())
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Let only one of the processes that run tests work on a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with Path(f"{directory}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _call(*command: str) -> None:
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_INSTALL_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise NotInstalled(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
