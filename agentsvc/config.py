@@ -110,6 +110,16 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     request_seconds: Annotated[
         float, Meta(gt=0, description="Longest time a request may take; streams are exempt")
     ] = 120.0
+    idle_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Longest time a connection may take to send the head of a request"),
+    ] = 75.0
+    stall_seconds: Annotated[
+        float, Meta(gt=0, description="Longest time a client may take nothing of an answer")
+    ] = 30.0
+    max_connections: Annotated[
+        int, Meta(ge=8, le=100_000, description="Most connections at a time; more are refused")
+    ] = 500
     shutdown_grace_seconds: Annotated[
         float, Meta(ge=0, description="Time that requests and tasks get to end at shutdown")
     ] = 10.0

@@ -166,7 +166,8 @@ async def _serve(config: Config, places: DataDir, listener: socket.socket) -> No
     """Serve until a signal cancels this task; what was started is stopped on the way out."""
     _cancel_on_signal()
     app = await build_app(config, data_dir=places.path)
-    runner = make_runner(app, grace_seconds=config.server.shutdown_grace_seconds)
+    grace_seconds = config.server.shutdown_grace_seconds
+    runner = make_runner(app, grace_seconds=grace_seconds, limits=config.server)
     try:
         await runner.setup()
         await _listen(runner, listener, config)

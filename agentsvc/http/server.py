@@ -8,13 +8,15 @@ line that names the kind of problem only.
 
 import logging
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawRequestMessage
 
+from agentsvc.config import ServerConfig
 from agentsvc.errors import AgentsvcError, BadRequest, MalformedBody
+from agentsvc.http.connections import BoundedConnection, connection_options
 from agentsvc.http.keys import REQUEST_ID
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
@@ -22,13 +24,18 @@ from agentsvc.values import new_id
 
 log = logging.getLogger(__name__)
 
+_LIMITS: Final = ServerConfig()
 
-def make_runner(app: web.Application, *, grace_seconds: float) -> web.AppRunner:
+
+def make_runner(
+    app: web.Application, *, grace_seconds: float, limits: ServerConfig = _LIMITS
+) -> web.AppRunner:
     """Return what serves the application; requests get `grace_seconds` to end at a stop."""
-    return _Runner(app, access_log=None, shutdown_timeout=grace_seconds)
+    options = connection_options(limits)
+    return _Runner(app, access_log=None, shutdown_timeout=grace_seconds, **options)
 
 
-class _Connection(web.RequestHandler):
+class _Connection(BoundedConnection):
     """One client's connection."""
 
     __slots__ = ()
