@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,11 +24,17 @@ _TEMP = Path("/tmp")  # noqa: S108  # where the process backend keeps what must 
 class Installation:
     """One data directory and, unless it is stopped or killed, the server on it.
 
-    `environment` is added to the server's own. What it logs is in `log`, over all its runs.
+    `environment` is added to the server's own, and `launcher` goes before its command. What it logs
+    is in `log`, over all its runs.
     """
 
     def __init__(
-        self, directory: Path, model: ScriptedModel, environment: dict[str, str] | None = None
+        self,
+        directory: Path,
+        model: ScriptedModel,
+        environment: dict[str, str] | None = None,
+        *,
+        launcher: Sequence[str] = (),
     ) -> None:
         self.directory = directory
         self.model = model
@@ -36,6 +42,7 @@ class Installation:
         self.key = new_key("asvc_")
         self.url = ""
         self._environment = environment or {}
+        self._launcher = launcher
         self._log = directory / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[LiveClient] = []
@@ -47,15 +54,30 @@ class Installation:
     @property
     def environment(self) -> str:
         """Return the environment the server was started with."""
+        return Path(f"/proc/{self.pid}/environ").read_text()
+
+    @property
+    def pid(self) -> int:
+        """Return the process id of the server."""
         assert self._process is not None
-        return Path(f"/proc/{self._process.pid}/environ").read_text()
+        return self._process.pid
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return how much memory the server uses."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def open_files(self) -> int:
+        """Return how many files and connections the server has open."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208  # names are enough
 
     # The server's life
 
     async def start(self) -> None:
         """Start the server, on the port it had before if it had one, and wait until it is ready."""
         port = self.url.rpartition(":")[2] or "0"
-        command = [sys.executable, "-m", "agentsvc", "serve", "--port", port]
+        command = [*self._launcher, sys.executable, "-m", "agentsvc", "serve", "--port", port]
         with self._log.open("ab") as log:
             known = log.tell()
             self._process = self._run([*command, "--data-dir", str(self.data.path)], log)
