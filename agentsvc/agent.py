@@ -469,16 +469,19 @@ class AgentServer:
         llm: Mapping[str, Any],
         *,
         hide: Sequence[Secret] = (),
-        time_limit: float | None = None,
     ) -> None:
         """Let the conversation go on with another language model."""
-        await self._call(
-            "POST",
-            _path(conversation_id, "switch_llm"),
-            json={"llm": dict(llm)},
-            hide=hide,
-            time_limit=time_limit or self._change_seconds,
-        )
+        path = _path(conversation_id, "switch_llm")
+        limit = self._change_seconds
+        await self._call("POST", path, json={"llm": dict(llm)}, hide=hide, time_limit=limit)
+
+    async def save_profile(
+        self, name: str, llm: Mapping[str, Any], *, hide: Sequence[Secret] = ()
+    ) -> None:
+        """Keep a language model under a name in the sandbox, over one of that name."""
+        path = f"/api/profiles/{quote(name, safe='')}"
+        body = {"llm": dict(llm), "include_secrets": True}
+        await self._call("POST", path, json=body, hide=hide, time_limit=self._change_seconds)
 
     async def delete_conversation(
         self, conversation_id: str, *, time_limit: float | None = None

@@ -175,6 +175,13 @@ def llm_to_agent(llm: Llm, *, usage_id: str, stream: bool) -> dict[str, Any]:
     }
 
 
+def secrets_of(llm: Llm) -> list[Secret]:
+    """Return everything that is secret of a language model."""
+    options = [getattr(llm.options, name, None) for name in SECRET_OPTIONS]
+    headers = (llm.options.extra_headers or {}).values()
+    return [secret for secret in (llm.api_key, *options, *headers) if secret]
+
+
 def _to_secret(kind: type, value: object) -> Secret:
     if kind is not Secret or not isinstance(value, str):
         raise ValueError("Expected `str`")

@@ -61,6 +61,8 @@ class AgentInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent server offers, or None if it does not say."""
     has_public_skills: bool
     hook_config: Mapping[str, Any] | None
+    title_profile: str | None = None
+    """The model saved in the sandbox that makes the title; otherwise the agent's own does."""
 
 
 def require_model(order: StartOrder, settings: Settings) -> str:
@@ -101,6 +103,8 @@ def make_agent_body(inputs: AgentInputs) -> dict[str, Any]:
     }
     if inputs.first_message is not None:
         body["initial_message"] = to_agent_message(inputs.first_message)
+    if inputs.title_profile is not None:
+        body["title_llm_profile"] = inputs.title_profile
     if inputs.hook_config is not None:
         body["hook_config"] = dict(inputs.hook_config)
     if order.plugins:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer, ConversationInfo
+from agentsvc.agentoptions import llm_to_agent, secrets_of
 from agentsvc.announcements import Announcements
 from agentsvc.backend import Spec
 from agentsvc.config import ConversationsConfig
@@ -29,6 +30,7 @@ from agentsvc.conversations.failure import (
     with_tail,
 )
 from agentsvc.conversations.first_answer import watch_first_answer
+from agentsvc.conversations.grouping import choose_sandbox
 from agentsvc.conversations.lookups import Lookup, Passes, ProviderPass
 from agentsvc.conversations.model import Conversation, Stage, StartTask
 from agentsvc.conversations.prompts import first_message
@@ -39,8 +41,10 @@ from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.conversations.workspace import Clone, Workspace
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import (
+    AgentRefused,
     AgentsvcError,
     AgentUnavailable,
+    Conflict,
     ConversationDeleted,
     NotFound,
     StartRefused,
@@ -50,7 +54,7 @@ from agentsvc.orders import Provider, StartStatus
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
 from agentsvc.sandboxes.order import CallbackRules
 from agentsvc.secretstore import SecretStore
-from agentsvc.settings import Settings, SettingsStore
+from agentsvc.settings import GroupingStrategy, Settings, SettingsStore
 from agentsvc.values import Secret, now
 from agentsvc.vault import Vault
 
@@ -183,7 +187,7 @@ class Starter:
         task, order = start.task, start.task.request
         wanted = task.sandbox_id or order.sandbox_id or start.conversation.sandbox_id
         if wanted is None:
-            return await self._new_sandbox(start)
+            return await self._join_sandbox(start) or await self._new_sandbox(start)
         [sandbox] = await self._sandboxes.find_many(task.user_id, [wanted])
         if sandbox is None:
             is_lost = task.sandbox_id is not None
@@ -197,6 +201,20 @@ class Starter:
         if task.sandbox_id is None:
             await self._db.write(lambda tx: self._link_sandbox(tx, start, wanted))
         return sandbox
+
+    async def _join_sandbox(self, start: Start) -> Sandbox | None:
+        strategy, spec = start.settings.sandbox_grouping_strategy, self._spec(start)
+        running = [
+            sandbox
+            for sandbox in await self._sandboxes.find_running(start.task.user_id)
+            if sandbox.spec_id == spec.id and sandbox.agent_url is not None
+        ]
+        occupancy = await self._table.occupancy([sandbox.id for sandbox in running])
+        chosen = choose_sandbox(strategy, running, occupancy)
+        if chosen is not None:
+            sandbox_id = chosen.id
+            await self._db.write(lambda tx: self._link_sandbox(tx, start, sandbox_id))
+        return chosen
 
     async def _new_sandbox(self, start: Start) -> Sandbox:
         task, spec = start.task, self._spec(start)
@@ -267,7 +285,9 @@ class Starter:
                 return parent.working_dir
         base = sandbox.working_dir.rstrip("/") or f"{await _made(start.agent).home()}/project"
         mates = await self._table.of_sandbox(sandbox.id)
-        if any(mate.id != start.conversation.id for mate in mates):
+        # The first one must leave room for those that join it.
+        is_grouped = start.settings.sandbox_grouping_strategy is not GroupingStrategy.NO_GROUPING
+        if is_grouped or any(mate.id != start.conversation.id for mate in mates):
             return f"{base}/{start.conversation.id}"
         return base
 
@@ -286,6 +306,7 @@ class Starter:
         sandbox, agent = _made(start.sandbox), _made(start.agent)
         await self._show_agent_url(start, sandbox)
         order = start.task.request
+        title_profile = await self._share_title_profile(start, agent)
         inputs = AgentInputs(
             conversation_id=start.conversation.id,
             order=order,
@@ -296,6 +317,7 @@ class Starter:
             usable_tools=await agent.usable_tools(),
             has_public_skills=self._config.public_skills,
             hook_config=start.hook_config,
+            title_profile=title_profile,
         )
         hidden = [key for key in (start.settings.llm_api_key, *order.secrets.values()) if key]
         info = await agent.start_conversation(make_agent_body(inputs), hide=hidden)
@@ -304,6 +326,24 @@ class Starter:
                 agent, start.conversation.id, self._config.first_answer_seconds, hide=hidden
             )
         await self._finish(start, info)
+
+    async def _share_title_profile(self, start: Start, agent: AgentServer) -> str | None:
+        """Bring the model that makes titles into the sandbox; a title is worth no failed start."""
+        name = start.settings.title_llm_profile
+        if name is None or start.task.request.title is not None:
+            return None
+        saved = start.settings.llm_profiles.get(name)
+        if saved is None:
+            await self._note(start, f"title_llm_profile: there is no profile `{name}`")
+            return None
+        saved = msgspec.structs.replace(saved, api_key=saved.api_key or start.settings.llm_api_key)
+        llm = llm_to_agent(saved, usage_id="title", stream=False)
+        try:
+            await agent.save_profile(name, llm, hide=secrets_of(saved))
+        except (AgentRefused, Conflict, NotFound) as exc:
+            await self._note(start, f"title_llm_profile: {exc.message}")
+            return None
+        return name
 
     async def _lookups(self, sandbox: Sandbox) -> dict[str, Lookup]:
         base = f"{self._callbacks.internal_url}/api/v1"

@@ -5,13 +5,13 @@ from typing import Final
 import msgspec
 
 from agentsvc.agent import AgentClient
-from agentsvc.agentoptions import SECRET_OPTIONS, Llm, llm_to_agent
+from agentsvc.agentoptions import llm_to_agent, secrets_of
 from agentsvc.conversations.service import Conversations
 from agentsvc.errors import AgentRefused, NotFound
 from agentsvc.profiles import get_profile
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.settings import SettingsStore
-from agentsvc.values import Secret, sha256
+from agentsvc.values import sha256
 
 _HASH_LENGTH: Final = 8
 _PAGE: Final = 100
@@ -60,7 +60,7 @@ class Surroundings:
         # The agent server keeps one model for each usage id, so another key is another id.
         digest = sha256(msgspec.json.encode(body, order="sorted").decode())
         body["usage_id"] = f"profile:{name}:{digest[:_HASH_LENGTH]}"
-        await agent.switch_llm(conversation_id, body, hide=_secrets(llm))
+        await agent.switch_llm(conversation_id, body, hide=secrets_of(llm))
 
     async def user_skills(self, user_id: str) -> list[UserSkill]:
         """Return the skills of a user that belong to no project, by name.
@@ -92,9 +92,3 @@ async def _running(sandboxes: Sandboxes, user_id: str) -> Sandbox | None:
                 return sandbox
         if page_id is None:
             return None
-
-
-def _secrets(llm: Llm) -> list[Secret]:
-    options = [getattr(llm.options, name, None) for name in SECRET_OPTIONS]
-    headers = (llm.options.extra_headers or {}).values()
-    return [secret for secret in (llm.api_key, *options, *headers) if secret]

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.announcements import Announcement, Announcements, Subject
+from agentsvc.conversations.grouping import Occupancy
 from agentsvc.conversations.model import (
     Conversation,
     ConversationQuery,
@@ -135,6 +136,18 @@ class ConversationTable:
             },
         )
         return {row["id"]: _from_row(row) for row in rows}
+
+    async def occupancy(self, sandbox_ids: Sequence[str]) -> dict[str, Occupancy]:
+        """Return who lives in these sandboxes, by id; an empty one is left out."""
+        rows = await self._db.all(
+            "SELECT sandbox_id, COUNT(*) AS mates, MAX(updated_at) AS used_at FROM conversations"
+            " WHERE sandbox_id IN (SELECT value FROM json_each(:ids)) GROUP BY sandbox_id",
+            {"ids": _encode(list(sandbox_ids)).decode()},
+        )
+        return {
+            row["sandbox_id"]: Occupancy(count=row["mates"], used_at=from_stored(row["used_at"]))
+            for row in rows
+        }
 
     async def find_by_alias(
         self, user_id: str, alias: str, reader: Queryable | None = None

@@ -122,6 +122,10 @@ class Sandboxes:
             return page, None
         return page, encode_cursor(to_stored(page[-1].created_at), page[-1].id)
 
+    async def find_running(self, user_id: str) -> list[Sandbox]:
+        """Return those of a user's sandboxes that run and shall go on, the oldest first."""
+        return await self._table.running_of_user(user_id)
+
     async def identify(self, session_key: str) -> Sandbox:
         """Return the sandbox that a session key belongs to, if it runs; raises NotAuthenticated."""
         sandbox = await self.find_by_key(session_key)

@@ -169,6 +169,16 @@ class SandboxTable:
         )
         return [self._from_row(row) for row in rows]
 
+    async def running_of_user(self, user_id: str) -> list[Sandbox]:
+        """Return a user's sandboxes that run and shall go on running."""
+        rows = await self._db.all(
+            _SELECT
+            + " WHERE user_id = :user_id AND target = :target AND phase = :phase"
+            + " ORDER BY created_at, id",
+            {"user_id": user_id, "target": Target.RUNNING, "phase": Phase.RUNNING},
+        )
+        return [self._from_row(row) for row in rows]
+
     async def all_of_backend(self, backend: str) -> list[Sandbox]:
         """Return every sandbox a backend has or should have."""
         rows = await self._db.all(

@@ -54,6 +54,7 @@ class FakeSandbox:
         self.git_refs = {"HEAD"}
         self.skills: list[Json] = []
         self.hook_config: Json | None = None
+        self.profiles: dict[str, Json] = {}
         self.commands: list[str] = []
         self.requests: list[str] = []
         self.bodies: list[tuple[str, Json]] = []
@@ -422,6 +423,12 @@ class FakeAgent:
         _conversation(request).body.setdefault("agent", {})["llm"] = request[_BODY]["llm"]
         return _done()
 
+    async def post_profile(self, request: web.Request) -> web.Response:
+        """POST /api/profiles/{name}."""
+        name = request.match_info["name"]
+        request[_SANDBOX].profiles[name] = request[_BODY]["llm"]
+        return web.json_response({"name": name, "message": "saved"}, status=201)
+
     async def get_events(self, request: web.Request) -> web.Response:
         """GET /api/conversations/{id}/events/search."""
         query = request.query
@@ -540,6 +547,7 @@ def _add_routes(app: web.Application, agent: FakeAgent) -> None:
         ("POST", f"{conversation}/secrets", agent.post_secrets),
         ("POST", f"{conversation}/switch_llm", agent.post_switch_llm),
         ("GET", f"{conversation}/events/search", agent.get_events),
+        ("POST", "/api/profiles/{name}", agent.post_profile),
     ]
     for method, path, handler in routes:
         app.router.add_route(method, path, handler)

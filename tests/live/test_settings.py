@@ -70,6 +70,24 @@ async def test_a_running_conversation_goes_on_with_a_saved_model(
     assert {one["model"] for one in tuned.asked("echo second")} == {"second"}
 
 
+async def test_a_title_is_made_with_the_saved_model_that_is_named(
+    tuned: LiveClient, sandbox_id: str
+) -> None:
+    settings = (await tuned.get(SETTINGS)).json()
+    llm = {**settings["agent_settings"]["llm"], "model": "openai/titles"}
+    saved = await tuned.post(f"{SETTINGS}/profiles/titles", json={"llm": llm})
+    assert saved.status == 201, saved.text
+    await tuned.post(SETTINGS, json={"title_llm_profile": "titles"})
+    conversation_id = await tuned.start_conversation(run("echo titled"), sandbox_id=sandbox_id)
+    await tuned.post(SETTINGS, json={"title_llm_profile": None})
+    await tuned.wait_for_execution(conversation_id, "finished")
+    await tuned.wait_for_conversation(
+        conversation_id, lambda seen: not seen["title"].startswith("Conversation ")
+    )
+    asked = [one for one in tuned.model.requests if "echo titled" in str(one)]
+    assert {one["model"] for one in asked if not one.get("tools")} == {"titles"}
+
+
 async def test_skills_of_a_running_sandbox_are_listed(
     own: Installation,
 ) -> None:
