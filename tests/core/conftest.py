@@ -1,9 +1,11 @@
-"""Fixtures of the core: the whole server on a fake backend and agent that can be troubled."""
+"""Fixtures of the core: a server on a fake backend and agent that can be troubled, and a bench."""
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.core.bench import Bench, on_bench
 from tests.core.troubles import TroubledAgent, TroubledWorld
 
 
@@ -20,3 +22,9 @@ def fake_world(fake_agent: TroubledAgent) -> Iterator[TroubledWorld]:
     world.on_create = fake_agent.on_create
     yield world
     world.close()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with on_bench(tmp_path) as bench:
+        yield bench

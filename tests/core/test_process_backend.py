@@ -1,131 +1,30 @@
 """What the process backend promises beyond the contract: it is about real processes."""
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentsvc.backend import BackendContext, Handle, Limits, Order, Phase, Port, Report, Spec
-from agentsvc.backends import launch, places, tree
+from agentsvc.backend import BackendContext, Limits, Order, Phase, Port, Spec
+from agentsvc.backends import launch, tree
 from agentsvc.backends.process import DEFAULT_SPEC, ProcessBackend, ProcessConfig
 from agentsvc.errors import BackendUnavailable, Conflict, OrderRejected
 from agentsvc.values import Secret, new_id
-
-SERVE = (
-    "import http.server, sys;"
-    "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])),"
-    " http.server.SimpleHTTPRequestHandler).serve_forever()"
+from tests.core.bench import (
+    WEB,
+    Bench,
+    change_state,
+    environment,
+    no_save,
+    on_bench,
+    rights,
+    until,
 )
-WEB = (Port(name="web"),)
-
-BOTH_WAYS = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroup", "signals"])
-
-
-class Bench:
-    """A backend, and a look at what it makes from outside."""
-
-    def __init__(self, directory: Path, **config: Any) -> None:
-        self.state_dir = directory / "state"
-        self.instance_id = new_id()
-        self.backend = ProcessBackend(ProcessConfig(**config), self.context())
-
-    def context(self) -> BackendContext:
-        return BackendContext(instance_id=self.instance_id, state_dir=self.state_dir)
-
-    async def create(self, *command: str, **fields: Any) -> Handle:
-        order = Order(**{"sandbox_id": new_id(), "command": command, **fields})
-        return await self.backend.create(order, no_save)
-
-    async def serve(self, before: str = "pass", **fields: Any) -> Handle:
-        """Create a sandbox that first does something and then serves, and wait for that."""
-        handle = await self.create(
-            "{python}", "-Ic", f"{before};{SERVE}", "{port.web}", ports=WEB, **fields
-        )
-        await self.wait(handle, Phase.RUNNING)
-        return handle
-
-    async def wait(self, handle: Handle, phase: Phase) -> Report:
-        while True:
-            report = await self.backend.inspect(handle)
-            if report.phase is phase:
-                return report
-            assert report.phase in (Phase.STARTING, Phase.RUNNING), report
-            await asyncio.sleep(0.01)
-
-    async def run(self, handle: Handle, *argv: str) -> str:
-        result = await self.backend.execute(handle, argv, env={}, time_limit=5, max_output=100_000)
-        assert result.exit_code == 0, result
-        return result.stdout.decode()
-
-    def directory(self, handle: Handle) -> Path:
-        return self.state_dir / handle.sandbox_id
-
-    def state(self, handle: Handle) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads((self.directory(handle) / "state.json").read_text())
-        return state
-
-    def processes(self, handle: Handle) -> list[tree.Process]:
-        """Return everything alive that was started in a sandbox, found by the mark alone."""
-        mark = places.mark_of(self.instance_id, handle.sandbox_id)
-        return tree.Tree(mark=mark).members()
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with on_bench(tmp_path) as bench:
-        yield bench
-
-
-@asynccontextmanager
-async def on_bench(directory: Path, **config: Any) -> AsyncIterator[Bench]:
-    bench = Bench(directory, **config)
-    await bench.backend.open()
-    try:
-        yield bench
-    finally:
-        for found in await bench.backend.scan():
-            await bench.backend.delete(found.handle)
-
-
-async def no_save(_handle: Handle) -> None:
-    """Save nothing; what matters here is on disk anyway."""
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    while True:
-        if is_so():
-            return
-        await asyncio.sleep(0.01)
-
-
-def environment(pid: int) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/environ").read_text().strip("\0").split("\0")
-    return dict(line.split("=", 1) for line in lines)
-
-
-def change_state(directory: Path, **fields: object) -> None:
-    file = directory / "state.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
-
-
-def make_directory(path: str) -> None:
-    Path(path).mkdir(mode=0o700)
-
-
-def is_there(path: str) -> bool:
-    return Path(path).exists()
-
-
-def rights(path: Path | str) -> int:
-    return Path(path).stat().st_mode & 0o777
 
 
 async def test_a_command_that_cannot_be_found_is_failed_and_says_so(bench: Bench) -> None:
@@ -295,138 +194,6 @@ async def test_a_port_that_does_not_answer_keeps_a_sandbox_starting(bench: Bench
         assert (await bench.backend.inspect(handle)).phase is Phase.STARTING
 
 
-DAEMONS = {
-    "of another session": ["sh", "-c", "(setsid sleep 99 >/dev/null 2>&1 &)"],
-    "without a mark": [
-        "env",
-        "-i",
-        "/bin/sh",
-        "-c",
-        "(/usr/bin/setsid /bin/sleep 99 >/dev/null 2>&1 &)",
-    ],
-    "of tmux": ["tmux", "new-session", "-d", "sleep 99"],
-}
-
-
-@BOTH_WAYS
-@pytest.mark.parametrize("daemon", DAEMONS)
-async def test_pause_and_delete_reach_what_hides(
-    tmp_path: Path, daemon: str, use_cgroups: bool
-) -> None:
-    async with on_bench(tmp_path, use_cgroups=use_cgroups) as bench:
-        handle = await bench.serve()
-        await bench.run(handle, *DAEMONS[daemon])
-        shim = bench.state(handle)["shim"]
-        whole = tree.Tree(mark="", root=(shim[0], shim[1]))
-        await until(lambda: any(is_sleep(item) for item in whole.members()))
-        [sleeper] = [item for item in whole.members() if is_sleep(item)]
-        await bench.backend.pause(handle)
-        assert is_still(sleeper)
-        await bench.backend.resume(handle)
-        assert not is_still(sleeper)
-        await bench.backend.delete(handle)
-        assert not tree.is_alive(sleeper.identity)
-
-
-EVADE = """
-import os, sys, time
-if os.fork():
-    time.sleep(100)
-end = time.monotonic() + 8
-while time.monotonic() < end:
-    with open(sys.argv[1], "w") as file:
-        file.write(str(time.monotonic()))
-    if os.fork():
-        os._exit(0)
-"""
-
-
-@BOTH_WAYS
-async def test_a_process_that_keeps_becoming_another_does_not_get_away(
-    tmp_path: Path, use_cgroups: bool
-) -> None:
-    beat = tmp_path / "beat"
-    async with on_bench(tmp_path, use_cgroups=use_cgroups) as bench:
-        handle = await bench.create("{python}", "-Ic", EVADE, str(beat))
-        await until(lambda: text_of(beat))
-        await bench.backend.pause(handle)
-        await check_that_it_rests(beat)
-        await bench.backend.resume(handle)
-        paused_at = text_of(beat)
-        await until(lambda: text_of(beat) != paused_at)
-        await bench.backend.delete(handle)
-        await check_that_it_rests(beat)
-
-
-async def check_that_it_rests(beat: Path) -> None:
-    before = text_of(beat)
-    await asyncio.sleep(0.1)
-    assert text_of(beat) == before
-
-
-def text_of(file: Path) -> str:
-    return file.read_text() if file.exists() else ""
-
-
-def is_sleep(process: tree.Process) -> bool:
-    try:
-        return Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n"
-    except OSError:
-        return False
-
-
-def is_still(process: tree.Process) -> bool:
-    """Say whether a process is stopped or frozen."""
-    for line in Path(f"/proc/{process.pid}/cgroup").read_text().splitlines():
-        if line.startswith("0::/") and "agentsvc-" in line:
-            events = [
-                path / "cgroup.events"
-                for path in Path("/sys/fs/cgroup").glob("**/" + line.rpartition("/")[2])
-            ]
-            return any("frozen 1" in path.read_text() for path in events)
-    return tree.is_stopped(process.identity)
-
-
-@BOTH_WAYS
-async def test_a_pause_that_was_cut_short_is_finished_by_a_look(
-    tmp_path: Path, use_cgroups: bool
-) -> None:
-    async with on_bench(tmp_path, use_cgroups=use_cgroups) as bench:
-        handle = await bench.serve()
-        await bench.run(handle, "sh", "-c", "(sleep 99 >/dev/null 2>&1 &)")
-        place = places.Place(directory=bench.directory(handle))
-        place.write_pause(places.Pause(is_done=False))
-        assert (await bench.backend.inspect(handle)).phase is Phase.PAUSED
-        assert place.read_pause() == places.Pause(is_done=True)
-        await bench.backend.resume(handle)
-        await bench.wait(handle, Phase.RUNNING)
-
-
-async def test_what_was_stopped_before_a_pause_stays_stopped_after_it(tmp_path: Path) -> None:
-    async with on_bench(tmp_path, use_cgroups=False) as bench:
-        handle = await bench.serve()
-        await bench.run(handle, "sh", "-c", "(sleep 99 >/dev/null 2>&1 &)")
-        await until(lambda: any(is_sleep(item) for item in bench.processes(handle)))
-        [sleeper] = [item for item in bench.processes(handle) if is_sleep(item)]
-        tree.send(sleeper, signal.SIGSTOP)
-        await until(lambda: tree.is_stopped(sleeper.identity))
-        await bench.backend.pause(handle)
-        await bench.backend.resume(handle)
-        assert tree.is_stopped(sleeper.identity)
-        await bench.wait(handle, Phase.RUNNING)
-
-
-@BOTH_WAYS
-async def test_a_command_killed_while_paused_is_failed(tmp_path: Path, use_cgroups: bool) -> None:
-    async with on_bench(tmp_path, use_cgroups=use_cgroups) as bench:
-        handle = await bench.serve()
-        await bench.backend.pause(handle)
-        os.kill(bench.state(handle)["command"][0], signal.SIGKILL)
-        await until(lambda: not tree.is_alive(tuple(bench.state(handle)["command"])))
-        report = await bench.backend.inspect(handle)
-        assert (report.phase, report.reason) == (Phase.FAILED, "the command was killed")
-
-
 async def test_secrets_in_the_output_are_masked_and_streams_told_apart(bench: Bench) -> None:
     script = "import os, sys; print('key', os.environ['KEY']); print('bad', file=sys.stderr)"
     handle = await bench.create(
@@ -448,128 +215,6 @@ async def test_a_log_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
         assert lines == [f"line {number}" for number in range(8500, 9000)]
         sizes = [path.stat().st_size for path in bench.directory(handle).glob("log*")]
         assert sum(sizes) < 65536 + 2 * 65536  # one read may go beyond each file
-
-
-async def test_a_sandbox_outlives_a_killed_server_and_is_adopted(bench: Bench) -> None:
-    script = (
-        "import asyncio, sys, pathlib\n"
-        "from agentsvc.backend import *\n"
-        "from agentsvc.backends.process import *\n"
-        "async def save(handle): pass\n"
-        "async def main():\n"
-        "    context = BackendContext(instance_id=sys.argv[1], state_dir=pathlib.Path(sys.argv[2]))\n"
-        "    backend = ProcessBackend(ProcessConfig(), context)\n"
-        "    await backend.open()\n"
-        "    order = Order(sandbox_id=sys.argv[3], command=('{python}', '-Ic', sys.argv[4],"
-        " '{port.web}'), ports=(Port(name='web'),))\n"
-        "    await backend.create(order, save)\n"
-        "    print('made', flush=True)\n"
-        "    await asyncio.sleep(60)\n"
-        "asyncio.run(main())\n"
-    )
-    sandbox_id = new_id()
-    argv = [bench.instance_id, str(bench.state_dir), sandbox_id, SERVE]
-    server = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, *argv, stdout=subprocess.PIPE
-    )
-    assert server.stdout is not None
-    assert await server.stdout.readline() == b"made\n"
-    server.kill()
-    await server.wait()
-    [found] = await bench.backend.scan()
-    assert found.handle.sandbox_id == sandbox_id
-    await bench.wait(found.handle, Phase.RUNNING)
-    await bench.backend.delete(found.handle)
-    assert not bench.processes(found.handle)
-
-
-@pytest.mark.parametrize("with_temp", [False, True], ids=["record", "record and temp"])
-async def test_a_create_that_was_cut_short_is_finished_by_the_next(
-    bench: Bench, with_temp: bool
-) -> None:
-    sandbox_id = new_id()
-    place = places.Place(directory=bench.state_dir / sandbox_id)
-    record = places.new_record(
-        bench.instance_id, sandbox_id, root=places.temp_root(""), working_dir="", ports=()
-    )
-    place.make(lambda: record)
-    if with_temp:
-        make_directory(record.temp)
-    [found] = await bench.backend.scan()
-    assert found.handle.sandbox_id == sandbox_id
-    assert (await bench.backend.inspect(found.handle)).reason == "it was never started"
-    again = await bench.create("sleep", "100", sandbox_id=sandbox_id)
-    await bench.wait(again, Phase.RUNNING)
-    assert bench.state(again)["shim"][0] in [item.pid for item in bench.processes(again)]
-
-
-async def test_a_temporary_directory_of_somebody_else_is_neither_used_nor_removed(
-    bench: Bench,
-) -> None:
-    sandbox_id = new_id()
-    place = places.Place(directory=bench.state_dir / sandbox_id)
-    record = places.new_record(
-        bench.instance_id, sandbox_id, root=places.temp_root(""), working_dir="", ports=()
-    )
-    place.make(lambda: record)
-    places.make_temp(record.temp, "another/sandbox")
-    with pytest.raises(BackendUnavailable):
-        await bench.create("sleep", "100", sandbox_id=sandbox_id)
-    [found] = await bench.backend.scan()
-    await bench.backend.delete(found.handle)
-    assert places.temp_mark(Path(record.temp)) == "another/sandbox"
-    places.remove_directory(Path(record.temp))
-
-
-@pytest.mark.parametrize("is_directory", [False, True])
-def test_a_mark_that_is_not_text_breaks_no_scan(tmp_path: Path, is_directory: bool) -> None:
-    top = Path(places.new_temp_name(tmp_path))
-    good = Path(places.new_temp_name(tmp_path))
-    places.make_temp(str(good), "this/one")
-    top.mkdir()
-    if is_directory:
-        (top / tree.MARK).mkdir()
-    else:
-        (top / tree.MARK).write_bytes(b"\xff\xfe/x")
-    marks = dict(places.list_temps(tmp_path))
-    assert marks.pop(good) == "this/one"
-    assert marks == ({} if is_directory else {top: "\ufffd\ufffd/x"})
-
-
-async def test_what_is_left_without_its_directory_is_found_and_removed(bench: Bench) -> None:
-    handle = await bench.serve()
-    group = handle.data["cgroup"]
-    places.remove_directory(bench.directory(handle))
-    [found] = await bench.backend.scan()
-    assert found.handle.sandbox_id == handle.sandbox_id
-    report = await bench.backend.inspect(found.handle)
-    assert (report.phase, report.reason) == (Phase.FAILED, "its files are gone")
-    with pytest.raises(Conflict, match="its files are gone"):
-        await bench.backend.restart(
-            Order(sandbox_id=handle.sandbox_id, command=("true",)), handle, no_save
-        )
-    await bench.backend.delete(found.handle)
-    assert places.temp_mark(Path(handle.data["temp"])) is None
-    assert not group or not is_there(group)
-    assert not bench.processes(handle)
-
-
-async def test_a_directory_that_was_made_read_only_is_deleted(bench: Bench) -> None:
-    handle = await bench.serve()
-    script = (
-        "mkdir -p deep/er/st && touch deep/er/file && ln -s / deep/er/link && chmod 0 deep/er deep"
-    )
-    await bench.run(handle, "sh", "-c", script)
-    await bench.backend.delete(handle)
-    assert not bench.directory(handle).exists()
-
-
-async def test_other_instances_directories_are_not_listed(bench: Bench) -> None:
-    await bench.serve()
-    other = ProcessBackend(
-        ProcessConfig(), BackendContext(instance_id="other", state_dir=bench.state_dir)
-    )
-    assert await other.scan() == []
 
 
 async def test_a_state_directory_that_cannot_be_made_is_unavailable(tmp_path: Path) -> None:

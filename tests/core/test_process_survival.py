@@ -1,0 +1,143 @@
+"""Process sandboxes outlive their server, and what is left of them is found."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentsvc.backend import BackendContext, Order, Phase
+from agentsvc.backends import places, tree
+from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.errors import BackendUnavailable, Conflict
+from agentsvc.values import new_id
+from tests.core.bench import (
+    SERVE,
+    Bench,
+    is_there,
+    make_directory,
+    no_save,
+)
+
+
+async def test_a_sandbox_outlives_a_killed_server_and_is_adopted(bench: Bench) -> None:
+    script = (
+        "import asyncio, sys, pathlib\n"
+        "from agentsvc.backend import *\n"
+        "from agentsvc.backends.process import *\n"
+        "async def save(handle): pass\n"
+        "async def main():\n"
+        "    context = BackendContext(instance_id=sys.argv[1], state_dir=pathlib.Path(sys.argv[2]))\n"
+        "    backend = ProcessBackend(ProcessConfig(), context)\n"
+        "    await backend.open()\n"
+        "    order = Order(sandbox_id=sys.argv[3], command=('{python}', '-Ic', sys.argv[4],"
+        " '{port.web}'), ports=(Port(name='web'),))\n"
+        "    await backend.create(order, save)\n"
+        "    print('made', flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    sandbox_id = new_id()
+    argv = [bench.instance_id, str(bench.state_dir), sandbox_id, SERVE]
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, *argv, stdout=subprocess.PIPE
+    )
+    assert server.stdout is not None
+    assert await server.stdout.readline() == b"made\n"
+    server.kill()
+    await server.wait()
+    [found] = await bench.backend.scan()
+    assert found.handle.sandbox_id == sandbox_id
+    await bench.wait(found.handle, Phase.RUNNING)
+    await bench.backend.delete(found.handle)
+    assert not bench.processes(found.handle)
+
+
+@pytest.mark.parametrize("with_temp", [False, True], ids=["record", "record and temp"])
+async def test_a_create_that_was_cut_short_is_finished_by_the_next(
+    bench: Bench, with_temp: bool
+) -> None:
+    sandbox_id = new_id()
+    place = places.Place(directory=bench.state_dir / sandbox_id)
+    record = places.new_record(
+        bench.instance_id, sandbox_id, root=places.temp_root(""), working_dir="", ports=()
+    )
+    place.make(lambda: record)
+    if with_temp:
+        make_directory(record.temp)
+    [found] = await bench.backend.scan()
+    assert found.handle.sandbox_id == sandbox_id
+    assert (await bench.backend.inspect(found.handle)).reason == "it was never started"
+    again = await bench.create("sleep", "100", sandbox_id=sandbox_id)
+    await bench.wait(again, Phase.RUNNING)
+    assert bench.state(again)["shim"][0] in [item.pid for item in bench.processes(again)]
+
+
+async def test_a_temporary_directory_of_somebody_else_is_neither_used_nor_removed(
+    bench: Bench,
+) -> None:
+    sandbox_id = new_id()
+    place = places.Place(directory=bench.state_dir / sandbox_id)
+    record = places.new_record(
+        bench.instance_id, sandbox_id, root=places.temp_root(""), working_dir="", ports=()
+    )
+    place.make(lambda: record)
+    places.make_temp(record.temp, "another/sandbox")
+    with pytest.raises(BackendUnavailable):
+        await bench.create("sleep", "100", sandbox_id=sandbox_id)
+    [found] = await bench.backend.scan()
+    await bench.backend.delete(found.handle)
+    assert places.temp_mark(Path(record.temp)) == "another/sandbox"
+    places.remove_directory(Path(record.temp))
+
+
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_a_mark_that_is_not_text_breaks_no_scan(tmp_path: Path, is_directory: bool) -> None:
+    top = Path(places.new_temp_name(tmp_path))
+    good = Path(places.new_temp_name(tmp_path))
+    places.make_temp(str(good), "this/one")
+    top.mkdir()
+    if is_directory:
+        (top / tree.MARK).mkdir()
+    else:
+        (top / tree.MARK).write_bytes(b"\xff\xfe/x")
+    marks = dict(places.list_temps(tmp_path))
+    assert marks.pop(good) == "this/one"
+    assert marks == ({} if is_directory else {top: "\ufffd\ufffd/x"})
+
+
+async def test_what_is_left_without_its_directory_is_found_and_removed(bench: Bench) -> None:
+    handle = await bench.serve()
+    group = handle.data["cgroup"]
+    places.remove_directory(bench.directory(handle))
+    [found] = await bench.backend.scan()
+    assert found.handle.sandbox_id == handle.sandbox_id
+    report = await bench.backend.inspect(found.handle)
+    assert (report.phase, report.reason) == (Phase.FAILED, "its files are gone")
+    with pytest.raises(Conflict, match="its files are gone"):
+        await bench.backend.restart(
+            Order(sandbox_id=handle.sandbox_id, command=("true",)), handle, no_save
+        )
+    await bench.backend.delete(found.handle)
+    assert places.temp_mark(Path(handle.data["temp"])) is None
+    assert not group or not is_there(group)
+    assert not bench.processes(handle)
+
+
+async def test_a_directory_that_was_made_read_only_is_deleted(bench: Bench) -> None:
+    handle = await bench.serve()
+    script = (
+        "mkdir -p deep/er/st && touch deep/er/file && ln -s / deep/er/link && chmod 0 deep/er deep"
+    )
+    await bench.run(handle, "sh", "-c", script)
+    await bench.backend.delete(handle)
+    assert not bench.directory(handle).exists()
+
+
+async def test_other_instances_directories_are_not_listed(bench: Bench) -> None:
+    await bench.serve()
+    other = ProcessBackend(
+        ProcessConfig(), BackendContext(instance_id="other", state_dir=bench.state_dir)
+    )
+    assert await other.scan() == []
