@@ -27,7 +27,7 @@ from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
 from agentsvc.gitproviders import GitProviders
 from agentsvc.hookspecs import Event
-from agentsvc.http import ops, v0, v1
+from agentsvc.http import description, ops, v0, v1
 from agentsvc.http.keys import (
     ANNOUNCEMENTS,
     BACKENDS,
@@ -49,7 +49,7 @@ from agentsvc.http.keys import (
     SURROUNDINGS,
 )
 from agentsvc.http.middleware import install
-from agentsvc.http.routes import mount
+from agentsvc.http.routes import Route, mount, mounted
 from agentsvc.installation import Installation
 from agentsvc.plugins import BackendRegistry, Notifier, PluginHost
 from agentsvc.sandboxes import Sandbox, Sandboxes, Target
@@ -94,14 +94,27 @@ async def build_app(
         cors_origins=config.server.cors_origins,
         request_seconds=config.server.request_seconds,
     )
-    mount(app, [*ops.ROUTES, *v1.ROUTES])
-    if config.server.device_login:
-        mount(app, v1.LOGIN_ROUTES)
     app.cleanup_ctx.extend(
         (_database, _backends, _agents, _git_providers, _supervisor, _core, _loops)
     )
-    v0.install(app, enabled=config.v0.enabled)
+    _add_routes(app, config)
     return app
+
+
+def published_routes(config: Config) -> tuple[Route, ...]:
+    """Return every route of a server with this configuration, without making one."""
+    app = web.Application()
+    _add_routes(app, config)
+    return mounted(app)
+
+
+def _add_routes(app: web.Application, config: Config) -> None:
+    """Mount what the configuration asks for; whatever it uses is among the clean-up contexts."""
+    description.install(app)
+    mount(app, [*ops.ROUTES, *description.ROUTES, *v1.ROUTES])
+    if config.server.device_login:
+        mount(app, v1.LOGIN_ROUTES)
+    v0.install(app, enabled=config.v0.enabled)
 
 
 async def _database(app: web.Application) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from typing import Final
 
-from aiohttp import hdrs, web
+from aiohttp import BasicAuth, hdrs, web
 
 from agentsvc.auth import Principal, Role
 from agentsvc.conversations.lookups import ProviderPass
@@ -34,7 +34,7 @@ from agentsvc.http.keys import (
     SANDBOX,
     SANDBOXES,
 )
-from agentsvc.http.routes import Handler, Scope, route_of
+from agentsvc.http.routes import Handler, Scope, is_page, route_of
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
 from agentsvc.sandboxes import Sandbox
@@ -78,6 +78,7 @@ _CORS_ORIGINS: Final[web.AppKey[frozenset[str]]] = web.AppKey("cors_origins")
 _ERROR_CODE: Final[web.RequestKey[str]] = web.RequestKey("error_code", str)
 _HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
+_CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
 _EXPOSED: Final = "Retry-After, X-Request-Id"
 _ALWAYS: Final = {
     "Cache-Control": "no-cache, no-store, must-revalidate, max-age=0",
@@ -196,8 +197,22 @@ def keys_of(request: web.Request) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for key in stripped if key and key.isascii()))
 
 
+def password_of(request: web.Request) -> tuple[str, ...]:
+    """Return the key a browser sends as a password, once a page has asked it for one."""
+    try:
+        given = BasicAuth.decode(request.headers.get(hdrs.AUTHORIZATION, ""), encoding="utf-8")
+    except ValueError:
+        return ()
+    return (given.password,) if given.password.isascii() else ()
+
+
+def _password(request: web.Request) -> tuple[str, ...]:
+    """Return the key a browser sends as a password, which counts on pages only."""
+    return password_of(request) if is_page(request) else ()
+
+
 async def _identify_user(request: web.Request) -> Principal:
-    for key in keys_of(request):
+    for key in (*keys_of(request), *_password(request)):
         try:
             return await request.app[KEYRING].identify(key)
         except NotAuthenticated:
@@ -237,6 +252,8 @@ def _answer(request: web.Request, failure: Exception) -> web.Response:
     if isinstance(error, MalformedBody | BodyTooLarge):
         # What is left of the body is of no use, and may hide where the next request begins.
         response.force_close()
+    if isinstance(error, NotAuthenticated) and is_page(request):
+        response.headers[hdrs.WWW_AUTHENTICATE] = _CHALLENGE
     if isinstance(failure, web.HTTPMethodNotAllowed):
         response.headers[hdrs.ALLOW] = failure.headers[hdrs.ALLOW]
     return response

@@ -144,3 +144,9 @@ def route_of(request: web.Request) -> Route | None:
     was added to the application past `mount`.
     """
     return request.app.get(_MOUNTED, {}).get(request.match_info.route)
+
+
+def is_page(request: web.Request) -> bool:
+    """Whether a request was resolved to a page, or to a part of one."""
+    route = route_of(request)
+    return route is not None and route.is_page

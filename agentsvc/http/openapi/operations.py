@@ -18,6 +18,14 @@ _METHODS: Final = ("GET", "PUT", "POST", "DELETE", "OPTIONS", "HEAD", "PATCH")
 _ANY: Final = "*"
 _SEPARATORS: Final = re.compile(r"[^A-Za-z0-9]+")
 
+_WORDS: Final = {
+    **dict.fromkeys(("alive", "health", "ready", "server_info", "openapi.json", "docs"), "server"),
+    "reset-settings": "settings",
+    "add-git-providers": "secrets",
+    "unset-provider-tokens": "secrets",
+}
+"""The groups of operations whose path does not begin with the name of one."""
+
 USER_KEYS: Final = ("apiKey", "bearer", "accessToken")
 _SECURITY: Final[dict[Scope, tuple[str, ...]]] = {
     Scope.OPEN: (),
@@ -99,8 +107,8 @@ def tag_of(route: Route) -> str:
     path = route.path.removeprefix(_V1_PREFIX).removeprefix("/api/").strip("/")
     word = path.split("/")[0]
     if route.is_deprecated:
-        return f"{V0_TAG}: {word}"
-    return word if route.path.count("/") > 1 else "server"
+        return f"{V0_TAG}: {_WORDS.get(word, word)}"
+    return _WORDS.get(word, word)
 
 
 def security_of(route: Route) -> tuple[str, ...]:

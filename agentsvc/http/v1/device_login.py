@@ -8,9 +8,10 @@ from aiohttp import web
 
 from agentsvc.auth import Principal
 from agentsvc.devices import Claim, ClaimState, Login
-from agentsvc.errors import AgentsvcError, BadRequest
-from agentsvc.http.keys import CONFIG, DEVICES, KEYRING, PRINCIPAL
-from agentsvc.http.routes import Route, Scope
+from agentsvc.errors import AgentsvcError, BadRequest, NotFound, TooManyRequests
+from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
+from agentsvc.http.links import links_of
+from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import page, text_of
 from agentsvc.http.wire import json_response, read_query
@@ -193,6 +194,10 @@ ROUTES: Final = (
         rank="P2",
         summary="Start the login of a program",
         body=Beginning | None,
+        reads=(JSON, FORM),
+        answer=Authorization,
+        errors=(BadRequest, TooManyRequests),
+        example=Example(body={}),
     ),
     Route(
         method="POST",
@@ -202,6 +207,10 @@ ROUTES: Final = (
         rank="P2",
         summary="Ask for the key of a program's login",
         body=TokenRequest,
+        reads=(JSON, FORM),
+        answer=Token,
+        errors=(BadRequest,),
+        example=Example(body={"device_code": "the code of the answer to authorize"}),
     ),
     Route(
         method="POST",
@@ -211,6 +220,10 @@ ROUTES: Final = (
         rank="P2",
         summary="Let a program in, or refuse it",
         body=Decision,
+        reads=(JSON, FORM),
+        answer=Decided,
+        errors=(BadRequest, NotFound),
+        example=Example(body={"user_code": "WDJB-MJHT"}),
     ),
     Route(
         method="GET",
@@ -220,6 +233,9 @@ ROUTES: Final = (
         rank="P2",
         summary="Show the page on which a user lets a program in",
         query=CodeQuery,
+        answer=str,
+        media=HTML,
+        example=Example(query={"user_code": "WDJB-MJHT"}),
     ),
     Route(
         method="POST",
@@ -229,6 +245,11 @@ ROUTES: Final = (
         rank="P2",
         summary="Let a program in from the page",
         body=PageForm,
+        reads=(FORM, JSON),
+        answer=str,
+        media=HTML,
+        errors=(BadRequest,),
+        example=Example(body={"user_code": "WDJB-MJHT", "api_key": "an API key"}),
     ),
     Route(
         method="GET",
@@ -237,5 +258,7 @@ ROUTES: Final = (
         scope=Scope.OPEN,
         rank="P2",
         summary="Show how that page looks",
+        answer=str,
+        media="text/css",
     ),
 )

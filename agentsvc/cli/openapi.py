@@ -1,0 +1,37 @@
+"""`agentsvc openapi`: prints the description of the API, as the server would."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from agentsvc.app import published_routes
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.options import config_option, load_config
+from agentsvc.http.openapi import describe
+
+
+@click.command("openapi")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File to write; otherwise standard output.",
+)
+@config_option
+def command(output: Path | None, config_file: Path | None) -> None:
+    """Print the OpenAPI 3.1 description of the API.
+
+    It is what the server answers at /openapi.json with the same configuration. No server has to
+    run for it.
+    """
+    loaded = load_config(config_file)
+    document = msgspec.json.encode(describe(published_routes(loaded.config)))
+    text = msgspec.json.format(document, indent=2) + b"\n"
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_bytes(text)
+    except OSError as exc:
+        raise CommandFailed(f"the file cannot be written: {exc.strerror}: {output}") from exc

@@ -1,0 +1,288 @@
+"""The published description is one, and every word of it is true of the server."""
+
+import io
+import tarfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+import openapi_spec_validator
+import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
+from msgspec import UNSET
+
+from agentsvc.agent_answers import CommandResult
+from agentsvc.app import published_routes
+from agentsvc.errors import AgentsvcError
+from agentsvc.http.openapi.parameters import PATH_PARTS, names_in
+from agentsvc.http.routes import EXAMPLE_ID, Route, Scope, Undescribed, mounted
+from agentsvc.testing.agent import FakeAgent
+from tests.conftest import FAST
+from tests.description import Description, Operation, example_body, example_path
+from tests.git_hosts import GitHosts
+from tests.service import Client, Service
+
+type Json = dict[str, Any]
+
+ROUTES: Final = published_routes(FAST)
+DESCRIPTION: Final = Description(ROUTES)
+OPERATIONS: Final = {operation.name: operation for operation in DESCRIPTION.operations()}
+GROUPS: Final = sorted({operation.about["tags"][0] for operation in OPERATIONS.values()})
+
+NOT_DESCRIBED: Final = {
+    "/sandboxes/{sandbox_id}/{port}{path}": "what is behind it is the sandboxes' own",
+    "/socket.io/": "it is a socket with a protocol of its own",
+}
+"""What is routed past the table, and why it is not described."""
+
+
+def by_name(route: Route) -> str:
+    return f"{route.method} {route.path}"
+
+
+def test_it_is_a_valid_description() -> None:
+    openapi_spec_validator.validate(DESCRIPTION.document)
+
+
+def test_every_schema_is_one() -> None:
+    for schema in DESCRIPTION.document["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_no_component_is_there_for_nothing() -> None:
+    text = msgspec.json.encode(DESCRIPTION.document).decode()
+    components = DESCRIPTION.document["components"]
+    unused = [
+        f"{kind}/{name}"
+        for kind in ("schemas", "responses", "headers")
+        for name in components[kind]
+        if f'"#/components/{kind}/{name}"' not in text
+    ]
+    assert unused == []
+
+
+def test_every_route_of_the_table_is_described_and_every_described_operation_is_routed(
+    service: Service,
+) -> None:
+    table = mounted(service.app)
+    described = {(name.split(" ")[0], name.split(" ")[1]) for name in OPERATIONS}
+    assert described == {
+        (operation.method, operation.path) for operation in Description(table).operations()
+    }
+    assert len(described) == len(table)
+
+
+def test_nothing_else_is_routed_but_what_is_named_here(service: Service) -> None:
+    described = {operation.path for operation in OPERATIONS.values()}
+    routed = {
+        resource.canonical
+        for resource in service.app.router.resources()
+        if resource.canonical not in described
+    }
+    assert routed <= NOT_DESCRIBED.keys()
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=by_name)
+def test_a_route_says_who_may_call_it_what_it_answers_and_how_it_is_called(route: Route) -> None:
+    assert route.scope in Scope
+    assert route.answer is not Undescribed
+    assert route.rank in {"P0", "P1", "P2", "P3"}
+    assert route.summary[0].isupper()
+    assert not route.summary.endswith(".")
+    assert set(names_in(route.path)) <= PATH_PARTS.keys()
+    assert set(route.path_types) <= PATH_PARTS.keys()
+    assert all(issubclass(error, AgentsvcError) for error in route.errors)
+    assert route.example.body is UNSET or route.body is not None
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_has_an_example_that_fits_its_description(name: str) -> None:
+    operation = OPERATIONS[name]
+    for parameter in operation.parameters:
+        assert "example" in parameter or not parameter.get("required"), parameter["name"]
+        if "example" in parameter and parameter["schema"].get("type") not in ("boolean", "integer"):
+            DESCRIPTION.checker(parameter["schema"]).validate(parameter["example"])
+    for media, content in operation.contents.items():
+        assert "example" in content or not operation.about["requestBody"].get("required"), media
+        if "example" in content:
+            DESCRIPTION.checker(content["schema"]).validate(content["example"])
+
+
+def test_operations_have_names_of_their_own() -> None:
+    names = [operation.about["operationId"] for operation in OPERATIONS.values()]
+    assert len(set(names)) == len(names)
+    assert all(name.isidentifier() and name.islower() for name in names)
+
+
+def test_an_operation_keeps_its_name() -> None:
+    named = {name: operation.about["operationId"] for name, operation in OPERATIONS.items()}
+    assert named["post /api/v1/app-conversations"] == "v1_post_app_conversations"
+    assert (
+        named["get /api/conversations/{conversation_id}"] == "v0_get_conversations_conversation_id"
+    )
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_says_which_key_opens_it(name: str) -> None:
+    operation = OPERATIONS[name]
+    keys = {key for one in operation.about["security"] for key in one}
+    assert (keys == set()) == (operation.route.scope is Scope.OPEN)
+    assert ("basic" in keys) == operation.route.is_page
+    assert ("401" in operation.about["responses"]) == bool(keys)
+    assert keys <= DESCRIPTION.document["components"]["securitySchemes"].keys()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_exactly_the_older_generation_is_deprecated(name: str) -> None:
+    operation = OPERATIONS[name]
+    is_old = operation.about["operationId"].startswith("v0_")
+    assert operation.about.get("deprecated", False) == is_old
+    assert is_old == (
+        operation.path.startswith("/api/")
+        and not operation.path.startswith(("/api/v1/", "/api/keys"))
+    )
+
+
+def test_what_is_switched_off_is_not_described() -> None:
+    server = msgspec.structs.replace(FAST.server, device_login=False)
+    v0 = msgspec.structs.replace(FAST.v0, enabled=False)
+    config = msgspec.structs.replace(FAST, server=server, v0=v0)
+    left = {route.path for route in published_routes(config)}
+    assert "/api/v1/settings" in left
+    assert "/api/settings" not in left
+    assert not [path for path in left if path.startswith("/oauth")]
+
+
+# Every example is sent
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """A server with everything the examples speak of."""
+
+    service: Service
+    user: Client
+    sandbox: Client
+    granted: dict[str, str]
+    real: Json
+
+    def client_for(self, operation: Operation) -> Client:
+        match operation.route.scope:
+            case Scope.SANDBOX:
+                return self.sandbox
+            case Scope.PASS | Scope.OPEN:
+                return self.service.client_with(None)
+            case _:
+                return self.user
+
+
+@pytest.fixture
+async def git_hosts() -> AsyncIterator[GitHosts]:
+    async with GitHosts() as hosts:
+        yield hosts
+
+
+@pytest.fixture
+async def world(
+    client: Client, service: Service, fake_agent: FakeAgent, git_hosts: GitHosts
+) -> World:
+    for name in ("API_TOKEN", "fast"):
+        await client.post("/api/v1/secrets", json={"name": name, "value": "v"})
+    await client.post("/api/v1/settings/profiles/fast")
+    token = {"token": "good", "host": git_hosts.url}
+    tokens = {"github": token, "gitlab": token}
+    await client.post("/api/v1/secrets/git-providers", json={"provider_tokens": tokens})
+    await client.start_conversation("please work", conversation_id=EXAMPLE_ID)
+    found = await client.wait_for_execution(EXAMPLE_ID, "finished")
+    agent = fake_agent.find_conversation(EXAMPLE_ID)
+    assert agent is not None
+    [sandbox] = fake_agent.sandboxes.values()
+    readme = f"{agent.body['workspace']['working_dir']}/README.md"
+    sandbox.files[readme] = b"# Example"
+    sandbox.git_diffs[readme] = {"modified": "# Example", "original": ""}
+    packed = "/packed.tar.gz"
+    sandbox.files[packed] = empty_tar()
+    fake_agent.on_command("tar -czf", CommandResult(exit_code=0, stdout=packed, stderr=""))
+    return World(
+        service=service,
+        user=client,
+        sandbox=service.client_with(found["session_api_key"]),
+        granted=agent.body["secrets"]["GITHUB_TOKEN"]["headers"],
+        real={"sandbox_id": found["sandbox_id"], "key_id": await _new_key(client)},
+    )
+
+
+def empty_tar() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz"):
+        pass
+    return packed.getvalue()
+
+
+async def _new_key(client: Client) -> int:
+    key: int = (await client.post("/api/keys", json={})).json()["id"]
+    return key
+
+
+async def _login(world: World) -> Json:
+    """Return what a program gets that begins a login."""
+    login: Json = (await world.user.post("/oauth/device/authorize")).json()
+    return login
+
+
+async def _waiting_login(world: World) -> Json:
+    return {"user_code": (await _login(world))["user_code"], "api_key": world.user.key}
+
+
+async def _approved_login(world: World) -> Json:
+    login = await _login(world)
+    await world.user.post("/oauth/device/verify-authenticated", json=login)
+    return {"device_code": login["device_code"]}
+
+
+PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
+    "post /oauth/device/token": _approved_login,
+    "post /oauth/device/verify": _waiting_login,
+    "post /oauth/device/verify-authenticated": _waiting_login,
+}
+"""What only a server can give and an example needs."""
+
+LAST: Final = ("/pause", "/resume", "/stop", "/start", "/rename")
+ORDER: Final = ("get", "put", "patch", "post", "delete")
+
+
+def order(operation: Operation) -> tuple[int, int, str]:
+    """Put first what changes nothing, and last what takes from the others what they need."""
+    last = next((i for i, end in enumerate(LAST, 1) if operation.path.endswith(end)), 0)
+    is_all = operation.path.endswith("git-providers")
+    return ORDER.index(operation.method), last + 10 * is_all, operation.path
+
+
+async def send_example(world: World, operation: Operation) -> list[str]:
+    problems: list[str] = []
+    prepare = PREPARED.get(operation.name)
+    for again in range(max(1, len(operation.contents))):
+        real = {**world.real, **(await prepare(world) if prepare else {})}
+        options = list(example_body(operation, real))[again]
+        if operation.route.scope is Scope.PASS:
+            options["headers"] = world.granted
+        client = world.client_for(operation)
+        path = example_path(operation, real)
+        answer = await client.request(operation.method.upper(), path, **options)
+        if answer.status != operation.route.status:
+            problems.append(f"{operation.name}: {answer.status} {answer.text[:500]}")
+        media = answer.headers.get("Content-Type", "").partition(";")[0]
+        problems += DESCRIPTION.problems(operation, answer.status, media, answer.body)
+        if operation.name == "delete /api/keys/{key_id}":
+            world.real["key_id"] = await _new_key(world.user)
+    return problems
+
+
+@pytest.mark.parametrize("group", GROUPS)
+async def test_the_example_of_each_operation_works_and_its_answer_is_as_described(
+    world: World, group: str
+) -> None:
+    problems: list[str] = []
+    for operation in sorted(OPERATIONS.values(), key=order):
+        if operation.about["tags"][0] == group:
+            problems += await send_example(world, operation)
+    assert problems == []

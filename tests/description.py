@@ -1,0 +1,166 @@
+"""The published description as tests use it: what it says of an operation, and whether it is so."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+import jsonschema  # type: ignore[import-untyped]  # it has no types of its own
+import msgspec
+
+from agentsvc.http.openapi import describe
+from agentsvc.http.openapi.operations import methods_of
+from agentsvc.http.openapi.parameters import plain_path
+from agentsvc.http.routes import Route
+
+type Json = dict[str, Any]
+
+OPEN_SCHEMAS: Final = frozenset({"StoredEvent", "HistoryEvent"})
+"""Structs that name only what is in each event; the rest depends on the agent server."""
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation of the description, with its route."""
+
+    method: str
+    path: str
+    about: Json
+    route: Route
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def parameters(self) -> list[Json]:
+        found: list[Json] = self.about.get("parameters", [])
+        return found
+
+    @property
+    def contents(self) -> Json:
+        found: Json = self.about.get("requestBody", {}).get("content", {})
+        return found
+
+
+class Description:
+    """The description of some routes."""
+
+    def __init__(self, routes: tuple[Route, ...]) -> None:
+        self.document: Json = describe(routes)
+        self._routes = {
+            (method, plain_path(route.path)): route
+            for route in routes
+            for method in methods_of(route)
+        }
+
+    def operations(self) -> Iterator[Operation]:
+        for path, item in self.document["paths"].items():
+            for method, about in item.items():
+                yield Operation(
+                    method=method, path=path, about=about, route=self._routes[method, path]
+                )
+
+    def resolve(self, node: Json) -> Json:
+        """Return what a reference refers to, or the node itself."""
+        if "$ref" not in node:
+            return node
+        found: Any = self.document
+        for step in node["$ref"].removeprefix("#/").split("/"):
+            found = found[step]
+        return {**found, **{key: value for key, value in node.items() if key != "$ref"}}
+
+    def answer(self, operation: Operation, status: int) -> Json | None:
+        """Return the description of the answer with a status, None if there is none."""
+        found = operation.about["responses"].get(str(status))
+        return None if found is None else self.resolve(found)
+
+    def problems(self, operation: Operation, status: int, media: str, body: bytes) -> list[str]:
+        """Return where an answer differs from what is described."""
+        answer = self.answer(operation, status)
+        if answer is None:
+            return [f"{operation.name}: {status} is not described: {body[:300]!r}"]
+        content = answer.get("content", {})
+        if media not in content:
+            return [f"{operation.name}: {status} has {media}, described are {list(content)}"]
+        if media != "application/json":
+            return []
+        schema = content[media]["schema"]
+        value = msgspec.json.decode(body)
+        wrong = [
+            f"{operation.name}: {status} {error.json_path}: {error.message}"[:600]
+            for error in self.checker(schema).iter_errors(value)
+        ]
+        unknown = [
+            f"{operation.name}: {status} {at} is not described"
+            for at in self._undescribed(schema, value, "$")
+        ]
+        # Errors have further members, for clients that look for them there.
+        return wrong + (unknown if status < 400 else [])
+
+    def checker(self, schema: Json) -> Any:
+        """Return what checks values against a schema of the document."""
+        whole = {**schema, "components": self.document["components"]}
+        return jsonschema.Draft202012Validator(whole)
+
+    def _undescribed(self, schema: Json, value: Any, at: str) -> Iterator[str]:
+        if schema.get("$ref", "").rpartition("/")[2] in OPEN_SCHEMAS:
+            return
+        schema = self.resolve(schema)
+        for option in schema.get("anyOf", ()):
+            if self.checker(option).is_valid(value):
+                yield from self._undescribed(option, value, at)
+        if isinstance(value, dict) and "properties" in schema:
+            for name, inner in value.items():
+                if name not in schema["properties"]:
+                    yield f"{at}.{name}"
+                else:
+                    yield from self._undescribed(schema["properties"][name], inner, f"{at}.{name}")
+        if isinstance(value, list) and isinstance(schema.get("items"), dict):
+            for number, item in enumerate(value):
+                yield from self._undescribed(schema["items"], item, f"{at}[{number}]")
+
+
+def example_path(operation: Operation, real: Json) -> str:
+    """Return the path and query of an operation's example; `real` has what only a server can give."""
+    given = {one["name"]: one["example"] for one in operation.parameters if one["in"] == "path"}
+    path = re.sub(
+        r"\{(\w+)\}",
+        lambda match: quote(str(real.get(match.group(1), given[match.group(1)])), safe=""),
+        operation.path,
+    )
+    query = "&".join(
+        f"{one['name']}={quote(str(value), safe='')}"
+        for one in operation.parameters
+        if one["in"] == "query" and "example" in one
+        for value in _values(one["example"])
+    )
+    return f"{path}?{query}" if query else path
+
+
+def example_body(operation: Operation, real: Json) -> Iterator[Json]:
+    """Yield what a client sends as the body of an example: once for each media type."""
+    for media, content in operation.contents.items():
+        if "example" in content:
+            example = content["example"]
+            if isinstance(example, dict):
+                example = {name: real.get(name, value) for name, value in example.items()}
+            yield _encoded(media, example)
+    if not any("example" in content for content in operation.contents.values()):
+        yield {}
+
+
+def _encoded(media: str, example: Any) -> Json:
+    if media == "application/json":
+        return {"json": example}
+    if media == "application/x-www-form-urlencoded":
+        return {"data": {name: str(value) for name, value in example.items()}}
+    form = aiohttp.FormData(default_to_multipart=True)
+    for name, values in example.items():
+        for value in values:
+            form.add_field(name, value.encode(), filename="example.txt")
+    return {"data": form}
+
+
+def _values(example: Any) -> list[Any]:
+    return example if isinstance(example, list) else [example]
