@@ -9,6 +9,7 @@ from agentsvc.conversations.model import (
     Conversation,
     ConversationPatch,
     Facts,
+    Generation,
     Stage,
     StartTask,
     TitleSource,
@@ -54,7 +55,9 @@ def require_settings(order: StartOrder, settings: Settings | None) -> None:
         )
 
 
-def new_task(user_id: str, conversation_id: str, order: StartOrder, generation: str) -> StartTask:
+def new_task(
+    user_id: str, conversation_id: str, order: StartOrder, generation: Generation
+) -> StartTask:
     """Return the task that starts a conversation, at its first stage."""
     moment = now()
     return StartTask(
@@ -79,6 +82,8 @@ def new_conversation(
     order: StartOrder,
     settings: Settings,
     parent: Conversation | None,
+    *,
+    generation: Generation = Generation.V1,
 ) -> Conversation:
     """Return a conversation that is to be started; a parent lends what the order leaves open."""
     moment = now()
@@ -103,6 +108,7 @@ def new_conversation(
         is_public=order.public,
         tags={},
         working_dir="",
+        generation=generation,
         execution_status=None,
         max_budget=settings.max_budget_per_task,
         is_ready=False,

@@ -36,6 +36,13 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """What went wrong in it without stopping the start."""
 
 
+class Generation(StrEnum):
+    """The generation of the API through which something was started."""
+
+    V0 = "v0"
+    V1 = "v1"
+
+
 class StartTask(msgspec.Struct, frozen=True, kw_only=True):
     """The record of getting one conversation started; it survives a restart."""
 
@@ -47,7 +54,7 @@ class StartTask(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_id: str | None
     agent_server_url: str | None
     request: StartOrder
-    generation: str
+    generation: Generation
     stages: tuple[Stage, ...]
     created_at: datetime
     updated_at: datetime
@@ -113,6 +120,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     is_public: bool | None
     tags: dict[str, str]
     working_dir: str
+    generation: Generation
     execution_status: ExecutionStatus | None
     max_budget: float | None
     is_ready: bool

@@ -26,6 +26,7 @@ from agentsvc.conversations.model import (
     ConversationPatch,
     ConversationQuery,
     ConversationView,
+    Generation,
     StartTask,
 )
 from agentsvc.conversations.prompts import first_message
@@ -126,7 +127,9 @@ class Conversations:
 
     # Starting
 
-    async def start(self, user_id: str, order: StartOrder, *, generation: str = "v1") -> StartTask:
+    async def start(
+        self, user_id: str, order: StartOrder, *, generation: Generation = Generation.V1
+    ) -> StartTask:
         """Ask for a conversation; what was asked is stored when this returns.
 
         The same order for a known conversation id gives its task; another one is a Conflict.
@@ -156,6 +159,7 @@ class Conversations:
             order,
             settings or Settings(),
             await self._parent(user_id, order),
+            generation=generation,
         )
         task = new_task(user_id, conversation_id, order, generation)
 

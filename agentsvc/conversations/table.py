@@ -13,6 +13,7 @@ from agentsvc.conversations.model import (
     Conversation,
     ConversationQuery,
     Facts,
+    Generation,
     Metrics,
     TitleSource,
 )
@@ -39,7 +40,9 @@ _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.ti
     (SELECT t.detail FROM start_tasks AS t
       WHERE t.conversation_id = c.id AND t.status = 'ERROR') AS start_detail,
     EXISTS (SELECT 1 FROM start_tasks AS t
-      WHERE t.conversation_id = c.id AND t.status = 'ERROR') AS start_failed
+      WHERE t.conversation_id = c.id AND t.status = 'ERROR') AS start_failed,
+    EXISTS (SELECT 1 FROM start_tasks AS t
+      WHERE t.conversation_id = c.id AND t.generation = 'v0') AS is_v0
     FROM conversations AS c"""
 
 
@@ -317,6 +320,7 @@ def _from_row(row: Row) -> Conversation:
         max_budget=row["max_budget"],
         is_ready=row["ready_at"] is not None,
         start_failed=bool(row["start_failed"]),
+        generation=Generation.V0 if row["is_v0"] else Generation.V1,
         start_detail=row["start_detail"],
         sub_ids=_strings.decode(row["sub_ids"]),
         created_at=from_stored(row["created_at"]),

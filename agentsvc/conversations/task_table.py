@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.announcements import Announcement, Announcements, Subject
-from agentsvc.conversations.model import Stage, StartTask
+from agentsvc.conversations.model import Generation, Stage, StartTask
 from agentsvc.conversations.pages import Page
 from agentsvc.db import Database, Queryable, Row, Transaction
 from agentsvc.orders import StartOrder, StartSort, StartStatus
@@ -168,7 +168,7 @@ class StartTaskTable:
             sandbox_id=row["sandbox_id"],
             agent_server_url=row["agent_server_url"],
             request=_order_decoder.decode(plain),
-            generation=row["generation"],
+            generation=Generation(row["generation"]),
             stages=_stages.decode(row["stages"]),
             created_at=from_stored(row["created_at"]),
             updated_at=from_stored(row["updated_at"]),

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from msgspec import UNSET, Meta
 
 from agentsvc.errors import (
@@ -124,17 +124,24 @@ _MOUNTED: Final[web.AppKey[dict[web.AbstractRoute, Route]]] = web.AppKey("mounte
 
 
 def mount(app: web.Application, routes: Iterable[Route]) -> None:
-    """Add the routes to the application; may be called once for each table."""
+    """Add the routes to the application; may be called once for each table.
+
+    A path means the same with a slash behind it, since clients send both. Whoever asks whether
+    the server is there may do so with HEAD.
+    """
     if _MOUNTED not in app:
         app[_MOUNTED] = {}
     for route in routes:
-        added = app.router.add_route(route.method, route.path, route.handler)
-        app[_MOUNTED][added] = route
+        has_head = route.method == hdrs.METH_GET and route.scope is Scope.OPEN
+        for method in (route.method, hdrs.METH_HEAD) if has_head else (route.method,):
+            for path in (route.path, f"{route.path}/"):
+                added = app.router.add_route(method, path, route.handler)
+                app[_MOUNTED][added] = route
 
 
 def mounted(app: web.Application) -> tuple[Route, ...]:
-    """Return every route of the application, in the order they were added."""
-    return tuple(app.get(_MOUNTED, {}).values())
+    """Return every route of the application once, in the order they were added."""
+    return tuple({id(route): route for route in app.get(_MOUNTED, {}).values()}.values())
 
 
 def route_of(request: web.Request) -> Route | None:

@@ -219,15 +219,15 @@ def check_extremes(body: bytes, *, wide_integers: bool = False) -> None:
 def read_query[T: msgspec.Struct](request: web.Request, shape: type[T]) -> T:
     """Return the query as a struct; parameters it does not name are ignored.
 
-    A field that is a list takes every value of its parameter, any other the last one. Raises
-    InvalidRequest.
+    A field that is a list takes every value of its parameter, any other the last one. An empty
+    page id is none: clients send it for the first page. Raises InvalidRequest.
     """
     given: dict[str, Any] = {}
     for name, is_list in _parameters(shape):
         values = request.query.getall(name, [])
         for value in values:
             check_text(value, ("query", name))
-        if values:
+        if values and (name != "page_id" or values[-1]):
             given[name] = values if is_list else values[-1]
     try:
         return msgspec.convert(given, shape, strict=False)

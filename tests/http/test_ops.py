@@ -100,3 +100,68 @@ async def test_every_other_operation_needs_a_key(anyone: Client, service: Servic
         answer = await anyone.request(route.method, path)
         assert answer.status == 401, f"{route.method} {path}"
         assert answer.json()["code"] == "not_authenticated"
+
+
+# How paths and methods are read
+
+
+@pytest.mark.parametrize("path", sorted(ALWAYS_OPEN))
+async def test_whoever_asks_without_a_key_may_ask_for_the_head_only(
+    anyone: Client, path: str
+) -> None:
+    whole, head = await anyone.get(path), await anyone.request("HEAD", path)
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["Content-Type"] == whole.headers["Content-Type"]
+
+
+async def test_a_head_is_nothing_for_what_needs_a_key(client: Client) -> None:
+    answer = await client.request("HEAD", "/api/v1/settings")
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET,POST")
+
+
+PATHS = [
+    "/alive",
+    "/api/settings",
+    "/api/options/models",
+    "/api/conversations",
+    "/api/v1/app-conversations/search",
+    "/api/v1/app-conversations/{id}",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_slash_behind_a_path_changes_nothing(client: Client, path: str) -> None:
+    path = path.replace("{id}", await client.start_conversation(None))
+    plain, slashed = await client.get(path), await client.get(f"{path}/")
+    assert (slashed.status, slashed.json()) == (200, plain.json())
+    assert (await client.get(f"{path}//")).status == 404
+
+
+async def test_a_slash_behind_a_path_opens_nothing(anyone: Client) -> None:
+    assert (await anyone.get("/api/settings/")).status == 401
+
+
+async def test_a_post_to_a_path_with_a_slash_behind_it_is_done(client: Client) -> None:
+    answer = await client.post("/api/v1/secrets/", json={"name": "A", "value": "1"})
+    assert answer.status == 201
+
+
+async def test_every_operation_is_listed_once(service: Service) -> None:
+    listed = [(route.method, route.path) for route in mounted(service.app)]
+    assert len(listed) == len(set(listed))
+    assert all(method != "HEAD" and not path.endswith("/") for method, path in listed)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/conversations",
+        "/api/v1/app-conversations/search",
+        "/api/v1/sandboxes/search",
+        "/api/v1/secrets/search",
+        "/api/v1/config/models/search",
+    ],
+)
+async def test_an_empty_page_id_is_the_first_page(client: Client, path: str) -> None:
+    answer = await client.get(f"{path}?page_id=")
+    assert (answer.status, answer.json()) == (200, (await client.get(path)).json())

@@ -4,7 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.conversations import ConversationPatch, ConversationView
+from agentsvc.conversations import ConversationPatch, ConversationView, Generation
 from agentsvc.errors import BadRequest, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
 from agentsvc.http.routes import OF_STARTS, Example, Route, Scope
@@ -110,7 +110,7 @@ async def get_view(request: web.Request) -> ConversationView:
 
 async def _start(request: web.Request, order: StartOrder) -> StartAnswer:
     task = await request.app[CONVERSATIONS].start(
-        request[PRINCIPAL].user_id, order, generation="v0"
+        request[PRINCIPAL].user_id, order, generation=Generation.V0
     )
     return StartAnswer(
         conversation_id=order.alias or task.conversation_id,

@@ -1,13 +1,13 @@
 """Conversations on the wire of the older generation, and their mapping to and from the core's."""
 
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from agentsvc import git
-from agentsvc.conversations import ConversationQuery, ConversationView, default_title
+from agentsvc.conversations import ConversationQuery, ConversationView, Generation, default_title
 from agentsvc.http.v0.replay import refuse_replay
 from agentsvc.http.wire import PAGE_MAX, Int64
 from agentsvc.mcp import read_mcp_config
@@ -110,7 +110,7 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     session_api_key: str | None
     created_at: str
     pr_number: list[int]
-    conversation_version: str = "V1"
+    conversation_version: Literal["V0", "V1"]
     sub_conversation_ids: list[str]
 
 
@@ -203,7 +203,9 @@ def shown_id(view: ConversationView) -> str:
 def from_view(view: ConversationView) -> ConversationInfo:
     """Return a conversation as clients see it."""
     conversation = view.conversation
-    key = view.session_api_key
+    is_ours = conversation.generation is Generation.V0
+    # Clients send this key to that URL, and ours answers their own key only.
+    key = None if is_ours else view.session_api_key
     return ConversationInfo(
         conversation_id=shown_id(view),
         title=conversation.title or default_title(conversation.id),
@@ -214,10 +216,11 @@ def from_view(view: ConversationView) -> ConversationInfo:
         selected_branch=conversation.selected_branch,
         git_provider=conversation.git_provider,
         trigger=conversation.trigger,
-        url=_url(view),
+        url=_own_url(view) if is_ours else _url(view),
         session_api_key=key.reveal() if key else None,
         created_at=to_stored(conversation.created_at),
         pr_number=list(conversation.pr_number),
+        conversation_version="V0" if is_ours else "V1",
         sub_conversation_ids=list(conversation.sub_ids),
     )
 
@@ -246,6 +249,11 @@ def _runtime_status(view: ConversationView) -> str | None:
     if status_of(view) is not ConversationStatus.RUNNING:
         return None
     return "STATUS$ERROR" if view.execution_status in _FAILED else "STATUS$READY"
+
+
+def _own_url(view: ConversationView) -> str | None:
+    is_running = status_of(view) is ConversationStatus.RUNNING
+    return f"/api/conversations/{shown_id(view)}" if is_running else None
 
 
 def _url(view: ConversationView) -> str | None:

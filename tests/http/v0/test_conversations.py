@@ -57,11 +57,11 @@ async def test_starting_answers_at_once(client: Client, fake_world: FakeWorld) -
 async def test_a_conversation_has_every_field_of_the_contract(client: Client) -> None:
     name = await start(client, initial_user_msg="please work")
     found = await wait_for(client, name, "RUNNING")
-    assert found["url"].endswith(f"/api/conversations/{name}")
-    assert found["session_api_key"]
+    assert found["url"] == f"/api/conversations/{name}"
+    assert (await client.get(found["url"])).json()["conversation_id"] == name
     assert found["created_at"].endswith("Z")
     assert found["last_updated_at"].endswith("Z")
-    for member in ("url", "session_api_key", "created_at", "last_updated_at", "title"):
+    for member in ("url", "created_at", "last_updated_at", "title"):
         del found[member]
     assert found == {
         "conversation_id": name,
@@ -73,9 +73,23 @@ async def test_a_conversation_has_every_field_of_the_contract(client: Client) ->
         "trigger": "gui",
         "num_connections": 0,
         "pr_number": [],
-        "conversation_version": "V1",
+        "conversation_version": "V0",
+        "session_api_key": None,
         "sub_conversation_ids": [],
     }
+
+
+async def test_a_conversation_of_the_newer_generation_is_served_by_its_agent_server(
+    client: Client, service: Service
+) -> None:
+    name = await client.start_conversation(None)
+    for _ in range(2):
+        found = await info(client, name)
+        assert found["conversation_version"] == "V1"
+        assert found["url"].startswith("http://")
+        assert found["url"].endswith(f"/api/conversations/{name}")
+        assert found["session_api_key"]
+        await service.restart()
 
 
 async def test_a_conversation_shows_while_it_starts(client: Client, fake_world: FakeWorld) -> None:
@@ -421,9 +435,9 @@ async def test_an_unknown_conversation_is_not_deleted(client: Client) -> None:
 
 async def test_a_paused_sandbox_shows_as_stopped(client: Client) -> None:
     name = await start(client, conversation_id="kept")
-    [found] = [await wait_for(client, name, "RUNNING")]
-    hex_id = found["url"].rsplit("/", 1)[-1]
-    sandbox_id = (await client.conversation(hex_id))["sandbox_id"]
+    assert (await wait_for(client, name, "RUNNING"))["url"] == f"{PATH}/kept"
+    [sandbox] = (await client.get("/api/v1/sandboxes/search")).json()["items"]
+    sandbox_id = sandbox["id"]
     await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
     found = await wait_for(client, name, "STOPPED")
     assert (found["url"], found["session_api_key"], found["runtime_status"]) == (None, None, None)

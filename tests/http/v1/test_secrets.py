@@ -64,7 +64,7 @@ async def test_secrets_come_in_pages(client: Client) -> None:
     assert second.json() == {"items": [{"name": "C", "description": None}], "next_page_id": None}
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "page_id=x", "page_id="])
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "page_id=x"])
 async def test_a_page_that_cannot_be_is_refused(client: Client, query: str) -> None:
     assert (await client.get(f"{SECRETS}/search?{query}")).status == 422
 
