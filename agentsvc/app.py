@@ -12,6 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
+from agentsvc import gateway
 from agentsvc.agent import AgentClient
 from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.auth import KeyRing
@@ -25,6 +26,7 @@ from agentsvc.conversations.surroundings import Surroundings
 from agentsvc.datadir import DataDir
 from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
+from agentsvc.gateway.admission import Admission
 from agentsvc.gitproviders import GitProviders
 from agentsvc.hookspecs import Event
 from agentsvc.http import description, ops, v0, v1
@@ -48,6 +50,7 @@ from agentsvc.http.keys import (
     SUPERVISOR,
     SURROUNDINGS,
 )
+from agentsvc.http.links import TRUSTED, to_networks
 from agentsvc.http.middleware import install
 from agentsvc.http.routes import Route, mount, mounted
 from agentsvc.installation import Installation
@@ -82,6 +85,7 @@ async def build_app(
     """
     app = web.Application(client_max_size=config.server.max_body_bytes)
     app[CONFIG] = config
+    app[TRUSTED] = to_networks(config.server.trusted_proxies)
     app[CATALOGUE] = Catalogue()
     app[_PLACES] = DataDir(path=data_dir)
     app[_HOST] = plugins or PluginHost.load(
@@ -93,10 +97,12 @@ async def build_app(
         app,
         cors_origins=config.server.cors_origins,
         request_seconds=config.server.request_seconds,
+        before_callers=(gateway.divert,),
     )
     app.cleanup_ctx.extend(
-        (_database, _backends, _agents, _git_providers, _supervisor, _core, _loops)
+        (_database, _backends, _agents, _git_providers, _supervisor, _core, _loops, _gateway)
     )
+    app.on_shutdown.append(_end_streams)
     _add_routes(app, config)
     return app
 
@@ -115,6 +121,7 @@ def _add_routes(app: web.Application, config: Config) -> None:
     if config.server.device_login:
         mount(app, v1.LOGIN_ROUTES)
     v0.install(app, enabled=config.v0.enabled)
+    gateway.mount_ports(app)
 
 
 async def _database(app: web.Application) -> AsyncIterator[None]:
@@ -259,6 +266,20 @@ def _news(before: Sandbox, after: Sandbox | None) -> Announcement:
     return Announcement(
         subject=Subject.SANDBOX, user_id=before.user_id, id=before.id, is_deleted=after is None
     )
+
+
+async def _gateway(app: web.Application) -> AsyncIterator[None]:
+    config = app[CONFIG].gateway
+    admission = Admission(keyring=app[KEYRING], sandboxes=app[SANDBOXES], config=config)
+    app[gateway.GATEWAY] = made = gateway.Gateway(admission, connect_seconds=config.connect_seconds)
+    await made.open()
+    yield
+    await made.close()
+
+
+async def _end_streams(app: web.Application) -> None:
+    if gateway.GATEWAY in app:
+        app[gateway.GATEWAY].end_streams()
 
 
 def _changed(before: Sandbox, after: Sandbox | None) -> Event:

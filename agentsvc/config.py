@@ -31,6 +31,8 @@ _URL = r"^(https?://[^/\s@]+(/\S*)?)?$"
 _URL_EXPECTED = {"expected": "an http or https URL, or nothing"}
 _ORIGIN = r"^(\*|https?://[^/\s@]+)$"
 _ORIGINS_EXPECTED = {"expected": "a list of origins such as `https://example.com`"}
+_NETWORK = r"^[0-9A-Fa-f.:]+(/[0-9]{1,3})?$"
+_NETWORKS_EXPECTED = {"expected": "a list of addresses or networks such as `10.0.0.0/8`"}
 _PATH = {"path": True}
 
 
@@ -77,7 +79,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str,
         Meta(
             pattern=_URL,
-            description="URL at which clients reach the server; empty means the address it listens on",
+            description="URL at which clients reach the server, with its path if it has one;"
+            " empty means what each request says",
             extra=_URL_EXPECTED,
         ),
     ] = ""
@@ -90,6 +93,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             extra=_URL_EXPECTED,
         ),
     ] = ""
+    trusted_proxies: Annotated[
+        tuple[Annotated[str, Meta(pattern=_NETWORK)], ...],
+        Meta(
+            description="Addresses or networks of proxies whose X-Forwarded-* or Forwarded headers"
+            " say where clients reach the server",
+            extra=_NETWORKS_EXPECTED,
+        ),
+    ] = ()
     cors_origins: Annotated[
         tuple[Annotated[str, Meta(pattern=_ORIGIN)], ...],
         Meta(
@@ -123,6 +134,23 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     shutdown_grace_seconds: Annotated[
         float, Meta(ge=0, description="Time that requests and tasks get to end at shutdown")
     ] = 10.0
+
+
+class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `gateway` section: how clients reach the servers inside sandboxes."""
+
+    start_seconds: Annotated[
+        float,
+        Meta(ge=0, description="Longest time a request waits for a sandbox that is starting"),
+    ] = 30.0
+    connect_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Longest time a connection to a port of a sandbox may take"),
+    ] = 10.0
+    resume_on_traffic: Annotated[
+        bool,
+        Meta(description="Resume a paused sandbox when a request for it comes, not refuse it"),
+    ] = False
 
 
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -325,6 +353,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration, checked."""
 
     server: ServerConfig = ServerConfig()
+    gateway: GatewayConfig = GatewayConfig()
     log: LogConfig = LogConfig()
     sandboxes: SandboxesConfig = SandboxesConfig()
     conversations: ConversationsConfig = ConversationsConfig()

@@ -253,6 +253,22 @@ class SandboxNotUsable(AgentsvcError):
     status = 503
 
 
+class SandboxStarting(AgentsvcError):
+    """The sandbox has not started yet."""
+
+    code = "sandbox_starting"
+    status = 503
+    retryable = True
+
+
+class PortUnavailable(AgentsvcError):
+    """Nothing in the sandbox answers at this port, or not in HTTP."""
+
+    code = "port_unavailable"
+    status = 502
+    retryable = True
+
+
 class ConversationDeleted(NotFound):
     """The conversation was deleted while something was being done with it."""
 

@@ -16,6 +16,7 @@ from agentsvc.auth import KeyRing, Role
 from agentsvc.config import Config
 from agentsvc.datadir import DataDir
 from agentsvc.db import Database
+from agentsvc.http.links import prefix_of
 from agentsvc.http.server import make_runner
 from agentsvc.plugins import PluginHost
 from agentsvc.values import Secret
@@ -208,12 +209,10 @@ class Service:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self._port))
         self._port = listener.getsockname()[1]
-        server = msgspec.structs.replace(
-            self.config.server, port=self._port, public_url=self.url, internal_url=self.url
-        )
+        server = msgspec.structs.replace(self.config.server, port=self._port, internal_url=self.url)
         config = msgspec.structs.replace(self.config, server=server)
         app = await build_app(config, data_dir=self.data_dir, plugins=self._make_plugins())
-        self._runner = make_runner(app, grace_seconds=2)
+        self._runner = make_runner(app, grace_seconds=2, prefix=prefix_of(server.public_url))
         await self._runner.setup()
         await web.SockSite(self._runner, listener).start()
 

@@ -21,6 +21,7 @@ from agentsvc.config import BOOTSTRAP_KEY_VARIABLE, Config
 from agentsvc.datadir import DataDir
 from agentsvc.db import lock_data_dir
 from agentsvc.errors import NotAuthenticated, StartFailed
+from agentsvc.http.links import prefix_of
 from agentsvc.http.server import make_runner
 from agentsvc.installation import Installation
 from agentsvc.values import Secret
@@ -106,17 +107,23 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def with_addresses(config: Config, listener: socket.socket) -> Config:
-    """Return the configuration with the real port, and with URLs where it names none."""
-    host, port = listener.getsockname()[:2]
-    host = _ANY_ADDRESS.get(host, host)
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    """Return the configuration with the real port, and with the URL where sandboxes call back.
+
+    The URL for clients stays as it is: without one, each client's own request says it.
+    """
     server = msgspec.structs.replace(
         config.server,
-        port=port,
-        public_url=config.server.public_url or url,
-        internal_url=config.server.internal_url or url,
+        port=listener.getsockname()[1],
+        internal_url=config.server.internal_url or url_of(listener),
     )
     return msgspec.structs.replace(config, server=server)
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return a URL at which the server is reached on this machine."""
+    host, port = listener.getsockname()[:2]
+    host = _ANY_ADDRESS.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def ensure_first_key(places: DataDir, bootstrap_key: Secret | None) -> Secret | None:
@@ -167,11 +174,13 @@ async def _serve(config: Config, places: DataDir, listener: socket.socket) -> No
     _cancel_on_signal()
     app = await build_app(config, data_dir=places.path)
     grace_seconds = config.server.shutdown_grace_seconds
-    runner = make_runner(app, grace_seconds=grace_seconds, limits=config.server)
+    prefix = prefix_of(config.server.public_url)
+    runner = make_runner(app, grace_seconds=grace_seconds, prefix=prefix, limits=config.server)
     try:
         await runner.setup()
         await _listen(runner, listener, config)
-        click.echo(f"agentsvc {__version__} is ready: {config.server.public_url}")
+        url = config.server.public_url or url_of(listener)
+        click.echo(f"agentsvc {__version__} is ready: {url}")
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()

@@ -3,6 +3,7 @@
 The composition root fills the application keys once; a handler takes the one service it needs.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -54,3 +55,7 @@ SANDBOX: Final[web.RequestKey[Sandbox]] = web.RequestKey("sandbox")
 """The sandbox that is calling; set on routes of scope SANDBOX."""
 PASS: Final[web.RequestKey[ProviderPass]] = web.RequestKey("pass")
 """What the caller may have; set on routes of scope PASS."""
+IS_FORWARDED: Final[web.RequestKey[bool]] = web.RequestKey("is_forwarded", bool)
+"""Whether the answer is a sandbox's; its headers are the sandbox's, too."""
+ON_LOST: Final[web.RequestKey[Callable[[], None]]] = web.RequestKey("on_lost")
+"""What to call when the client goes while its request is being served."""

@@ -7,10 +7,11 @@ becomes a response and the one that reads a key header.
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from aiohttp import BasicAuth, hdrs, web
+from aiohttp.typedefs import Middleware
 
 from agentsvc.auth import Principal, Role
 from agentsvc.conversations.lookups import ProviderPass
@@ -27,6 +28,7 @@ from agentsvc.errors import (
 )
 from agentsvc.http.keys import (
     CONVERSATIONS,
+    IS_FORWARDED,
     KEYRING,
     PASS,
     PRINCIPAL,
@@ -89,13 +91,21 @@ _ALWAYS: Final = {
 
 
 def install(
-    app: web.Application, *, cors_origins: Collection[str] = (), request_seconds: float = 120.0
+    app: web.Application,
+    *,
+    cors_origins: Collection[str] = (),
+    request_seconds: float = 120.0,
+    before_callers: Sequence[Middleware] = (),
 ) -> None:
-    """Surround the application; `*` among the origins stands for every one."""
+    """Surround the application; `*` among the origins stands for every one.
+
+    `before_callers` see a request before it is asked for its key.
+    """
     app[ACTIVITY] = Activity()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_REQUEST_SECONDS] = request_seconds
-    app.middlewares.extend((trace_request, map_errors, answer_preflight, authenticate, limit_time))
+    app.middlewares.extend((trace_request, map_errors, answer_preflight))
+    app.middlewares.extend((*before_callers, authenticate, limit_time))
     app.on_response_prepare.append(_add_headers)
 
 
@@ -315,7 +325,7 @@ def _allowed_origin(request: web.Request) -> str:
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     request[_HAS_BEGUN] = True
     response.headers["X-Request-Id"] = request.get(REQUEST_ID, "")
-    for name, value in _ALWAYS.items():
+    for name, value in {} if request.get(IS_FORWARDED, False) else _ALWAYS.items():
         response.headers.setdefault(name, value)
     origin = _allowed_origin(request)
     if request.app[_CORS_ORIGINS]:

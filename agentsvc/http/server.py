@@ -10,6 +10,7 @@ import logging
 from http import HTTPStatus
 from typing import Any, Final
 
+import yarl
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawRequestMessage
@@ -17,7 +18,7 @@ from aiohttp.http_parser import RawRequestMessage
 from agentsvc.config import ServerConfig
 from agentsvc.errors import AgentsvcError, BadRequest, MalformedBody
 from agentsvc.http.connections import BoundedConnection, connection_options
-from agentsvc.http.keys import REQUEST_ID
+from agentsvc.http.keys import ON_LOST, REQUEST_ID
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
 from agentsvc.values import new_id
@@ -28,11 +29,16 @@ _LIMITS: Final = ServerConfig()
 
 
 def make_runner(
-    app: web.Application, *, grace_seconds: float, limits: ServerConfig = _LIMITS
+    app: web.Application, *, grace_seconds: float, prefix: str = "", limits: ServerConfig = _LIMITS
 ) -> web.AppRunner:
-    """Return what serves the application; requests get `grace_seconds` to end at a stop."""
+    """Return what serves the application; requests get `grace_seconds` to end at a stop.
+
+    `prefix` is the path below which clients find the server; a proxy may leave it in place.
+    """
     options = connection_options(limits)
-    return _Runner(app, access_log=None, shutdown_timeout=grace_seconds, **options)
+    runner = _Runner(app, access_log=None, shutdown_timeout=grace_seconds, **options)
+    runner.prefix = prefix
+    return runner
 
 
 class _Connection(BoundedConnection):
@@ -49,6 +55,14 @@ class _Connection(BoundedConnection):
         if not isinstance(self._messages[-1][0], RawRequestMessage):
             # aiohttp leaves the handler waiting for the rest of a body that it has given up.
             request.content.set_exception(web.RequestPayloadError("the rest is not HTTP"))
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Tell who serves a request, and wants to know, that the client has gone."""
+        request = self._current_request
+        tell = request.get(ON_LOST) if request is not None else None
+        super().connection_lost(exc)
+        if tell is not None:
+            tell()
 
     def handle_error(
         self,
@@ -86,7 +100,9 @@ class _Server(web.Server):
 class _Runner(web.AppRunner):
     """Serves an application on connections of our own kind."""
 
-    __slots__ = ()
+    __slots__ = ("prefix",)
+
+    prefix: str
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
@@ -99,7 +115,26 @@ class _Runner(web.AppRunner):
                 # Only an unknown expectation is refused before the middleware.
                 return _refuse(request, BadRequest(exc.reason), exc.status, exc)
 
-        return _Server(handle, request_factory=made.request_factory, **self._kwargs)
+        make_request, prefix = made.request_factory, self.prefix
+
+        def make_below(message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
+            return make_request(_without(prefix, message), *rest)
+
+        return _Server(
+            handle, request_factory=make_below if prefix else make_request, **self._kwargs
+        )
+
+
+def _without(prefix: str, message: RawRequestMessage) -> RawRequestMessage:
+    """Return a request without the path below which the server is."""
+    if not message.url.raw_path.startswith(f"{prefix}/"):
+        return message
+    url = yarl.URL.build(
+        path=message.url.raw_path.removeprefix(prefix),
+        query_string=message.url.raw_query_string,
+        encoded=True,
+    )
+    return message._replace(path=str(url), url=url)
 
 
 def _refuse(

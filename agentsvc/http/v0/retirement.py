@@ -9,6 +9,7 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from agentsvc.errors import NotFound
+from agentsvc.http.keys import IS_FORWARDED
 
 DEPRECATED_AT: Final = datetime(2025, 11, 1, tzinfo=UTC)
 """Since when clients are to use the newer generation."""
@@ -29,7 +30,8 @@ _SUCCESSORS: Final = {
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Say on an answer of the older generation that it is deprecated, and what follows it."""
     successor = find_successor(request.path)
-    if successor is not None:
+    # At the same paths agent servers have what they have; that is not of this generation.
+    if successor is not None and not request.get(IS_FORWARDED, False):
         response.headers["Deprecation"] = _DEPRECATION
         response.headers.add(hdrs.LINK, f'<{successor}>; rel="successor-version"')
 

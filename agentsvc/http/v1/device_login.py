@@ -88,7 +88,7 @@ async def post_authorize(request: web.Request) -> web.Response:
     if request.can_read_body:
         await read_form(request, _BEGINNING)
     login = await request.app[DEVICES].begin(request.remote or "")
-    return json_response(_from_login(login, request.app[CONFIG].server.public_url))
+    return json_response(_from_login(login, links_of(request).base))
 
 
 async def post_token(request: web.Request) -> web.Response:
@@ -139,8 +139,8 @@ async def _decide(request: web.Request, caller: Principal, decision: Decision) -
         await request.app[DEVICES].deny(decision.user_code)
 
 
-def _from_login(login: Login, public_url: str) -> Authorization:
-    address = f"{public_url.rstrip('/')}{PREFIX}/verify"
+def _from_login(login: Login, base: str) -> Authorization:
+    address = f"{base}{PREFIX}/verify"
     return Authorization(
         device_code=login.device_code.reveal(),
         user_code=login.user_code,

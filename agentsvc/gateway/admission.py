@@ -1,0 +1,139 @@
+"""Who may pass to which sandbox, and when.
+
+A key of the sandbox's owner or the sandbox's own session key opens all its ports. Whether the
+sandbox can take a request now is decided here, too.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from agentsvc.auth import KEY_PREFIX, KeyRing, Principal
+from agentsvc.config import GatewayConfig
+from agentsvc.errors import (
+    Conflict,
+    Gone,
+    NotAuthenticated,
+    NotFound,
+    SandboxNotUsable,
+    SandboxStarting,
+)
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
+
+_RESUME: Final = "POST /api/v1/sandboxes/{}/resume"
+
+
+class Visitor(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose keys a request shows, and which of them must not reach a sandbox."""
+
+    principal: Principal | None = None
+    sandbox: Sandbox | None = None
+    keys: frozenset[str] = frozenset()
+
+
+class Admission:
+    """Knows who has a key, and waits for sandboxes that start."""
+
+    def __init__(self, *, keyring: KeyRing, sandboxes: Sandboxes, config: GatewayConfig) -> None:
+        self._keyring = keyring
+        self._sandboxes = sandboxes
+        self._config = config
+
+    async def find_by_key(self, keys: Iterable[str]) -> Sandbox | None:
+        """Return the sandbox whose session key is among the keys, whatever its state."""
+        for key in keys:
+            # A user's key cannot be a sandbox's, and is by far the more common one.
+            if not key.startswith(KEY_PREFIX):
+                sandbox = await self._sandboxes.find_by_key(key)
+                if sandbox is not None:
+                    return sandbox
+        return None
+
+    async def identify(self, keys: Iterable[str], *, others: Iterable[str] = ()) -> Visitor:
+        """Return who shows these keys; raises NotAuthenticated if none of them is good.
+
+        `others` open nothing here, but must not reach a sandbox either if they are good.
+        """
+        visitor = Visitor()
+        for key in keys:
+            visitor = await self._add(visitor, key)
+        if visitor.principal is None and visitor.sandbox is None:
+            raise NotAuthenticated
+        hidden = visitor
+        for key in others:
+            hidden = await self._add(hidden, key)
+        return msgspec.structs.replace(visitor, keys=hidden.keys)
+
+    async def get(self, visitor: Visitor, sandbox_id: str) -> Sandbox:
+        """Return a sandbox the visitor may use; raises NotFound, as if others did not exist."""
+        if visitor.sandbox is not None and visitor.sandbox.id == sandbox_id:
+            return visitor.sandbox
+        if visitor.principal is None:
+            raise NotFound
+        return await self._sandboxes.get(visitor.principal.user_id, sandbox_id)
+
+    async def wait_usable(self, sandbox: Sandbox) -> Sandbox:
+        """Return the sandbox once it runs; one that starts is waited for, within a limit.
+
+        Raises Conflict for a paused one unless traffic resumes it, Gone, NotFound for one that
+        is deleted meanwhile, SandboxNotUsable for one that failed, and SandboxStarting.
+        """
+        if _is_paused(sandbox):
+            if not self._config.resume_on_traffic:
+                raise Conflict(
+                    f"The sandbox is paused. Resume it with {_RESUME.format(sandbox.id)}"
+                )
+            await self._sandboxes.resume(sandbox.user_id, sandbox.id)
+        elif sandbox.status is not SandboxStatus.STARTING:
+            return _running(sandbox)
+        seen = await self._sandboxes.wait_for(
+            sandbox.id,
+            lambda found: found is None or found.status not in _UNDER_WAY,
+            time_limit=self._config.start_seconds,
+        )
+        if seen is None:
+            raise NotFound
+        return _running(seen)
+
+    async def _add(self, visitor: Visitor, key: str) -> Visitor:
+        if not key.startswith(KEY_PREFIX):
+            sandbox = await self._sandboxes.find_by_key(key)
+            if sandbox is not None:
+                return msgspec.structs.replace(
+                    visitor, sandbox=visitor.sandbox or sandbox, keys=visitor.keys | {key}
+                )
+        try:
+            principal = await self._keyring.identify(key)
+        except NotAuthenticated:
+            # One that looks like ours may be good again, or good elsewhere: it stays here, too.
+            known = {key} if key.startswith(KEY_PREFIX) else set()
+            return msgspec.structs.replace(visitor, keys=visitor.keys | known)
+        return msgspec.structs.replace(
+            visitor, principal=visitor.principal or principal, keys=visitor.keys | {key}
+        )
+
+
+_UNDER_WAY: Final = (SandboxStatus.STARTING, SandboxStatus.PAUSED)
+
+
+def _is_paused(sandbox: Sandbox) -> bool:
+    is_over = sandbox.status in (SandboxStatus.ERROR, SandboxStatus.MISSING)
+    return not is_over and (
+        sandbox.target is Target.PAUSED or sandbox.status is SandboxStatus.PAUSED
+    )
+
+
+def _running(sandbox: Sandbox) -> Sandbox:
+    match sandbox.status:
+        case SandboxStatus.RUNNING:
+            return sandbox
+        case SandboxStatus.MISSING:
+            raise Gone("The sandbox does not exist any more; its stored events can still be read")
+        case SandboxStatus.ERROR:
+            raise SandboxNotUsable(
+                f"The sandbox has failed: {sandbox.reason}."
+                f" Start it again with {_RESUME.format(sandbox.id)}"
+            )
+        case SandboxStatus.STARTING | SandboxStatus.PAUSED:
+            raise SandboxStarting("The sandbox is starting")

@@ -1,0 +1,255 @@
+"""Which headers pass between a client and a sandbox, and how they change on the way. Pure.
+
+What concerns one connection stays on it, as RFC 9110 (7.6.1) has it. Keys that open this server
+do not reach a sandbox; what a sandbox answers has no effect outside its own path.
+"""
+
+import base64
+import re
+from collections.abc import Set as AbstractSet
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import hdrs
+from multidict import CIMultiDict, CIMultiDictProxy
+
+KEY_HEADER: Final = "X-Session-API-Key"
+OWN_COOKIES: Final = "agentsvc"
+"""How the names of this server's own cookies begin."""
+
+_HOP_BY_HOP: Final = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NEVER_NAMED: Final = frozenset(
+    {"content-length", "content-type", "host", "authorization", "cookie"}
+)
+"""What a Connection header cannot take away: it would change what the message says."""
+_SET_HERE: Final = frozenset(
+    {
+        "content-length",
+        "expect",
+        "forwarded",
+        "host",
+        "via",
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "x-forwarded-port",
+        "x-forwarded-prefix",
+        "x-forwarded-proto",
+        "x-forwarded-ssl",
+        "x-real-ip",
+        "x-request-id",
+        "x-session-api-key",
+    }
+)
+_FOR_THE_ORIGIN: Final = frozenset(
+    {
+        "alt-svc",
+        "clear-site-data",
+        "nel",
+        "public-key-pins",
+        "report-to",
+        "reporting-endpoints",
+        "strict-transport-security",
+    }
+)
+"""What a browser would apply to the whole of this server, not to one sandbox."""
+_LOCATIONS: Final = frozenset({"location", "content-location"})
+_CORS: Final = "access-control-"
+_DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
+_CONTROL = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox is told about the request as the client sent it."""
+
+    address: str
+    scheme: str
+    host: str
+    mount: str
+    """The public path below which the sandbox's port lies, such as `/agents/sandboxes/ID/agent`."""
+    via: str = ""
+    """The proxies before this server."""
+    request_id: str = ""
+
+
+class Confines(msgspec.Struct, frozen=True, kw_only=True):
+    """Where what a sandbox answers may have an effect."""
+
+    upstream: str
+    """The sandbox's own address: scheme, host and port."""
+    mount: str
+    """The public path below which its cookies are."""
+    prefix: str
+    """The public path that stands before the paths it knows."""
+    is_agent: bool
+    """Whether this server, not the sandbox, says which other origins may read the answer."""
+
+
+def to_sandbox(
+    headers: CIMultiDictProxy[str],
+    caller: Caller,
+    *,
+    keys: AbstractSet[str],
+    own_key: str,
+    is_agent: bool,
+) -> CIMultiDict[str]:
+    """Return the headers of a request as the sandbox gets them.
+
+    `keys` open this server and are left out. `own_key` is the sandbox's: its agent server is shown
+    it in the header, and its editor keeps it in a cookie.
+    """
+    dropped = _HOP_BY_HOP | _SET_HERE | _named(headers)
+    passed: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers.items():
+        lower = name.lower()
+        if lower not in dropped and not _shows(lower, value, keys):
+            passed.add(name, legible(value))
+    if was_decoded(headers):
+        passed.popall(hdrs.CONTENT_ENCODING)
+    _strip_cookies(passed, keys - {own_key})
+    passed[hdrs.VIA] = f"{caller.via}, 1.1 agentsvc" if caller.via else "1.1 agentsvc"
+    passed[hdrs.X_FORWARDED_FOR] = caller.address
+    passed[hdrs.X_FORWARDED_PROTO] = caller.scheme
+    passed[hdrs.X_FORWARDED_HOST] = caller.host
+    if caller.mount:
+        passed["X-Forwarded-Prefix"] = caller.mount
+    if caller.request_id:
+        passed["X-Request-Id"] = caller.request_id
+    if is_agent:
+        passed[KEY_HEADER] = own_key
+    return passed
+
+
+def to_client(headers: CIMultiDictProxy[str], confines: Confines) -> CIMultiDict[str]:
+    """Return the headers of an answer as the client gets them, its length aside."""
+    dropped = _HOP_BY_HOP | _FOR_THE_ORIGIN | {"content-length"} | _named(headers)
+    passed: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers.items():
+        lower = name.lower()
+        if lower in dropped or (confines.is_agent and lower.startswith(_CORS)):
+            continue
+        confined = _confine(lower, legible(value), confines)
+        if confined is not None:
+            passed.add(name, confined)
+    return passed
+
+
+def was_decoded(headers: CIMultiDictProxy[str]) -> bool:
+    """Whether the server's parser has undone the content encoding of a request."""
+    return headers.get(hdrs.CONTENT_ENCODING, "").lower() in _DECODED
+
+
+def legible(value: str) -> str:
+    """Return a header's value so that it can be sent: what is not UTF-8 is taken for Latin-1."""
+    if value.isascii():
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "surrogateescape").decode("latin-1")
+    return value
+
+
+def is_safe(headers: CIMultiDict[str]) -> bool:
+    """Whether no value could be taken for the end of its line."""
+    return not any(_CONTROL.search(value) for value in headers.values())
+
+
+def confine_cookie(cookie: str, mount: str) -> str | None:
+    """Return a Set-Cookie value that holds below a path only; None for one that must not be set."""
+    pair, *attributes = (part.strip() for part in cookie.split(";"))
+    name = pair.partition("=")[0].strip().lower()
+    if name.startswith(("__host-", OWN_COOKIES)):
+        return None
+    kept = []
+    path = ""
+    for attribute in attributes:
+        key, _, value = attribute.partition("=")
+        if key.strip().lower() == "path":
+            path = value.strip()
+        elif key.strip().lower() != "domain":
+            kept.append(attribute)
+    return "; ".join((pair, *kept, f"Path={_below(path if path.startswith('/') else '/', mount)}"))
+
+
+def _named(headers: CIMultiDictProxy[str]) -> frozenset[str]:
+    """Return the headers that the Connection header says are for one connection only."""
+    values = ",".join(headers.getall(hdrs.CONNECTION, []))
+    return frozenset(name.strip().lower() for name in values.split(",")) - _NEVER_NAMED
+
+
+def _shows(name: str, value: str, keys: AbstractSet[str]) -> bool:
+    """Whether a header shows a key that opens this server."""
+    if name == "authorization":
+        scheme, _, token = value.partition(" ")
+        shown = _password(token.strip()) if scheme.lower() == "basic" else token.strip()
+        return shown in keys
+    return name == "x-access-token" and value.strip() in keys
+
+
+def _password(token: str) -> str:
+    try:
+        return base64.b64decode(token).decode().partition(":")[2]
+    except ValueError:
+        return ""
+
+
+def _strip_cookies(headers: CIMultiDict[str], keys: AbstractSet[str]) -> None:
+    """Leave out this server's own cookies, and whatever shows a key."""
+    if hdrs.COOKIE not in headers:
+        return
+    cookies = [part.strip() for line in headers.popall(hdrs.COOKIE) for part in line.split(";")]
+    kept = [part for part in cookies if part and not _is_own_cookie(part, keys)]
+    if kept:
+        headers[hdrs.COOKIE] = "; ".join(kept)
+
+
+def _is_own_cookie(pair: str, keys: AbstractSet[str]) -> bool:
+    name, _, value = pair.partition("=")
+    return name.lower().startswith(OWN_COOKIES) or value.strip().strip('"') in keys
+
+
+def _confine(name: str, value: str, confines: Confines) -> str | None:
+    if name == "set-cookie":
+        return confine_cookie(value, confines.mount)
+    if name == "service-worker-allowed":
+        return f"{confines.mount}/"
+    if name in _LOCATIONS:
+        return _relocate(value, confines)
+    return value
+
+
+def _relocate(location: str, confines: Confines) -> str:
+    """Return a location inside the sandbox as the client reaches it; any other is left alone."""
+    if location.startswith(confines.upstream):
+        rest = location.removeprefix(confines.upstream)
+        if not rest or rest[0] in "/?#":
+            location = rest if rest.startswith("/") else f"/{rest}"
+    if location.startswith("/") and not location.startswith("//"):
+        return _below(location, confines.prefix)
+    return location
+
+
+def _below(path: str, mount: str) -> str:
+    """Return a path as it is below a mount; an application may know its mount already."""
+    is_below = path == mount or path.startswith((f"{mount}/", f"{mount}?"))
+    return path if is_below else f"{mount}{path}"
+
+
+def address_of(url: str) -> tuple[str, str, int]:
+    """Return scheme, host and port of a URL."""
+    parts = urlsplit(url)
+    is_secure = parts.scheme == "https"
+    return parts.scheme, parts.hostname or "", parts.port or (443 if is_secure else 80)

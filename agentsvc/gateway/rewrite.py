@@ -1,0 +1,61 @@
+"""What becomes of the path and the query of a request on its way into a sandbox. Pure.
+
+Published clients of several years call the agent server. Forms that newer ones dropped become the
+forms of today, and a key in the query does not reach the sandbox.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import quote, unquote, unquote_plus
+
+KEY_PARAMETER: Final = "session_api_key"
+"""The query parameter in which published clients send a key."""
+EDITOR_KEY_PARAMETER: Final = "tkn"
+"""The query parameter in which the editor's URL has the key; the editor wants it, too."""
+
+_PATH_STYLE = re.compile(r"\A(/api/(?:git/(?:changes|diff)|file/(?:upload|download)))/(.+)\Z")
+_EDITOR_URL: Final = "/api/vscode/url"
+_AGENT_PATH = re.compile(r"\A/(?:sockets|api)/.")
+_OWN_PATH = re.compile(r"\A/api/v[0-9]+(?:/|\Z)")
+
+
+def is_agent_path(raw_path: str) -> bool:
+    """Whether a path of this server is one that agent servers have, too."""
+    return bool(_AGENT_PATH.match(raw_path)) and not _OWN_PATH.match(raw_path)
+
+
+def to_agent(raw_path: str, raw_query: str, *, editor_url: str | None) -> tuple[str, str]:
+    """Return path and query as the agent servers of today have them.
+
+    `editor_url` is where the caller finds the editor: the agent server knows its own port only.
+    """
+    if styled := _PATH_STYLE.match(raw_path):
+        path = "/" + unquote(styled.group(2)).lstrip("/")
+        return styled.group(1), set_parameter(raw_query, "path", path)
+    if raw_path == _EDITOR_URL and editor_url:
+        return raw_path, set_parameter(raw_query, "base_url", editor_url)
+    return raw_path, raw_query
+
+
+def find_parameters(raw_query: str, name: str) -> tuple[str, ...]:
+    """Return every value of a parameter."""
+    pairs = (part.partition("=") for part in raw_query.split("&"))
+    return tuple(unquote_plus(value) for key, _, value in pairs if unquote_plus(key) == name)
+
+
+def drop_parameters(raw_query: str, is_dropped: Callable[[str, str], bool]) -> str:
+    """Return the query without some parameters, what is left as it was written."""
+    parts = []
+    for part in raw_query.split("&"):
+        name, _, value = part.partition("=")
+        if not is_dropped(unquote_plus(name), unquote_plus(value)):
+            parts.append(part)
+    return "&".join(parts)
+
+
+def set_parameter(raw_query: str, name: str, value: str) -> str:
+    """Return the query with one value for a parameter, what is left as it was written."""
+    rest = drop_parameters(raw_query, lambda key, _: key == name)
+    pair = f"{name}={quote(value, safe='/')}"
+    return f"{rest}&{pair}" if rest else pair

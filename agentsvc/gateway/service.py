@@ -1,0 +1,182 @@
+"""The gateway as the application has it: requests in, answers of sandboxes out."""
+
+import asyncio
+import re
+from typing import Final, Literal
+
+import msgspec
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
+
+from agentsvc.errors import (
+    AgentsvcError,
+    NotAuthenticated,
+    NotFound,
+)
+from agentsvc.gateway import frames, rewrite
+from agentsvc.gateway.admission import Admission, Visitor
+from agentsvc.gateway.forward import AWAITS_CONTINUE, Forwarder
+from agentsvc.gateway.lifetime import Lifetimes
+from agentsvc.gateway.target import Place, Target, check, make_target, shown_keys
+from agentsvc.gateway.tunnel import Client, Tunnels
+from agentsvc.http.links import MOUNT
+from agentsvc.http.middleware import password_of
+from agentsvc.http.routes import Handler
+from agentsvc.sandboxes import Sandbox
+from agentsvc.sandboxes.state import AGENT_PORT
+
+_PORT_PATH = re.compile(rf"\A{MOUNT}/([^/]+)/([^/]+)(/.*)?\Z", re.DOTALL)
+_AUTH_SECONDS: Final = 10.0
+_AUTH_BYTES: Final = 4096
+_BAD_KEY: Final = 4001
+_NO_SUCH: Final = 4004
+_TRY_AGAIN: Final = 1013
+_SOCKETS: Final = "/sockets/"
+
+
+class AuthMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message of a client that opened a WebSocket without a key."""
+
+    type: Literal["auth"]
+    session_api_key: str
+
+
+_AUTH = msgspec.json.Decoder(AuthMessage)
+
+
+class Gateway:
+    """Passes requests on to sandboxes."""
+
+    def __init__(self, admission: Admission, *, connect_seconds: float) -> None:
+        self._admission = admission
+        self._lifetimes = Lifetimes()
+        self._forwarder = Forwarder(self._lifetimes, connect_seconds=connect_seconds)
+        self._tunnels = Tunnels(self._lifetimes, connect_seconds=connect_seconds)
+
+    async def open(self) -> None:
+        """Make the connections; needs a running event loop."""
+        await self._forwarder.open()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._forwarder.close()
+
+    def end_streams(self) -> None:
+        """End what has no end of its own; the server is about to stop."""
+        self._lifetimes.end()
+
+    async def find_for_root(self, request: web.Request, place: Place) -> Sandbox | None:
+        """Return the sandbox that a request at the root is for, None if it is for the server."""
+        return await self._admission.find_by_key(shown_keys(request, place))
+
+    async def serve(
+        self, request: web.Request, place: Place, sandbox_id: str
+    ) -> web.StreamResponse:
+        """Answer a request for a port of a sandbox."""
+        check(request)
+        keys = shown_keys(request, place)
+        if not keys and _may_show_key_later(request, place):
+            return await self.serve_late(request, place, sandbox_id)
+        visitor = await self._admission.identify(keys, others=password_of(request))
+        target = await self._find_target(request, place, sandbox_id, visitor)
+        if frames.is_upgrade(request):
+            return await self._tunnels.join(Client(request), target)
+        return await self._forwarder.forward(request, target)
+
+    async def serve_late(
+        self, request: web.Request, place: Place, sandbox_id: str | None
+    ) -> web.StreamResponse:
+        """Answer a WebSocket whose first message has the key; it may name the sandbox, too."""
+        client = Client(request)
+        response = await client.open(CIMultiDict())
+        try:
+            visitor = await self._read_key(client)
+            wanted = sandbox_id or (visitor.sandbox.id if visitor.sandbox else "")
+            target = await self._find_target(request, place, wanted, visitor)
+            # What was agreed with the client had to be agreed before there was a sandbox.
+            target.headers.popall(hdrs.SEC_WEBSOCKET_EXTENSIONS, None)
+            target.headers.popall(hdrs.SEC_WEBSOCKET_PROTOCOL, None)
+            await self._tunnels.join(client, target)
+        except AgentsvcError as exc:
+            await client.close(_close_code(exc), exc.message)
+        return response
+
+    async def _find_target(
+        self, request: web.Request, place: Place, sandbox_id: str, visitor: Visitor
+    ) -> Target:
+        sandbox = await self._admission.get(visitor, sandbox_id)
+        sandbox = await self._admission.wait_usable(sandbox)
+        return make_target(request, sandbox, place, keys=visitor.keys)
+
+    async def _read_key(self, client: Client) -> Visitor:
+        try:
+            async with asyncio.timeout(_AUTH_SECONDS):
+                text = await frames.read_text(client.reader, limit=_AUTH_BYTES)
+            key = _AUTH.decode(text).session_api_key
+        except (TimeoutError, frames.NotAText, msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise NotAuthenticated("The first message has no key") from exc
+        except asyncio.IncompleteReadError as exc:
+            raise ConnectionResetError("the client has gone") from exc
+        return await self._admission.identify([key] if key.isascii() else [])
+
+
+GATEWAY: Final[web.AppKey[Gateway]] = web.AppKey("gateway", Gateway)
+
+
+def mount_ports(app: web.Application) -> None:
+    """Add the paths of all sandboxes to an application.
+
+    They are no part of the published description: what is there is the sandboxes' own.
+    """
+    app.router.add_route(
+        "*", MOUNT + "/{sandbox_id}/{port}{path:.*}", get_port, expect_handler=_expect
+    )
+
+
+async def get_port(request: web.Request) -> web.StreamResponse:
+    """Answer /sandboxes/{sandbox_id}/{port}/..., with any method."""
+    match = _PORT_PATH.match(request.rel_url.raw_path)
+    if match is None:
+        raise NotFound
+    sandbox_id, port, path = match.groups()
+    place = Place(port=port, path=path or "/", query=request.rel_url.raw_query_string)
+    return await request.app[GATEWAY].serve(request, place, sandbox_id)
+
+
+@web.middleware
+async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Pass on what is for a sandbox though its path does not say so."""
+    raw_path = request.rel_url.raw_path
+    if not rewrite.is_agent_path(raw_path):
+        return await handler(request)
+    gateway = request.app[GATEWAY]
+    query = request.rel_url.raw_query_string
+    place = Place(port=AGENT_PORT, path=raw_path, query=query, is_at_root=True)
+    sandbox = await gateway.find_for_root(request, place)
+    if sandbox is not None:
+        return await gateway.serve(request, place, sandbox.id)
+    if not shown_keys(request, place) and _may_show_key_later(request, place):
+        return await gateway.serve_late(request, place, None)
+    return await handler(request)
+
+
+async def _expect(request: web.Request) -> None:
+    """Leave it to the sandbox whether the client is to send its body; raises BadRequest."""
+    if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
+        raise web.HTTPExpectationFailed
+    request[AWAITS_CONTINUE] = True
+
+
+def _may_show_key_later(request: web.Request, place: Place) -> bool:
+    is_socket = place.port == AGENT_PORT and place.path.startswith(_SOCKETS)
+    return is_socket and frames.is_upgrade(request)
+
+
+def _close_code(exc: AgentsvcError) -> int:
+    match exc:
+        case NotAuthenticated():
+            return _BAD_KEY
+        case NotFound():
+            return _NO_SUCH
+        case _:
+            return _TRY_AGAIN

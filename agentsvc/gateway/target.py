@@ -1,0 +1,129 @@
+"""Where a request goes, and what it says there: the request of a client, made one for a sandbox."""
+
+from typing import Final
+
+import msgspec
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
+
+from agentsvc.errors import BadRequest, MethodNotAllowed, NotFound
+from agentsvc.gateway import headers, rewrite
+from agentsvc.gateway.headers import Caller, Confines
+from agentsvc.http.keys import REQUEST_ID
+from agentsvc.http.links import EDITOR_PORT, Links, Origin, is_from_proxy, mount_of, origin_of
+from agentsvc.http.middleware import keys_of
+from agentsvc.sandboxes import Sandbox
+from agentsvc.sandboxes.state import AGENT_PORT
+
+_REFUSED: Final = frozenset({hdrs.METH_CONNECT, hdrs.METH_TRACE})
+_EDITOR_COOKIE: Final = "vscode-tkn"
+"""The cookie the editor keeps its key in; it is confined to the editor's path."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request is for: a port, and path and query there, all as they were sent."""
+
+    port: str
+    path: str
+    query: str
+    is_at_root: bool = False
+    """Whether it came as a path of this server, without the sandbox's."""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as a sandbox is to get it."""
+
+    url: str
+    """Of the port, without a slash at the end."""
+    path: str
+    """With the query."""
+    headers: CIMultiDict[str]
+    confines: Confines
+
+    @property
+    def full_url(self) -> str:
+        """The URL to ask for."""
+        return self.url + self.path
+
+
+def shown_keys(request: web.Request, place: Place) -> tuple[str, ...]:
+    """Return every key a request shows, wherever published clients put one."""
+    shown = [*keys_of(request), *rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)]
+    if place.port == EDITOR_PORT:
+        shown += rewrite.find_parameters(place.query, rewrite.EDITOR_KEY_PARAMETER)
+        if cookie := request.cookies.get(_EDITOR_COOKIE):
+            shown.append(cookie)
+    return tuple(dict.fromkeys(key for key in shown if key and key.isascii()))
+
+
+def check(request: web.Request) -> None:
+    """Refuse what cannot be passed on without a doubt about where it ends."""
+    if request.method in _REFUSED:
+        raise MethodNotAllowed("Method Not Allowed")
+    codings = ",".join(request.headers.getall(hdrs.TRANSFER_ENCODING, []))
+    if codings and codings.strip().lower() != "chunked":
+        raise BadRequest("This transfer coding is not supported")
+
+
+def make_target(
+    request: web.Request, sandbox: Sandbox, place: Place, *, keys: frozenset[str]
+) -> Target:
+    """Return the request for a sandbox that runs; `keys` do not reach it. Raises NotFound."""
+    url = next((end.url for end in sandbox.endpoints if end.name == place.port), None)
+    if url is None:
+        raise NotFound(f"The sandbox has no port of this name: {place.port}")
+    origin = origin_of(request)
+    mount = origin.prefix + mount_of(sandbox.id, place.port)
+    is_agent = place.port == AGENT_PORT
+    path, query = _inside(sandbox, place, keys, origin)
+    scheme, host, port = headers.address_of(url)
+    own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Target(
+        url=url.rstrip("/"),
+        path=f"{path}?{query}" if query else path,
+        headers=headers.to_sandbox(
+            request.headers,
+            _caller(request, origin, "" if place.is_at_root else mount),
+            keys=keys,
+            own_key=sandbox.session_key.reveal(),
+            is_agent=is_agent,
+        ),
+        confines=Confines(
+            upstream=f"{scheme}://{own}",
+            mount=mount,
+            prefix=origin.prefix if place.is_at_root else mount,
+            is_agent=is_agent,
+        ),
+    )
+
+
+def _inside(
+    sandbox: Sandbox, place: Place, keys: frozenset[str], origin: Origin
+) -> tuple[str, str]:
+    own = sandbox.session_key.reveal()
+
+    def is_dropped(name: str, value: str) -> bool:
+        # The editor checks the sandbox's key itself.
+        is_for_editor = name == rewrite.EDITOR_KEY_PARAMETER and value == own
+        return value in keys and not is_for_editor
+
+    query = rewrite.drop_parameters(place.query, is_dropped)
+    if place.port != AGENT_PORT:
+        return place.path, query
+    has_editor = any(end.name == EDITOR_PORT for end in sandbox.endpoints)
+    links = Links(base=origin.url)
+    editor_url = links.port(sandbox, EDITOR_PORT) if has_editor else None
+    return rewrite.to_agent(place.path, query, editor_url=editor_url)
+
+
+def _caller(request: web.Request, origin: Origin, mount: str) -> Caller:
+    before = request.headers.get(hdrs.X_FORWARDED_FOR, "") if is_from_proxy(request) else ""
+    peer = request.remote or "unknown"
+    return Caller(
+        address=f"{before}, {peer}" if before else peer,
+        scheme=origin.scheme,
+        host=origin.host,
+        mount=mount,
+        via=", ".join(request.headers.getall(hdrs.VIA, [])),
+        request_id=request.get(REQUEST_ID, ""),
+    )

@@ -1,0 +1,156 @@
+"""The address at which a caller reaches the server, and the URLs that are built on it.
+
+What a proxy says about the caller's own request counts only if the proxy is trusted; a configured
+`server.public_url` counts always.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+import msgspec
+from aiohttp import hdrs, web
+
+from agentsvc.errors import StartFailed
+from agentsvc.http.keys import CONFIG
+from agentsvc.sandboxes import Sandbox, SandboxStatus
+from agentsvc.sandboxes.state import AGENT_PORT
+
+MOUNT: Final = "/sandboxes"
+"""The path below which the ports of all sandboxes are."""
+EDITOR_PORT: Final = "vscode"
+"""The name of the port on which a sandbox's editor listens."""
+
+_HOST = re.compile(r"\A(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?\Z")
+_PREFIX = re.compile(r"\A(?:/[A-Za-z0-9._~%-]+)+\Z")
+_PAIR = re.compile(r'(?:^|[;\s])(proto|host)="?([^";,\s]+)"?', re.IGNORECASE)
+_SCHEMES: Final = frozenset({"http", "https"})
+
+type Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+TRUSTED: Final[web.AppKey[tuple[Network, ...]]] = web.AppKey("trusted_proxies")
+"""The networks of the proxies that may say what the caller's own request was."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a caller reaches the server: `https`, `example.org`, `/agents`."""
+
+    scheme: str
+    host: str
+    prefix: str = ""
+
+    @property
+    def url(self) -> str:
+        """Return it as a URL without a slash at the end."""
+        return f"{self.scheme}://{self.host}{self.prefix}"
+
+
+class Links(msgspec.Struct, frozen=True, kw_only=True):
+    """The URLs a caller is given; each of them leads to this server."""
+
+    base: str
+
+    def port(self, sandbox: Sandbox, name: str) -> str:
+        """Return where a port of a sandbox is, without a slash at the end."""
+        return f"{self.base}{mount_of(sandbox.id, name)}"
+
+    def agent(self, sandbox: Sandbox) -> str | None:
+        """Return where the agent server is, or None unless the sandbox runs."""
+        return None if sandbox.agent_url is None else self.port(sandbox, AGENT_PORT)
+
+    def conversation(self, sandbox: Sandbox | None, conversation_id: str) -> str | None:
+        """Return where a conversation is at its agent server, or None unless that runs."""
+        agent = self.agent(sandbox) if sandbox is not None else None
+        return f"{agent}/api/conversations/{conversation_id}" if agent else None
+
+    def editor(self, sandbox: Sandbox, folder: str) -> str | None:
+        """Return where the editor shows a folder, or None where there is none or nothing runs."""
+        is_running = sandbox.status is SandboxStatus.RUNNING
+        if not is_running or all(end.name != EDITOR_PORT for end in sandbox.endpoints):
+            return None
+        key = quote(sandbox.session_key.reveal(), safe="")
+        return f"{self.port(sandbox, EDITOR_PORT)}/?tkn={key}&folder={quote(folder, safe='')}"
+
+
+def mount_of(sandbox_id: str, name: str) -> str:
+    """Return the path below which a port of a sandbox is."""
+    return f"{MOUNT}/{sandbox_id}/{name}"
+
+
+def to_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Return the networks that are written down; raises StartFailed for what is none."""
+    return tuple(_to_network(text) for text in texts)
+
+
+def links_of(request: web.Request) -> Links:
+    """Return the links for the caller of a request."""
+    return Links(base=origin_of(request).url)
+
+
+def origin_of(request: web.Request) -> Origin:
+    """Return where the caller of a request reaches the server."""
+    configured = request.app[CONFIG].server.public_url
+    if configured:
+        parts = urlsplit(configured)
+        return Origin(scheme=parts.scheme, host=parts.netloc, prefix=parts.path.rstrip("/"))
+    own = Origin(scheme=request.scheme, host=_own_host(request))
+    return _as_forwarded(request, own) if is_from_proxy(request) else own
+
+
+def is_from_proxy(request: web.Request) -> bool:
+    """Whether a request comes from a proxy that is trusted."""
+    networks = request.app.get(TRUSTED, ())
+    if not networks or not request.remote:
+        return False
+    try:
+        address = ipaddress.ip_address(request.remote)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return any((mapped or address) in network for network in networks)
+
+
+def prefix_of(public_url: str) -> str:
+    """Return the path that a configured public URL has, without a slash at the end."""
+    return urlsplit(public_url).path.rstrip("/")
+
+
+def _to_network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError as exc:
+        raise StartFailed(
+            f"`server.trusted_proxies` has what is no address or network: `{text}`",
+            hint="write addresses such as `127.0.0.1`, or networks such as `10.0.0.0/8`",
+        ) from exc
+
+
+def _own_host(request: web.Request) -> str:
+    host = request.headers.get(hdrs.HOST, "")
+    if _HOST.match(host):
+        return host
+    # The client named none: what it connected to is the best there is.
+    server = request.app[CONFIG].server
+    return (
+        f"[{server.host}]:{server.port}" if ":" in server.host else f"{server.host}:{server.port}"
+    )
+
+
+def _as_forwarded(request: web.Request, own: Origin) -> Origin:
+    """Return what the proxy says; the last value of a list is that of the nearest one."""
+    said = {name.lower(): value for name, value in _PAIR.findall(_last(request, hdrs.FORWARDED))}
+    scheme = (_last(request, hdrs.X_FORWARDED_PROTO) or said.get("proto", "")).lower()
+    host = _last(request, hdrs.X_FORWARDED_HOST) or said.get("host", "")
+    prefix = _last(request, "X-Forwarded-Prefix").rstrip("/")
+    return Origin(
+        scheme=scheme if scheme in _SCHEMES else own.scheme,
+        host=host if _HOST.match(host) else own.host,
+        prefix=prefix if _PREFIX.match(prefix) else "",
+    )
+
+
+def _last(request: web.Request, name: str) -> str:
+    values = request.headers.getall(name, [])
+    return values[-1].rpartition(",")[2].strip() if values else ""

@@ -1,0 +1,124 @@
+"""What tests of the gateway do: a sandbox to go to, and bytes sent as they are."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from tests.http.gateway.upstream import Seen, Upstream
+from tests.service import Answer, Client, Service
+
+LONG_SECONDS = 30.0
+
+
+class Box(msgspec.Struct, frozen=True, kw_only=True):
+    """A running sandbox, its owner, and where its ports are."""
+
+    service: Service
+    owner: Client
+    upstream: Upstream
+    id: str
+    key: str
+
+    @classmethod
+    async def start(cls, service: Service, upstream: Upstream, owner: Client) -> "Box":
+        answer = await owner.post("/api/v1/sandboxes?sandbox_spec_id=web")
+        assert answer.status == 200, answer.text
+        sandbox_id = answer.json()["id"]
+        await owner.wait_for_sandbox(sandbox_id, "RUNNING")
+        return cls(
+            service=service,
+            owner=owner,
+            upstream=upstream,
+            id=sandbox_id,
+            key=upstream.keys[sandbox_id],
+        )
+
+    def path(self, tail: str = "/", port: str = "worker_1") -> str:
+        return f"/sandboxes/{self.id}/{port}{tail}"
+
+    def url(self, tail: str = "/", port: str = "worker_1") -> str:
+        return self.service.url + self.path(tail, port)
+
+    async def get(self, tail: str = "/", port: str = "worker_1", **options: Any) -> Answer:
+        return await self.owner.get(self.path(tail, port), **options)
+
+    async def ask(
+        self, method: str = "GET", tail: str = "/", port: str = "worker_1", **options: Any
+    ) -> Seen:
+        """Send a request of the owner's and return what arrived in the sandbox."""
+        answer = await self.owner.request(method, self.path(tail, port), **options)
+        assert answer.status == 200, answer.text
+        return self.upstream.seen[-1]
+
+
+async def until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(LONG_SECONDS):
+        while True:
+            found = is_so()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.02)
+
+
+def head(method: str, path: str, *lines: str, host: str = "gateway.test") -> bytes:
+    """Return the head of a request."""
+    return "\r\n".join((f"{method} {path} HTTP/1.1", f"Host: {host}", *lines, "", "")).encode()
+
+
+class Wire:
+    """A connection on which bytes are written as they are."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def open(cls, service: Service) -> "Wire":
+        host, _, port = service.url.removeprefix("http://").partition(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def read_head(self) -> tuple[int, dict[str, str]]:
+        async with asyncio.timeout(LONG_SECONDS):
+            raw = await self.reader.readuntil(b"\r\n\r\n")
+        first, *lines = raw.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+        pairs = (line.partition(": ") for line in lines)
+        return int(first.split(" ")[1]), {name.lower(): value for name, _, value in pairs}
+
+    async def read(self, count: int) -> bytes:
+        async with asyncio.timeout(LONG_SECONDS):
+            return await self.reader.readexactly(count)
+
+    async def read_all(self) -> bytes:
+        async with asyncio.timeout(LONG_SECONDS):
+            return await self.reader.read()
+
+    async def close(self) -> None:
+        self.writer.close()
+        await asyncio.gather(self.writer.wait_closed(), return_exceptions=True)
+
+
+async def send_raw(service: Service, method: str, path: str, *lines: str, body: bytes = b"") -> int:
+    """Send a request exactly as it is written and return the status of the answer."""
+    wire = await Wire.open(service)
+    try:
+        length = f"Content-Length: {len(body)}"
+        wire.send(head(method, path, *lines, length, "Connection: close") + body)
+        return (await wire.read_head())[0]
+    finally:
+        await wire.close()
+
+
+def session(key: str | None = None) -> aiohttp.ClientSession:
+    """Return a client session, perhaps with a key in its headers."""
+    return aiohttp.ClientSession(
+        headers={"X-Session-API-Key": key} if key else {},
+        timeout=aiohttp.ClientTimeout(total=LONG_SECONDS),
+        auto_decompress=False,
+    )
