@@ -139,7 +139,7 @@ def test_exactly_the_older_generation_is_deprecated(name: str) -> None:
     assert operation.about.get("deprecated", False) == is_old
     assert is_old == (
         operation.path.startswith("/api/")
-        and not operation.path.startswith(("/api/v1/", "/api/keys"))
+        and not operation.path.startswith(("/api/v1/", "/api/keys", "/api/agent-profiles"))
     )
 
 

@@ -71,6 +71,11 @@ async def test_a_front_end_learns_without_a_key_what_to_show(anyone: Client) -> 
     assert config["updated_at"].endswith("Z")
 
 
+async def test_there_are_no_saved_agents(client: Client) -> None:
+    found = (await client.get("/api/agent-profiles")).json()
+    assert found == {"profiles": [], "active_agent_profile_id": None}
+
+
 ALWAYS_OPEN = {"/alive", "/health", "/ready", "/server_info", "/api/v1/web-client/config"}
 
 

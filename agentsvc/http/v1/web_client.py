@@ -1,4 +1,4 @@
-"""What a web front end asks for at page load, before it has a key."""
+"""What a web front end asks for before it shows anything or starts a conversation."""
 
 from typing import Any, Final
 
@@ -59,10 +59,33 @@ class WebClientConfig(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "WebClientConfig"
 
 
+class AgentProfileInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A saved agent."""
+
+    id: str | None
+    name: str
+    agent_kind: str
+    revision: int | None
+    llm_profile_ref: str | None
+    mcp_server_refs: list[str] | None
+
+
+class AgentProfiles(msgspec.Struct, frozen=True, kw_only=True):
+    """The saved agents, of which there are none: the settings say what an agent is."""
+
+    profiles: list[AgentProfileInfo] = []
+    active_agent_profile_id: str | None = None
+
+
 async def get_config(request: web.Request) -> web.Response:
     """GET /web-client/config."""
     started_at = to_stored(request.app[ACTIVITY].started_at)
     return json_response(WebClientConfig(updated_at=started_at))
+
+
+async def get_agent_profiles(_request: web.Request) -> web.Response:
+    """GET /api/agent-profiles."""
+    return json_response(AgentProfiles())
 
 
 ROUTES: Final = (
@@ -74,5 +97,14 @@ ROUTES: Final = (
         rank="P1",
         summary="Say what a front end should show",
         answer=WebClientConfig,
+    ),
+    Route(
+        method="GET",
+        path="/api/agent-profiles",
+        handler=get_agent_profiles,
+        scope=Scope.USER,
+        rank="P3",
+        summary="List the saved agents: there are none, the settings say what an agent is",
+        answer=AgentProfiles,
     ),
 )
