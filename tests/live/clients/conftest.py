@@ -28,6 +28,13 @@ def python_sdk(workshop: Path, record_property: Record) -> Client:
 
 
 @pytest.fixture
+def command_line(workshop: Path, record_property: Record) -> Client:
+    return _installed(
+        record_property, lambda: install_python(workshop / "command_line", "openhands>=1")
+    )
+
+
+@pytest.fixture
 def javascript(workshop: Path, record_property: Record) -> Client:
     packages = ("@openhands/typescript-client", "socket.io-client")
     return _installed(record_property, lambda: install_node(workshop / "node", *packages))

@@ -10,6 +10,7 @@ import fcntl
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -90,7 +91,8 @@ def install_python(directory: Path, *packages: str) -> Client:
             (Path(paths["purelib"]) / "ours.pth").write_text(
                 f"{ours['purelib']}\n{ours['platlib']}\n"
             )
-            _call(str(python), "-m", "pip", "install", "--quiet", "--upgrade", *packages)
+            options = ("--quiet", "--no-compile", "--upgrade")
+            _call(str(python), "-m", "pip", "install", *options, *packages)
             (directory / "installed").touch()
     home = directory / "home"
     home.mkdir(exist_ok=True)
@@ -124,11 +126,9 @@ def install_node(directory: Path, *packages: str) -> Client:
 def _python_versions(directory: Path, packages: tuple[str, ...]) -> str:
     paths = sysconfig.get_paths("venv", vars={"base": str(directory)})
     path = [paths["purelib"], sysconfig.get_paths()["purelib"]]
-    found = {
-        package: next(iter(importlib.metadata.distributions(name=package, path=path)))
-        for package in packages
-    }
-    return ", ".join(f"{package} {one.version}" for package, one in found.items())
+    names = [re.split(r"[<>=\[]", package)[0] for package in packages]
+    found = [next(iter(importlib.metadata.distributions(name=name, path=path))) for name in names]
+    return ", ".join(f"{one.name} {one.version}" for one in found)
 
 
 @contextlib.contextmanager

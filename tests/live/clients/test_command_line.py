@@ -1,0 +1,60 @@
+"""The published command-line client: its login, and the conversation that it starts."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.live.client import LiveClient
+from tests.live.clients.published import Client
+from tests.live.events import outputs
+from tests.live.installation import Installation, eventually
+from tests.live.scripts import run
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+_CODE = re.compile(r"user_code=([A-Z-]+)")
+_STARTED = re.compile(r"Conversation ID: (\w+)")
+
+
+async def test_the_command_line_client_logs_in_and_starts_a_conversation(
+    command_line: Client, client: LiveClient, shared: Installation, sandbox_id: str, tmp_path: Path
+) -> None:
+    openhands = str(Path(command_line.command[0]).parent / "openhands")
+    log = tmp_path / "login.log"
+    login = f'exec {openhands} login --server-url {shared.url} >"{log}" 2>&1'
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(command_line.call("sh", "-c", login))
+        code = await eventually(
+            lambda: _CODE.search(log.read_text()) if log.exists() else None,
+            "the program shows a code",
+        )
+        assert code
+        approved = await client.post(
+            "/oauth/device/verify-authenticated", json={"user_code": code[1]}
+        )
+        assert approved.status == 200, approved.text
+    assert waiting.done()
+    assert "User settings retrieved" in log.read_text()
+    assert "LLM Model: openai/scripted" in log.read_text()
+
+    await client.post("/api/v1/settings", json={"sandbox_grouping_strategy": "ADD_TO_ANY"})
+    said = await command_line.call(
+        openhands, "cloud", "--server-url", shared.url, "--task", run("echo from afar")
+    )
+    await client.post("/api/v1/settings", json={"sandbox_grouping_strategy": "NO_GROUPING"})
+    started = _STARTED.search(said)
+    assert started, said
+    # It names the start instead where it has asked fifteen times and the start was not done.
+    is_known = await client.conversation(started[1])
+    name = (
+        started[1] if is_known else (await client.end_of_start(started[1]))["app_conversation_id"]
+    )
+    conversation = await client.wait_for_execution(name, "finished")
+    assert outputs(await client.events(name)) == ["from afar"]
+    assert conversation["sandbox_id"] == sandbox_id
