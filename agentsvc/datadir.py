@@ -36,6 +36,11 @@ class DataDir(msgspec.Struct, frozen=True, kw_only=True):
         return self.path / "instance-id"
 
     @property
+    def callback_addresses(self) -> Path:
+        """Where the server listened, for sandboxes that know no other address."""
+        return self.path / "callback-addresses"
+
+    @property
     def backends(self) -> Path:
         """The directory in which each backend has one of its own."""
         return self.path / "backends"

@@ -16,11 +16,13 @@ from aiohttp import web
 from agentsvc import __version__, logs
 from agentsvc.app import build_app
 from agentsvc.auth import SHORTEST_KEY, KeyRing, Role
+from agentsvc.cli import callbacks
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, load_config
 from agentsvc.config import BOOTSTRAP_KEY_VARIABLE, Config
 from agentsvc.datadir import DataDir
 from agentsvc.db import lock_data_dir
 from agentsvc.errors import NotAuthenticated, StartFailed
+from agentsvc.http.keys import SANDBOXES
 from agentsvc.http.links import prefix_of
 from agentsvc.http.server import make_runner
 from agentsvc.installation import Installation
@@ -179,11 +181,26 @@ async def _serve(config: Config, places: DataDir, listener: socket.socket) -> No
     try:
         await runner.setup()
         await _listen(runner, listener, config)
-        url = config.server.public_url or url_of(listener)
-        click.echo(f"agentsvc {__version__} is ready: {url}")
-        await asyncio.Event().wait()
+        former = await _former_addresses(config, places, app)
+        with callbacks.bound(former, bind) as listeners:
+            for one in listeners:
+                await web.SockSite(runner, one).start()
+            url = config.server.public_url or url_of(listener)
+            click.echo(f"agentsvc {__version__} is ready: {url}")
+            await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+
+
+async def _former_addresses(
+    config: Config, places: DataDir, app: web.Application
+) -> list[callbacks.Address]:
+    current = callbacks.address_of(config.server.internal_url)
+    if current[1] != config.server.port:
+        # They call by way of something else, which has not moved.
+        return []
+    has_sandboxes = await app[SANDBOXES].any_exist()
+    return callbacks.remember(places.callback_addresses, current, has_sandboxes=has_sandboxes)
 
 
 async def _listen(runner: web.AppRunner, listener: socket.socket, config: Config) -> None:

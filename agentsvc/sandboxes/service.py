@@ -104,6 +104,10 @@ class Sandboxes:
         found = await self._table.find_of_user(user_id, list(ids))
         return [found.get(sandbox_id) for sandbox_id in ids]
 
+    async def any_exist(self) -> bool:
+        """Say whether anybody has a sandbox."""
+        return bool(await self._table.backends())
+
     async def get(self, user_id: str, sandbox_id: str) -> Sandbox:
         """Return a user's sandbox; raises NotFound."""
         [sandbox] = await self.find_many(user_id, [sandbox_id])

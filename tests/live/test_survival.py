@@ -8,8 +8,9 @@ import pytest
 
 from agentsvc.testing.git import GitServer
 from tests.live.client import LiveClient
+from tests.live.conftest import MakeInstallation
 from tests.live.events import finishes, outputs, said
-from tests.live.installation import Installation, eventually, size
+from tests.live.installation import Installation, eventually, secret, size
 from tests.live.scripts import run
 
 pytestmark = [
@@ -149,6 +150,30 @@ async def test_a_start_goes_on_after_a_kill_at_any_later_stage(
 
 
 SLOW_FILES = {".openhands/setup.sh": "echo begun >>begun; sleep 0.8; echo ended >>ended\n"}
+
+
+async def test_a_server_on_another_port_still_hears_of_its_sandboxes(
+    make_installation: MakeInstallation, tmp_path: Path
+) -> None:
+    # So that nothing is heard of by asking.
+    own = await make_installation(AGENTSVC_CONVERSATIONS__SYNC_SECONDS="3600")
+    client = own.client()
+    value = secret("custom").reveal()
+    await client.save_settings(secrets_store={"custom_secrets": {"KEY": {"secret": value}}})
+    conversation_id = await client.start_conversation(run("echo first"))
+    await client.wait_for_execution(conversation_id, "finished")
+    for _ in range(2):
+        before = own.url
+        await own.kill()
+        own.url = ""
+        await own.start()
+        assert own.url != before
+    client = own.client()
+    used = tmp_path / "used"
+    await client.send(conversation_id, run(f'echo "$KEY" >{used}', "sleep 3; echo second"))
+    events = await client.until(conversation_id, lambda events: len(finishes(events)) == 2)
+    assert outputs(events) == ["first", "", "second"]
+    assert used.read_text() == f"{value}\n"
 
 
 # What the tests share

@@ -1,0 +1,77 @@
+"""The addresses at which sandboxes call the server, also after it has moved to another port.
+
+A sandbox knows only the one it was started with: there it tells of events and looks secrets up. As
+long as there are sandboxes, the server listens at its former addresses, too.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from socket import socket
+from typing import Final
+from urllib.parse import urlsplit
+
+from agentsvc.errors import StartFailed
+
+log = logging.getLogger(__name__)
+
+type Address = tuple[str, int]
+
+_MOST: Final = 8
+
+
+def address_of(url: str) -> Address:
+    """Return the host and port of a URL of the server's own."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or 80
+
+
+def remember(file: Path, current: Address, *, has_sandboxes: bool) -> list[Address]:
+    """Return the former addresses that sandboxes may know, and note the current one for later.
+
+    Where nothing can be noted, a later start on another port does not know this one.
+    """
+    known = _read(file) if has_sandboxes else []
+    former = [address for address in known if address != current][: _MOST - 1]
+    text = "".join(f"{host} {port}\n" for host, port in [current, *former])
+    try:
+        new = file.with_suffix(".new")
+        new.touch(mode=0o600)
+        new.write_text(text)
+        new.replace(file)
+    except OSError as exc:
+        log.warning("address of the server not noted", extra={"reason": str(exc)})
+    return former
+
+
+@contextlib.contextmanager
+def bound(
+    addresses: Sequence[Address], bind: Callable[[str, int], socket]
+) -> Iterator[list[socket]]:
+    """Hold the addresses that can be had, and say which cannot."""
+    with contextlib.ExitStack() as held:
+        listeners = []
+        for host, port in addresses:
+            try:
+                listener = held.enter_context(bind(host, port))
+                listener.listen()
+            except (StartFailed, OSError) as exc:
+                log.warning(
+                    "sandboxes of before cannot call back, a start on their port would help",
+                    extra={"port": port, "reason": str(exc)},
+                )
+            else:
+                listeners.append(listener)
+                log.info("listening for sandboxes of before", extra={"port": port})
+        yield listeners
+
+
+def _read(file: Path) -> list[Address]:
+    found: list[Address] = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            host, port = line.split()
+            if 0 < int(port) < 2**16:
+                found.append((host, int(port)))
+    return found
