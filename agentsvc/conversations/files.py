@@ -5,6 +5,7 @@ Nothing is kept here. What a sandbox does not run for cannot be read.
 
 import logging
 from posixpath import normpath
+from shlex import quote
 from typing import Any, Final
 
 import msgspec
@@ -28,7 +29,18 @@ log = logging.getLogger(__name__)
 USUAL_ROOT: Final = "/workspace/project"
 """Where clients take every project to be; it is there in containers, and stands for it elsewhere."""
 
+MOST_LISTED: Final = 2000
+"""Of more files in a project only so many are listed."""
+
 _CONTAINER_ROOT: Final = "/workspace"
+_LIST_SECONDS: Final = 20.0
+_NOT_LISTED: Final = (".git", ".venv", "__pycache__", "node_modules")
+# The names are sorted as bytes, so that the same ones are left out each time.
+_LIST: Final = """
+cd -- {folder} 2>/dev/null || exit 0
+find . -type d \\( {hidden} \\) -prune -o -type f -print 2>/dev/null |
+  cut -c 3- | LC_ALL=C sort | head -n {limit}
+"""
 
 
 class Skill(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +108,17 @@ class ConversationFiles:
             )
             return ""
 
+    async def list_files(self, user_id: str, conversation_id: str, path: str) -> list[str]:
+        """Return the files below a directory, however deep, relative to it.
+
+        What is in no project's own history is left out: that of git, installed packages and
+        caches. Raises as `git_changes`.
+        """
+        view = await self._conversations.get(user_id, conversation_id)
+        command = listing_command(_locate(path, view))
+        result = await self._require_agent(view).run_command(command, time_limit=_LIST_SECONDS)
+        return [name for name in result.stdout.split("\n") if name]
+
     async def git_changes(
         self, user_id: str, conversation_id: str, path: str, *, ref: str | None = None
     ) -> list[GitChange]:
@@ -160,6 +183,12 @@ class ConversationFiles:
         if view.agent_url is None or view.session_api_key is None:
             return None
         return self._agents.at(view.agent_url, view.session_api_key)
+
+
+def listing_command(folder: str) -> str:
+    """Return the command that lists the files below a directory, nothing for one not there."""
+    hidden = " -o ".join(f"-name {name}" for name in _NOT_LISTED)
+    return _LIST.format(folder=quote(folder), hidden=hidden, limit=MOST_LISTED)
 
 
 def check_ref(ref: str | None) -> None:

@@ -13,7 +13,14 @@ from agentsvc.errors import AgentsvcError, BadRequest, Conflict, ExportTooLarge,
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, EXPORTS, FILES, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, ZIP, Example, Route, Scope
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
-from agentsvc.http.v1.types_files import FileQuery, GitQuery, HooksView, SkillsView, to_meta
+from agentsvc.http.v1.types_files import (
+    FileQuery,
+    FilesQuery,
+    GitQuery,
+    HooksView,
+    SkillsView,
+    to_meta,
+)
 from agentsvc.http.wire import json_response, path_id, read_query
 from agentsvc.values import dashed
 
@@ -26,6 +33,14 @@ async def get_file(request: web.Request) -> web.Response:
     path = read_query(request, FileQuery).file_path
     user_id = request[PRINCIPAL].user_id
     return json_response(await request.app[FILES].read_text(user_id, conversation_id, path))
+
+
+async def get_files(request: web.Request) -> web.Response:
+    """GET /app-conversations/{conversation_id}/files."""
+    conversation_id = path_id(request, "conversation_id")
+    path = read_query(request, FilesQuery).path
+    user_id = request[PRINCIPAL].user_id
+    return json_response(await request.app[FILES].list_files(user_id, conversation_id, path))
 
 
 async def get_git_changes(request: web.Request) -> web.Response:
@@ -127,6 +142,18 @@ ROUTES: Final = (
         query=FileQuery,
         answer=str,
         example=Example(query={"file_path": "README.md"}),
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/files",
+        handler=get_files,
+        scope=Scope.USER,
+        rank="P3",
+        summary="List the files below a directory in the sandbox, relative to it",
+        query=FilesQuery,
+        answer=list[str],
+        errors=OF_AGENTS,
+        example=Example(query={"path": "."}),
     ),
     Route(
         method="GET",

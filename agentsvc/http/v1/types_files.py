@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from agentsvc.conversations import ConversationView
-from agentsvc.conversations.files import HookEvent, Skill
+from agentsvc.conversations.files import USUAL_ROOT, HookEvent, Skill
 from agentsvc.http.v1.types_conversations import from_view
 from agentsvc.http.wire import encode
 
@@ -18,6 +18,12 @@ class FileQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which file to read: an absolute path, or one relative to the project."""
 
     file_path: Path = DEFAULT_FILE
+
+
+class FilesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which directory to list: an absolute path, or one relative to the project."""
+
+    path: Path = USUAL_ROOT
 
 
 class GitQuery(msgspec.Struct, frozen=True, kw_only=True):

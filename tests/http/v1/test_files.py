@@ -1,8 +1,13 @@
 """What is read out of a conversation's sandbox: files, git state, skills, hooks."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
+from agentsvc.agent_answers import CommandResult
 from agentsvc.auth import Role
+from agentsvc.conversations.files import listing_command
 from agentsvc.http.keys import DATABASE, SETTINGS
 from agentsvc.settings import SettingsPatch
 from agentsvc.testing.agent import FakeAgent, FakeSandbox
@@ -38,7 +43,7 @@ HOOKS = {
     "post_tool_use": [],
     "stop": [],
 }
-READS = ["/file", "/git/changes?path=x", "/git/diff?path=x", "/skills", "/hooks"]
+READS = ["/file", "/files", "/git/changes?path=x", "/git/diff?path=x", "/skills", "/hooks"]
 
 
 @pytest.fixture
@@ -125,6 +130,34 @@ async def test_a_file_of_somebody_else_cannot_be_read(
     other = await service.make_client("bob", Role.MEMBER)
     assert (await other.get(f"{path}/file?file_path=/workspace/project/a")).json() == ""
     assert (await other.get(f"{path}/git/changes?path=/workspace/project/a")).status == 404
+
+
+async def test_the_files_of_a_project_are_listed(
+    client: Client, path: str, sandbox: FakeSandbox, project: str, fake_agent: FakeAgent
+) -> None:
+    listed = CommandResult(exit_code=0, stdout="README.md\nsrc/a b.py\n", stderr="")
+    fake_agent.on_command("find .", listed)
+    for query in ("", "?path=/workspace/project", "?path=."):
+        answer = await client.get(f"{path}/files{query}")
+        assert (answer.status, answer.json()) == (200, ["README.md", "src/a b.py"])
+        assert f"cd -- {project} " in sandbox.commands[-1]
+    outside = await client.get(f"{path}/files?path=/etc")
+    assert (outside.status, outside.json()["code"]) == (404, "not_found")
+    await _pause(client, sandbox)
+    assert (await client.get(f"{path}/files")).status == 409
+
+
+def test_the_command_that_lists_files_does_so(tmp_path: Path) -> None:
+    folder = tmp_path / "it's here"
+    for name in ("b.txt", "B.txt", "src/deep/ä.py", ".env", ".git/HEAD", "node_modules/x/y.js"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    ran = subprocess.run(
+        ["/bin/sh", "-c", listing_command(str(folder))], check=True, capture_output=True, text=True
+    )
+    assert ran.stdout.splitlines() == [".env", "B.txt", "b.txt", "src/deep/ä.py"]
+    nowhere = listing_command(str(tmp_path / "nowhere"))
+    assert subprocess.run(["/bin/sh", "-c", nowhere], check=True, capture_output=True).stdout == b""
 
 
 # Git
