@@ -28,6 +28,9 @@ _TEMP_PREFIX = "asvc-"
 _LONGEST_SOCKET = "/".join(("", "tmp", "tmux-4294967295", "openhands-" + 32 * "0"))
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _BLOCK = 65536
+_MOST_LINES = 50
+_ACCESS = re.compile(r'- \\?"[A-Z]{3,7} /|HTTP/\d[.\d]*\\?" \d{3}\b')
+"""A request in an access log; a long one is broken into two lines."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,11 +153,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         (self.directory / "state.json").unlink(missing_ok=True)
 
     def last_line(self) -> str:
-        """Return the last line of output that says something, shortened."""
+        """Return the last line of output that says something, shortened.
+
+        What an agent server notes of each request says nothing of its end.
+        """
         # What cannot be read for a remark must not keep a sandbox from being looked at.
         with contextlib.suppress(OSError):
-            texts = [line.text.strip() for line in LogFile(self.log).tail(20)]
-            return next((text[:300] for text in reversed(texts) if text), "")
+            texts = [line.text.strip() for line in LogFile(self.log).tail(_MOST_LINES)]
+            told = (text for text in reversed(texts) if text and not _ACCESS.search(text))
+            return next(told, "")[:300]
         return ""
 
     def shim_error(self) -> str:

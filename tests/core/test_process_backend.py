@@ -43,6 +43,23 @@ async def test_a_missing_module_is_failed_with_the_last_line_of_the_log(bench: B
     assert report.reason.endswith("No module named no_such_module")
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["Out of ideas", 'INFO 127.0.0.1:1 - "GET /alive HTTP/1.1" 200 x.py:4'], "Out of ideas"),
+        (['INFO 127.0.0.1:1 - "GET /api/events?a=b', 'HTTP/1.1" 200 x.py:4'], ""),
+        ([r'{"message": "127.0.0.1:1 - \"GET /alive HTTP/1.1\" 200"}', "", "  "], ""),
+    ],
+)
+async def test_requests_in_the_log_say_nothing_of_its_end(
+    bench: Bench, lines: list[str], said: str
+) -> None:
+    handle = await bench.create("printf", "%s\\n", *lines)
+    report = await bench.wait(handle, Phase.FAILED)
+    ended = "the command exited with code 0"
+    assert report.reason == (f"{ended}: {said}" if said else ended)
+
+
 async def test_a_killed_command_is_failed_with_the_signal(bench: Bench) -> None:
     handle = await bench.serve()
     os.kill(bench.state(handle)["command"][0], signal.SIGKILL)

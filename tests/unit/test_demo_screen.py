@@ -81,7 +81,7 @@ def test_a_note_says_when_and_who() -> None:
         ),
         (
             event("ConversationStateUpdateEvent", key="full_state", value={}),
-            [(Tone.STATE, "full_state has changed")],
+            [],
         ),
         (
             event(

@@ -123,8 +123,9 @@ def _tell_state(event: Event) -> Told:
             text = f"is {value}"
         case "stats":
             text = _usage(value if isinstance(value, dict) else {})
-        case key:
-            text = f"{key} has changed"
+        case _:
+            # The agent server's own bookkeeping.
+            text = ""
     return "state", [_part(Tone.STATE, text)]
 
 
