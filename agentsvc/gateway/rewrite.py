@@ -15,6 +15,9 @@ EDITOR_KEY_PARAMETER: Final = "tkn"
 """The query parameter in which the editor's URL has the key; the editor wants it, too."""
 
 _PATH_STYLE = re.compile(r"\A(/api/(?:git/(?:changes|diff)|file/(?:upload|download)))/(.+)\Z")
+_OF_FILES = re.compile(r"\A/api/(?:git|file)/")
+_USUAL_ROOTS: Final = ("/workspace/project", "/workspace")
+"""Where front ends take every project, and what they upload, to be."""
 _EDITOR_URL: Final = "/api/vscode/url"
 _AGENT_PATH = re.compile(r"\A/(?:sockets|api)/.")
 _OWN_PATH = re.compile(r"\A/api/v[0-9]+(?:/|\Z)")
@@ -25,17 +28,32 @@ def is_agent_path(raw_path: str) -> bool:
     return bool(_AGENT_PATH.match(raw_path)) and not _OWN_PATH.match(raw_path)
 
 
-def to_agent(raw_path: str, raw_query: str, *, editor_url: str | None) -> tuple[str, str]:
+def to_agent(
+    raw_path: str, raw_query: str, *, editor_url: str | None, working_dir: str
+) -> tuple[str, str]:
     """Return path and query as the agent servers of today have them.
 
     `editor_url` is where the caller finds the editor: the agent server knows its own port only.
+    `working_dir` is where the sandbox has its projects.
     """
     if styled := _PATH_STYLE.match(raw_path):
         path = "/" + unquote(styled.group(2)).lstrip("/")
-        return styled.group(1), set_parameter(raw_query, "path", path)
+        raw_path, raw_query = styled.group(1), set_parameter(raw_query, "path", path)
+    if _OF_FILES.match(raw_path):
+        return raw_path, _relocate_parameter(raw_query, working_dir)
     if raw_path == _EDITOR_URL and editor_url:
         return raw_path, set_parameter(raw_query, "base_url", editor_url)
     return raw_path, raw_query
+
+
+def relocate(path: str, working_dir: str) -> str:
+    """Return where a file is that clients take to be below the usual roots, as in containers."""
+    if not working_dir or f"{working_dir}/".startswith(f"{_USUAL_ROOTS[-1]}/"):
+        return path
+    for root in _USUAL_ROOTS:
+        if path == root or path.startswith(f"{root}/"):
+            return working_dir.rstrip("/") + path.removeprefix(root)
+    return path
 
 
 def find_parameters(raw_query: str, name: str) -> tuple[str, ...]:
@@ -59,3 +77,10 @@ def set_parameter(raw_query: str, name: str, value: str) -> str:
     rest = drop_parameters(raw_query, lambda key, _: key == name)
     pair = f"{name}={quote(value, safe='/')}"
     return f"{rest}&{pair}" if rest else pair
+
+
+def _relocate_parameter(raw_query: str, working_dir: str) -> str:
+    paths = find_parameters(raw_query, "path")
+    if len(paths) != 1 or (found := relocate(paths[0], working_dir)) == paths[0]:
+        return raw_query
+    return set_parameter(raw_query, "path", found)

@@ -113,7 +113,9 @@ def _inside(
     has_editor = any(end.name == EDITOR_PORT for end in sandbox.endpoints)
     links = Links(base=origin.url)
     editor_url = links.port(sandbox, EDITOR_PORT) if has_editor else None
-    return rewrite.to_agent(place.path, query, editor_url=editor_url)
+    return rewrite.to_agent(
+        place.path, query, editor_url=editor_url, working_dir=sandbox.working_dir
+    )
 
 
 def _caller(request: web.Request, origin: Origin, mount: str) -> Caller:
