@@ -348,8 +348,11 @@ async def execute_gives_code_streams_and_environment(rig: Rig) -> None:
 async def execute_ends_the_command_and_its_children_in_time(rig: Rig) -> None:
     """Check that after the time limit nothing of a command is left, daemons included."""
     handle, _ = await rig.run()
-    beat = "while :; do echo x >> /tmp/kit-$KIT_NAME-$1; sleep 0.05; done"
-    script = f"beat() {{ {beat}; }}; beat child & (setsid sh -c '{beat}' sh daemon &) ; wait"
+    here = 'cd "${TMPDIR:-/tmp}"'
+    beat = "while :; do echo x >> kit-$KIT_NAME-$1; sleep 0.05; done"
+    script = (
+        f"{here}; beat() {{ {beat}; }}; beat child & (setsid sh -c '{beat}' sh daemon &) ; wait"
+    )
 
     async def sh(script: str, time_limit: float) -> Any:
         argv = ["sh", "-c", script]
@@ -360,10 +363,10 @@ async def execute_ends_the_command_and_its_children_in_time(rig: Rig) -> None:
     result = await sh(script, 0.5)
     expect(result.timed_out, "it does not say that time was up")
     expect(result.exit_code is None, "a command that was stopped has an exit code")
-    count = "sleep 0.2; cat /tmp/kit-$KIT_NAME-* | wc -l"
+    count = f"{here}; sleep 0.2; cat kit-$KIT_NAME-* | wc -l"
     before = await sh(count, rig.options.time_limit)
     after = await sh(count, rig.options.time_limit)
-    await sh("rm -f /tmp/kit-$KIT_NAME-*", rig.options.time_limit)
+    await sh(f"{here}; rm -f kit-$KIT_NAME-*", rig.options.time_limit)
     expect(int(before.stdout) > 0, "the command never ran")
     expect(before.stdout == after.stdout, "what the command started still runs")
 
