@@ -1,87 +1,42 @@
-"""Git hosting services in the test's own process: they answer as their documentation shows.
+"""Git hosting services in the test's own process: they answer what `tests/data/git` says.
 
 The token `good` is good, `user:good` too where a user name goes with it; every other is refused.
+A request that nobody wrote down is answered with 501 and kept in `unexpected`.
 """
 
 import base64
-from typing import Any, Self
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Self
 
 from aiohttp import web
 
-GITHUB: dict[str, Any] = {
-    "login": "octocat",
-    "id": 583231,
-    "node_id": "MDQ6VXNlcjU4MzIzMQ==",
-    "avatar_url": "https://avatars.githubusercontent.com/u/583231?v=4",
-    "html_url": "https://github.com/octocat",
-    "type": "User",
-    "site_admin": False,
-    "name": "The Octocat",
-    "company": "@github",
-    "blog": "https://github.blog",
-    "location": "San Francisco",
-    "email": None,
-    "hireable": None,
-    "bio": None,
-    "public_repos": 8,
+RECORDINGS: Final = Path(__file__).parent / "data" / "git"
+ANYTHING: Final = "*"
+WHO_AM_I: Final = "/plugins/servlet/applinks/whoami"
+
+_AUTHORIZATIONS: Final = {
+    "/api/v1": {"token good"},
+    "/_apis": {f"Basic {base64.b64encode(b':good').decode()}"},
+    "": {"Bearer good"},
 }
-GITLAB: dict[str, Any] = {
-    "id": 1,
-    "username": "john_smith",
-    "name": "John Smith",
-    "state": "active",
-    "locked": False,
-    "avatar_url": "http://localhost:3000/uploads/user/avatar/1/index.jpg",
-    "web_url": "http://localhost:3000/john_smith",
-    "organization": "Widgets",
-    "job_title": "",
-    "email": "john@example.com",
-    "commit_email": "admin@example.com",
-}
-FORGEJO: dict[str, Any] = {
-    "id": 7,
-    "login": "earl",
-    "login_name": "",
-    "full_name": "Earl Warren",
-    "email": "earl@noreply.codeberg.org",
-    "avatar_url": "https://codeberg.org/avatars/7",
-    "is_admin": False,
-}
-BITBUCKET: dict[str, Any] = {
-    "type": "user",
-    "uuid": "{2f0c8a3e-4bb7-4f26-9b3b-0a5b8f4f7c11}",
-    "account_id": "557058:1",
-    "display_name": "Emma Paris",
-    "nickname": "evzijst",
-    "links": {"avatar": {"href": "https://bitbucket.org/account/evzijst/avatar/32/"}},
-}
-DATA_CENTER: dict[str, Any] = {
-    "name": "jcitizen",
-    "emailAddress": "jane@example.com",
-    "active": True,
-    "displayName": "Jane Citizen",
-    "id": 101,
-    "slug": "jcitizen",
-    "type": "NORMAL",
-}
-AZURE: dict[str, Any] = {
-    "authenticatedUser": {
-        "id": "d6245f20-2af8-44f4-9451-8107cb2767db",
-        "providerDisplayName": "Norma Paulk",
-        "isActive": True,
-        "properties": {"Account": {"$type": "System.String", "$value": "norma@example.com"}},
-    },
-    "instanceId": "a4ae4bcf-8de9-4f3a-8c1a-d2ac1f4d6a4b",
-}
+_WITH_NAME: Final = "/2.0"
 
 
 class GitHosts:
-    """All hosting services behind one address; use it as an async context manager."""
+    """All hosting services behind one address; use it as an async context manager.
+
+    `status`, `headers` and `body` replace those of every answer.
+    """
 
     def __init__(self) -> None:
         self.requests: list[str] = []
+        self.unexpected: list[str] = []
         self.status = 200
+        self.headers: dict[str, str] = {}
         self.body: bytes | None = None
+        self._recorded = list(_recorded())
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -91,16 +46,7 @@ class GitHosts:
 
     async def __aenter__(self) -> Self:
         app = web.Application()
-        for path, answer in (
-            ("/api/v3/user", GITHUB),
-            ("/api/v4/user", GITLAB),
-            ("/api/v1/user", FORGEJO),
-            ("/2.0/user", BITBUCKET),
-            ("/rest/api/1.0/users/jcitizen", DATA_CENTER),
-            ("/_apis/connectionData", AZURE),
-        ):
-            app.router.add_get(path, self._handler(answer))
-        app.router.add_get("/plugins/servlet/applinks/whoami", self._who_am_i)
+        app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -111,26 +57,72 @@ class GitHosts:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    def _handler(self, answer: dict[str, Any]) -> Any:
-        async def handle(request: web.Request) -> web.Response:
-            self.requests.append(request.path)
-            if self.status != 200:
-                return web.Response(status=self.status, headers={"Location": "/elsewhere"})
-            if not _is_good(request):
-                return web.json_response({"message": "Bad credentials"}, status=401)
-            if self.body is not None:
-                return web.Response(body=self.body)
-            return web.json_response(answer)
+    async def _handle(self, request: web.Request) -> web.Response:
+        self.requests.append(request.raw_path.partition("?")[0])
+        if self.status != 200:
+            headers = {"Location": "/elsewhere", **self.headers}
+            return web.Response(status=self.status, headers=headers)
+        if not _is_good(request):
+            return _refusal(request)
+        if self.body is not None:
+            return web.Response(body=self.body)
+        found = await self._find(request)
+        if found is None:
+            self.unexpected.append(f"{request.method} {request.raw_path}")
+            return web.json_response({"message": "nobody wrote this down"}, status=501)
+        return self._response(found)
 
-        return handle
+    async def _find(self, request: web.Request) -> dict[str, Any] | None:
+        body = await request.json() if request.can_read_body else {}
+        for exchange in self._recorded:
+            if _fits(exchange["request"], request, body):
+                response: dict[str, Any] = exchange["response"]
+                return response
+        return None
 
-    async def _who_am_i(self, request: web.Request) -> web.Response:
-        self.requests.append(request.path)
-        return web.Response(text="jcitizen" if _is_good(request) else "")
+    def _response(self, recorded: dict[str, Any]) -> web.Response:
+        text = recorded["text"] if "text" in recorded else json.dumps(recorded["body"])
+        headers = {
+            name: value.replace("{host}", self.url)
+            for name, value in recorded.get("headers", {}).items()
+        }
+        kind = "text/plain" if "text" in recorded else "application/json"
+        return web.Response(
+            text=text.replace("{host}", self.url),
+            status=recorded["status"],
+            headers=headers,
+            content_type=kind,
+        )
+
+
+def _recorded() -> Iterator[dict[str, Any]]:
+    for file in sorted(RECORDINGS.glob("*/*.json")):
+        yield from json.loads(file.read_text())
+
+
+def _fits(recorded: dict[str, Any], request: web.Request, body: dict[str, Any]) -> bool:
+    if (recorded["method"], recorded["path"]) != (request.method, request.rel_url.raw_path):
+        return False
+    if request.method == "GET":
+        return _is_same(recorded["query"], dict(request.query))
+    return recorded["asks"] in body["query"] and _is_same(recorded["variables"], body["variables"])
+
+
+def _is_same(recorded: dict[str, Any], given: dict[str, Any]) -> bool:
+    return recorded.keys() == given.keys() and all(
+        value in (ANYTHING, given[name]) for name, value in recorded.items()
+    )
 
 
 def _is_good(request: web.Request) -> bool:
-    scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
-    if scheme == "Basic":
-        credentials = base64.b64decode(credentials).decode().rpartition(":")[2]
-    return credentials == "good"
+    given = request.headers.get("Authorization", "")
+    if request.path.startswith(_WITH_NAME) and given.startswith("Basic "):
+        return base64.b64decode(given.removeprefix("Basic ")).endswith(b":good")
+    prefix = next(one for one in _AUTHORIZATIONS if request.path.startswith(one))
+    return given in _AUTHORIZATIONS[prefix]
+
+
+def _refusal(request: web.Request) -> web.Response:
+    if request.path == WHO_AM_I:
+        return web.Response(text="")
+    return web.json_response({"message": "Bad credentials"}, status=401)

@@ -206,10 +206,9 @@ class Bitbucket(Hosting):
         commits = (await self._api.get(path, _COMMITS, path=directory, pagelen=1)).value.values
         return commits[0].date if commits else None
 
-    def cursor_of(self, page: int, query: RepositoryQuery) -> str | None:
-        """Return the number, if it counts the pages of one workspace."""
-        is_one_workspace = query.installation_id is not None or "/" in query.text
-        return str(page) if is_one_workspace else None
+    def counts_pages(self, query: RepositoryQuery) -> bool:
+        """Tell whether they are all in one workspace."""
+        return query.installation_id is not None or "/" in query.text
 
     async def _user(self) -> _User:
         return (await self._api.get("/user", _USER)).value

@@ -173,7 +173,7 @@ class Api:
     def _decode[T](self, body: bytes, kind: msgspec.json.Decoder[T]) -> T:
         try:
             return kind.decode(body)
-        except (msgspec.DecodeError, RecursionError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise self.unavailable(f"unexpected answer: {exc}") from exc
 
     def _failure(self, status: int, headers: Mapping[str, str]) -> AgentsvcError:

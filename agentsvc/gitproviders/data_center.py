@@ -211,9 +211,9 @@ class DataCenter(Hosting):
             return None
         return to_stored(datetime.fromtimestamp(moment / 1000, UTC))
 
-    def cursor_of(self, page: int, query: RepositoryQuery) -> str | None:
-        """Return where a page begins if those before it are full."""
-        return str((page - 1) * query.limit)
+    def cursor_of(self, page: int, limit: int) -> str:
+        """Return where a page begins."""
+        return str((page - 1) * limit)
 
     def _place(self, repository: str) -> str:
         project, name = git.check_repository(repository, self._api.provider, loc=REPOSITORY_LOC)

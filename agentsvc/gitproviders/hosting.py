@@ -45,8 +45,15 @@ class Hosting(ABC):
     for a cursor or name that cannot be, and BadRequest for what the service does not offer.
     """
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, base: str) -> None:
         self._api = api
+        self._base = base
+
+    def name_at(self, url: str) -> str | None:
+        """Return the name of the repository at a URL, None for one of another place."""
+        if not git.is_below(url, self._base):
+            return None
+        return url[len(self._base) :].partition("?")[0].partition("#")[0].strip("/")
 
     @staticmethod
     @abstractmethod
@@ -79,7 +86,7 @@ class Hosting(ABC):
 
     async def suggested_tasks(self) -> list[SuggestedTask]:
         """Return what there is to do for the user, the first hundred or so of it."""
-        raise self._not_offered("suggested tasks")
+        return []
 
     async def files(self, repository: str, directory: str) -> list[File]:
         """Return the files of a directory on the main branch; raises NotFound."""
@@ -93,9 +100,15 @@ class Hosting(ABC):
         """Return when a directory was last changed on the main branch, if the service tells."""
         raise self._not_offered("files")
 
-    def cursor_of(self, page: int, _query: RepositoryQuery) -> str | None:
-        """Return the cursor of a page by its number, None if the pages have no numbers."""
+    def cursor_of(self, page: int, limit: int) -> str:
+        """Return the cursor of a page by its number, if those before it are full."""
+        del limit
         return str(page)
+
+    def counts_pages(self, query: RepositoryQuery) -> bool:
+        """Tell whether the pages of these repositories have numbers."""
+        del query
+        return True
 
     def _not_offered(self, what: str) -> BadRequest:
         return BadRequest(f"The git provider `{self._api.provider.value}` is not asked for {what}")

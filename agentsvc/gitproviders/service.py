@@ -122,8 +122,8 @@ class GitProviders:
     async def get_account(self, user_id: str) -> GitAccount:
         """Return the user at the first provider that knows one.
 
-        Raises NotAllowed without any token, NotAuthenticated if a token is refused,
-        GitProviderRateLimited or GitProviderUnavailable if nobody answers.
+        Raises NotAuthenticated if a token is refused, GitProviderRateLimited or
+        GitProviderUnavailable if nobody answers.
         """
         return (await self._first(user_id, self.identify))[1]
 
@@ -164,35 +164,20 @@ class GitProviders:
         self, user_id: str, provider: Provider, query: RepositoryQuery
     ) -> Listing[Repository]:
         """Return repositories of a user at a provider."""
-        return await (await self._hosting_of(user_id, provider)).repositories(query)
-
-    async def all_repositories(
-        self, user_id: str, provider: Provider | None, query: RepositoryQuery
-    ) -> list[Repository]:
-        """Return all of them, within reason; at every provider of the user if none is named."""
-
-        async def ask(hosting: Hosting) -> list[Repository]:
-            return await _walk(lambda cursor: hosting.repositories(_at(query, cursor)))
-
-        return await self._each(user_id, provider, ask)
-
-    async def find_repositories(
-        self, user_id: str, provider: Provider | None, query: RepositoryQuery
-    ) -> list[Repository]:
-        """Return the first page of each provider."""
-
-        async def ask(hosting: Hosting) -> list[Repository]:
-            return (await hosting.repositories(query)).items
-
-        return await self._each(user_id, provider, ask)
+        return await _repositories(await self._hosting_of(user_id, provider), query)
 
     async def repositories_page(
-        self, user_id: str, provider: Provider | None, query: RepositoryQuery, page: int
+        self, user_id: str, provider: Provider | None, query: RepositoryQuery, page: int | None
     ) -> Listing[Repository]:
-        """Return the page of this number of each provider; the cursor is that of any next one."""
+        """Return the page of this number of each provider, or all pages, within reason.
+
+        Without a provider, every one of the user is asked. There is a cursor if there is more.
+        """
         cursors: list[str] = []
 
         async def ask(hosting: Hosting) -> list[Repository]:
+            if page is None:
+                return await _walk(lambda cursor: _repositories(hosting, _at(query, cursor)))
             listing = await _numbered(hosting, query, page)
             cursors.extend([listing.cursor] if listing.cursor is not None else [])
             return listing.items
@@ -207,16 +192,18 @@ class GitProviders:
         hosting, _ = await self._home(user_id, provider, query.repository)
         return await hosting.branches(query)
 
-    async def all_branches(self, user_id: str, repository: str) -> list[Branch]:
-        """Return all of them, within reason."""
-        hosting, _ = await self._home(user_id, None, repository)
-        return await _walk(
-            lambda cursor: hosting.branches(BranchQuery(repository=repository, cursor=cursor))
-        )
+    async def branches_page(
+        self, user_id: str, query: BranchQuery, page: int | None
+    ) -> Listing[Branch]:
+        """Return the page of this number, or all pages, within reason."""
+        hosting, _ = await self._home(user_id, None, query.repository)
+        if page is not None:
+            return await hosting.branches(_from(query, hosting.cursor_of(page, query.limit)))
+        return Listing(items=await _walk(lambda cursor: hosting.branches(_from(query, cursor))))
 
     async def suggested_tasks(self, user_id: str) -> list[SuggestedTask]:
         """Return what there is to do for a user, at all providers."""
-        return await self._each(user_id, None, Hosting.suggested_tasks)
+        return await self._each(user_id, None, lambda hosting: hosting.suggested_tasks())
 
     # Microagents
 
@@ -262,7 +249,8 @@ class GitProviders:
         base = git.check_host(host)
         places = kind.places(base, is_usual=base == f"https://{usual}")
         connection = Connection(session=self._session, time_limit=self._time_limit)
-        return kind(Api(connection, provider, token, rest=places.rest, graphql=places.graphql))
+        api = Api(connection, provider, token, rest=places.rest, graphql=places.graphql)
+        return kind(api, base)
 
     async def _hosting_of(self, user_id: str, provider: Provider) -> Hosting:
         token = (await self._tokens(user_id, provider))[provider]
@@ -282,7 +270,7 @@ class GitProviders:
     async def _first[T](
         self, user_id: str, ask: Callable[[Provider, ProviderToken], Awaitable[T]]
     ) -> tuple[Provider, T]:
-        failure: AgentsvcError = NotAllowed("Git provider not connected")
+        failure: AgentsvcError = GitTokenMissing("Git provider not connected")
         stored = await self._secrets.provider_tokens(user_id)
         for provider in [one for one in Provider if one in stored]:
             try:
@@ -340,6 +328,21 @@ def _at(query: RepositoryQuery, cursor: str | None) -> RepositoryQuery:
     return msgspec.structs.replace(query, cursor=cursor)
 
 
+def _from(query: BranchQuery, cursor: str | None) -> BranchQuery:
+    return msgspec.structs.replace(query, cursor=cursor)
+
+
+async def _repositories(hosting: Hosting, query: RepositoryQuery) -> Listing[Repository]:
+    """Return repositories; a text that is a URL stands for the one repository at it."""
+    if "://" not in query.text:
+        return await hosting.repositories(query)
+    name = hosting.name_at(query.text)
+    try:
+        return Listing(items=[await hosting.repository(name)] if name else [])
+    except (NotFound, InvalidRequest):
+        return Listing(items=[])
+
+
 async def _walk[T](ask: Callable[[str | None], Awaitable[Listing[T]]]) -> list[T]:
     """Return the items of all pages, as far as it goes."""
     found: list[T] = []
@@ -355,12 +358,12 @@ async def _walk[T](ask: Callable[[str | None], Awaitable[Listing[T]]]) -> list[T
 
 async def _numbered(hosting: Hosting, query: RepositoryQuery, page: int) -> Listing[Repository]:
     """Return the page of this number; where pages have none, by way of those before it."""
-    cursor = hosting.cursor_of(page, query)
-    if cursor is not None:
-        return await hosting.repositories(_at(query, cursor))
+    if hosting.counts_pages(query):
+        cursor = hosting.cursor_of(page, query.limit)
+        return await _repositories(hosting, _at(query, cursor))
     listing = await hosting.repositories(query)
-    for _ in range(min(page, WALKED_PAGES_MAX) - 1):
-        if listing.cursor is None:
+    for _ in range(page - 1):
+        if listing.cursor is None or page > WALKED_PAGES_MAX:
             return Listing(items=[])
         listing = await hosting.repositories(_at(query, listing.cursor))
-    return listing if page <= WALKED_PAGES_MAX else Listing(items=[])
+    return listing

@@ -17,7 +17,11 @@ from agentsvc.errors import (
     BackendUnavailable,
     BadRequest,
     Conflict,
+    GitProviderRateLimited,
+    GitProviderUnavailable,
     Gone,
+    NotAllowed,
+    NotAuthenticated,
     NotFound,
     SandboxNotUsable,
     Unsupported,
@@ -61,6 +65,15 @@ ZIP: Final = "application/zip"
 
 OF_AGENTS: Final = (NotFound, Conflict, Gone, SandboxNotUsable, AgentUnavailable, AgentRefused)
 """What stands in the way of an operation that asks the agent server of a conversation."""
+OF_GIT_PROVIDERS: Final = (
+    BadRequest,
+    NotAuthenticated,
+    NotAllowed,
+    NotFound,
+    GitProviderRateLimited,
+    GitProviderUnavailable,
+)
+"""What stands in the way of an operation that asks git providers."""
 OF_SANDBOXES: Final = (
     NotFound,
     Conflict,

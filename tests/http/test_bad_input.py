@@ -122,7 +122,7 @@ class Caller:
 
     def path(self, **instead: str) -> str:
         ids = {**self._ids, **instead}
-        return re.sub(r"\{(\w+)\}", lambda match: ids[match.group(1)], self.route.path)
+        return re.sub(r"\{(\w+)(?::[^{}]+)?\}", lambda match: ids[match.group(1)], self.route.path)
 
     async def send(
         self,
@@ -148,7 +148,7 @@ async def caller(
     request: pytest.FixtureRequest, client: Client, service: Service
 ) -> AsyncIterator[Caller]:
     route: Route = request.param
-    ids = {"name": "NAME", "key_id": "99", "secret_id": "NAME"}
+    ids = {"name": "NAME", "key_id": "99", "secret_id": "NAME", "repository_name": "a/b"}
     key = client.key
     if route.scope is Scope.SANDBOX or "{" in route.path:
         ids["conversation_id"] = await client.start_conversation(None)
@@ -287,7 +287,7 @@ async def test_no_parameter_is_a_500_and_a_wrong_one_is_refused(caller: Caller) 
 @pytest.mark.parametrize("caller", WITH_PATH, ids=_name, indirect=True)
 async def test_no_path_is_a_500_and_a_wrong_one_is_refused(caller: Caller) -> None:
     problems = {}
-    for name in re.findall(r"\{(\w+)\}", caller.route.path):
+    for name in re.findall(r"\{(\w+)(?::[^{}]+)?\}", caller.route.path):
         for value in PATH_VALUES:
             answer = await caller.send(b"{}", path=caller.path(**{name: value}))
             is_answer = answer.body in (b"null", b"false") and _name(caller.route) in NOBODY_IS_NULL

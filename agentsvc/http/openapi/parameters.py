@@ -31,6 +31,9 @@ PATH_PARTS: Final = {
     ),
     "name": PathPart(kind=str, text="Name under which it is kept", example="fast"),
     "secret_id": PathPart(kind=str, text="Name of a secret", example="API_TOKEN"),
+    "repository_name": PathPart(
+        kind=str, text="Name of a repository, slashes included", example="octocat/hello-world"
+    ),
     "key_id": PathPart(kind=int, text="Number of an API key", example=1),
 }
 """The parts of paths by name."""

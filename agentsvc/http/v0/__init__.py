@@ -21,6 +21,7 @@ from agentsvc.http.v0 import (
     options,
     secrets,
     settings,
+    user,
 )
 from agentsvc.http.v0.retirement import add_headers, refuse
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, Transcripts
@@ -39,6 +40,7 @@ ROUTES: Final[tuple[Route, ...]] = tuple(
         *lifecycle.ROUTES,
         *events.ROUTES,
         *files.ROUTES,
+        *user.ROUTES,
     )
 )
 """Every operation of the older generation."""

@@ -24,6 +24,14 @@ _SUCCESSORS: Final = {
     "/api/unset-provider-tokens": "/api/v1/secrets/git-providers",
     "/api/options/models": "/api/v1/config/models/search",
     "/api/options": "/api/v1/web-client/config",
+    "/api/user/info": "/api/v1/users/git-info",
+    "/api/user/installations": "/api/v1/git/installations/search",
+    "/api/user/repositories": "/api/v1/git/repositories/search",
+    "/api/user/repository/branches": "/api/v1/git/branches/search",
+    "/api/user/search/repositories": "/api/v1/git/repositories/search",
+    "/api/user/search/branches": "/api/v1/git/branches/search",
+    "/api/user/suggested-tasks": "/api/v1/git/suggested-tasks/search",
+    "/api/user": "/api/v1/git/repositories/search",
 }
 
 

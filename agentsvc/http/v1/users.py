@@ -5,12 +5,13 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.errors import GitProviderUnavailable, NotAllowed, NotAuthenticated
+from agentsvc.errors import NotAllowed, NotAuthenticated
 from agentsvc.gitproviders import GitAccount
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SANDBOXES, SETTINGS
-from agentsvc.http.routes import Route, Scope
+from agentsvc.http.routes import OF_GIT_PROVIDERS, Route, Scope
 from agentsvc.http.v1.types_settings import Expose, UserView, from_user
 from agentsvc.http.wire import json_response, read_query
+from agentsvc.orders import Provider
 
 PREFIX: Final = "/api/v1/users"
 
@@ -24,6 +25,13 @@ class UserGitInfo(msgspec.Struct, frozen=True, kw_only=True):
     company: str | None
     name: str | None
     email: str | None
+
+
+class GitOrganizations(msgspec.Struct, frozen=True, kw_only=True):
+    """The organizations, groups or workspaces of the user at the git provider."""
+
+    provider: Provider
+    organizations: list[str]
 
 
 async def get_me(request: web.Request) -> web.Response:
@@ -40,6 +48,12 @@ async def get_git_info(request: web.Request) -> web.Response:
     """GET /users/git-info."""
     account = await request.app[GIT_PROVIDERS].get_account(request[PRINCIPAL].user_id)
     return json_response(_from_account(account))
+
+
+async def get_git_organizations(request: web.Request) -> web.Response:
+    """GET /users/git-organizations."""
+    provider, names = await request.app[GIT_PROVIDERS].get_organizations(request[PRINCIPAL].user_id)
+    return json_response(GitOrganizations(provider=provider, organizations=names))
 
 
 async def _require_sandbox(request: web.Request) -> None:
@@ -76,6 +90,16 @@ ROUTES: Final = (
         rank="P2",
         summary="Return who you are at your git provider",
         answer=UserGitInfo,
-        errors=(NotAllowed, GitProviderUnavailable),
+        errors=OF_GIT_PROVIDERS,
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/git-organizations",
+        handler=get_git_organizations,
+        scope=Scope.USER,
+        rank="P3",
+        summary="List your organizations, groups or workspaces at your git provider",
+        answer=GitOrganizations,
+        errors=OF_GIT_PROVIDERS,
     ),
 )

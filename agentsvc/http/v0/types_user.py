@@ -1,0 +1,254 @@
+"""What git providers have, on the wire of the older generation."""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from agentsvc.gitproviders import (
+    Branch,
+    BranchQuery,
+    File,
+    GitAccount,
+    Listing,
+    Microagent,
+    OwnerType,
+    Repository,
+    RepositoryQuery,
+    SortBy,
+)
+from agentsvc.orders import Provider, SuggestedTask, TaskType
+
+PAGE_MAX: Final = 100
+_SHORT_PAGE: Final = 30
+
+type Words = Annotated[str, Meta(max_length=256)]
+type RepositoryName = Annotated[str, Meta(min_length=1, max_length=1024)]
+type FilePath = Annotated[str, Meta(min_length=1, max_length=1024)]
+type PageNumber = Annotated[int, Meta(ge=1, le=100_000)]
+type PerPage = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
+
+
+class InstallationsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """At which provider."""
+
+    provider: Provider
+
+
+class RepositoriesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which repositories to list: a page of them if one is named, else all."""
+
+    sort: Literal["pushed", "updated", "created", "full_name"] = "pushed"
+    selected_provider: Provider | None = None
+    page: PageNumber | None = None
+    per_page: PerPage | None = None
+    installation_id: Words | None = None
+
+
+class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which repositories to find."""
+
+    query: Words
+    per_page: PerPage = 5
+    sort: Literal["stars", "forks", "updated"] = "stars"
+    order: Literal["asc", "desc"] = "desc"
+    selected_provider: Provider | None = None
+
+
+class BranchesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose branches to list: a page of them if one is named, else all."""
+
+    repository: RepositoryName
+    page: PageNumber | None = None
+    per_page: PerPage | None = None
+
+
+class BranchSearchQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which branches to find; `query` is a part of the name."""
+
+    repository: RepositoryName
+    query: Words
+    per_page: PerPage = _SHORT_PAGE
+    selected_provider: Provider | None = None
+
+
+class ContentQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which microagent to read."""
+
+    file_path: FilePath
+
+
+class UserView(msgspec.Struct, frozen=True, kw_only=True):
+    """User: who somebody is at the git provider."""
+
+    id: str
+    login: str
+    avatar_url: str
+    company: str | None
+    name: str | None
+    email: str | None
+
+
+class RepositoryView(msgspec.Struct, frozen=True, kw_only=True):
+    """Repository: null stands for what its provider does not tell."""
+
+    id: str
+    full_name: str
+    git_provider: Provider
+    is_public: bool
+    stargazers_count: int | None
+    link_header: str | None
+    pushed_at: str | None
+    owner_type: OwnerType | None
+    main_branch: str | None
+
+
+class BranchView(msgspec.Struct, frozen=True, kw_only=True):
+    """Branch: null stands for what its provider does not tell."""
+
+    name: str
+    commit_sha: str
+    protected: bool
+    last_push_date: str | None
+
+
+class BranchPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of branches."""
+
+    branches: list[BranchView]
+    has_next_page: bool
+    current_page: int
+    per_page: int
+    total_count: int | None
+
+
+class SuggestedTaskView(msgspec.Struct, frozen=True, kw_only=True):
+    """SuggestedTask: something to do, with which a conversation can start."""
+
+    git_provider: Provider
+    task_type: TaskType
+    repo: str
+    issue_number: int
+    title: str
+
+
+class MicroagentView(msgspec.Struct, frozen=True, kw_only=True):
+    """MicroagentResponse: a microagent without its content."""
+
+    name: str
+    path: str
+    created_at: str
+
+
+class MicroagentContent(msgspec.Struct, frozen=True, kw_only=True):
+    """MicroagentContentResponse: a microagent."""
+
+    content: str
+    path: str
+    triggers: list[str]
+    git_provider: Provider
+
+
+def to_list_query(query: RepositoriesQuery) -> RepositoryQuery:
+    """Return which repositories to list."""
+    sort = SortBy(query.sort)
+    return RepositoryQuery(
+        installation_id=query.installation_id or None,
+        sort=sort,
+        is_ascending=sort is SortBy.NAME,
+        limit=query.per_page or PAGE_MAX,
+    )
+
+
+def to_search_query(query: SearchQuery) -> RepositoryQuery:
+    """Return which repositories to find."""
+    return RepositoryQuery(
+        text=query.query.strip(),
+        sort=SortBy(query.sort),
+        is_ascending=query.order == "asc",
+        limit=query.per_page,
+    )
+
+
+def to_branch_search(query: BranchSearchQuery) -> BranchQuery:
+    """Return which branches to find."""
+    return BranchQuery(repository=query.repository, text=query.query.strip(), limit=query.per_page)
+
+
+def from_account(account: GitAccount) -> UserView:
+    """Return somebody as shown."""
+    return UserView(**msgspec.structs.asdict(account))
+
+
+def from_repository(one: Repository, link_header: str | None = None) -> RepositoryView:
+    """Return a repository as shown; the link is the one to the next page, if there is one."""
+    return RepositoryView(
+        id=one.id,
+        full_name=one.full_name,
+        git_provider=one.provider,
+        is_public=one.is_public,
+        stargazers_count=one.stars,
+        link_header=link_header,
+        pushed_at=one.pushed_at,
+        owner_type=one.owner_type,
+        main_branch=one.main_branch,
+    )
+
+
+def from_branch(one: Branch) -> BranchView:
+    """Return a branch as shown."""
+    return BranchView(
+        name=one.name,
+        commit_sha=one.commit_sha,
+        protected=one.is_protected,
+        last_push_date=one.pushed_at,
+    )
+
+
+def to_branch_query(query: BranchesQuery) -> tuple[BranchQuery, int | None]:
+    """Return whose branches to list, and which page of them if not all."""
+    if not _is_page(query):
+        return BranchQuery(repository=query.repository), None
+    limit = query.per_page or _SHORT_PAGE
+    return BranchQuery(repository=query.repository, limit=limit), query.page or 1
+
+
+def from_branches(found: Listing[Branch], query: BranchesQuery) -> BranchPage | list[BranchView]:
+    """Return branches as shown: as a page if one was asked for, as older clients do not."""
+    views = [from_branch(one) for one in found.items]
+    if not _is_page(query):
+        return views
+    return BranchPage(
+        branches=views,
+        has_next_page=found.cursor is not None,
+        current_page=query.page or 1,
+        per_page=query.per_page or _SHORT_PAGE,
+        total_count=found.total,
+    )
+
+
+def _is_page(query: BranchesQuery) -> bool:
+    return query.page is not None or query.per_page is not None
+
+
+def from_task(one: SuggestedTask) -> SuggestedTaskView:
+    """Return a task as shown."""
+    return SuggestedTaskView(
+        git_provider=Provider(one.provider),
+        task_type=one.task_type,
+        repo=one.repo,
+        issue_number=one.issue_number,
+        title=one.title,
+    )
+
+
+def from_files(files: list[File], created_at: str) -> list[MicroagentView]:
+    """Return microagents as shown."""
+    return [MicroagentView(name=one.name, path=one.path, created_at=created_at) for one in files]
+
+
+def from_microagent(one: Microagent, path: str, provider: Provider) -> MicroagentContent:
+    """Return a microagent with its content as shown."""
+    return MicroagentContent(
+        content=one.content, path=path, triggers=one.triggers, git_provider=provider
+    )

@@ -1,0 +1,134 @@
+"""Handlers of what a user has at git providers."""
+
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+
+from agentsvc.errors import BadRequest
+from agentsvc.gitproviders import BranchQuery, Listing
+from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
+from agentsvc.http.routes import OF_GIT_PROVIDERS, Example, Route, Scope
+from agentsvc.http.v1.types_git import (
+    BranchesQuery,
+    BranchView,
+    InstallationsQuery,
+    RepositoriesQuery,
+    RepositoryView,
+    SuggestedTaskView,
+    TasksQuery,
+    from_branch,
+    from_repository,
+    from_task,
+    to_cursor,
+    to_query,
+)
+from agentsvc.http.wire import Page, json_response, read_query
+from agentsvc.values import decode_cursor, encode_cursor
+
+PREFIX: Final = "/api/v1/git"
+
+
+async def search_installations(request: web.Request) -> web.Response:
+    """GET /git/installations/search."""
+    query = read_query(request, InstallationsQuery)
+    found = await request.app[GIT_PROVIDERS].search_installations(
+        request[PRINCIPAL].user_id, query.provider, to_cursor(query.page_id), query.limit
+    )
+    return json_response(_page(found, str))
+
+
+async def search_repositories(request: web.Request) -> web.Response:
+    """GET /git/repositories/search."""
+    query = read_query(request, RepositoriesQuery)
+    if query.sort_order is not None and not query.query:
+        raise BadRequest("`sort_order` needs a `query`")
+    found = await request.app[GIT_PROVIDERS].search_repositories(
+        request[PRINCIPAL].user_id, query.provider, to_query(query)
+    )
+    return json_response(_page(found, from_repository))
+
+
+async def search_branches(request: web.Request) -> web.Response:
+    """GET /git/branches/search."""
+    query = read_query(request, BranchesQuery)
+    wanted = BranchQuery(
+        repository=query.repository,
+        text=query.query.strip(),
+        cursor=to_cursor(query.page_id),
+        limit=query.limit,
+    )
+    found = await request.app[GIT_PROVIDERS].search_branches(
+        request[PRINCIPAL].user_id, query.provider, wanted
+    )
+    return json_response(_page(found, from_branch))
+
+
+async def search_suggested_tasks(request: web.Request) -> web.Response:
+    """GET /git/suggested-tasks/search."""
+    query = read_query(request, TasksQuery)
+    [first] = (0,) if query.page_id is None else decode_cursor(query.page_id, int)
+    tasks = await request.app[GIT_PROVIDERS].suggested_tasks(request[PRINCIPAL].user_id)
+    end = max(first, 0) + query.limit
+    items = [from_task(one) for one in tasks[end - query.limit : end]]
+    next_page_id = encode_cursor(end) if end < len(tasks) else None
+    return json_response(Page(items=items, next_page_id=next_page_id))
+
+
+def _page[T, S](found: Listing[T], show: Callable[[T], S]) -> Page[S]:
+    next_page_id = None if found.cursor is None else encode_cursor(found.cursor)
+    return Page(items=[show(one) for one in found.items], next_page_id=next_page_id)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=f"{PREFIX}/installations/search",
+        handler=search_installations,
+        scope=Scope.USER,
+        rank="P3",
+        summary="List your installations, workspaces, groups or organizations at a git provider",
+        query=InstallationsQuery,
+        answer=Page[str],
+        errors=OF_GIT_PROVIDERS,
+        example=Example(query={"provider": "gitlab"}),
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/repositories/search",
+        handler=search_repositories,
+        scope=Scope.USER,
+        rank="P3",
+        summary="List your repositories at a git provider, or find some of them by name",
+        query=RepositoriesQuery,
+        answer=Page[RepositoryView],
+        errors=OF_GIT_PROVIDERS,
+        example=Example(query={"provider": "github", "query": "hello", "sort_order": "stars-desc"}),
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/branches/search",
+        handler=search_branches,
+        scope=Scope.USER,
+        rank="P3",
+        summary="List the branches of a repository, or find some of them by name",
+        query=BranchesQuery,
+        answer=Page[BranchView],
+        errors=OF_GIT_PROVIDERS,
+        example=Example(
+            query={"provider": "github", "repository": "octocat/hello-world", "query": ""}
+        ),
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/suggested-tasks/search",
+        handler=search_suggested_tasks,
+        scope=Scope.USER,
+        rank="P3",
+        summary="List what there is to do for you at your git providers",
+        query=TasksQuery,
+        answer=Page[SuggestedTaskView],
+        errors=OF_GIT_PROVIDERS,
+        example=Example(query={"limit": 10}),
+    ),
+)

@@ -1,0 +1,57 @@
+"""A user with tokens for git hosting services that answer what was written down of them."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentsvc.auth import KeyRing, Role
+from agentsvc.db import Database
+from agentsvc.gitproviders import GitProviders
+from agentsvc.orders import Provider
+from agentsvc.secretstore import SecretStore
+from agentsvc.usersecrets import ProviderTokenPatch
+from agentsvc.values import Secret
+from agentsvc.vault import Vault
+from tests.git_hosts import GitHosts
+
+
+class GitUser:
+    """A user, the services, and what the user has stored for them."""
+
+    def __init__(
+        self, user_id: str, secrets: SecretStore, providers: GitProviders, hosts: GitHosts
+    ) -> None:
+        self.id = user_id
+        self.providers = providers
+        self.hosts = hosts
+        self._secrets = secrets
+        self._tokens: dict[Provider, ProviderTokenPatch] = {}
+
+    async def connect(
+        self, *providers: Provider, value: str = "good", host: str | None = None
+    ) -> None:
+        for provider in providers:
+            self._tokens[provider] = ProviderTokenPatch(
+                token=Secret(value), host=host or self.hosts.url
+            )
+        await self._secrets.set_provider_tokens(self.id, self._tokens)
+
+
+@pytest.fixture
+async def hosts() -> AsyncIterator[GitHosts]:
+    async with GitHosts() as hosts:
+        yield hosts
+
+
+@pytest.fixture
+async def user(tmp_path: Path, hosts: GitHosts) -> AsyncIterator[GitUser]:
+    database = await Database.open(tmp_path / "agentsvc.db")
+    secrets = SecretStore(database, Vault.open(tmp_path / "master.key"))
+    providers = GitProviders(secrets, time_limit=10)
+    await providers.open()
+    user_id = await KeyRing(database).create_user("ann", Role.MEMBER)
+    yield GitUser(user_id, secrets, providers, hosts)
+    assert hosts.unexpected == []
+    await providers.close()
+    await database.close()
