@@ -65,7 +65,9 @@ async def get_document(request: web.Request) -> web.Response:
 
 
 async def get_page(request: web.Request) -> web.Response:
-    """GET /docs."""
+    """GET /docs; a slash behind it is taken away, since the page names its parts from there."""
+    if request.path.endswith("/"):
+        raise web.HTTPPermanentRedirect("../docs")
     return await _answer_file(request, "viewer.html", HTML)
 
 

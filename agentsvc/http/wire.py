@@ -35,6 +35,7 @@ DEPTH_MAX: Final = 200
 PAGE_MAX: Final = 100
 
 type Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=MAX_INT)]
+type Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 type Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
 
 _ENCODER = msgspec.json.Encoder()

@@ -31,7 +31,7 @@ GROUPS: Final = sorted({operation.about["tags"][0] for operation in OPERATIONS.v
 
 NOT_DESCRIBED: Final = {
     "/sandboxes/{sandbox_id}/{port}{path}": "what is behind it is the sandboxes' own",
-    "/socket.io/": "it is a socket with a protocol of its own",
+    "/socket.io": "it is a socket with a protocol of its own",
 }
 """What is routed past the table, and why it is not described."""
 
@@ -75,9 +75,9 @@ def test_every_route_of_the_table_is_described_and_every_described_operation_is_
 def test_nothing_else_is_routed_but_what_is_named_here(service: Service) -> None:
     described = {operation.path for operation in OPERATIONS.values()}
     routed = {
-        resource.canonical
+        path
         for resource in service.app.router.resources()
-        if resource.canonical not in described
+        if (path := resource.canonical.removesuffix("/")) not in described
     }
     assert routed <= NOT_DESCRIBED.keys()
 
@@ -128,7 +128,7 @@ def test_an_operation_says_which_key_opens_it(name: str) -> None:
     keys = {key for one in operation.about["security"] for key in one}
     assert (keys == set()) == (operation.route.scope is Scope.OPEN)
     assert ("basic" in keys) == operation.route.is_page
-    assert ("401" in operation.about["responses"]) == bool(keys)
+    assert "401" in operation.about["responses"] or not keys
     assert keys <= DESCRIPTION.document["components"]["securitySchemes"].keys()
 
 
@@ -185,8 +185,7 @@ async def git_hosts() -> AsyncIterator[GitHosts]:
 async def world(
     client: Client, service: Service, fake_agent: FakeAgent, git_hosts: GitHosts
 ) -> World:
-    for name in ("API_TOKEN", "fast"):
-        await client.post("/api/v1/secrets", json={"name": name, "value": "v"})
+    await client.post("/api/v1/secrets", json={"name": "API_TOKEN", "value": "v"})
     await client.post("/api/v1/settings/profiles/fast")
     token = {"token": "good", "host": git_hosts.url}
     tokens = {"github": token, "gitlab": token}

@@ -108,6 +108,12 @@ async def test_the_page_has_no_code_and_no_style_of_its_own(client: Client) -> N
     assert "eval(" not in script
 
 
+async def test_the_page_is_at_one_address(client: Client) -> None:
+    answer = await client.get(f"{PAGE}/", allow_redirects=False)
+    assert (answer.status, answer.headers["Location"]) == (308, "../docs")
+    assert (await client.get(f"{PAGE}/")).body == (await client.get(PAGE)).body
+
+
 @pytest.mark.parametrize("path", PAGES)
 async def test_what_a_browser_has_already_is_not_sent_again(client: Client, path: str) -> None:
     first = await client.get(path)

@@ -20,7 +20,7 @@ from agentsvc.errors import (
 )
 from agentsvc.http.openapi.parameters import names_in
 from agentsvc.http.openapi.schemas import Json
-from agentsvc.http.routes import JSON, Route, Scope
+from agentsvc.http.routes import HTML, JSON, Route, Scope
 
 _SCHEMAS: Final = "#/components/schemas/"
 _HEADERS: Final = "#/components/headers/"
@@ -81,7 +81,8 @@ HEADERS: Final[dict[str, Json]] = {
 
 def errors_of(route: Route) -> tuple[type[AgentsvcError], ...]:
     """Return every error a route may answer, each once: its own, and those that go without saying."""
-    given: list[type[AgentsvcError]] = [AgentsvcError, *route.errors]
+    # Any request may turn out not to be well-formed HTTP, by a path or query that is too long.
+    given: list[type[AgentsvcError]] = [AgentsvcError, MalformedBody, *route.errors]
     if not route.is_stream:
         given.append(TimedOut)
     if route.scope is not Scope.OPEN:
@@ -93,14 +94,14 @@ def errors_of(route: Route) -> tuple[type[AgentsvcError], ...]:
     if names_in(route.path) or route.query is not None or route.body is not None:
         given.append(InvalidRequest)
     if route.body is not None:
-        given += [MalformedBody, BodyTooLarge, UnsupportedMediaType]
+        given += [BodyTooLarge, UnsupportedMediaType]
     return tuple(sorted(dict.fromkeys(given), key=lambda error: (error.status, error.code)))
 
 
 def error_answers(route: Route) -> dict[str, Json]:
     """Return what refers to the answer of each status."""
     return {
-        str(status): {"$ref": _RESPONSES + _name(errors)}
+        str(status): {"$ref": _RESPONSES + _name(errors, route)}
         for status, errors in _by_status(errors_of(route)).items()
     }
 
@@ -108,7 +109,7 @@ def error_answers(route: Route) -> dict[str, Json]:
 def shared_answers(routes: Iterable[Route]) -> dict[str, Json]:
     """Return the answers that operations refer to."""
     return {
-        _name(errors): _answer_of(errors)
+        _name(errors, route): _answer_of(errors, route)
         for route in routes
         for errors in _by_status(errors_of(route)).values()
     }
@@ -136,16 +137,25 @@ def _by_status(errors: Iterable[type[AgentsvcError]]) -> dict[int, list[type[Age
     return grouped
 
 
-def _name(errors: list[type[AgentsvcError]]) -> str:
-    return "-".join(dict.fromkeys(error.code for error in errors))
+def _is_form(route: Route) -> bool:
+    """Whether this is what the form of a page is sent to, so that errors may be pages."""
+    return route.media == HTML and route.body is not None
 
 
-def _answer_of(errors: list[type[AgentsvcError]]) -> Json:
+def _name(errors: list[type[AgentsvcError]], route: Route) -> str:
+    name = "-".join(dict.fromkeys(error.code for error in errors))
+    return f"{name}-page" if _is_form(route) else name
+
+
+def _answer_of(errors: list[type[AgentsvcError]], route: Route) -> Json:
+    content: Json = {JSON: {"schema": _schema(errors)}}
+    if _is_form(route):
+        content[HTML] = _raw(route)
     names = [_REQUEST, _RETRY] if any(error.retryable for error in errors) else [_REQUEST]
     return {
         "description": "\n".join(f"`{error.code}`: {_text(error)}" for error in errors),
         "headers": {name: {"$ref": _HEADERS + name} for name in names},
-        "content": {JSON: {"schema": _schema(errors)}},
+        "content": content,
     }
 
 

@@ -29,8 +29,9 @@ PATH_PARTS: Final = {
     "sandbox_id": PathPart(
         kind=str, text="Id of a sandbox", example="7c9e6679742540de944be07fc1f90ae7"
     ),
-    "name": PathPart(kind=str, text="Name under which it is kept", example="fast"),
+    "name": PathPart(kind=str, text="Name of a saved language model", example="fast"),
     "secret_id": PathPart(kind=str, text="Name of a secret", example="API_TOKEN"),
+    "secret_name": PathPart(kind=str, text="Name of a secret", example="API_TOKEN"),
     "repository_name": PathPart(
         kind=str, text="Name of a repository, slashes included", example="octocat/hello-world"
     ),

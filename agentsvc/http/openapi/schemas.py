@@ -104,7 +104,7 @@ def _changer(stand_ins: dict[str, Json], names: dict[str, str]) -> Callable[[Any
         if not isinstance(node, dict):
             return node
         if SHOWN_AS in node:
-            return change({**_without(node, SHOWN_AS), **stand_ins[node[SHOWN_AS]]})
+            return change({**_beside(node), **stand_ins[node[SHOWN_AS]]})
         changed = {name: change(value) for name, value in node.items()}
         if isinstance(changed.get("$ref"), str):
             changed["$ref"] = _PREFIX + names[changed["$ref"].removeprefix(_PREFIX)]
@@ -169,6 +169,11 @@ def _references(node: Any) -> Iterator[str]:
     if isinstance(node, list):
         for item in node:
             yield from _references(item)
+
+
+def _beside(node: Json) -> Json:
+    """Return what is said of a value whatever it is shown as."""
+    return {name: node[name] for name in ("default", "description") if name in node}
 
 
 def _without(mapping: Json, name: str) -> Json:

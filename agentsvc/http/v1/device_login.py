@@ -8,7 +8,13 @@ from aiohttp import web
 
 from agentsvc.auth import Principal
 from agentsvc.devices import Claim, ClaimState, Login
-from agentsvc.errors import AgentsvcError, BadRequest, NotFound, TooManyRequests
+from agentsvc.errors import (
+    AgentsvcError,
+    BadRequest,
+    NotAuthenticated,
+    NotFound,
+    TooManyRequests,
+)
 from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
 from agentsvc.http.links import links_of
 from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope
@@ -209,7 +215,7 @@ ROUTES: Final = (
         body=TokenRequest,
         reads=(JSON, FORM),
         answer=Token,
-        errors=(BadRequest,),
+        errors=(BadRequest, TooManyRequests),
         example=Example(body={"device_code": "the code of the answer to authorize"}),
     ),
     Route(
@@ -248,7 +254,7 @@ ROUTES: Final = (
         reads=(FORM, JSON),
         answer=str,
         media=HTML,
-        errors=(BadRequest,),
+        errors=(BadRequest, NotAuthenticated, NotFound, TooManyRequests),
         example=Example(body={"user_code": "WDJB-MJHT", "api_key": "an API key"}),
     ),
     Route(

@@ -97,9 +97,9 @@ async def get_secrets(request: web.Request) -> web.Response:
 
 
 async def get_secret(request: web.Request) -> web.Response:
-    """GET /sandboxes/{sandbox_id}/settings/secrets/{name}."""
+    """GET /sandboxes/{sandbox_id}/settings/secrets/{secret_name}."""
     secrets = await request.app[CONVERSATIONS].sandbox_secrets(calling_sandbox(request))
-    found = secrets.get(path_text(request, "name"))
+    found = secrets.get(path_text(request, "secret_name"))
     if found is None:
         raise NotFound("Secret not found")
     return text_response(found[1].reveal())
@@ -205,7 +205,7 @@ ROUTES: Final = (
     ),
     Route(
         method="GET",
-        path=f"{PREFIX}/{{sandbox_id}}/settings/secrets/{{name}}",
+        path=f"{PREFIX}/{{sandbox_id}}/settings/secrets/{{secret_name}}",
         handler=get_secret,
         scope=Scope.SANDBOX,
         rank="P1",

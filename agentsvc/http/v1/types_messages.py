@@ -86,7 +86,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
 class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     """The first message as it is echoed."""
 
-    role: str
+    role: Role
     content: list[TextContent | ImageContent]
     run: bool = False
 
@@ -122,7 +122,7 @@ def to_content(raw: msgspec.Raw, *, loc: Location) -> Content:
 
 def from_message(message: Message) -> MessageView:
     """Return the first message as it is echoed."""
-    return MessageView(role=message.role, content=[_from_content(c) for c in message.content])
+    return MessageView(role=Role(message.role), content=[_from_content(c) for c in message.content])
 
 
 def _from_content(content: Content) -> TextContent | ImageContent:

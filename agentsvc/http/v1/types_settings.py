@@ -1,6 +1,6 @@
 """Settings on the V1 wire, and their mapping to and from the core's one record."""
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -80,6 +80,10 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     title_llm_profile: str | UnsetType | None = UNSET
 
 
+type Nothing = Annotated[list[Any], msgspec.Meta(max_length=0)]
+"""A list of what there is none of here."""
+
+
 class ConversationSettingsView(msgspec.Struct, frozen=True, kw_only=True):
     """How conversations run."""
 
@@ -137,8 +141,8 @@ class RecordView(msgspec.Struct, frozen=True, kw_only=True):
     llm_profiles: ProfilesView
     active_agent_profile_id: str | None
     active_agent_profile_revision: int | None
-    registered_marketplaces: list[dict[str, Any]]
-    inherited_marketplaces: list[dict[str, Any]]
+    registered_marketplaces: Nothing
+    inherited_marketplaces: Nothing
 
 
 class SettingsView(RecordView, frozen=True, kw_only=True):

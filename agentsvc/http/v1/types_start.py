@@ -84,7 +84,7 @@ class StartRequestView(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: str | None
     initial_message: MessageView | None
     system_message_suffix: str | None
-    processors: list[Any] | None
+    processors: list[dict[str, Any]] | None
     llm_model: str | None
     agent_profile_id: str | None
     selected_repository: str | None

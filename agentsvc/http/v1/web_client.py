@@ -1,13 +1,13 @@
 """What a web front end asks for before it shows anything or starts a conversation."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from aiohttp import web
 
 from agentsvc.http.middleware import ACTIVITY
 from agentsvc.http.routes import Route, Scope
-from agentsvc.http.wire import json_response
+from agentsvc.http.wire import Time, json_response
 from agentsvc.orders import Provider
 from agentsvc.values import to_stored
 
@@ -26,7 +26,7 @@ class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True):
     hide_personal_workspaces: bool = False
     allow_user_llm_configuration: bool = True
     enable_acp: bool = True
-    deployment_mode: str | None = None
+    deployment_mode: Literal["cloud", "self_hosted"] | None = None
     enable_onboarding: bool = False
     enable_automations: bool = True
     enable_agent_canvas_banner: bool = False
@@ -35,7 +35,7 @@ class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True):
 class WebClientConfig(msgspec.Struct, frozen=True, kw_only=True):
     """WebClientConfig."""
 
-    app_mode: str = "oss"
+    app_mode: Literal["oss", "saas"] = "oss"
     posthog_client_key: str | None = None
     feature_flags: FeatureFlags = FeatureFlags()
     providers_configured: list[Provider] = []
@@ -44,19 +44,19 @@ class WebClientConfig(msgspec.Struct, frozen=True, kw_only=True):
     recaptcha_site_key: str | None = None
     faulty_models: list[str] = []
     error_message: str | None = None
-    updated_at: str
+    updated_at: Time
     github_app_slug: str | None = None
     gitlab_enabled: bool = False
     provider_default_hosts: dict[str, str] = {}
     slack_enabled: bool = False
     email_enabled: bool = False
     email_change_enabled: bool = False
-    acp_providers: list[Any] = []
+    acp_providers: Annotated[list[Any], msgspec.Meta(max_length=0)] = []
     jira_dc_oauth_host: str | None = None
     jira_dc_service_account_managed: bool = False
     jira_dc_service_account_email: str | None = None
     jira_dc_service_account_config_error: str | None = None
-    kind: str = "WebClientConfig"
+    kind: Literal["WebClientConfig"] = "WebClientConfig"
 
 
 class AgentProfileInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,16 +114,17 @@ function about(schema) {
   return texts.length ? make("span", { class: "about" }, " ", words(texts.join(" · "))) : null;
 }
 
-function field(name, schema, isRequired, seen) {
+function field(name, schema, isRequired, seen, isAnswer) {
   const label = [
     make("span", { class: "name" }, name), " ",
     make("span", { class: "type" }, typeOf(schema)),
-    isRequired && make("span", { class: "must" }, "required"),
+    isRequired && !isAnswer && make("span", { class: "must" }, "required"),
+    !isRequired && isAnswer && make("span", { class: "about" }, " not always there"),
     about(schema),
   ];
   const below = inner(schema).filter((part) => !part.name || !seen.includes(part.name));
   if (!below.length) return make("li", {}, label);
-  return make("li", {}, lazy(label, () => below.map((part) => tree(part, seen))));
+  return make("li", {}, lazy(label, () => below.map((part) => tree(part, seen, isAnswer))));
 }
 
 // What is inside is made when it is opened, since schemas may go deep.
@@ -135,20 +136,20 @@ function lazy(label, build) {
   return details;
 }
 
-function tree(part, seen) {
+function tree(part, seen, isAnswer) {
   const inside = part.name ? [...seen, part.name] : seen;
   const { properties = {}, required = [], description, title } = part.schema;
   const head = description && make("li", { class: "about" }, part.name && make("b", {}, `${title || part.name}: `), words(description.trim().split("\n\n")[0]));
   const values = part.schema.enum && make("li", {}, part.schema.enum.flatMap((value) => [make("code", {}, String(value)), " "]));
   const rows = Object.entries(properties).map(([name, schema]) =>
-    field(name, schema, required.includes(name), inside));
+    field(name, schema, required.includes(name), inside, isAnswer));
   return make("ul", { class: "tree" }, head, values, rows);
 }
 
-function schemaView(schema) {
+function schemaView(schema, isAnswer) {
   const parts = inner(schema);
   const line = make("p", {}, make("span", { class: "type" }, typeOf(schema)), about(schema));
-  return [line, ...parts.map((part) => tree(part, []))];
+  return [line, ...parts.map((part) => tree(part, [], isAnswer))];
 }
 
 // One operation
@@ -233,7 +234,7 @@ function answerView([status, reference], isOpen) {
   const kind = status < "400" ? "fine" : status < "500" ? "wrong" : "broken";
   const content = Object.entries(answer.content || {});
   const inside = content.flatMap(([media, { schema }]) => [
-    make("p", {}, make("code", {}, media)), ...(schema ? schemaView(schema) : [])]);
+    make("p", {}, make("code", {}, media)), ...(schema ? schemaView(schema, true) : [])]);
   const [first, ...more] = answer.description.split("\n");
   return make("details", { class: "card", open: isOpen },
     make("summary", {}, make("span", { class: `status ${kind}` }, status), make("span", {}, words(first)),
@@ -281,6 +282,10 @@ function grouped() {
 
 // The list and what is shown of it
 
+function breakable(path) {
+  return path.split(/(?<=\/)/).flatMap((part) => [part, make("wbr")]);
+}
+
 function isShown(operation) {
   return !operation.deprecated || byId("old").checked;
 }
@@ -310,7 +315,7 @@ function entry(operation, current) {
   return make("a", { class: operation.deprecated ? "entry is-old" : "entry", href: `#${operation.operationId}`,
     "aria-current": isCurrent ? "page" : false },
   method(operation.method),
-  make("span", {}, make("span", { class: "text" }, operation.summary), make("small", {}, operation.path)));
+  make("span", {}, make("span", { class: "text" }, operation.summary), make("small", {}, breakable(operation.path))));
 }
 
 function show() {
