@@ -52,6 +52,14 @@ async def test_sandboxes_that_start_at_once_do_not_disturb_each_other(
     await remove_each_in_another_way(own, client, seen)
 
 
+async def agent_address(client: LiveClient, sandbox_id: str) -> str:
+    """Return where a sandbox's agent server listens on this machine."""
+    sandbox = await client.sandbox(sandbox_id)
+    assert sandbox is not None
+    [agent] = [each for each in sandbox["exposed_urls"] if each["name"] == "AGENT_SERVER"]
+    return f"127.0.0.1:{agent['port']}"
+
+
 async def remove_each_in_another_way(
     own: Installation, client: LiveClient, seen: list[dict[str, str]]
 ) -> None:
@@ -61,7 +69,7 @@ async def remove_each_in_another_way(
         await client.send(one["id"], busy)
     for one in seen:
         await client.wait_for_execution(one["id"], "running")
-    addresses = [one["conversation_url"].split("/")[2] for one in seen]
+    addresses = [await agent_address(client, one["sandbox_id"]) for one in seen]
     for one, path in zip(
         seen,
         [

@@ -7,6 +7,7 @@ from aiohttp import web
 from agentsvc.conversations import ConversationPatch, ConversationView, Generation
 from agentsvc.errors import BadRequest, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
+from agentsvc.http.links import links_of
 from agentsvc.http.routes import OF_STARTS, Example, Route, Scope
 from agentsvc.http.v0.types_conversations import (
     START_BODY,
@@ -47,14 +48,16 @@ async def get_conversations(request: web.Request) -> web.Response:
         page_id=wanted.page_id,
         limit=to_limit(wanted),
     )
-    page = ConversationPage(results=[from_view(view) for view in views], next_page_id=next_page_id)
+    links = links_of(request)
+    results = [from_view(view, links) for view in views]
+    page = ConversationPage(results=results, next_page_id=next_page_id)
     return json_response(page)
 
 
 async def get_conversation(request: web.Request) -> web.Response:
     """Return a conversation, null for an unknown one: GET /api/conversations/{id}."""
     view = await find_view(request, conversation_id_of(request))
-    return json_response(view and from_view(view))
+    return json_response(view and from_view(view, links_of(request)))
 
 
 async def patch_conversation(request: web.Request) -> web.Response:

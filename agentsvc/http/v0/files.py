@@ -18,6 +18,7 @@ from agentsvc.errors import (
     UnsupportedMediaType,
 )
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, PRINCIPAL
+from agentsvc.http.links import links_of
 from agentsvc.http.routes import MULTIPART, OF_AGENTS, ZIP, Example, Route, Scope
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.types_files import (
@@ -104,12 +105,12 @@ async def get_diff(request: web.Request) -> web.Response:
 
 async def get_vscode_url(request: web.Request) -> web.Response:
     """Tell where the editor is: GET /api/conversations/{id}/vscode-url."""
-    return json_response(vscode_of(await get_view(request)))
+    return json_response(vscode_of(await get_view(request), links_of(request)))
 
 
 async def get_web_hosts(request: web.Request) -> web.Response:
     """Tell where the agent's web servers are seen: GET /api/conversations/{id}/web-hosts."""
-    return json_response(web_hosts_of(await get_view(request)))
+    return json_response(web_hosts_of(await get_view(request), links_of(request)))
 
 
 async def get_microagents(request: web.Request) -> web.Response:

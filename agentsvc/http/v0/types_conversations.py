@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from agentsvc import git
 from agentsvc.conversations import ConversationQuery, ConversationView, Generation, default_title
-from agentsvc.http.routes import shown_as
+from agentsvc.http.links import Links
 from agentsvc.http.v0.replay import refuse_replay
 from agentsvc.http.wire import PAGE_MAX, Int64
 from agentsvc.mcp import read_mcp_config
@@ -23,8 +23,7 @@ from agentsvc.orders import (
     TaskType,
     Trigger,
 )
-from agentsvc.sandboxes import Sandbox, SandboxStatus
-from agentsvc.sandboxes.state import AGENT_PORT
+from agentsvc.sandboxes import SandboxStatus
 from agentsvc.values import parse_uuid, to_stored
 
 TITLE_MAX: Final = 200
@@ -43,10 +42,6 @@ class ConversationStatus(StrEnum):
     STOPPED = "STOPPED"
     ARCHIVED = "ARCHIVED"
     ERROR = "ERROR"
-
-
-type StartedStatus = Literal["STARTING", "RUNNING", "STOPPED"]
-type RuntimeStatus = Literal["STATUS$READY", "STATUS$ERROR"]
 
 
 class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +84,7 @@ class StartAnswer(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "ok"
     conversation_id: str
     message: str | None = None
-    conversation_status: Annotated[ConversationStatus, shown_as(StartedStatus)]
+    conversation_status: ConversationStatus
 
 
 class TitleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +100,7 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     last_updated_at: str | None
     status: ConversationStatus
-    runtime_status: RuntimeStatus | None
+    runtime_status: str | None
     selected_repository: str | None
     selected_branch: str | None
     git_provider: Provider | None
@@ -205,7 +200,7 @@ def shown_id(view: ConversationView) -> str:
     return view.conversation.alias or view.conversation.id
 
 
-def from_view(view: ConversationView) -> ConversationInfo:
+def from_view(view: ConversationView, links: Links) -> ConversationInfo:
     """Return a conversation as clients see it."""
     conversation = view.conversation
     is_ours = conversation.generation is Generation.V0
@@ -221,7 +216,7 @@ def from_view(view: ConversationView) -> ConversationInfo:
         selected_branch=conversation.selected_branch,
         git_provider=conversation.git_provider,
         trigger=conversation.trigger,
-        url=_own_url(view) if is_ours else _url(view),
+        url=_own_url(view) if is_ours else links.conversation(view.sandbox, conversation.id),
         session_api_key=key.reveal() if key else None,
         created_at=to_stored(conversation.created_at),
         pr_number=list(conversation.pr_number),
@@ -250,7 +245,7 @@ def status_of(view: ConversationView) -> ConversationStatus:
     return ConversationStatus.STARTING if is_running and not view.conversation.is_ready else status
 
 
-def _runtime_status(view: ConversationView) -> RuntimeStatus | None:
+def _runtime_status(view: ConversationView) -> str | None:
     if status_of(view) is not ConversationStatus.RUNNING:
         return None
     return "STATUS$ERROR" if view.execution_status in _FAILED else "STATUS$READY"
@@ -259,18 +254,6 @@ def _runtime_status(view: ConversationView) -> RuntimeStatus | None:
 def _own_url(view: ConversationView) -> str | None:
     is_running = status_of(view) is ConversationStatus.RUNNING
     return f"/api/conversations/{shown_id(view)}" if is_running else None
-
-
-def _url(view: ConversationView) -> str | None:
-    base = _agent_url(view.sandbox) if view.sandbox else None
-    return f"{base}/api/conversations/{view.conversation.id}" if base else None
-
-
-def _agent_url(sandbox: Sandbox) -> str | None:
-    if sandbox.agent_url is None:
-        return None
-    agent = next(end for end in sandbox.endpoints if end.name == AGENT_PORT)
-    return (agent.public_url or agent.url).rstrip("/")
 
 
 def _first_message(body: StartBody) -> Message | None:

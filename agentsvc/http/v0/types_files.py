@@ -1,19 +1,18 @@
 """Files, changes and places of a conversation on the wire of the older generation."""
 
 from typing import Annotated, Any, Final
-from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta
 
 from agentsvc.agent import GitChange, GitDiff
 from agentsvc.conversations import ConversationView
+from agentsvc.http.links import Links
 from agentsvc.http.v0.workspaces import Skipped
 
 type Path = Annotated[str, Meta(max_length=4096)]
 
 _STATUSES: Final = {"MOVED": "R", "ADDED": "A", "DELETED": "D", "UPDATED": "M"}
-_VSCODE: Final = "vscode"
 _WORKER: Final = "worker"
 
 
@@ -126,20 +125,16 @@ def from_skills(skills: list[dict[str, Any]]) -> Microagents:
     return Microagents(microagents=found)
 
 
-def vscode_of(view: ConversationView) -> VscodeUrl:
+def vscode_of(view: ConversationView, links: Links) -> VscodeUrl:
     """Return where the editor is, null where there is none or nothing runs."""
-    key = view.session_api_key
-    for end in view.sandbox.endpoints if view.sandbox and key else ():
-        if end.name == _VSCODE and key:
-            token = quote(key.reveal(), safe="")
-            folder = quote(view.conversation.working_dir, safe="")
-            url = (end.public_url or end.url).rstrip("/")
-            return VscodeUrl(vscode_url=f"{url}/?tkn={token}&folder={folder}")
-    return VscodeUrl(vscode_url=None)
+    folder = view.conversation.working_dir
+    return VscodeUrl(vscode_url=links.editor(view.sandbox, folder) if view.sandbox else None)
 
 
-def web_hosts_of(view: ConversationView) -> WebHosts:
+def web_hosts_of(view: ConversationView, links: Links) -> WebHosts:
     """Return where what the agent serves can be seen, nowhere unless the sandbox runs."""
-    ends = view.sandbox.endpoints if view.sandbox and view.agent_url else ()
-    workers = [end for end in ends if end.name.startswith(_WORKER)]
-    return WebHosts(hosts={(end.public_url or end.url).rstrip("/"): end.port for end in workers})
+    sandbox = view.sandbox if view.agent_url else None
+    if sandbox is None:
+        return WebHosts(hosts={})
+    workers = [end for end in sandbox.endpoints if end.name.startswith(_WORKER)]
+    return WebHosts(hosts={links.port(sandbox, end.name): end.port for end in workers})

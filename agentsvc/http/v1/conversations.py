@@ -9,6 +9,7 @@ from aiohttp import web
 
 from agentsvc.errors import BadRequest, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
+from agentsvc.http.links import links_of
 from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Example, Route, Scope
 from agentsvc.http.v1.types_conversations import (
     AppConversation,
@@ -65,7 +66,7 @@ async def get_app_conversations(request: web.Request) -> web.Response:
     if not ids:
         return await search_app_conversations(request)
     views = await request.app[CONVERSATIONS].find_many(request[PRINCIPAL].user_id, ids)
-    return json_response(from_views(views))
+    return json_response(from_views(views, links_of(request)))
 
 
 async def search_app_conversations(request: web.Request) -> web.Response:
@@ -77,7 +78,9 @@ async def search_app_conversations(request: web.Request) -> web.Response:
     views, next_page_id = await request.app[CONVERSATIONS].search(
         request[PRINCIPAL].user_id, query, page_id=wanted.page_id, limit=wanted.limit
     )
-    return json_response(Page(items=from_views(views), next_page_id=next_page_id))
+    return json_response(
+        Page(items=from_views(views, links_of(request)), next_page_id=next_page_id)
+    )
 
 
 async def count_app_conversations(request: web.Request) -> web.Response:
@@ -90,7 +93,7 @@ async def get_app_conversation(request: web.Request) -> web.Response:
     """GET /app-conversations/{conversation_id}."""
     conversation_id = path_id(request, "conversation_id")
     view = await request.app[CONVERSATIONS].get(request[PRINCIPAL].user_id, conversation_id)
-    return json_response(from_view(view))
+    return json_response(from_view(view, links_of(request)))
 
 
 async def patch_app_conversation(request: web.Request) -> web.Response:
@@ -101,7 +104,7 @@ async def patch_app_conversation(request: web.Request) -> web.Response:
         view = await request.app[CONVERSATIONS].update(
             request[PRINCIPAL].user_id, conversation_id, patch
         )
-    return json_response(from_view(view))
+    return json_response(from_view(view, links_of(request)))
 
 
 async def delete_app_conversation(request: web.Request) -> web.Response:

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from agentsvc.errors import BadRequest, NotAllowed, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOX, SANDBOXES
+from agentsvc.http.links import links_of
 from agentsvc.http.middleware import ACTIVITY
 from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Example, Route, Scope
 from agentsvc.http.v1.types_sandboxes import (
@@ -48,14 +49,16 @@ async def search_sandboxes(request: web.Request) -> web.Response:
     found, next_page_id = await request.app[SANDBOXES].search(
         request[PRINCIPAL].user_id, page_id=query.page_id, limit=query.limit
     )
-    return json_response(Page(items=from_sandboxes(found), next_page_id=next_page_id))
+    return json_response(
+        Page(items=from_sandboxes(found, links_of(request)), next_page_id=next_page_id)
+    )
 
 
 async def get_sandboxes(request: web.Request) -> web.Response:
     """GET /sandboxes."""
     ids = check_ids(read_query(request, Ids).ids)
     found = await request.app[SANDBOXES].find_many(request[PRINCIPAL].user_id, ids)
-    return json_response(from_sandboxes(found))
+    return json_response(from_sandboxes(found, links_of(request)))
 
 
 async def post_sandbox(request: web.Request) -> web.Response:
@@ -64,7 +67,7 @@ async def post_sandbox(request: web.Request) -> web.Response:
     body = await read_json(request, _CHOICE, default=None) or SpecChoice()
     spec = request.app[SANDBOXES].get_spec(chosen or body.sandbox_spec_id)
     sandbox = await request.app[SANDBOXES].start(request[PRINCIPAL].user_id, spec)
-    return json_response(from_sandbox(sandbox))
+    return json_response(from_sandbox(sandbox, links_of(request)))
 
 
 async def post_pause(request: web.Request) -> web.Response:

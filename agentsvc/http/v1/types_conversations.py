@@ -13,8 +13,8 @@ from agentsvc.conversations import (
     Metrics,
 )
 from agentsvc.errors import BadRequest
+from agentsvc.http.links import Links
 from agentsvc.http.v1.types_messages import RawPart
-from agentsvc.http.v1.types_sandboxes import client_url
 from agentsvc.http.v1.types_start import LongText, Name
 from agentsvc.http.wire import PAGE_MAX, Limit, find_time
 from agentsvc.orders import ConversationSort, ExecutionStatus, Provider, Trigger
@@ -154,7 +154,7 @@ def to_patch(body: PatchBody) -> ConversationPatch:
     )
 
 
-def from_view(view: ConversationView) -> AppConversation:
+def from_view(view: ConversationView, links: Links) -> AppConversation:
     """Return a conversation as clients see it."""
     conversation = view.conversation
     return AppConversation(
@@ -178,18 +178,15 @@ def from_view(view: ConversationView) -> AppConversation:
         updated_at=to_stored(conversation.updated_at),
         sandbox_status=view.sandbox_status,
         execution_status=view.execution_status,
-        conversation_url=_url(view),
+        conversation_url=links.conversation(view.sandbox, conversation.id),
         session_api_key=view.session_api_key.reveal() if view.session_api_key else None,
         acp_server=None,
         launched_agent_profile=None,
     )
 
 
-def from_views(views: Sequence[ConversationView | None]) -> list[AppConversation | None]:
+def from_views(
+    views: Sequence[ConversationView | None], links: Links
+) -> list[AppConversation | None]:
     """Return conversations as clients see them, null for each unknown one."""
-    return [from_view(view) if view else None for view in views]
-
-
-def _url(view: ConversationView) -> str | None:
-    base = client_url(view.sandbox) if view.sandbox else None
-    return f"{base}/api/conversations/{view.conversation.id}" if base else None
+    return [from_view(view, links) if view else None for view in views]

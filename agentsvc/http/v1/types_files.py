@@ -6,6 +6,7 @@ import msgspec
 
 from agentsvc.conversations import ConversationView
 from agentsvc.conversations.files import USUAL_ROOT, HookEvent, Skill
+from agentsvc.http.links import Links
 from agentsvc.http.v1.types_conversations import from_view
 from agentsvc.http.wire import encode
 
@@ -47,7 +48,7 @@ class HooksView(msgspec.Struct, frozen=True, kw_only=True):
 
 def to_meta(view: ConversationView) -> bytes:
     """Return what a download tells of the conversation: what is stored, and no key."""
-    shown: dict[str, Any] = msgspec.structs.asdict(from_view(view))
+    shown: dict[str, Any] = msgspec.structs.asdict(from_view(view, Links(base="")))
     for name in ("sandbox_status", "execution_status", "conversation_url", "session_api_key"):
         del shown[name]
     return msgspec.json.format(encode(shown), indent=2)

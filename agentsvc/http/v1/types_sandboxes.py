@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
-from urllib.parse import quote
 
 import msgspec
 
-from agentsvc.backend import Endpoint, Spec
+from agentsvc.backend import Spec
 from agentsvc.errors import BadRequest, InvalidRequest
+from agentsvc.http.links import EDITOR_PORT, Links
 from agentsvc.http.wire import Page
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.state import AGENT_PORT
@@ -17,7 +17,6 @@ from agentsvc.values import decode_cursor, encode_cursor, to_stored
 IDS_MAX: Final = 100
 
 _EXPOSED_NAMES: Final = {AGENT_PORT: "AGENT_SERVER"}
-_VSCODE: Final = "vscode"
 _DEFAULT_WORKING_DIR: Final = "/workspace/project"
 
 
@@ -91,7 +90,7 @@ def check_ids(ids: Sequence[str]) -> Sequence[str]:
     return ids
 
 
-def from_sandbox(sandbox: Sandbox) -> SandboxInfo:
+def from_sandbox(sandbox: Sandbox, links: Links) -> SandboxInfo:
     """Return a sandbox as clients see it; its URLs are shown only while it runs."""
     is_running = sandbox.status is SandboxStatus.RUNNING
     is_dead = sandbox.status in (SandboxStatus.ERROR, SandboxStatus.MISSING)
@@ -101,24 +100,16 @@ def from_sandbox(sandbox: Sandbox) -> SandboxInfo:
         sandbox_spec_id=sandbox.spec_id,
         status=sandbox.status,
         session_api_key=None if is_dead else sandbox.session_key.reveal(),
-        exposed_urls=[_expose(sandbox, end) for end in sandbox.endpoints] if is_running else None,
+        exposed_urls=_expose(sandbox, links) if is_running else None,
         created_at=to_stored(sandbox.created_at),
         status_detail=sandbox.reason or None,
         facts=sandbox.facts,
     )
 
 
-def from_sandboxes(sandboxes: Sequence[Sandbox | None]) -> list[SandboxInfo | None]:
+def from_sandboxes(sandboxes: Sequence[Sandbox | None], links: Links) -> list[SandboxInfo | None]:
     """Return sandboxes as clients see them, null for each unknown one."""
-    return [from_sandbox(one) if one else None for one in sandboxes]
-
-
-def client_url(sandbox: Sandbox) -> str | None:
-    """Return where a client reaches the agent server, or None unless the sandbox runs."""
-    if sandbox.agent_url is None:
-        return None
-    agent = next(end for end in sandbox.endpoints if end.name == AGENT_PORT)
-    return (agent.public_url or agent.url).rstrip("/")
+    return [from_sandbox(one, links) if one else None for one in sandboxes]
 
 
 def from_spec(spec: Spec, created_at: datetime) -> SandboxSpecInfo:
@@ -158,10 +149,17 @@ def find_specs(
     return [known.get(spec_id) for spec_id in ids]
 
 
-def _expose(sandbox: Sandbox, end: Endpoint) -> ExposedUrl:
-    url = end.public_url or end.url
-    if end.name == _VSCODE:
-        key = quote(sandbox.session_key.reveal(), safe="")
-        folder = quote(sandbox.working_dir, safe="")
-        url = f"{url.rstrip('/')}/?tkn={key}&folder={folder}"
-    return ExposedUrl(name=_EXPOSED_NAMES.get(end.name, end.name.upper()), url=url, port=end.port)
+def _expose(sandbox: Sandbox, links: Links) -> list[ExposedUrl]:
+    return [
+        ExposedUrl(
+            name=_EXPOSED_NAMES.get(end.name, end.name.upper()),
+            url=_url_of(sandbox, end.name, links),
+            port=end.port,
+        )
+        for end in sandbox.endpoints
+    ]
+
+
+def _url_of(sandbox: Sandbox, name: str, links: Links) -> str:
+    editor = links.editor(sandbox, sandbox.working_dir) if name == EDITOR_PORT else None
+    return editor or links.port(sandbox, name)

@@ -6,7 +6,8 @@ import pytest
 
 from agentsvc.backend import Endpoint, Phase, Spec
 from agentsvc.errors import InvalidRequest
-from agentsvc.http.v1.types_sandboxes import client_url, from_sandbox, page_of_specs
+from agentsvc.http.links import Links
+from agentsvc.http.v1.types_sandboxes import from_sandbox, page_of_specs
 from agentsvc.sandboxes import Sandbox, Target
 from agentsvc.values import Secret, encode_cursor, now
 
@@ -36,6 +37,7 @@ def _sandbox(endpoints: Sequence[Endpoint], phase: Phase = Phase.RUNNING) -> San
     )
 
 
+LINKS = Links(base="https://agents.example/x")
 AGENT = Endpoint(name="agent", port=8000, url="http://127.0.0.1:41000")
 
 
@@ -44,22 +46,29 @@ def test_every_port_has_the_name_that_clients_know() -> None:
         Endpoint(name="vscode", port=8001, url="http://127.0.0.1:41001/"),
         Endpoint(name="worker_1", port=8011, url="http://127.0.0.1:41002"),
     ]
-    info = from_sandbox(_sandbox([AGENT, *others]))
+    info = from_sandbox(_sandbox([AGENT, *others]), LINKS)
     assert info.exposed_urls is not None
     assert [(each.name, each.port) for each in info.exposed_urls] == [
         ("AGENT_SERVER", 8000),
         ("VSCODE", 8001),
         ("WORKER_1", 8011),
     ]
-    vscode = "http://127.0.0.1:41001/?tkn=the%2Bkey&folder=%2Fworkspace%2Fmy%20project"
-    assert info.exposed_urls[1].url == vscode
+    base = f"https://agents.example/x/sandboxes/{info.id}"
+    assert [each.url for each in info.exposed_urls] == [
+        f"{base}/agent",
+        f"{base}/vscode/?tkn=the%2Bkey&folder=%2Fworkspace%2Fmy%20project",
+        f"{base}/worker_1",
+    ]
 
 
-def test_a_client_is_sent_to_the_public_url() -> None:
+def test_a_client_is_sent_to_the_server_while_the_sandbox_runs() -> None:
     agent = Endpoint(name="agent", port=8000, url="http://a", public_url="https://b.example/x/")
     sandbox = _sandbox([agent])
-    assert client_url(sandbox) == "https://b.example/x"
-    assert client_url(_sandbox([agent], Phase.PAUSED)) is None
+    url = f"https://agents.example/x/sandboxes/{sandbox.id}/agent/api/conversations/c1"
+    assert LINKS.conversation(sandbox, "c1") == url
+    assert LINKS.conversation(_sandbox([agent], Phase.PAUSED), "c1") is None
+    assert LINKS.conversation(None, "c1") is None
+    assert LINKS.editor(sandbox, "/x") is None
 
 
 def test_specs_are_paged_in_their_order() -> None:
