@@ -1,53 +1,35 @@
-"""The HTTP client for the agent server inside a sandbox: the only outbound HTTP of the core.
+"""The client for the agent servers inside sandboxes, and its calls about conversations.
 
 One AgentClient lives as long as the process; `client.at(url, key)` gives the calls to one agent
-server. Every call has a deadline and ends in a value or in one of four errors: AgentUnavailable
-(no answer, or not able to answer now), AgentRefused (it answered and said no), NotFound, Conflict.
+server. What a call about files, commands, git or skills is, is in `agent_workspace`.
 """
 
 import asyncio
 import contextlib
-import math
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-from http import HTTPStatus
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import aiohttp
 import msgspec
-import yarl
 
 from agentsvc.agent_answers import (
-    BASH_PAGE,
-    GIT_CHANGES,
-    GIT_DIFF,
     HOME,
-    HOOKS,
     OBJECT,
     PAGE,
-    SKILLS,
-    STARTED,
     CommandResult,
     ConversationInfo,
     ConversationStats,
     GitChange,
     GitDiff,
     Metrics,
-    Output,
     ServerFault,
     TokenUsage,
     decode,
     decode_conversation,
-    to_error,
-    to_git_error,
 )
-from agentsvc.errors import (
-    AgentRefused,
-    AgentsvcError,
-    AgentUnavailable,
-    BodyTooLarge,
-    NotFound,
-)
+from agentsvc.agent_workspace import PAGE_SIZE, WorkspaceCalls
+from agentsvc.errors import AgentRefused, AgentsvcError, AgentUnavailable, BodyTooLarge, NotFound
 from agentsvc.values import Secret, monotonic
 
 __all__ = [
@@ -68,9 +50,6 @@ READ_SECONDS: Final = 30.0
 
 CHANGE_SECONDS: Final = 300.0
 """The default deadline of a call that changes a conversation: it waits while a tool runs."""
-
-MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
-PAGE_SIZE: Final = 100
 
 _ENCODER = msgspec.json.Encoder()
 _FIRST_POLL_SECONDS: Final = 0.05
@@ -115,22 +94,8 @@ class AgentClient:
         return AgentServer(self._session, url, key, self.read_seconds, self.change_seconds)
 
 
-class AgentServer:
+class AgentServer(WorkspaceCalls):
     """The calls to one agent server. It holds no state; make one whenever it is needed."""
-
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        url: str,
-        key: Secret,
-        read_seconds: float,
-        change_seconds: float,
-    ) -> None:
-        self.url = url.rstrip("/")
-        self._session = session
-        self._key = key
-        self._read_seconds = read_seconds
-        self._change_seconds = change_seconds
 
     # The server itself
 
@@ -174,160 +139,6 @@ class AgentServer:
     async def home(self) -> str:
         """Return the absolute path of the home directory inside the sandbox."""
         return decode(HOME, await self._call("GET", "/api/file/home")).home
-
-    # Files and commands
-
-    async def upload(
-        self,
-        path: str,
-        data: bytes | AsyncIterable[bytes],
-        *,
-        time_limit: float | None = None,
-    ) -> None:
-        """Write a file at an absolute path; missing parent directories are made.
-
-        What comes in parts is sent in parts; if they break off, no file is written.
-        """
-        form = aiohttp.FormData()
-        form.add_field("file", data, filename="file", content_type="application/octet-stream")
-        await self._call(
-            "POST",
-            "/api/file/upload?" + urlencode({"path": path}),
-            data=form,
-            time_limit=time_limit or self._change_seconds,
-        )
-
-    async def download(self, path: str, *, time_limit: float | None = None) -> bytes:
-        """Return the bytes of a file at an absolute path; raises NotFound."""
-        return await self._call(
-            "GET",
-            "/api/file/download?" + urlencode({"path": path}),
-            time_limit=time_limit or self._change_seconds,
-        )
-
-    async def run_command(
-        self, command: str, *, cwd: str | None = None, time_limit: float
-    ) -> CommandResult:
-        """Run a shell command in the sandbox and wait for its end.
-
-        At the time limit the command and its process group are stopped and the result says
-        `timed_out`. A command that fails is a result, not an error.
-        """
-        order: dict[str, Any] = {"command": command, "timeout": max(1, math.ceil(time_limit))}
-        if cwd is not None:
-            order["cwd"] = cwd
-        end = monotonic() + time_limit
-        started = decode(
-            STARTED,
-            await self._call("POST", "/api/bash/start_bash_command", json=order),
-        )
-        return await self._follow_command(started.id, end)
-
-    async def _follow_command(self, command_id: str, end: float) -> CommandResult:
-        output = Output()
-        pause = _FIRST_POLL_SECONDS
-        while True:
-            await self._read_output(command_id, output)
-            if output.exit_code is not None:
-                return output.result(timed_out=monotonic() >= end and output.exit_code == -1)
-            if monotonic() >= end:
-                await self._stop_command(command_id)
-                await self._read_output(command_id, output)
-                return output.result(timed_out=True)
-            await asyncio.sleep(min(pause, max(0.0, end - monotonic())))
-            pause = min(pause * 1.5, _LAST_POLL_SECONDS)
-
-    async def _read_output(self, command_id: str, output: "Output") -> None:
-        query: dict[str, Any] = {
-            "command_id__eq": command_id,
-            "kind__eq": "BashOutput",
-            "order__gt": output.last_order,
-            "limit": PAGE_SIZE,
-        }
-        while True:
-            page = decode(
-                BASH_PAGE,
-                await self._call("GET", "/api/bash/bash_events/search?" + urlencode(query)),
-            )
-            for part in page.items:
-                output.add(part)
-            if page.next_page_id is None:
-                return
-            query["page_id"] = page.next_page_id
-
-    async def _stop_command(self, command_id: str) -> None:
-        # It may have ended by itself in this moment.
-        with contextlib.suppress(NotFound):
-            await self._call("POST", f"/api/bash/bash_commands/{quote(command_id)}/stop")
-
-    # Git
-
-    async def git_changes(
-        self, path: str, *, ref: str | None = None, time_limit: float | None = None
-    ) -> list[GitChange]:
-        """Return which files below a directory differ from a ref, or else from the remote branch.
-
-        Where there is no repository there are no changes. Raises BadRequest for an unknown ref.
-        """
-        answer = await self._ask_git("changes", path, ref, time_limit)
-        return decode(GIT_CHANGES, answer)
-
-    async def git_diff(
-        self, path: str, *, ref: str | None = None, time_limit: float | None = None
-    ) -> GitDiff:
-        """Return a file, by its absolute path, as it is and as it is in a ref.
-
-        Raises BadRequest for one that is in neither, for one of more than 1 MiB and for an
-        unknown ref.
-        """
-        return decode(GIT_DIFF, await self._ask_git("diff", path, ref, time_limit))
-
-    async def _ask_git(
-        self, what: str, path: str, ref: str | None, time_limit: float | None
-    ) -> bytes:
-        query = {"path": path} if ref is None else {"path": path, "ref": ref}
-        return await self._call(
-            "GET",
-            f"/api/git/{what}?" + urlencode(query),
-            explain=to_git_error,
-            time_limit=time_limit,
-        )
-
-    # What a project brings along
-
-    async def load_skills(
-        self,
-        project_dir: str,
-        *,
-        load_public: bool = False,
-        load_user: bool = True,
-        load_project: bool = True,
-        exposed_urls: Sequence[Mapping[str, Any]] = (),
-        time_limit: float | None = None,
-    ) -> list[dict[str, Any]]:
-        """Return the skills the agent server finds for a project directory.
-
-        Only `load_public` makes the sandbox use the network.
-        """
-        order = {
-            "load_public": load_public,
-            "load_user": load_user,
-            "load_project": load_project,
-            "load_org": False,
-            "project_dir": project_dir,
-            "sandbox_config": {"exposed_urls": list(exposed_urls)} if exposed_urls else None,
-        }
-        answer = await self._call("POST", "/api/skills", json=order, time_limit=time_limit)
-        return decode(SKILLS, answer).skills
-
-    async def load_hooks(
-        self, project_dir: str, *, time_limit: float | None = None
-    ) -> dict[str, Any] | None:
-        """Return the hook configuration of a project directory, or None if it has none."""
-        answer = await self._call(
-            "POST", "/api/hooks", json={"project_dir": project_dir}, time_limit=time_limit
-        )
-        return decode(HOOKS, answer).hook_config
 
     # Conversations
 
@@ -522,74 +333,7 @@ class AgentServer:
                 return
             query["page_id"] = page.next_page_id
 
-    # How a call is made
-
-    async def _change(
-        self,
-        method: str,
-        path: str,
-        *,
-        json: object = None,
-        time_limit: float | None = None,
-    ) -> None:
-        await self._call(method, path, json=json, time_limit=time_limit or self._change_seconds)
-
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        *,
-        json: object = None,
-        data: bytes | aiohttp.FormData | None = None,
-        hide: Sequence[Secret] = (),
-        explain: Callable[[int, bytes, str, Sequence[Secret]], AgentsvcError] = to_error,
-        time_limit: float | None = None,
-    ) -> bytes:
-        limit = time_limit or self._read_seconds
-        headers = {"X-Session-API-Key": self._key.reveal()}
-        if json is not None:
-            data = _ENCODER.encode(json)
-        if isinstance(data, bytes):
-            headers["Content-Type"] = "application/json"
-        where = f"{method} {path.partition('?')[0]}"
-        try:
-            async with (
-                asyncio.timeout(limit),
-                self._session.request(
-                    method,
-                    yarl.URL(self.url + path, encoded=True),
-                    headers=headers,
-                    data=data,
-                    # A sandbox must not send us, with its key, to somewhere else.
-                    allow_redirects=False,
-                ) as response,
-            ):
-                body = await _read_bounded(response)
-        except TimeoutError as exc:
-            raise AgentUnavailable(
-                f"The agent server did not answer within {limit:g} seconds", detail=where
-            ) from exc
-        except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
-            raise AgentUnavailable(
-                "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
-            ) from exc
-        if response.status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise explain(response.status, body, where, (self._key, *hide))
-        return body
-
 
 def _path(conversation_id: str, rest: str = "") -> str:
     path = f"/api/conversations/{quote(conversation_id, safe='')}"
     return f"{path}/{rest}" if rest else path
-
-
-async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        if size > MAX_ANSWER_BYTES:
-            response.close()
-            raise BodyTooLarge(f"answer of more than {MAX_ANSWER_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)

@@ -8,7 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentsvc.agent import MAX_ANSWER_BYTES, AgentClient, AgentServer
+from agentsvc.agent import AgentClient, AgentServer
+from agentsvc.agent_calls import MAX_ANSWER_BYTES
 from agentsvc.errors import AgentRefused, AgentUnavailable
 from agentsvc.values import Secret, monotonic
 

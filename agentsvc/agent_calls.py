@@ -1,0 +1,105 @@
+"""How a call to the agent server inside a sandbox is made: the only outbound HTTP of the core.
+
+Every call has a deadline and ends in a value or in one of four errors: AgentUnavailable (no answer,
+or not able to answer now), AgentRefused (it answered and said no), NotFound, Conflict.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import msgspec
+import yarl
+
+from agentsvc.agent_answers import to_error
+from agentsvc.errors import AgentsvcError, AgentUnavailable, BodyTooLarge
+from agentsvc.values import Secret
+
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class AgentCalls:
+    """Calls to one agent server, with its session key. It holds no state."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        key: Secret,
+        read_seconds: float,
+        change_seconds: float,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._session = session
+        self._key = key
+        self._read_seconds = read_seconds
+        self._change_seconds = change_seconds
+
+    async def _change(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        time_limit: float | None = None,
+    ) -> None:
+        await self._call(method, path, json=json, time_limit=time_limit or self._change_seconds)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        data: bytes | aiohttp.FormData | None = None,
+        hide: Sequence[Secret] = (),
+        explain: Callable[[int, bytes, str, Sequence[Secret]], AgentsvcError] = to_error,
+        time_limit: float | None = None,
+    ) -> bytes:
+        limit = time_limit or self._read_seconds
+        headers = {"X-Session-API-Key": self._key.reveal()}
+        if json is not None:
+            data = _ENCODER.encode(json)
+        if isinstance(data, bytes):
+            headers["Content-Type"] = "application/json"
+        where = f"{method} {path.partition('?')[0]}"
+        try:
+            async with (
+                asyncio.timeout(limit),
+                self._session.request(
+                    method,
+                    yarl.URL(self.url + path, encoded=True),
+                    headers=headers,
+                    data=data,
+                    # A sandbox must not send us, with its key, to somewhere else.
+                    allow_redirects=False,
+                ) as response,
+            ):
+                body = await _read_bounded(response)
+        except TimeoutError as exc:
+            raise AgentUnavailable(
+                f"The agent server did not answer within {limit:g} seconds", detail=where
+            ) from exc
+        except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
+            raise AgentUnavailable(
+                "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
+            ) from exc
+        if response.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise explain(response.status, body, where, (self._key, *hide))
+        return body
+
+
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > MAX_ANSWER_BYTES:
+            response.close()
+            raise BodyTooLarge(f"answer of more than {MAX_ANSWER_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
