@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.http.routes import SHOWN_AS
+from agentsvc.values import Secret
 
 type Json = dict[str, Any]
 
@@ -30,7 +31,7 @@ def schemas_of(types: Sequence[Any]) -> Schemas:
     shown: dict[str, Any] = {}
     while True:
         roots, components = msgspec.json.schema_components(
-            [*types, *shown.values()], ref_template=_PREFIX + "{name}"
+            [*types, *shown.values()], schema_hook=_secret, ref_template=_PREFIX + "{name}"
         )
         found = {name for schema in (*roots, *components.values()) for name in _shown_in(schema)}
         if found <= shown.keys():
@@ -95,6 +96,12 @@ def as_answer(component: Json) -> Json:
     required = [name for name in properties if name in {*component.get("required", ()), *always}]
     shown = {name: _without(field, "default") for name, field in properties.items()}
     return {**component, "properties": shown, "required": required}
+
+
+def _secret(kind: type) -> Json:
+    if kind is Secret:
+        return {"type": "string", "format": "password"}
+    raise NotImplementedError
 
 
 def _changer(stand_ins: dict[str, Json], names: dict[str, str]) -> Callable[[Any], Any]:

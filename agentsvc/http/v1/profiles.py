@@ -11,8 +11,8 @@ from agentsvc import profiles
 from agentsvc.agentoptions import Llm
 from agentsvc.errors import Conflict, NotFound
 from agentsvc.http.keys import PRINCIPAL, SETTINGS
-from agentsvc.http.routes import Example, Route, Scope
-from agentsvc.http.v1.types_agent_settings import read_llm, show_llm, to_llm
+from agentsvc.http.routes import Example, Route, Scope, shown_as
+from agentsvc.http.v1.types_agent_settings import StrictLlmBody, read_llm, show_llm, to_llm
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.settings import Settings, llm_of
 
@@ -64,7 +64,7 @@ class SaveProfile(msgspec.Struct, frozen=True, kw_only=True):
     A model in which a field has an unknown name is refused.
     """
 
-    llm: dict[str, Any] | None = None
+    llm: Annotated[dict[str, Any], shown_as(StrictLlmBody)] | None = None
     include_secrets: bool = True
     preserve_existing_api_key: bool = False
 

@@ -7,8 +7,11 @@ from msgspec import UNSET, UnsetType
 
 from agentsvc.auth import Principal, Role
 from agentsvc.errors import InvalidRequest
+from agentsvc.http.routes import shown_as
 from agentsvc.http.v1.types_agent_settings import (
+    AgentBody,
     Change,
+    ConversationBody,
     show_agent_settings,
     show_conversation_settings,
     show_llm,
@@ -42,8 +45,8 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     counts. The whole nested objects are refused.
     """
 
-    agent_settings_diff: dict[str, Any] | None = None
-    conversation_settings_diff: dict[str, Any] | None = None
+    agent_settings_diff: Annotated[dict[str, Any], shown_as(AgentBody)] | None = None
+    conversation_settings_diff: Annotated[dict[str, Any], shown_as(ConversationBody)] | None = None
     agent_settings: Any = UNSET
     conversation_settings: Any = UNSET
     language: str | UnsetType | None = UNSET
