@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from agentsvc import git
 from agentsvc.conversations import ConversationQuery, ConversationView, Generation, default_title
 from agentsvc.http.links import Links
+from agentsvc.http.routes import shown_as
 from agentsvc.http.v0.replay import refuse_replay
 from agentsvc.http.wire import PAGE_MAX, Int64
 from agentsvc.mcp import read_mcp_config
@@ -42,6 +43,10 @@ class ConversationStatus(StrEnum):
     STOPPED = "STOPPED"
     ARCHIVED = "ARCHIVED"
     ERROR = "ERROR"
+
+
+type StartedStatus = Literal["STARTING", "RUNNING", "STOPPED"]
+type RuntimeStatus = Literal["STATUS$READY", "STATUS$ERROR"]
 
 
 class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +89,7 @@ class StartAnswer(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "ok"
     conversation_id: str
     message: str | None = None
-    conversation_status: ConversationStatus
+    conversation_status: Annotated[ConversationStatus, shown_as(StartedStatus)]
 
 
 class TitleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +105,7 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     last_updated_at: str | None
     status: ConversationStatus
-    runtime_status: str | None
+    runtime_status: RuntimeStatus | None
     selected_repository: str | None
     selected_branch: str | None
     git_provider: Provider | None
@@ -245,7 +250,7 @@ def status_of(view: ConversationView) -> ConversationStatus:
     return ConversationStatus.STARTING if is_running and not view.conversation.is_ready else status
 
 
-def _runtime_status(view: ConversationView) -> str | None:
+def _runtime_status(view: ConversationView) -> RuntimeStatus | None:
     if status_of(view) is not ConversationStatus.RUNNING:
         return None
     return "STATUS$ERROR" if view.execution_status in _FAILED else "STATUS$READY"
