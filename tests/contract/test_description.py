@@ -123,6 +123,13 @@ def test_an_operation_keeps_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_says_that_a_request_may_not_be_well_formed(name: str) -> None:
+    answer = DESCRIPTION.answer(OPERATIONS[name], 400)
+    assert answer is not None
+    assert "`malformed_body`" in answer["description"]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_says_which_key_opens_it(name: str) -> None:
     operation = OPERATIONS[name]
     keys = {key for one in operation.about["security"] for key in one}
