@@ -13,11 +13,18 @@ from agentsvc.http.openapi import describe
 from agentsvc.http.openapi.operations import methods_of
 from agentsvc.http.openapi.parameters import plain_path
 from agentsvc.http.routes import Route
+from agentsvc.values import parse_time
 
 type Json = dict[str, Any]
 
 OPEN_SCHEMAS: Final = frozenset({"StoredEvent", "HistoryEvent"})
 """Structs that name only what is in each event; the rest depends on the agent server."""
+
+
+FORMATS: Final = jsonschema.FormatChecker([])
+FORMATS.checks("date-time")(
+    lambda value: isinstance(value, str) and value.endswith("Z") and parse_time(value) is not None
+)
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +108,7 @@ class Description:
     def checker(self, schema: Json) -> Any:
         """Return what checks values against a schema of the document."""
         whole = {**schema, "components": self.document["components"]}
-        return jsonschema.Draft202012Validator(whole)
+        return jsonschema.Draft202012Validator(whole, format_checker=FORMATS)
 
     def _undescribed(self, schema: Json, value: Any, at: str) -> Iterator[str]:
         if schema.get("$ref", "").rpartition("/")[2] in OPEN_SCHEMAS:

@@ -11,7 +11,7 @@ from agentsvc.conversations import ConversationQuery, ConversationView, Generati
 from agentsvc.http.links import Links
 from agentsvc.http.routes import shown_as
 from agentsvc.http.v0.replay import refuse_replay
-from agentsvc.http.wire import PAGE_MAX, Int64
+from agentsvc.http.wire import PAGE_MAX, Int64, Time
 from agentsvc.mcp import read_mcp_config
 from agentsvc.orders import (
     Content,
@@ -103,7 +103,7 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     conversation_id: str
     title: str
-    last_updated_at: str | None
+    last_updated_at: Time | None
     status: ConversationStatus
     runtime_status: RuntimeStatus | None
     selected_repository: str | None
@@ -113,7 +113,7 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_connections: int = 0
     url: str | None
     session_api_key: str | None
-    created_at: str
+    created_at: Time
     pr_number: list[int]
     conversation_version: Literal["V0", "V1"]
     sub_conversation_ids: list[str]

@@ -10,7 +10,7 @@ from agentsvc.auth import ApiKey, Principal
 from agentsvc.errors import BadRequest, InvalidRequest, NotFound
 from agentsvc.http.keys import KEYRING, PRINCIPAL
 from agentsvc.http.routes import Example, Route, Scope
-from agentsvc.http.wire import json_response, path_text, read_json
+from agentsvc.http.wire import Time, json_response, path_text, read_json
 from agentsvc.values import MAX_INT, Secret, dashed, now, parse_time, to_stored
 
 PREFIX: Final = "/api/keys"
@@ -23,8 +23,8 @@ class KeyOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a new key shall be; both times are ISO 8601. An `org_id` is ignored: there are none."""
 
     name: Annotated[str, msgspec.Meta(max_length=100)] | None = None
-    not_before: str | None = None
-    expires_at: str | None = None
+    not_before: Time | None = None
+    expires_at: Time | None = None
 
 
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,10 +32,10 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     name: str
-    created_at: str
-    last_used_at: str | None
-    not_before: str | None
-    expires_at: str | None
+    created_at: Time
+    last_used_at: Time | None
+    not_before: Time | None
+    expires_at: Time | None
     org_id: str | None = None
 
 

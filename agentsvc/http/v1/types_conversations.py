@@ -16,7 +16,7 @@ from agentsvc.errors import BadRequest
 from agentsvc.http.links import Links
 from agentsvc.http.v1.types_messages import RawPart
 from agentsvc.http.v1.types_start import LongText, Name
-from agentsvc.http.wire import PAGE_MAX, Limit, find_time
+from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
 from agentsvc.orders import ConversationSort, ExecutionStatus, Provider, Trigger
 from agentsvc.sandboxes import SandboxStatus
 from agentsvc.values import parse_uuid, to_stored
@@ -54,8 +54,8 @@ class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
     sub_conversation_ids: list[str]
     public: bool | None
     tags: dict[str, str]
-    created_at: str
-    updated_at: str
+    created_at: Time
+    updated_at: Time
     sandbox_status: SandboxStatus
     execution_status: ExecutionStatus | None
     conversation_url: str | None
@@ -64,20 +64,14 @@ class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
     launched_agent_profile: LaunchedAgentProfile | None
 
 
-class ConversationIds(msgspec.Struct, frozen=True, kw_only=True):
-    """The query of the batch get; without ids the operation lists."""
-
-    ids: list[str] = []
-
-
 class ConversationFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The filters of conversations."""
 
     title_contains: str | None = msgspec.field(name="title__contains", default=None)
-    created_at_gte: str | None = msgspec.field(name="created_at__gte", default=None)
-    created_at_lt: str | None = msgspec.field(name="created_at__lt", default=None)
-    updated_at_gte: str | None = msgspec.field(name="updated_at__gte", default=None)
-    updated_at_lt: str | None = msgspec.field(name="updated_at__lt", default=None)
+    created_at_gte: Time | None = msgspec.field(name="created_at__gte", default=None)
+    created_at_lt: Time | None = msgspec.field(name="created_at__lt", default=None)
+    updated_at_gte: Time | None = msgspec.field(name="updated_at__gte", default=None)
+    updated_at_lt: Time | None = msgspec.field(name="updated_at__lt", default=None)
     sandbox_id: str | None = msgspec.field(name="sandbox_id__eq", default=None)
 
 
@@ -88,6 +82,12 @@ class ConversationSearch(ConversationFilter, frozen=True, kw_only=True):
     sort_order: ConversationSort = ConversationSort.CREATED_AT_DESC
     page_id: str | None = None
     limit: Limit = PAGE_MAX
+
+
+class ConversationIds(ConversationSearch, frozen=True, kw_only=True):
+    """The query of the batch get; without ids the operation searches."""
+
+    ids: list[str] = []
 
 
 class PatchBody(msgspec.Struct, frozen=True, kw_only=True):

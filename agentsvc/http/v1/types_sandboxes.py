@@ -9,7 +9,7 @@ import msgspec
 from agentsvc.backend import Spec
 from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.links import EDITOR_PORT, Links
-from agentsvc.http.wire import Page
+from agentsvc.http.wire import Page, Time
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.state import AGENT_PORT
 from agentsvc.values import decode_cursor, encode_cursor, to_stored
@@ -37,7 +37,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     status: SandboxStatus
     session_api_key: str | None
     exposed_urls: list[ExposedUrl] | None
-    created_at: str
+    created_at: Time
     status_detail: str | None
     facts: dict[str, str]
 
@@ -47,7 +47,7 @@ class SandboxSpecInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     command: list[str] | None
-    created_at: str
+    created_at: Time
     initial_env: dict[str, str]
     working_dir: str
 

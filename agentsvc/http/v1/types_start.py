@@ -7,7 +7,7 @@ import msgspec
 
 from agentsvc.conversations import StartTask
 from agentsvc.http.v1.types_messages import MessageBody, MessageView, from_message, to_message
-from agentsvc.http.wire import PAGE_MAX, Int64, Limit, find_time
+from agentsvc.http.wire import PAGE_MAX, Int64, Limit, Time, find_time
 from agentsvc.orders import (
     AgentPlugin,
     AgentType,
@@ -112,8 +112,8 @@ class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_id: str | None
     agent_server_url: str | None
     request: StartRequestView
-    created_at: str
-    updated_at: str
+    created_at: Time
+    updated_at: Time
 
 
 class StartTaskIds(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class StartTaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The filters of start tasks."""
 
     conversation_id: UUID | None = msgspec.field(name="conversation_id__eq", default=None)
-    created_at_gte: str | None = msgspec.field(name="created_at__gte", default=None)
+    created_at_gte: Time | None = msgspec.field(name="created_at__gte", default=None)
 
     def to_filter(self) -> dict[str, Any]:
         """Return the filters as the core's keyword arguments; raises InvalidRequest."""
