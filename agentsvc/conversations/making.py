@@ -18,7 +18,7 @@ from agentsvc.conversations.model import (
 from agentsvc.errors import BadRequest
 from agentsvc.orders import StartOrder, StartStatus, Trigger
 from agentsvc.settings import Settings
-from agentsvc.values import new_id, now
+from agentsvc.values import dashed, new_id, now, parse_uuid
 
 _KEYLESS_PREFIXES: Final = (
     "bedrock/",
@@ -133,3 +133,9 @@ def patched(conversation: Conversation, patch: ConversationPatch) -> Conversatio
     if "title" in changes:
         changes["title_source"] = TitleSource.USER if changes["title"] else TitleSource.DEFAULT
     return msgspec.structs.replace(conversation, **changes, updated_at=now())
+
+
+def shown(conversation_id: str) -> str:
+    """Return a conversation's id as people see it."""
+    known = parse_uuid(conversation_id)
+    return dashed(known) if known else conversation_id

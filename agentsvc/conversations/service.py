@@ -10,16 +10,15 @@ from typing import Final
 import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer
-from agentsvc.agent_answers import decode_conversation
 from agentsvc.announcements import Announcements
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.agent_body import to_agent_message
-from agentsvc.conversations.lookups import Passes, ProviderPass
 from agentsvc.conversations.making import (
     new_conversation,
     new_task,
     patched,
     require_settings,
+    shown,
 )
 from agentsvc.conversations.model import (
     Conversation,
@@ -32,29 +31,22 @@ from agentsvc.conversations.model import (
 from agentsvc.conversations.prompts import first_message
 from agentsvc.conversations.recorder import Recorder
 from agentsvc.conversations.removal import Remover
+from agentsvc.conversations.reports import Reports
 from agentsvc.conversations.start import Starter
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.db import Database, Queryable, Transaction
-from agentsvc.errors import (
-    AgentsvcError,
-    BadRequest,
-    Conflict,
-    Gone,
-    NotAuthenticated,
-    NotFound,
-    SandboxNotUsable,
-)
+from agentsvc.errors import AgentsvcError, Conflict, Gone, NotFound, SandboxNotUsable
 from agentsvc.events import EventLog
-from agentsvc.git import check_branch, check_repository, token_variable
+from agentsvc.git import check_branch, check_repository
 from agentsvc.mcp import restore_secrets
-from agentsvc.orders import ExecutionStatus, Message, Provider, StartOrder, StartSort
-from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.orders import Message, StartOrder, StartSort
+from agentsvc.sandboxes import Sandboxes, SandboxStatus
 from agentsvc.sandboxes.order import CallbackRules
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import Settings, SettingsStore
 from agentsvc.supervisor import Supervisor
-from agentsvc.values import Secret, dashed, new_id, parse_uuid
+from agentsvc.values import new_id, parse_uuid
 from agentsvc.vault import Vault
 
 log = logging.getLogger(__name__)
@@ -83,11 +75,9 @@ class Conversations:
         self._db = db
         self._table = ConversationTable(db, announcements)
         self._tasks = StartTaskTable(db, vault, announcements)
-        self._passes = Passes(vault)
         self._sandboxes = sandboxes
         self._agents = agents
         self._settings = settings
-        self._secrets = secrets
         self._supervisor = supervisor
         self._config = config
         self._recorder = Recorder(
@@ -107,6 +97,16 @@ class Conversations:
             agents=agents,
             supervisor=supervisor,
         )
+        self.reports = Reports(
+            db=db,
+            vault=vault,
+            sandboxes=sandboxes,
+            secrets=secrets,
+            table=self._table,
+            recorder=self._recorder,
+            remover=self._remover,
+        )
+        """What the sandboxes call back."""
         self._starter = Starter(
             db=db,
             vault=vault,
@@ -253,7 +253,7 @@ class Conversations:
         """Return a user's conversation; raises NotFound."""
         [view] = await self.find_many(user_id, [conversation_id], include_starting=include_starting)
         if view is None:
-            raise NotFound(f"Conversation {_shown(conversation_id)} not found")
+            raise NotFound(f"Conversation {shown(conversation_id)} not found")
         return view
 
     async def resolve(self, user_id: str, text: str) -> str | None:
@@ -286,7 +286,7 @@ class Conversations:
         async def body(tx: Transaction) -> None:
             found = await self._table.find(conversation_id, tx)
             if found is None:
-                raise NotFound(f"Conversation {_shown(conversation_id)} not found")
+                raise NotFound(f"Conversation {shown(conversation_id)} not found")
             await self._table.update(tx, patched(found, patch))
 
         await self._db.write(body)
@@ -375,66 +375,7 @@ class Conversations:
         agent = await self.agent(user_id, conversation_id)
         await agent.respond_to_confirmation(conversation_id, accept=accept, reason=reason)
 
-    # What sandboxes report
-
-    async def receive_events(
-        self, sandbox: Sandbox, conversation_id: str, raw: Sequence[bytes]
-    ) -> None:
-        """Store events that a sandbox reports of one of its conversations.
-
-        What it has to say of one that was deleted is dropped, and it is told so. Raises NotFound
-        for a conversation that is not this sandbox's.
-        """
-        if await self._is_removed(sandbox, conversation_id):
-            return
-        await self._require_own(sandbox, conversation_id)
-        await self._recorder.record(conversation_id, raw)
-
-    async def receive_conversation(self, sandbox: Sandbox, info: bytes) -> None:
-        """Keep what a sandbox reports of a conversation; adopt one the server did not start."""
-        told = decode_conversation(info)
-        conversation_id = parse_uuid(told.id)
-        if conversation_id is None:
-            raise BadRequest("The conversation has no valid id")
-        if told.execution_status == ExecutionStatus.DELETING:
-            return
-        if await self._is_removed(sandbox, conversation_id):
-            return
-        if await self._table.find(conversation_id) is None:
-            await self._adopt(sandbox, conversation_id, told.workspace.working_dir)
-        await self._require_own(sandbox, conversation_id)
-        await self._recorder.receive_info(conversation_id, told)
-
-    async def sandbox_secrets(self, sandbox: Sandbox) -> dict[str, tuple[str | None, Secret]]:
-        """Return the secrets a sandbox may ask for: by name, the description and the value.
-
-        A provider's token is known as `github_token` and by its variable `GITHUB_TOKEN`.
-        """
-        found: dict[str, tuple[str | None, Secret]] = {}
-        for name, token in (await self._secrets.provider_tokens(sandbox.user_id)).items():
-            variable = token_variable(Provider(name))
-            for known_as in (variable.lower(), variable):
-                found[known_as] = (f"{name} token", token.token)
-        for name, secret in (await self._secrets.custom_secrets(sandbox.user_id)).items():
-            found[name] = (secret.description, secret.value)
-        return found
-
-    async def identify_pass(self, text: str) -> ProviderPass:
-        """Return the pass a sandbox shows, while it runs; raises NotAuthenticated."""
-        granted = self._passes.read(text)
-        sandbox = await self._sandboxes.find_any(granted.sandbox_id)
-        if sandbox is None or not sandbox.may_call:
-            raise NotAuthenticated(detail="the sandbox of the pass does not run")
-        return granted
-
-    async def provider_token(self, granted: ProviderPass) -> Secret:
-        """Return the token a pass is for, as its user has it now; raises NotFound."""
-        sandbox = await self._sandboxes.find_any(granted.sandbox_id)
-        user_id = sandbox.user_id if sandbox else ""
-        found = await self._secrets.find_provider_token(user_id, granted.provider)
-        if found is None:
-            raise NotFound("No such provider")
-        return found.token
+    # What goes on by itself
 
     async def recover(self) -> None:
         """Fetch what was missed and go on with what was unfinished; called once at the start."""
@@ -517,40 +458,6 @@ class Conversations:
             )
         return self._agents.at(sandbox.agent_url, sandbox.session_key)
 
-    async def _require_own(self, sandbox: Sandbox, conversation_id: str) -> None:
-        conversation = await self._table.find(conversation_id)
-        if conversation is None or conversation.sandbox_id != sandbox.id:
-            raise NotFound(f"Conversation {_shown(conversation_id)} not found")
-
-    async def _adopt(self, sandbox: Sandbox, conversation_id: str, working_dir: str) -> None:
-        order = StartOrder(conversation_id=conversation_id, sandbox_id=sandbox.id)
-        conversation = msgspec.structs.replace(
-            new_conversation(sandbox.user_id, conversation_id, order, Settings(), None),
-            sandbox_id=sandbox.id,
-            working_dir=working_dir,
-            is_ready=True,
-        )
-
-        async def body(tx: Transaction) -> None:
-            is_removed = await self._remover.is_removed(conversation_id, sandbox.id, tx)
-            if not is_removed and await self._table.find(conversation_id, tx) is None:
-                await self._table.insert(tx, conversation)
-
-        await self._db.write(body)
-
-    async def _is_removed(self, sandbox: Sandbox, conversation_id: str) -> bool:
-        if await self._table.find(conversation_id) is not None:
-            return False
-        if not await self._remover.is_removed(conversation_id, sandbox.id):
-            return False
-        await self._remover.tell_again(conversation_id)
-        return True
-
 
 def _start_name(task_id: str) -> str:
     return f"start {task_id}"
-
-
-def _shown(conversation_id: str) -> str:
-    known = parse_uuid(conversation_id)
-    return dashed(known) if known else conversation_id

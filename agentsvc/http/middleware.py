@@ -242,7 +242,7 @@ async def _identify_sandbox(request: web.Request) -> Sandbox:
 async def _identify_pass(request: web.Request) -> ProviderPass:
     for key in keys_of(request):
         try:
-            return await request.app[CONVERSATIONS].identify_pass(key)
+            return await request.app[CONVERSATIONS].reports.identify_pass(key)
         except NotAuthenticated:
             continue
     raise NotAuthenticated

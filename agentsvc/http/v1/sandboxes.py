@@ -94,14 +94,14 @@ async def delete_sandbox(request: web.Request) -> web.Response:
 
 async def get_secrets(request: web.Request) -> web.Response:
     """GET /sandboxes/{sandbox_id}/settings/secrets."""
-    secrets = await request.app[CONVERSATIONS].sandbox_secrets(calling_sandbox(request))
+    secrets = await request.app[CONVERSATIONS].reports.sandbox_secrets(calling_sandbox(request))
     names = [SecretName(name=name, description=text) for name, (text, _) in secrets.items()]
     return json_response(SecretNames(secrets=names))
 
 
 async def get_secret(request: web.Request) -> web.Response:
     """GET /sandboxes/{sandbox_id}/settings/secrets/{secret_name}."""
-    secrets = await request.app[CONVERSATIONS].sandbox_secrets(calling_sandbox(request))
+    secrets = await request.app[CONVERSATIONS].reports.sandbox_secrets(calling_sandbox(request))
     found = secrets.get(path_text(request, "secret_name"))
     if found is None:
         raise NotFound("Secret not found")

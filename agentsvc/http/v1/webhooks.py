@@ -33,7 +33,7 @@ async def post_conversation(request: web.Request) -> web.Response:
     sandbox = calling_sandbox(request)
     info = await read_json(request, _RAW, wide_integers=True)
     decode(info, _INFO)
-    await request.app[CONVERSATIONS].receive_conversation(sandbox, bytes(info))
+    await request.app[CONVERSATIONS].reports.receive_conversation(sandbox, bytes(info))
     return json_response(SUCCESS)
 
 
@@ -42,13 +42,13 @@ async def post_events(request: web.Request) -> web.Response:
     sandbox = calling_sandbox(request)
     conversation_id = path_id(request, "conversation_id")
     events = to_raw_events(await read_json(request, _EVENTS, wide_integers=True))
-    await request.app[CONVERSATIONS].receive_events(sandbox, conversation_id, events)
+    await request.app[CONVERSATIONS].reports.receive_events(sandbox, conversation_id, events)
     return json_response(SUCCESS)
 
 
 async def get_provider_token(request: web.Request) -> web.Response:
     """GET /webhooks/secrets."""
-    token = await request.app[CONVERSATIONS].provider_token(request[PASS])
+    token = await request.app[CONVERSATIONS].reports.provider_token(request[PASS])
     return text_response(token.reveal())
 
 

@@ -1,0 +1,134 @@
+"""What sandboxes call back: events, conversations and the secrets they may have."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from agentsvc.agent_answers import decode_conversation
+from agentsvc.conversations.lookups import Passes, ProviderPass
+from agentsvc.conversations.making import new_conversation, shown
+from agentsvc.conversations.recorder import Recorder
+from agentsvc.conversations.removal import Remover
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.db import Database, Transaction
+from agentsvc.errors import BadRequest, NotAuthenticated, NotFound
+from agentsvc.git import token_variable
+from agentsvc.orders import ExecutionStatus, Provider, StartOrder
+from agentsvc.sandboxes import Sandbox, Sandboxes
+from agentsvc.secretstore import SecretStore
+from agentsvc.settings import Settings
+from agentsvc.values import Secret, parse_uuid
+from agentsvc.vault import Vault
+
+
+class Reports:
+    """Takes in what agent servers report, and answers what they ask for."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        vault: Vault,
+        sandboxes: Sandboxes,
+        secrets: SecretStore,
+        table: ConversationTable,
+        recorder: Recorder,
+        remover: Remover,
+    ) -> None:
+        self._db = db
+        self._passes = Passes(vault)
+        self._sandboxes = sandboxes
+        self._secrets = secrets
+        self._table = table
+        self._recorder = recorder
+        self._remover = remover
+
+    async def receive_events(
+        self, sandbox: Sandbox, conversation_id: str, raw: Sequence[bytes]
+    ) -> None:
+        """Store events that a sandbox reports of one of its conversations.
+
+        What it has to say of one that was deleted is dropped, and it is told so. Raises NotFound
+        for a conversation that is not this sandbox's.
+        """
+        if await self._is_removed(sandbox, conversation_id):
+            return
+        await self._require_own(sandbox, conversation_id)
+        await self._recorder.record(conversation_id, raw)
+
+    async def receive_conversation(self, sandbox: Sandbox, info: bytes) -> None:
+        """Keep what a sandbox reports of a conversation; adopt one the server did not start."""
+        told = decode_conversation(info)
+        conversation_id = parse_uuid(told.id)
+        if conversation_id is None:
+            raise BadRequest("The conversation has no valid id")
+        if told.execution_status == ExecutionStatus.DELETING:
+            return
+        if await self._is_removed(sandbox, conversation_id):
+            return
+        if await self._table.find(conversation_id) is None:
+            await self._adopt(sandbox, conversation_id, told.workspace.working_dir)
+        await self._require_own(sandbox, conversation_id)
+        await self._recorder.receive_info(conversation_id, told)
+
+    async def sandbox_secrets(self, sandbox: Sandbox) -> dict[str, tuple[str | None, Secret]]:
+        """Return the secrets a sandbox may ask for: by name, the description and the value.
+
+        A provider's token is known as `github_token` and by its variable `GITHUB_TOKEN`.
+        """
+        found: dict[str, tuple[str | None, Secret]] = {}
+        for name, token in (await self._secrets.provider_tokens(sandbox.user_id)).items():
+            variable = token_variable(Provider(name))
+            for known_as in (variable.lower(), variable):
+                found[known_as] = (f"{name} token", token.token)
+        for name, secret in (await self._secrets.custom_secrets(sandbox.user_id)).items():
+            found[name] = (secret.description, secret.value)
+        return found
+
+    async def identify_pass(self, text: str) -> ProviderPass:
+        """Return the pass a sandbox shows, while it runs; raises NotAuthenticated."""
+        granted = self._passes.read(text)
+        sandbox = await self._sandboxes.find_any(granted.sandbox_id)
+        if sandbox is None or not sandbox.may_call:
+            raise NotAuthenticated(detail="the sandbox of the pass does not run")
+        return granted
+
+    async def provider_token(self, granted: ProviderPass) -> Secret:
+        """Return the token a pass is for, as its user has it now; raises NotFound."""
+        sandbox = await self._sandboxes.find_any(granted.sandbox_id)
+        user_id = sandbox.user_id if sandbox else ""
+        found = await self._secrets.find_provider_token(user_id, granted.provider)
+        if found is None:
+            raise NotFound("No such provider")
+        return found.token
+
+    # Inside
+
+    async def _require_own(self, sandbox: Sandbox, conversation_id: str) -> None:
+        conversation = await self._table.find(conversation_id)
+        if conversation is None or conversation.sandbox_id != sandbox.id:
+            raise NotFound(f"Conversation {shown(conversation_id)} not found")
+
+    async def _adopt(self, sandbox: Sandbox, conversation_id: str, working_dir: str) -> None:
+        order = StartOrder(conversation_id=conversation_id, sandbox_id=sandbox.id)
+        conversation = msgspec.structs.replace(
+            new_conversation(sandbox.user_id, conversation_id, order, Settings(), None),
+            sandbox_id=sandbox.id,
+            working_dir=working_dir,
+            is_ready=True,
+        )
+
+        async def body(tx: Transaction) -> None:
+            is_removed = await self._remover.is_removed(conversation_id, sandbox.id, tx)
+            if not is_removed and await self._table.find(conversation_id, tx) is None:
+                await self._table.insert(tx, conversation)
+
+        await self._db.write(body)
+
+    async def _is_removed(self, sandbox: Sandbox, conversation_id: str) -> bool:
+        if await self._table.find(conversation_id) is not None:
+            return False
+        if not await self._remover.is_removed(conversation_id, sandbox.id):
+            return False
+        await self._remover.tell_again(conversation_id)
+        return True
