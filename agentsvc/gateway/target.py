@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
-from agentsvc.errors import BadRequest, MethodNotAllowed, NotFound
+from agentsvc.errors import MalformedBody, MethodNotAllowed, NotFound
 from agentsvc.gateway import headers, rewrite
 from agentsvc.gateway.headers import Caller, Confines
 from agentsvc.http.keys import REQUEST_ID
@@ -62,7 +62,7 @@ def check(request: web.Request) -> None:
         raise MethodNotAllowed("Method Not Allowed")
     codings = ",".join(request.headers.getall(hdrs.TRANSFER_ENCODING, []))
     if codings and codings.strip().lower() != "chunked":
-        raise BadRequest("This transfer coding is not supported")
+        raise MalformedBody("This transfer coding is not supported")
 
 
 def make_target(

@@ -38,6 +38,8 @@ class Upstream:
         self.answer_headers: list[tuple[str, str]] = []
         self.steps: asyncio.Queue[bytes] = asyncio.Queue()
         """What the stream sends next; an empty part ends it."""
+        self.raw_answer = b""
+        """What `/raw` sends before it hangs up."""
         self.received = 0
         self.sockets: list[web.WebSocketResponse] = []
         self.socket_ends: asyncio.Queue[int | None] = asyncio.Queue()
@@ -54,6 +56,7 @@ class Upstream:
         app.router.add_post("/duplex", self.post_duplex)
         app.router.add_post("/picky", self.post_picky, expect_handler=_refuse_body)
         app.router.add_get("/broken", self.get_broken)
+        app.router.add_get("/raw", self.get_raw)
         app.router.add_get("/big", self.get_big)
         app.router.add_get("/ws", self.get_socket)
         app.router.add_get("/flood", self.get_flood)
@@ -132,6 +135,12 @@ class Upstream:
         assert request.transport is not None
         request.transport.close()
         return response
+
+    async def get_raw(self, request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.write(self.raw_answer)
+        request.transport.close()
+        return web.Response()
 
     async def get_big(self, request: web.Request) -> web.StreamResponse:
         size = int(request.query["bytes"])
