@@ -56,6 +56,10 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
         """Return where a port of a sandbox is, without a slash at the end."""
         return f"{self.base}{mount_of(sandbox.id, name)}"
 
+    def agent_of(self, sandbox_id: str) -> str:
+        """Return where the agent server of a sandbox is or was."""
+        return f"{self.base}{mount_of(sandbox_id, AGENT_PORT)}"
+
     def agent(self, sandbox: Sandbox) -> str | None:
         """Return where the agent server is, or None unless the sandbox runs."""
         return None if sandbox.agent_url is None else self.port(sandbox, AGENT_PORT)

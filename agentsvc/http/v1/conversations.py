@@ -50,7 +50,7 @@ async def post_app_conversation(request: web.Request) -> web.Response:
     """POST /app-conversations."""
     order = to_order(await read_json(request, _START))
     task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
-    return json_response(from_start_task(task))
+    return json_response(from_start_task(task, links_of(request)))
 
 
 async def post_stream_start(request: web.Request) -> web.StreamResponse:
@@ -131,7 +131,7 @@ async def post_send_message(request: web.Request) -> web.Response:
 async def _follow(request: web.Request, task_id: str) -> AsyncGenerator[StartTaskView]:
     user_id = request[PRINCIPAL].user_id
     async for task in request.app[CONVERSATIONS].follow(user_id, task_id):
-        yield from_start_task(task)
+        yield from_start_task(task, links_of(request))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from agentsvc.errors import BadRequest
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
+from agentsvc.http.links import links_of
 from agentsvc.http.routes import EXAMPLE_ID, Example, Route, Scope
 from agentsvc.http.v1.types_sandboxes import check_ids
 from agentsvc.http.v1.types_start import (
@@ -24,7 +25,8 @@ async def get_start_tasks(request: web.Request) -> web.Response:
     """GET /app-conversations/start-tasks."""
     ids = check_ids([each.hex for each in read_query(request, StartTaskIds).ids])
     tasks = await request.app[CONVERSATIONS].find_start_tasks(request[PRINCIPAL].user_id, ids)
-    return json_response([from_start_task(task) if task else None for task in tasks])
+    links = links_of(request)
+    return json_response([from_start_task(task, links) if task else None for task in tasks])
 
 
 async def search_start_tasks(request: web.Request) -> web.Response:
@@ -37,8 +39,9 @@ async def search_start_tasks(request: web.Request) -> web.Response:
         limit=query.limit,
         **query.to_filter(),
     )
+    links = links_of(request)
     return json_response(
-        Page(items=[from_start_task(task) for task in tasks], next_page_id=next_page_id)
+        Page(items=[from_start_task(task, links) for task in tasks], next_page_id=next_page_id)
     )
 
 

@@ -6,6 +6,7 @@ from uuid import UUID
 import msgspec
 
 from agentsvc.conversations import StartTask
+from agentsvc.http.links import Links
 from agentsvc.http.v1.types_messages import MessageBody, MessageView, from_message, to_message
 from agentsvc.http.wire import PAGE_MAX, Int64, Limit, Time, find_time
 from agentsvc.orders import (
@@ -169,7 +170,7 @@ def to_order(body: StartBody) -> StartOrder:
     )
 
 
-def from_start_task(task: StartTask) -> StartTaskView:
+def from_start_task(task: StartTask, links: Links) -> StartTaskView:
     """Return a start task as clients see it."""
     is_ready = task.status is StartStatus.READY
     return StartTaskView(
@@ -179,11 +180,17 @@ def from_start_task(task: StartTask) -> StartTaskView:
         detail=task.detail,
         app_conversation_id=task.conversation_id if is_ready else None,
         sandbox_id=task.sandbox_id,
-        agent_server_url=task.agent_server_url,
+        agent_server_url=_from_agent(task, links),
         request=_from_order(task.request),
         created_at=to_stored(task.created_at),
         updated_at=to_stored(task.updated_at),
     )
+
+
+def _from_agent(task: StartTask, links: Links) -> str | None:
+    if task.agent_server_url is None or task.sandbox_id is None:
+        return None
+    return links.agent_of(task.sandbox_id)
 
 
 def _from_order(order: StartOrder) -> StartRequestView:

@@ -10,7 +10,7 @@ import pytest
 
 from agentsvc.http.v1.types_start import SECRETS_MAX
 from agentsvc.testing.agent import FakeAgent
-from tests.service import Client
+from tests.service import Client, Service
 
 START = "/api/v1/app-conversations"
 TASKS = f"{START}/start-tasks"
@@ -111,13 +111,15 @@ async def test_an_unknown_parent_is_not_found(client: Client) -> None:
     assert answer.status == 404
 
 
-async def test_a_task_that_is_ready_names_its_conversation(client: Client) -> None:
+async def test_a_task_that_is_ready_names_its_conversation(
+    client: Client, service: Service
+) -> None:
     task = await client.start_task(None, conversation_id=CHOSEN_ID, title="Mine")
     ended = await client.end_of_start(task["id"])
     assert ended["status"] == "READY"
     assert ended["app_conversation_id"] == CHOSEN_ID
     assert ended["sandbox_id"]
-    assert ended["agent_server_url"].startswith("http://")
+    assert ended["agent_server_url"] == f"{service.url}/sandboxes/{ended['sandbox_id']}/agent"
     assert ended["created_at"].endswith("Z")
 
 
