@@ -9,10 +9,9 @@ server, and a later one finds it by these alone.
 import asyncio
 import importlib.metadata
 import json
-import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -27,36 +26,28 @@ from agentsvc.backend import (
     Found,
     Handle,
     Health,
-    Limits,
     LogLine,
     Order,
     Phase,
-    Port,
     Report,
     RuntimeBackend,
     SaveHandle,
     Spec,
-    fill,
 )
 from agentsvc.backends import cgroup, launch, places
 from agentsvc.backends.look import Look, look_at
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
+from agentsvc.backends.specs import DEFAULT_SPEC, check
+from agentsvc.backends.threads import finish, reach, until_none
 from agentsvc.backends.tree import Tree, marks, reap, snapshot
-from agentsvc.errors import (
-    BackendUnavailable,
-    CapacityExceeded,
-    Conflict,
-    HandleTooNew,
-    OrderRejected,
-)
+from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
 from agentsvc.hookspecs import hookimpl
-from agentsvc.values import monotonic, now
+from agentsvc.values import now
 
 HANDLE_VERSION: Final = 1
 
 _HOST = "127.0.0.1"
 _FACTS = {"isolation": "none"}
-_POLL_SECONDS = 0.02
 _FOLLOW_SECONDS = 0.2
 _HEAD_MAX = 65536
 
@@ -111,15 +102,15 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def open(self) -> None:
         """Make the state directory and find out whether control groups can be used."""
-        await _reach(self._open)
+        await reach(self._open)
 
     async def probe(self) -> Health:
         """Say what sandboxes will find here."""
-        return await _reach(self._probe)
+        return await reach(self._probe)
 
     def check_spec(self, spec: Spec) -> None:
         """Raise OrderRejected for images, limits, options and directories elsewhere."""
-        _check(spec)
+        check(spec)
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
         """Make the directories, start the shim, and return when it has started the command.
@@ -127,12 +118,12 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         The record is on disk before anything runs. Cancelled, it ends the launch first, so that
         what was started is listed by scan.
         """
-        _check(order)
+        check(order)
         return await self._start(order, save)
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
         """Start the command again on the same files; raises Conflict if they are gone."""
-        _check(order)
+        check(order)
         place = self._place(handle)
         look = await self._look(place, handle)
         if not look.exists:
@@ -140,7 +131,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if look.phase is not Phase.FAILED:
             return handle
         await self._end(self._tree(look, handle), grace_seconds=0)
-        await _finish(place.forget_run)
+        await finish(place.forget_run)
         return await self._start(order, save)
 
     async def inspect(self, handle: Handle) -> Report:
@@ -166,7 +157,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def scan(self) -> Sequence[Found]:
         """List what has a directory, a temporary directory or a process of this instance."""
-        return await _reach(self._scan)
+        return await reach(self._scan)
 
     async def delete(self, handle: Handle) -> None:
         """End every process, then remove every file; see `ProcessConfig` for how long."""
@@ -174,19 +165,19 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         look = await self._look(place, handle)
         tree = self._tree(look, handle)
         await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
-        await _finish(lambda: self._remove(place, look, handle))
+        await finish(lambda: self._remove(place, look, handle))
 
     async def pause(self, handle: Handle) -> None:
         """Freeze or stop every process; finished by inspect if the server ends half-way."""
         look = await self._running(handle)
         tree = self._tree(look, handle)
-        await _finish(lambda: self._pause(look.place, tree))
+        await finish(lambda: self._pause(look.place, tree))
 
     async def resume(self, handle: Handle) -> Handle:
         """Let every process run again; raises Conflict where the command has ended."""
         look = await self._running(handle)
         tree = self._tree(look, handle)
-        await _finish(lambda: self._resume(look.place, tree))
+        await finish(lambda: self._resume(look.place, tree))
         return handle
 
     async def execute(
@@ -222,10 +213,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Yield what the command wrote, with the values of its secrets masked."""
         place = self._place(handle)
         file = LogFile(place.log)
-        for line in await _reach(lambda: file.tail(tail)):
+        for line in await reach(lambda: file.tail(tail)):
             yield line
-        while follow and await _reach(place.exists):
-            for line in await _reach(file.more):
+        while follow and await reach(place.exists):
+            for line in await reach(file.more):
                 yield line
             await asyncio.sleep(_FOLLOW_SECONDS)
 
@@ -266,7 +257,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             log_bytes=self.config.log_bytes,
             time_limit=self.config.launch_seconds,
         )
-        handle = await _finish(lambda: _to_handle(place, plan.carry_out()))
+        handle = await finish(lambda: _to_handle(place, plan.carry_out()))
         await save(handle)
         return handle
 
@@ -359,7 +350,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                 self._stop(place, self._tree(look, handle))
             return look
 
-        return await _reach(take)
+        return await reach(take)
 
     async def _running(self, handle: Handle) -> Look:
         look = await self._look(self._place(handle), handle)
@@ -382,12 +373,12 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return True
 
     async def _end(self, tree: Tree, *, grace_seconds: float) -> None:
-        if grace_seconds > 0 and await _reach(tree.terminate):
-            await _until_none(lambda: bool(tree.others()), grace_seconds)
-        if not await _until_none(tree.kill, self.config.kill_seconds):
+        if grace_seconds > 0 and await reach(tree.terminate):
+            await until_none(lambda: bool(tree.others()), grace_seconds)
+        if not await until_none(tree.kill, self.config.kill_seconds):
             raise BackendUnavailable("Processes of the sandbox do not end", detail=tree.mark)
         if (root := tree.root) is not None:
-            await _reach(lambda: reap(root))
+            await reach(lambda: reap(root))
 
 
 @hookimpl
@@ -400,54 +391,6 @@ def agentsvc_register_backends() -> Iterable[type[RuntimeBackend[Any]]]:
 def agentsvc_register_specs() -> Iterable[Spec]:
     """Offer the published agent server, run by the Python that runs this server."""
     return [DEFAULT_SPEC]
-
-
-DEFAULT_SPEC: Final = Spec(
-    id="process",
-    backend="process",
-    command=(
-        "{python}",
-        *("-m", "openhands.agent_server"),
-        *("--import-modules", "agentsvc.backends.guest"),
-        *("--host", _HOST),
-        *("--port", "{port.agent}"),
-    ),
-    env={
-        # Without it a start without internet is slow and may die at import.
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "OPENHANDS_SUPPRESS_BANNER": "1",
-        "OH_ENABLE_VSCODE": "false",
-        # It would load a browser at each start, and complain where there is none.
-        "OH_PRELOAD_TOOLS": "false",
-        "WORKER_1": "{port.worker_1}",
-        "WORKER_2": "{port.worker_2}",
-    },
-    ports=(
-        Port(name="agent"),
-        Port(name="worker_1", awaited=False),
-        Port(name="worker_2", awaited=False),
-    ),
-)
-"""The spec that exists without any configuration."""
-
-
-def _check(asked: Spec | Order) -> None:
-    if asked.command is None or not asked.command:
-        raise OrderRejected("A process sandbox needs a command")
-    if asked.image:
-        raise OrderRejected("A process sandbox has no image")
-    if asked.limits != Limits():
-        raise OrderRejected("The process backend cannot enforce limits")
-    if asked.options:
-        raise OrderRejected(f"The process backend has no option `{min(asked.options)}`")
-    directory = Path(asked.working_dir)
-    if directory.is_absolute() or ".." in directory.parts:
-        raise OrderRejected("The working directory must be a relative path inside the workspace")
-    ports = {port.name: port.number for port in asked.ports}
-    if len(ports) != len(asked.ports):
-        raise OrderRejected("Two ports have the same name")
-    for text in (*asked.command, *asked.env.values()):
-        fill(text, ports)
 
 
 def _to_handle(place: Place, record: places.Record | None) -> Handle:
@@ -490,41 +433,3 @@ async def _ask(socket_path: Path, request: Mapping[str, Any]) -> ExecResult:
     finally:
         # Hanging up is what makes the shim end a command that still runs.
         writer.transport.abort()
-
-
-async def _until_none(remain: Callable[[], bool], time_limit: float) -> bool:
-    deadline = monotonic() + time_limit
-    while await _reach(remain):
-        if monotonic() > deadline:
-            return False
-        await asyncio.sleep(_POLL_SECONDS)
-    return True
-
-
-async def _reach[T](work: Callable[[], T]) -> T:
-    """Do blocking work in a thread; what the file system refuses is a control plane away."""
-    return await _translated(asyncio.to_thread(work))
-
-
-async def _finish[T](work: Callable[[], T]) -> T:
-    """Do blocking work in a thread to its end, even if the caller is cancelled meanwhile."""
-    future = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await _translated(asyncio.shield(future))
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        future.exception()
-        raise
-
-
-async def _translated[T](work: Awaitable[T]) -> T:
-    try:
-        return await work
-    except OSError as exc:
-        if exc.errno in launch.FULL:
-            raise CapacityExceeded(
-                f"This machine is full: {os.strerror(exc.errno or 0)}", detail=str(exc)
-            ) from exc
-        raise BackendUnavailable(
-            "The files of the process backend cannot be reached", detail=str(exc)
-        ) from exc

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from agentsvc.backend import Port, Spec
-from agentsvc.backends.process import DEFAULT_SPEC, ProcessBackend
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.config import Config, LimitsConfig, SandboxesConfig, SpecConfig
 from agentsvc.errors import BackendUnavailable, StartFailed
 from agentsvc.hookspecs import Event, hookimpl

@@ -12,7 +12,8 @@ import pytest
 
 from agentsvc.backend import BackendContext, Limits, Order, Phase, Port, Spec
 from agentsvc.backends import launch, tree
-from agentsvc.backends.process import DEFAULT_SPEC, ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.errors import BackendUnavailable, Conflict, OrderRejected
 from agentsvc.values import Secret, new_id
 from tests.core.bench import (

@@ -1,0 +1,57 @@
+"""What a process sandbox runs: the spec that exists without configuration, and what any must be."""
+
+from pathlib import Path
+from typing import Final
+
+from agentsvc.backend import Limits, Order, Port, Spec, fill
+from agentsvc.errors import OrderRejected
+
+_HOST: Final = "127.0.0.1"
+
+DEFAULT_SPEC: Final = Spec(
+    id="process",
+    backend="process",
+    command=(
+        "{python}",
+        *("-m", "openhands.agent_server"),
+        *("--import-modules", "agentsvc.backends.guest"),
+        *("--host", _HOST),
+        *("--port", "{port.agent}"),
+    ),
+    env={
+        # Without it a start without internet is slow and may die at import.
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "OPENHANDS_SUPPRESS_BANNER": "1",
+        "OH_ENABLE_VSCODE": "false",
+        # It would load a browser at each start, and complain where there is none.
+        "OH_PRELOAD_TOOLS": "false",
+        "WORKER_1": "{port.worker_1}",
+        "WORKER_2": "{port.worker_2}",
+    },
+    ports=(
+        Port(name="agent"),
+        Port(name="worker_1", awaited=False),
+        Port(name="worker_2", awaited=False),
+    ),
+)
+"""The spec that exists without any configuration."""
+
+
+def check(asked: Spec | Order) -> None:
+    """Raise OrderRejected for images, limits, options and directories elsewhere."""
+    if asked.command is None or not asked.command:
+        raise OrderRejected("A process sandbox needs a command")
+    if asked.image:
+        raise OrderRejected("A process sandbox has no image")
+    if asked.limits != Limits():
+        raise OrderRejected("The process backend cannot enforce limits")
+    if asked.options:
+        raise OrderRejected(f"The process backend has no option `{min(asked.options)}`")
+    directory = Path(asked.working_dir)
+    if directory.is_absolute() or ".." in directory.parts:
+        raise OrderRejected("The working directory must be a relative path inside the workspace")
+    ports = {port.name: port.number for port in asked.ports}
+    if len(ports) != len(asked.ports):
+        raise OrderRejected("Two ports have the same name")
+    for text in (*asked.command, *asked.env.values()):
+        fill(text, ports)

@@ -1,0 +1,51 @@
+"""Blocking work of the process backend, done in threads, and what its failures mean."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from agentsvc.backends import launch
+from agentsvc.errors import BackendUnavailable, CapacityExceeded
+from agentsvc.values import monotonic
+
+_POLL_SECONDS: Final = 0.02
+
+
+async def reach[T](work: Callable[[], T]) -> T:
+    """Do blocking work in a thread; what the file system refuses is a control plane away."""
+    return await _translated(asyncio.to_thread(work))
+
+
+async def finish[T](work: Callable[[], T]) -> T:
+    """Do blocking work in a thread to its end, even if the caller is cancelled meanwhile."""
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await _translated(asyncio.shield(future))
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        future.exception()
+        raise
+
+
+async def _translated[T](work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except OSError as exc:
+        if exc.errno in launch.FULL:
+            raise CapacityExceeded(
+                f"This machine is full: {os.strerror(exc.errno or 0)}", detail=str(exc)
+            ) from exc
+        raise BackendUnavailable(
+            "The files of the process backend cannot be reached", detail=str(exc)
+        ) from exc
+
+
+async def until_none(remain: Callable[[], bool], time_limit: float) -> bool:
+    """Wait until nothing remains; say whether that came true in time."""
+    deadline = monotonic() + time_limit
+    while await reach(remain):
+        if monotonic() > deadline:
+            return False
+        await asyncio.sleep(_POLL_SECONDS)
+    return True
