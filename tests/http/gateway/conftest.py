@@ -4,19 +4,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import pytest
 
 from agentsvc.auth import Role
-from agentsvc.config import GatewayConfig, PortConfig, SpecConfig
-from agentsvc.plugins import PluginHost
+from agentsvc.config import GatewayConfig
 from agentsvc.testing.backend import FakeWorld
-from tests.conftest import FAST
-from tests.http.gateway.steps import Box
+from tests.http.gateway.steps import Box, make_gate
 from tests.http.gateway.upstream import Upstream
 from tests.service import Service
-
-PORTS = tuple(PortConfig(name=name) for name in ("agent", "vscode", "worker_1"))
 
 
 class StartGate(Protocol):
@@ -46,20 +41,8 @@ async def start_gate(tmp_path: Path, world: FakeWorld) -> AsyncIterator[StartGat
     """Return a function that starts a server with a gateway of some configuration."""
     services: list[Service] = []
 
-    def make_plugins() -> PluginHost:
-        host = PluginHost.load(disable=["process"])
-        host.add("fake", world.plugin(), version="", origin="tests")
-        return host
-
     async def start(gateway: GatewayConfig, **server: Any) -> Service:
-        spec = SpecConfig(id="web", backend="fake", command=("agent",), ports=PORTS)
-        config = msgspec.structs.replace(
-            FAST,
-            specs={"web": spec},
-            gateway=gateway,
-            server=msgspec.structs.replace(FAST.server, **server),
-        )
-        service = Service(tmp_path / "data", config, make_plugins)
+        service = make_gate(tmp_path / "data", world, gateway, **server)
         services.append(service)
         await service.start()
         return service

@@ -2,15 +2,35 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from agentsvc.config import GatewayConfig, PortConfig, SpecConfig
+from agentsvc.plugins import PluginHost
+from agentsvc.testing.backend import FakeWorld
+from tests.conftest import FAST
 from tests.http.gateway.upstream import Seen, Upstream
 from tests.service import Answer, Client, Service
 
 LONG_SECONDS = 30.0
+PORTS = tuple(PortConfig(name=name) for name in ("agent", "vscode", "worker_1"))
+
+
+def make_gate(data_dir: Path, world: FakeWorld, gateway: GatewayConfig, **server: Any) -> Service:
+    """Return a server with a gateway; `server` replaces values of the server section."""
+
+    def make_plugins() -> PluginHost:
+        host = PluginHost.load(disable=["process"])
+        host.add("fake", world.plugin(), version="", origin="tests")
+        return host
+
+    spec = SpecConfig(id="web", backend="fake", command=("agent",), ports=PORTS)
+    section = msgspec.structs.replace(FAST.server, **server)
+    config = msgspec.structs.replace(FAST, specs={"web": spec}, gateway=gateway, server=section)
+    return Service(data_dir, config, make_plugins)
 
 
 class Box(msgspec.Struct, frozen=True, kw_only=True):

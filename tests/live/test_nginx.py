@@ -1,0 +1,139 @@
+"""The gateway behind a real nginx with TLS, at the root and below a path that it strips or keeps."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import pytest
+import pytest_asyncio
+from aiohttp import WSMsgType
+
+from agentsvc.config import GatewayConfig
+from agentsvc.testing.backend import FakeWorld
+from tests.http.gateway.steps import Box, make_gate
+from tests.http.gateway.upstream import DATA, Upstream
+from tests.live import nginx
+from tests.live.conftest import unavailable
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(180),
+    pytest.mark.asyncio(loop_scope="function"),
+]
+
+MIB = 1024 * 1024
+
+
+class Front(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox behind nginx, and a client with the user's key that sees nginx only."""
+
+    box: Box
+    url: str
+    client: aiohttp.ClientSession
+
+
+@pytest_asyncio.fixture(
+    loop_scope="function", params=["at the root", "stripping", "keeping", "keeping a deep path"]
+)
+async def front(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Front]:
+    if nginx.program() is None:
+        unavailable("nginx is not installed")
+    path = {"at the root": "", "keeping a deep path": "/a/b-c"}.get(request.param, "/agents")
+    strips = request.param in ("stripping", "at the root")
+    port = nginx.free_port()
+    url = f"https://127.0.0.1:{port}{path}"
+    said = {"trusted_proxies": ("127.0.0.1",)} if strips else {"public_url": url}
+
+    upstream, world = Upstream(), FakeWorld()
+    await upstream.start()
+    world.on_create = upstream.on_create
+    service = make_gate(tmp_path / "data", world, GatewayConfig(), **said)
+    try:
+        await service.start()
+        box = await Box.start(service, upstream, await service.make_client())
+        place = nginx.running(tmp_path, port=port, path=path, server_url=service.url, strips=strips)
+        async with place, _client(tmp_path, str(box.owner.key)) as client:
+            yield Front(box=box, url=url, client=client)
+    finally:
+        await service.close()
+        world.close()
+        await upstream.stop()
+
+
+def _client(folder: Path, key: str) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        headers={"X-Session-API-Key": key},
+        connector=aiohttp.TCPConnector(ssl=nginx.trust(folder)),
+        timeout=aiohttp.ClientTimeout(total=90),
+    )
+
+
+async def _urls(front: Front) -> dict[str, str]:
+    """Return the URL of each port, as a client is given them through nginx."""
+    async with front.client.get(f"{front.url}/api/v1/sandboxes?id={front.box.id}") as answer:
+        [sandbox] = await answer.json()
+    return {one["name"]: one["url"] for one in sandbox["exposed_urls"]}
+
+
+async def test_what_a_client_is_given_works_through_nginx(front: Front) -> None:
+    urls = await _urls(front)
+    assert urls["AGENT_SERVER"] == f"{front.url}/sandboxes/{front.box.id}/agent"
+    worker = urls["WORKER_1"]
+    await _check_requests(front, worker)
+    await _check_streams(front, worker)
+    await _check_bulk(front, worker)
+    await _check_sockets(front, urls["AGENT_SERVER"])
+    async with front.client.get(urls["VSCODE"]) as answer:
+        assert answer.status == 200
+
+
+async def _check_requests(front: Front, worker: str) -> None:
+    path = urlsplit(worker).path
+    front.box.upstream.answer_headers = [("Location", "/next"), ("Set-Cookie", "a=1; Path=/")]
+    async with front.client.get(f"{worker}/x?y=1") as answer:
+        assert answer.headers["Location"] == f"{path}/next"
+        assert answer.headers["Set-Cookie"] == f"a=1; Path={path}/"
+    seen = front.box.upstream.seen[-1]
+    assert seen.raw_path == "/x?y=1"
+    assert seen.one("X-Forwarded-Proto") == "https"
+    assert seen.one("X-Forwarded-Host") == urlsplit(front.url).netloc
+    assert seen.one("X-Forwarded-Prefix") == path
+    async with front.client.get(f"{worker}/data", headers={"Range": "bytes=5-9"}) as answer:
+        assert (answer.status, await answer.read()) == (206, DATA[5:10])
+
+
+async def _check_streams(front: Front, worker: str) -> None:
+    async with front.client.get(f"{worker}/stream") as answer:
+        for number in range(3):
+            part = f"data: {number}\n\n".encode()
+            front.box.upstream.steps.put_nowait(part)
+            assert await answer.content.readexactly(len(part)) == part
+        front.box.upstream.steps.put_nowait(b"")
+
+
+async def _check_bulk(front: Front, worker: str) -> None:
+    size = 16 * MIB
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(size // MIB):
+            yield bytes(MIB)
+
+    async with front.client.put(f"{worker}/sink", data=body()) as answer:
+        assert await answer.json() == {"received": size}
+    async with front.client.get(f"{worker}/big?bytes={size}") as answer:
+        assert len(await answer.read()) == size
+
+
+async def _check_sockets(front: Front, agent: str) -> None:
+    root = f"{front.url}/sockets/events/1?session_api_key={front.box.key}"
+    for url in (f"{agent}/ws", f"{agent}/sockets/events/1", root):
+        async with front.client.ws_connect(url, autoclose=False) as socket:
+            assert (await socket.receive(timeout=60)).data == "hello"
+            await socket.send_bytes(b"abc")
+            assert (await socket.receive(timeout=60)).data == b"cba"
+            await socket.send_str("close 4321 enough")
+            ended: Any = await socket.receive(timeout=60)
+            assert (ended.type, ended.data, ended.extra) == (WSMsgType.CLOSE, 4321, "enough")
