@@ -6,7 +6,6 @@ A request that nobody wrote down is answered with 501 and kept in `unexpected`.
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -16,6 +15,11 @@ RECORDINGS: Final = Path(__file__).parent / "data" / "git"
 ANYTHING: Final = "*"
 WHO_AM_I: Final = "/plugins/servlet/applinks/whoami"
 
+_RECORDED: Final[list[dict[str, Any]]] = [
+    exchange
+    for file in sorted(RECORDINGS.glob("*/*.json"))
+    for exchange in json.loads(file.read_text())
+]
 _AUTHORIZATIONS: Final = {
     "/api/v1": {"token good"},
     "/_apis": {f"Basic {base64.b64encode(b':good').decode()}"},
@@ -36,7 +40,6 @@ class GitHosts:
         self.status = 200
         self.headers: dict[str, str] = {}
         self.body: bytes | None = None
-        self._recorded = list(_recorded())
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -74,7 +77,7 @@ class GitHosts:
 
     async def _find(self, request: web.Request) -> dict[str, Any] | None:
         body = await request.json() if request.can_read_body else {}
-        for exchange in self._recorded:
+        for exchange in _RECORDED:
             if _fits(exchange["request"], request, body):
                 response: dict[str, Any] = exchange["response"]
                 return response
@@ -93,11 +96,6 @@ class GitHosts:
             headers=headers,
             content_type=kind,
         )
-
-
-def _recorded() -> Iterator[dict[str, Any]]:
-    for file in sorted(RECORDINGS.glob("*/*.json")):
-        yield from json.loads(file.read_text())
 
 
 def _fits(recorded: dict[str, Any], request: web.Request, body: dict[str, Any]) -> bool:

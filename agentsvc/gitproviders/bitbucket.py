@@ -147,7 +147,8 @@ class Bitbucket(Hosting):
     async def repositories(self, query: RepositoryQuery) -> Listing[Repository]:
         """Return repositories of a workspace, or of one workspace of the user after the other.
 
-        A page has those of one workspace, so it may be short while there are more.
+        A page has those of one workspace, so it may be short while there are more. Workspaces
+        that have none are passed over.
         """
         if query.installation_id is not None:
             return await self._in_workspace(query.installation_id, query.text, query)
@@ -225,12 +226,14 @@ class Bitbucket(Hosting):
             workspace, _, page = query.cursor.partition("/")
         if workspace not in workspaces:
             raise bad_cursor()
-        query = msgspec.structs.replace(query, cursor=page)
-        found = await self._in_workspace(workspace, query.text, query)
-        after = workspaces[workspaces.index(workspace) + 1 :]
+        left = workspaces[workspaces.index(workspace) :]
+        found = await self._in_workspace(left[0], query.text, _at(query, page))
+        while not found.items and found.cursor is None and len(left) > 1:
+            left = left[1:]
+            found = await self._in_workspace(left[0], query.text, _at(query, None))
         if found.cursor is not None:
-            return Listing(items=found.items, cursor=f"{workspace}/{found.cursor}")
-        return Listing(items=found.items, cursor=f"{after[0]}/1" if after else None)
+            return Listing(items=found.items, cursor=f"{left[0]}/{found.cursor}")
+        return Listing(items=found.items, cursor=f"{left[1]}/1" if len(left) > 1 else None)
 
     async def _in_workspace(
         self, workspace: str, text: str, query: RepositoryQuery
@@ -262,6 +265,10 @@ _SORTS: Final = {SortBy.CREATED: "created_on", SortBy.NAME: "full_name"}
 def _listing[T, S](items: list[T], page: _Page[S]) -> Listing[T]:
     cursor = next_number(page_in(page.next)) if page.next else None
     return Listing(items=items, cursor=cursor, total=page.size)
+
+
+def _at(query: RepositoryQuery, cursor: str | None) -> RepositoryQuery:
+    return msgspec.structs.replace(query, cursor=cursor)
 
 
 def _name_like(text: str) -> str | None:

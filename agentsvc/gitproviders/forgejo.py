@@ -83,7 +83,6 @@ class _Entry(Struct, frozen=True):
 
 class _Content(Struct, frozen=True):
     content: str | None = None
-    encoding: str | None = None
 
 
 class _Change(Struct, frozen=True):
@@ -127,7 +126,7 @@ _REPOSITORIES: Final = msgspec.json.Decoder(list[_Repository])
 _FOUND: Final = msgspec.json.Decoder(_Found)
 _BRANCHES: Final = msgspec.json.Decoder(list[_Branch])
 _ENTRIES: Final = msgspec.json.Decoder(list[_Entry])
-_CONTENT: Final = msgspec.json.Decoder(_Content)
+_CONTENT: Final = msgspec.json.Decoder(_Content | list[_Entry])
 _CHANGES: Final = msgspec.json.Decoder(list[_Change])
 _ISSUES: Final = msgspec.json.Decoder(list[_Issue])
 _PULL: Final = msgspec.json.Decoder(_Pull)
@@ -225,9 +224,10 @@ class Forgejo(Hosting):
         """Return the text of a file on the main branch."""
         where = f"/repos/{self._path(repository)}/contents/{quoted_path(path)}"
         found = (await self._api.get(where, _CONTENT)).value
-        if found.encoding != "base64" or found.content is None:
+        content = found.content if isinstance(found, _Content) else None
+        if content is None:
             raise NotFound("It is no file, or too large a one")
-        return self._decoded(found.content)
+        return self._decoded(content)
 
     async def changed_at(self, repository: str, directory: str) -> str | None:
         """Return when a directory was last changed on the main branch."""

@@ -154,7 +154,7 @@ class GitHub(Hosting):
         """Return the text of a file on the main branch."""
         where = f"/repos/{self._path(repository)}/contents/{quoted_path(path)}"
         found = (await self._api.get(where, CONTENT)).value
-        if found.encoding != "base64":
+        if isinstance(found, list) or found.encoding != "base64":
             raise NotFound("It is no file, or too large a one")
         return self._decoded(found.content)
 

@@ -28,8 +28,9 @@ from agentsvc.gitproviders.data_center import DataCenter
 from agentsvc.gitproviders.forgejo import Forgejo
 from agentsvc.gitproviders.github import GitHub
 from agentsvc.gitproviders.gitlab import GitLab
-from agentsvc.gitproviders.hosting import Hosting
+from agentsvc.gitproviders.hosting import PATH_LOC, Hosting
 from agentsvc.gitproviders.microagents import (
+    EXTENSION,
     Microagent,
     directory_of,
     microagents_in,
@@ -222,7 +223,12 @@ class GitProviders:
     async def get_microagent(
         self, user_id: str, repository: str, path: str
     ) -> tuple[Microagent, Provider]:
-        """Return one microagent of a repository, and the provider that has it."""
+        """Return one microagent of a repository, and the provider that has it.
+
+        Raises InvalidRequest for a path of something else.
+        """
+        if not path.endswith(EXTENSION):
+            raise InvalidRequest(f"A microagent is a `{EXTENSION}` file", loc=PATH_LOC)
         hosting, provider = await self._home(user_id, None, repository)
         return read_microagent(await hosting.content(repository, path)), provider
 

@@ -33,7 +33,7 @@ class GitUser:
     ) -> None:
         for provider in providers:
             self._tokens[provider] = ProviderTokenPatch(
-                token=Secret(value), host=host or self.hosts.url
+                token=Secret(value), host=self.hosts.url if host is None else host
             )
         await self._secrets.set_provider_tokens(self.id, self._tokens)
 
@@ -52,6 +52,6 @@ async def user(tmp_path: Path, hosts: GitHosts) -> AsyncIterator[GitUser]:
     await providers.open()
     user_id = await KeyRing(database).create_user("ann", Role.MEMBER)
     yield GitUser(user_id, secrets, providers, hosts)
-    assert hosts.unexpected == []
     await providers.close()
     await database.close()
+    assert hosts.unexpected == []

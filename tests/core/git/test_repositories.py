@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from agentsvc.errors import BadRequest, GitTokenMissing, InvalidRequest, NotAllowed, NotFound
-from agentsvc.gitproviders import Listing, OwnerType, Repository, RepositoryQuery, SortBy
+from agentsvc.gitproviders import (
+    BranchQuery,
+    Listing,
+    OwnerType,
+    Repository,
+    RepositoryQuery,
+    SortBy,
+)
 from agentsvc.orders import Provider
 from tests.core.git.conftest import GitUser
 
@@ -128,6 +135,7 @@ async def test_a_repository_is_told_in_the_same_words_everywhere(
         (FORGEJO, "doc", "forgejo", ["forgejo/docs"]),
         (FORGEJO, "", "forgejo", ["forgejo/docs"]),
         (BITBUCKET, "acme/ap", None, ["acme/api"]),
+        (BITBUCKET, "not", None, ["emma/notes"]),
         (BITBUCKET, "ap", "acme", ["acme/api"]),
         (BITBUCKET, 'a"b\\', "acme", []),
         (BITBUCKET, "", "emma", ["emma/notes"]),
@@ -287,6 +295,19 @@ async def test_what_a_provider_is_not_asked_for_is_said(user: GitUser, provider:
         await search(user, provider)
     with pytest.raises(BadRequest, match=provider.value):
         await user.providers.search_installations(user.id, provider, None, 10)
+    query = BranchQuery(repository="a/b/c")
+    with pytest.raises(BadRequest, match=provider.value):
+        await user.providers.search_branches(user.id, provider, query)
+    with pytest.raises(BadRequest, match=provider.value):
+        await user.providers.microagents(user.id, "a/b/c")
+    with pytest.raises(BadRequest, match=provider.value):
+        await user.providers.get_microagent(user.id, "a/b/c", "x.md")
+
+
+async def test_a_provider_without_a_public_place_needs_a_host(user: GitUser) -> None:
+    await user.connect(DATA_CENTER, host="")
+    with pytest.raises(BadRequest, match="needs a host"):
+        await search(user, DATA_CENTER)
 
 
 async def test_organizations_need_a_provider(user: GitUser) -> None:

@@ -130,7 +130,14 @@ async def test_an_empty_repository_has_no_files(user: GitUser) -> None:
 
 
 @pytest.mark.parametrize(
-    ("provider", "name"), [(GITHUB, "absent.md"), (GITHUB, "large.md"), (FORGEJO, "more")]
+    ("provider", "name"),
+    [
+        (GITHUB, "absent.md"),
+        (GITHUB, "large.md"),
+        (GITHUB, "folder.md"),
+        (FORGEJO, "module.md"),
+        (FORGEJO, "folder.md"),
+    ],
 )
 async def test_what_is_no_file_is_not_found(user: GitUser, provider: Provider, name: str) -> None:
     await user.connect(provider)
@@ -147,7 +154,9 @@ async def test_a_file_in_another_form_than_it_says_is_a_fault_of_the_provider(
 
 
 @pytest.mark.parametrize("provider", [GITHUB, GITLAB, FORGEJO, DATA_CENTER])
-@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc", "a//b", "."])
+@pytest.mark.parametrize(
+    "path", ["../x.md", "a/../../x.md", "/etc/x.md", "a//b.md", "README", ".", ""]
+)
 async def test_a_path_that_leads_elsewhere_is_refused(
     user: GitUser, provider: Provider, path: str
 ) -> None:
