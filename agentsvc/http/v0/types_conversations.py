@@ -10,6 +10,7 @@ from agentsvc import git
 from agentsvc.conversations import ConversationQuery, ConversationView, Generation, default_title
 from agentsvc.http.links import Links
 from agentsvc.http.routes import shown_as
+from agentsvc.http.shapes import McpLists
 from agentsvc.http.v0.replay import refuse_replay
 from agentsvc.http.wire import PAGE_MAX, Int64, Time
 from agentsvc.mcp import read_mcp_config
@@ -79,7 +80,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     suggested_task: SuggestedTaskBody | None = None
     create_microagent: CreateMicroagentBody | None = None
     conversation_instructions: str | None = None
-    mcp_config: Any = None
+    mcp_config: Annotated[Any, shown_as(McpLists)] = None
     conversation_id: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,100}\Z")] | UnsetType = UNSET
 
 

@@ -6,6 +6,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from agentsvc.http.routes import shown_as
+from agentsvc.http.shapes import ProviderTokens
+
 type SecretName = Annotated[str, Meta(max_length=256)]
 type Description = Annotated[str, Meta(max_length=4096)]
 
@@ -28,7 +31,7 @@ class SecretChangeBody(msgspec.Struct, frozen=True, kw_only=True):
 class ProvidersBody(msgspec.Struct, frozen=True, kw_only=True):
     """POSTProviderModel: every git provider's token; those not sent are forgotten."""
 
-    provider_tokens: dict[str, Any] = {}
+    provider_tokens: Annotated[dict[str, Any], shown_as(ProviderTokens)] = {}
 
 
 class SecretView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,12 +1,14 @@
 """Settings on the wire of the older generation, and their mapping to and from the core's."""
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from agentsvc.catalogue import Model
+from agentsvc.http.routes import shown_as
+from agentsvc.http.shapes import McpLists, Secrets
 from agentsvc.http.wire import Int64
 from agentsvc.mcp import read_mcp_config
 from agentsvc.settings import SECRET_FIELDS, Settings, SettingsPatch, show_settings
@@ -29,7 +31,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     llm_api_key: str | UnsetType | None = UNSET
     llm_base_url: str | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
-    secrets_store: Any = UNSET
+    secrets_store: Annotated[Any, shown_as(Secrets)] = UNSET
     enable_default_condenser: bool | UnsetType | None = UNSET
     condenser_max_size: Int64 | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
@@ -38,7 +40,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     user_consents_to_analytics: bool | UnsetType | None = UNSET
     sandbox_base_container_image: str | UnsetType | None = UNSET
     sandbox_runtime_container_image: str | UnsetType | None = UNSET
-    mcp_config: Any = UNSET
+    mcp_config: Annotated[Any, shown_as(McpLists)] = UNSET
     search_api_key: str | UnsetType | None = UNSET
     sandbox_api_key: str | UnsetType | None = UNSET
     max_budget_per_task: float | UnsetType | None = UNSET

@@ -9,7 +9,8 @@ from msgspec import UNSET, UnsetType
 
 from agentsvc.errors import BadRequest, Conflict, NotFound
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS, SETTINGS
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Example, Route, Scope, shown_as
+from agentsvc.http.shapes import McpServers, ProviderTokens
 from agentsvc.http.wire import (
     PAGE_MAX,
     Limit,
@@ -64,8 +65,8 @@ class SecretInfo(msgspec.Struct, frozen=True, kw_only=True):
 class GitProviders(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens a user shall have, by provider; one that is empty stays as it is."""
 
-    provider_tokens: dict[str, Any] = {}
-    mcp_config: Any = UNSET
+    provider_tokens: Annotated[dict[str, Any], shown_as(ProviderTokens)] = {}
+    mcp_config: Annotated[Any, shown_as(McpServers)] = UNSET
 
 
 class Edited(msgspec.Struct, frozen=True, kw_only=True):

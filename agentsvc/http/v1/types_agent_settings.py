@@ -23,6 +23,8 @@ from agentsvc.agentoptions import (
 )
 from agentsvc.conversations.agent_body import DEFAULT_CONDENSER_SIZE, DEFAULT_MAX_ITERATIONS
 from agentsvc.errors import BadRequest, InvalidRequest
+from agentsvc.http.routes import shown_as
+from agentsvc.http.shapes import McpServers
 from agentsvc.mcpmap import read_mcp_map, show_mcp_map
 from agentsvc.settings import Settings, SettingsPatch, check_patch, llm_of, merge
 from agentsvc.values import MASK, MAX_INT, Secret
@@ -122,7 +124,7 @@ class AgentBody(AgentOptions, frozen=True, kw_only=True):
     agent: Text | None = None
     llm: LlmBody = LlmBody()
     condenser: CondenserBody = CondenserBody()
-    mcp_config: Any = None
+    mcp_config: Annotated[Any, shown_as(McpServers)] = None
 
 
 class ConversationBody(msgspec.Struct, frozen=True, kw_only=True):

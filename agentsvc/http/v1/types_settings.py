@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 from agentsvc.auth import Principal, Role
 from agentsvc.errors import InvalidRequest
 from agentsvc.http.routes import shown_as
+from agentsvc.http.shapes import McpServers
 from agentsvc.http.v1.types_agent_settings import (
     AgentBody,
     Change,
@@ -67,7 +68,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     user_consents_to_analytics: bool | UnsetType | None = UNSET
     sandbox_base_container_image: str | UnsetType | None = UNSET
     sandbox_runtime_container_image: str | UnsetType | None = UNSET
-    mcp_config: Any = UNSET
+    mcp_config: Annotated[Any, shown_as(McpServers)] = UNSET
     search_api_key: str | UnsetType | None = UNSET
     sandbox_api_key: str | UnsetType | None = UNSET
     max_budget_per_task: float | UnsetType | None = UNSET
