@@ -91,7 +91,8 @@ function limits(schema) {
     ["minLength", "length ≥"], ["maxLength", "length ≤"], ["minItems", "items ≥"],
     ["maxItems", "items ≤"], ["maxProperties", "members ≤"], ["pattern", "matches"],
   ];
-  const found = named.filter(([key]) => key in schema).map(([key, sign]) => `${sign} ${schema[key]}`);
+  const isTelling = (value) => typeof value !== "number" || Number.isSafeInteger(Math.round(value));
+  const found = named.filter(([key]) => key in schema && isTelling(schema[key])).map(([key, sign]) => `${sign} ${schema[key]}`);
   const options = (schema.anyOf || []).flatMap(limits);
   if ("default" in schema && schema.default !== null) {
     found.push(`default ${JSON.stringify(schema.default)}`);
