@@ -29,8 +29,10 @@ _LONGEST_SOCKET = "/".join(("", "tmp", "tmux-4294967295", "openhands-" + 32 * "0
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _BLOCK = 65536
 _MOST_LINES = 50
-_ACCESS = re.compile(r'- \\?"[A-Z]{3,7} /|HTTP/\d[.\d]*\\?" \d{3}\b')
-"""A request in an access log; a long one is broken into two lines."""
+_ACCESS = re.compile(r'- \\?"[A-Z]{3,7}\s|HTTP/\d[.\d]*\\?" \d{3}\b')
+"""A request in an access log, or its beginning."""
+_REST = " " * 8
+"""What goes before the rest of a line that was broken because it is long."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,9 +161,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         """
         # What cannot be read for a remark must not keep a sandbox from being looked at.
         with contextlib.suppress(OSError):
-            texts = [line.text.strip() for line in LogFile(self.log).tail(_MOST_LINES)]
-            told = (text for text in reversed(texts) if text and not _ACCESS.search(text))
-            return next(told, "")[:300]
+            return _last_remark([line.text for line in LogFile(self.log).tail(_MOST_LINES)])[:300]
         return ""
 
     def shim_error(self) -> str:
@@ -333,6 +333,17 @@ def new_record(
         working_dir=working_dir,
         ports=ports,
     )
+
+
+def _last_remark(lines: list[str]) -> str:
+    found, is_request = "", True
+    for line in lines:
+        if not line.strip():
+            continue
+        if not line.startswith(_REST):
+            is_request = _ACCESS.search(line) is not None
+        found = found if is_request else line
+    return found.strip()
 
 
 def _read_back(file: BinaryIO, lines: int) -> bytes:

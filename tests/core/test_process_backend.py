@@ -48,7 +48,16 @@ async def test_a_missing_module_is_failed_with_the_last_line_of_the_log(bench: B
     ("lines", "said"),
     [
         (["Out of ideas", 'INFO 127.0.0.1:1 - "GET /alive HTTP/1.1" 200 x.py:4'], "Out of ideas"),
-        (['INFO 127.0.0.1:1 - "GET /api/events?a=b', 'HTTP/1.1" 200 x.py:4'], ""),
+        (
+            [
+                "Out of",
+                f"{'':9}ideas",
+                'INFO 1 - "GET   x.py:4',
+                f"{'':9}/e HTTP/1.1",
+                f"{'':9}200",
+            ],
+            "ideas",
+        ),
         ([r'{"message": "127.0.0.1:1 - \"GET /alive HTTP/1.1\" 200"}', "", "  "], ""),
     ],
 )
