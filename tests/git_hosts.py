@@ -68,7 +68,7 @@ class GitHosts:
         if not _is_good(request):
             return _refusal(request)
         if self.body is not None:
-            return web.Response(body=self.body)
+            return web.Response(body=self.body, headers=self.headers)
         found = await self._find(request)
         if found is None:
             self.unexpected.append(f"{request.method} {request.raw_path}")

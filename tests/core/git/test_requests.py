@@ -1,5 +1,6 @@
 """What requests to git hosting services may do, and what their failures become."""
 
+import gzip
 from typing import Self
 
 import pytest
@@ -116,6 +117,15 @@ async def test_an_answer_of_another_form_is_a_fault_of_the_provider(
     user.hosts.body = body
     with pytest.raises(GitProviderUnavailable):
         await ask(user)
+
+
+async def test_an_answer_that_grows_when_unpacked_is_not_read_to_its_end(user: GitUser) -> None:
+    await user.connect(Provider.GITHUB)
+    user.hosts.body = gzip.compress(b" " * (ANSWER_MAX + 1) + b"[]")
+    user.hosts.headers = {"Content-Encoding": "gzip"}
+    with pytest.raises(GitProviderUnavailable) as caught:
+        await ask(user)
+    assert caught.value.detail == "the answer is too long"
 
 
 async def test_a_number_that_no_client_could_read_is_a_fault_of_the_provider(
