@@ -4,7 +4,6 @@ A key of the sandbox's owner or the sandbox's own session key opens all its port
 sandbox can take a request now is decided here, too.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -19,6 +18,7 @@ from agentsvc.errors import (
     SandboxNotUsable,
     SandboxStarting,
 )
+from agentsvc.gateway.target import Shown
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
 
 _RESUME: Final = "POST /api/v1/sandboxes/{}/resume"
@@ -40,28 +40,25 @@ class Admission:
         self._sandboxes = sandboxes
         self._config = config
 
-    async def find_by_key(self, keys: Iterable[str]) -> Sandbox | None:
+    async def find_by_key(self, shown: Shown) -> Sandbox | None:
         """Return the sandbox whose session key is among the keys, whatever its state."""
-        for key in keys:
-            # A user's key cannot be a sandbox's, and is by far the more common one.
-            if not key.startswith(KEY_PREFIX):
-                sandbox = await self._sandboxes.find_by_key(key)
-                if sandbox is not None:
-                    return sandbox
+        for key in (*shown.keys, *shown.sandbox_keys):
+            sandbox = await self._find(key)
+            if sandbox is not None:
+                return sandbox
         return None
 
-    async def identify(self, keys: Iterable[str], *, others: Iterable[str] = ()) -> Visitor:
-        """Return who shows these keys; raises NotAuthenticated if none of them is good.
-
-        `others` open nothing here, but must not reach a sandbox either if they are good.
-        """
+    async def identify(self, shown: Shown) -> Visitor:
+        """Return who shows these keys; raises NotAuthenticated if none of them is good."""
         visitor = Visitor()
-        for key in keys:
+        for key in shown.keys:
             visitor = await self._add(visitor, key)
+        for key in shown.sandbox_keys:
+            visitor = _merge(visitor, Visitor(sandbox=await self._find(key), keys=frozenset({key})))
         if visitor.principal is None and visitor.sandbox is None:
             raise NotAuthenticated
         hidden = visitor
-        for key in others:
+        for key in shown.others:
             hidden = await self._add(hidden, key)
         return msgspec.structs.replace(visitor, keys=hidden.keys)
 
@@ -97,21 +94,27 @@ class Admission:
         return _running(seen)
 
     async def _add(self, visitor: Visitor, key: str) -> Visitor:
-        if not key.startswith(KEY_PREFIX):
-            sandbox = await self._sandboxes.find_by_key(key)
-            if sandbox is not None:
-                return msgspec.structs.replace(
-                    visitor, sandbox=visitor.sandbox or sandbox, keys=visitor.keys | {key}
-                )
+        keys = frozenset({key})
+        sandbox = await self._find(key)
+        if sandbox is not None:
+            return _merge(visitor, Visitor(sandbox=sandbox, keys=keys))
         try:
             principal = await self._keyring.identify(key)
         except NotAuthenticated:
-            # One that looks like ours may be good again, or good elsewhere: it stays here, too.
-            known = {key} if key.startswith(KEY_PREFIX) else set()
-            return msgspec.structs.replace(visitor, keys=visitor.keys | known)
-        return msgspec.structs.replace(
-            visitor, principal=visitor.principal or principal, keys=visitor.keys | {key}
-        )
+            return visitor
+        return _merge(visitor, Visitor(principal=principal, keys=keys))
+
+    async def _find(self, key: str) -> Sandbox | None:
+        # A user's key cannot be a sandbox's, and is by far the more common one.
+        return None if key.startswith(KEY_PREFIX) else await self._sandboxes.find_by_key(key)
+
+
+def _merge(visitor: Visitor, more: Visitor) -> Visitor:
+    return Visitor(
+        principal=visitor.principal or more.principal,
+        sandbox=visitor.sandbox or more.sandbox,
+        keys=visitor.keys | more.keys,
+    )
 
 
 _UNDER_WAY: Final = (SandboxStatus.STARTING, SandboxStatus.PAUSED)

@@ -71,9 +71,6 @@ class Forwarder:
         upstream = await self._ask(request, target, body)
         try:
             response = _begin(target, upstream)
-            if body.is_awaited:
-                # The client may or may not send what it was never told to.
-                response.force_close()
             request[IS_FORWARDED] = True
             await response.prepare(request)
             if upstream.content_type == _EVENT_STREAM:
@@ -140,16 +137,19 @@ class _Body:
         self._request = request
         self.exists = request.can_read_body
         self.length = None if was_decoded(request.headers) else request.content_length
-        self.is_awaited = request.get(AWAITS_CONTINUE, False) and self.exists
-        """Whether the client waits to be told to send it."""
         self.is_unfinished = self.exists
         self.failure: AgentsvcError | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the client waits to be told to send it."""
+        return self.exists and self._request.get(AWAITS_CONTINUE, False)
 
     async def parts(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes; asked for the first part when the sandbox wants it."""
         request = self._request
         if self.is_awaited:
-            self.is_awaited = False
+            request[AWAITS_CONTINUE] = False
             await request.writer.write(_CONTINUE)
             request.writer.output_size = 0
         try:

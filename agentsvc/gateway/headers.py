@@ -14,6 +14,8 @@ import msgspec
 from aiohttp import hdrs
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from agentsvc.auth import KEY_PREFIX
+
 KEY_HEADER: Final = "X-Session-API-Key"
 OWN_COOKIES: Final = "agentsvc"
 """How the names of this server's own cookies begin."""
@@ -194,9 +196,15 @@ def _shows(name: str, value: str, keys: AbstractSet[str]) -> bool:
     """Whether a header shows a key that opens this server."""
     if name == "authorization":
         scheme, _, token = value.partition(" ")
-        shown = _password(token.strip()) if scheme.lower() == "basic" else token.strip()
-        return shown in keys
-    return name == "x-access-token" and value.strip() in keys
+        return _is_key(
+            _password(token.strip()) if scheme.lower() == "basic" else token.strip(), keys
+        )
+    return name == "x-access-token" and _is_key(value.strip(), keys)
+
+
+def _is_key(text: str, keys: AbstractSet[str]) -> bool:
+    # One that looks like ours may be good again, or be good elsewhere.
+    return text in keys or text.startswith(KEY_PREFIX)
 
 
 def _password(token: str) -> str:
@@ -218,7 +226,7 @@ def _strip_cookies(headers: CIMultiDict[str], keys: AbstractSet[str]) -> None:
 
 def _is_own_cookie(pair: str, keys: AbstractSet[str]) -> bool:
     name, _, value = pair.partition("=")
-    return name.lower().startswith(OWN_COOKIES) or value.strip().strip('"') in keys
+    return name.lower().startswith(OWN_COOKIES) or _is_key(value.strip().strip('"'), keys)
 
 
 def _confine(name: str, value: str, confines: Confines) -> str | None:

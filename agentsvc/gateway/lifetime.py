@@ -19,9 +19,9 @@ class Lifetimes:
     @contextmanager
     def endless(self, life: asyncio.Timeout) -> Iterator[None]:
         """Let what happens inside end when the server stops."""
-        if self._is_over:
-            raise ConnectionResetError("the server stops")
         self._endless.add(life)
+        if self._is_over:
+            _end(life)
         try:
             yield
         finally:
@@ -36,7 +36,7 @@ class Lifetimes:
 
 def with_client(request: web.Request) -> asyncio.Timeout:
     """Return a scope that ends, as if timed out, when the client of a request goes."""
-    life = asyncio.timeout(None)
+    life = asyncio.timeout(0 if request.transport is None else None)
     request[ON_LOST] = lambda: _end(life)
     return life
 

@@ -17,10 +17,9 @@ from agentsvc.gateway import frames, rewrite
 from agentsvc.gateway.admission import Admission, Visitor
 from agentsvc.gateway.forward import AWAITS_CONTINUE, Forwarder
 from agentsvc.gateway.lifetime import Lifetimes
-from agentsvc.gateway.target import Place, Target, check, make_target, shown_keys
+from agentsvc.gateway.target import Place, Shown, Target, check, make_target, shown_keys
 from agentsvc.gateway.tunnel import Client, Tunnels
 from agentsvc.http.links import MOUNT
-from agentsvc.http.middleware import password_of
 from agentsvc.http.routes import Handler
 from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
@@ -74,10 +73,10 @@ class Gateway:
     ) -> web.StreamResponse:
         """Answer a request for a port of a sandbox."""
         check(request)
-        keys = shown_keys(request, place)
-        if not keys and _may_show_key_later(request, place):
+        shown = shown_keys(request, place)
+        if shown.is_empty and _may_show_key_later(request, place):
             return await self.serve_late(request, place, sandbox_id)
-        visitor = await self._admission.identify(keys, others=password_of(request))
+        visitor = await self._admission.identify(shown)
         target = await self._find_target(request, place, sandbox_id, visitor)
         if frames.is_upgrade(request):
             return await self._tunnels.join(Client(request), target)
@@ -117,7 +116,8 @@ class Gateway:
             raise NotAuthenticated("The first message has no key") from exc
         except asyncio.IncompleteReadError as exc:
             raise ConnectionResetError("the client has gone") from exc
-        return await self._admission.identify([key] if key.isascii() else [])
+        keys = (key,) if key.isascii() else ()
+        return await self._admission.identify(Shown(keys=keys, sandbox_keys=(), others=()))
 
 
 GATEWAY: Final[web.AppKey[Gateway]] = web.AppKey("gateway", Gateway)
@@ -131,6 +131,7 @@ def mount_ports(app: web.Application) -> None:
     app.router.add_route(
         "*", MOUNT + "/{sandbox_id}/{port}{path:.*}", get_port, expect_handler=_expect
     )
+    app.on_response_prepare.append(_close_unless_continued)
 
 
 async def get_port(request: web.Request) -> web.StreamResponse:
@@ -155,7 +156,7 @@ async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
     sandbox = await gateway.find_for_root(request, place)
     if sandbox is not None:
         return await gateway.serve(request, place, sandbox.id)
-    if not shown_keys(request, place) and _may_show_key_later(request, place):
+    if shown_keys(request, place).is_empty and _may_show_key_later(request, place):
         return await gateway.serve_late(request, place, None)
     return await handler(request)
 
@@ -165,6 +166,16 @@ async def _expect(request: web.Request) -> None:
     if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
         raise web.HTTPExpectationFailed
     request[AWAITS_CONTINUE] = True
+
+
+async def _close_unless_continued(request: web.Request, response: web.StreamResponse) -> None:
+    """End the connection of a client that waits to be told to send its body.
+
+    It may send it all the same, and then the body would be taken for the next request.
+    """
+    if request.get(AWAITS_CONTINUE, False):
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"
 
 
 def _may_show_key_later(request: web.Request, place: Place) -> bool:

@@ -11,7 +11,7 @@ from agentsvc.gateway import headers, rewrite
 from agentsvc.gateway.headers import Caller, Confines
 from agentsvc.http.keys import REQUEST_ID
 from agentsvc.http.links import EDITOR_PORT, Links, Origin, is_from_proxy, mount_of, origin_of
-from agentsvc.http.middleware import keys_of
+from agentsvc.http.middleware import keys_of, password_of
 from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
 
@@ -46,14 +46,33 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return self.url + self.path
 
 
-def shown_keys(request: web.Request, place: Place) -> tuple[str, ...]:
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys a request shows, by what they may open."""
+
+    keys: tuple[str, ...]
+    """In headers: whoever's they are."""
+    sandbox_keys: tuple[str, ...]
+    """In URLs and cookies, where pages of the sandbox may read them: the sandbox's own only."""
+    others: tuple[str, ...]
+    """Of no use here, and not for the sandbox either."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no key that could open anything."""
+        return not self.keys and not self.sandbox_keys
+
+
+def shown_keys(request: web.Request, place: Place) -> Shown:
     """Return every key a request shows, wherever published clients put one."""
-    shown = [*keys_of(request), *rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)]
+    elsewhere = [*rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)]
     if place.port == EDITOR_PORT:
-        shown += rewrite.find_parameters(place.query, rewrite.EDITOR_KEY_PARAMETER)
-        if cookie := request.cookies.get(_EDITOR_COOKIE):
-            shown.append(cookie)
-    return tuple(dict.fromkeys(key for key in shown if key and key.isascii()))
+        elsewhere += rewrite.find_parameters(place.query, rewrite.EDITOR_KEY_PARAMETER)
+        elsewhere.append(request.cookies.get(_EDITOR_COOKIE, ""))
+    return Shown(
+        keys=keys_of(request),
+        sandbox_keys=tuple(key for key in elsewhere if key and key.isascii()),
+        others=password_of(request),
+    )
 
 
 def check(request: web.Request) -> None:

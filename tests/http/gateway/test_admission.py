@@ -28,22 +28,34 @@ async def _ask(
 
 @pytest.mark.parametrize("port", ["agent", "vscode", "worker_1"])
 @pytest.mark.parametrize("whose", ["owner", "sandbox"])
-@pytest.mark.parametrize("where", [KEY, "Authorization", "X-Access-Token", "query"])
+@pytest.mark.parametrize("where", [KEY, "Authorization", "X-Access-Token"])
 async def test_either_key_opens_every_port_and_does_not_get_there(
     port: str, whose: str, where: str, box: Box
 ) -> None:
     key = str(box.owner.key) if whose == "owner" else box.key
-    if where == "query":
-        answer = await _ask(box, f"/x?a=1&session_api_key={key}&b=2", port)
-    else:
-        value = f"Bearer {key}" if where == "Authorization" else key
-        answer = await _ask(box, "/x?a=1&b=2", port, {where: value})
+    value = f"Bearer {key}" if where == "Authorization" else key
+    answer = await _ask(box, "/x?a=1&b=2", port, {where: value})
     assert answer.status == 200, answer.text
     seen = box.upstream.seen[-1]
     assert seen.raw_path == "/x?a=1&b=2"
     assert seen.one(KEY) == (box.key if port == "agent" else None)
     others = [value for name, value in seen.headers if name != KEY]
     assert not any(key in value for value in others)
+
+
+@pytest.mark.parametrize("port", ["agent", "vscode", "worker_1"])
+async def test_the_query_opens_a_port_with_the_sandboxs_key_only(port: str, box: Box) -> None:
+    answer = await _ask(box, f"/x?a=1&session_api_key={box.key}&b=2", port)
+    assert answer.status == 200, answer.text
+    seen = box.upstream.seen[-1]
+    assert seen.raw_path == "/x?a=1&b=2"
+    assert seen.one(KEY) == (box.key if port == "agent" else None)
+    # A page of the sandbox can read where it is, and would learn the user's key.
+    answer = await _ask(box, f"/x?session_api_key={box.owner.key}", port)
+    assert answer.status == 401
+    with_both = f"/x?session_api_key={box.owner.key}&session_api_key={box.key}"
+    assert (await _ask(box, with_both, port)).status == 200
+    assert box.upstream.seen[-1].raw_path == "/x"
 
 
 @pytest.mark.parametrize("port", ["agent", "vscode", "worker_1"])
@@ -117,6 +129,8 @@ async def test_the_editors_own_token_opens_the_editor_only(box: Box) -> None:
 
 async def test_a_users_key_in_the_editors_place_stays_here(box: Box) -> None:
     cookie = {"Cookie": f"vscode-tkn={box.owner.key}; other=1"}
+    assert (await _ask(box, f"/?tkn={box.owner.key}&a=1", "vscode", cookie)).status == 401
+    cookie[KEY] = box.key
     assert (await _ask(box, f"/?tkn={box.owner.key}&a=1", "vscode", cookie)).status == 200
     seen = box.upstream.seen[-1]
     assert (seen.raw_path, seen.one("Cookie")) == ("/?a=1", "other=1")
