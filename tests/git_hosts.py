@@ -31,7 +31,8 @@ _WITH_NAME: Final = "/2.0"
 class GitHosts:
     """All hosting services behind one address; use it as an async context manager.
 
-    `status`, `headers` and `body` replace those of every answer.
+    `status`, `headers` and `body` replace those of every answer; the paths of `forbidden` need more
+    than the token allows.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class GitHosts:
         self.status = 200
         self.headers: dict[str, str] = {}
         self.body: bytes | None = None
+        self.forbidden: set[str] = set()
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -67,6 +69,8 @@ class GitHosts:
             return web.Response(status=self.status, headers=headers)
         if not _is_good(request):
             return _refusal(request)
+        if request.path in self.forbidden:
+            return web.json_response({"message": "Forbidden"}, status=403)
         if self.body is not None:
             return web.Response(body=self.body, headers=self.headers)
         found = await self._find(request)

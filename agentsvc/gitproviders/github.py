@@ -204,8 +204,15 @@ class GitHub(Hosting):
         else:
             name = owner
             login = (await self._api.get("/user", USER)).value.login
-            owners = [login, *(await self.organizations())[:_ORGANIZATIONS_MAX]]
+            owners = [login, *(await self._seen_organizations())[:_ORGANIZATIONS_MAX]]
         return " ".join([f"{name} in:name fork:true", *(f"user:{one}" for one in owners)]).strip()
+
+    async def _seen_organizations(self) -> list[str]:
+        """Return the organizations of the user, none if the token's scopes do not tell them."""
+        try:
+            return await self.organizations()
+        except NotAllowed:
+            return []
 
     async def _owner_of(self, installation: int) -> str:
         answer = await self._api.get("/user/installations", INSTALLATIONS, per_page=PAGE_MAX)

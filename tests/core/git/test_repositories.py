@@ -167,6 +167,12 @@ async def test_a_search_goes_on_where_it_ended_and_can_be_turned_round(user: Git
     assert second.cursor is None
 
 
+async def test_a_search_does_without_organizations_the_token_does_not_tell(user: GitUser) -> None:
+    await user.connect(GITHUB)
+    user.hosts.forbidden = {"/api/v3/user/orgs"}
+    assert names(await search(user, GITHUB, text="spoon")) == ["octocat/Spoon-Knife"]
+
+
 @pytest.mark.parametrize(("is_ascending", "forks"), [(True, [0, 2, 7]), (False, [7, 2, 0])])
 async def test_a_page_is_sorted_here_where_the_provider_does_not(
     user: GitUser, is_ascending: bool, forks: list[int]
