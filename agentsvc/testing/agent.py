@@ -100,7 +100,10 @@ _BODY: Final = web.RequestKey("body", dict[str, Any])
 
 
 class FakeAgent:
-    """An in-process agent server for tests. Use it as an async context manager."""
+    """An in-process agent server for tests. Use it as an async context manager.
+
+    It listens on a free port of loopback unless it is given one.
+    """
 
     def __init__(
         self,
@@ -109,6 +112,7 @@ class FakeAgent:
         scripts: Mapping[str, Script] | None = None,
         follow_up: Script | None = None,
         title: str | None = "✨ A fake conversation",
+        port: int = 0,
     ) -> None:
         self.playbook = make_playbook(script, scripts, follow_up)
         self.title = title
@@ -117,7 +121,7 @@ class FakeAgent:
         self._supervisor = Supervisor()
         self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._port = 0
+        self._port = port
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -137,7 +141,7 @@ class FakeAgent:
         return f"http://127.0.0.1:{self._port}"
 
     async def start(self) -> None:
-        """Begin to listen on a free port of loopback."""
+        """Begin to listen."""
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._admit])
         _add_routes(app, self)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)

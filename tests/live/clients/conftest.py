@@ -28,6 +28,20 @@ def python_sdk(workshop: Path, record_property: Record) -> Client:
 
 
 @pytest.fixture
+def python_socketio(workshop: Path, record_property: Record) -> Client:
+    return _installed(
+        record_property, lambda: install_python(workshop / "socketio", "python-socketio", "aiohttp")
+    )
+
+
+@pytest.fixture
+def schemathesis(workshop: Path, record_property: Record) -> Client:
+    return _installed(
+        record_property, lambda: install_python(workshop / "schemathesis", "schemathesis")
+    )
+
+
+@pytest.fixture
 def command_line(workshop: Path, record_property: Record) -> Client:
     return _installed(
         record_property, lambda: install_python(workshop / "command_line", "openhands>=1")
