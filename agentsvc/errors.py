@@ -233,7 +233,7 @@ class GitProviderRateLimited(AgentsvcError):
     status = 429
     retryable = True
 
-    def __init__(self, message: str, *, retry_after_seconds: int, detail: str = "") -> None:
+    def __init__(self, message: str, *, retry_after_seconds: int = 1, detail: str = "") -> None:
         super().__init__(message, detail=detail)
         self.retry_after_seconds = retry_after_seconds
 

@@ -8,11 +8,12 @@ from urllib.parse import quote
 import aiohttp
 import jsonschema  # type: ignore[import-untyped]  # it has no types of its own
 import msgspec
+from aiohttp import web
 
 from agentsvc.http.openapi import describe
 from agentsvc.http.openapi.operations import methods_of
 from agentsvc.http.openapi.parameters import plain_path
-from agentsvc.http.routes import Route
+from agentsvc.http.routes import Route, mounted, route_of
 from agentsvc.values import parse_time
 
 type Json = dict[str, Any]
@@ -126,6 +127,35 @@ class Description:
         if isinstance(value, list) and isinstance(schema.get("items"), dict):
             for number, item in enumerate(value):
                 yield from self._undescribed(schema["items"], item, f"{at}[{number}]")
+
+
+class Watch:
+    """Looks at every answer of a server, and remembers what is not as it is described."""
+
+    def __init__(self, app: web.Application) -> None:
+        self.problems: list[str] = []
+        routes = mounted(app)
+        names = frozenset(f"{route.method} {route.path}" for route in routes)
+        if names not in _DESCRIPTIONS:
+            _DESCRIPTIONS[names] = Description(routes)
+        self._description = _DESCRIPTIONS[names]
+        self._operations = {one.name: one for one in self._description.operations()}
+        app.on_response_prepare.append(self._look)
+
+    async def _look(self, request: web.Request, response: web.StreamResponse) -> None:
+        route = route_of(request)
+        if route is None or response.status in _NOT_OF_AN_OPERATION:
+            return
+        operation = self._operations.get(f"{request.method.lower()} {plain_path(route.path)}")
+        body = getattr(response, "body", None)
+        if operation is not None and isinstance(body, bytes):
+            media = response.headers.get("Content-Type", "").partition(";")[0]
+            self.problems += self._description.problems(operation, response.status, media, body)
+
+
+_DESCRIPTIONS: Final[dict[frozenset[str], Description]] = {}
+_NOT_OF_AN_OPERATION: Final = {304, 308, 417}
+"""The browser has it already, it is elsewhere, or nobody can meet the client's expectation."""
 
 
 def example_path(operation: Operation, real: Json) -> str:

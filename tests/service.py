@@ -20,6 +20,7 @@ from agentsvc.http.links import prefix_of
 from agentsvc.http.server import make_runner
 from agentsvc.plugins import PluginHost
 from agentsvc.values import Secret
+from tests.description import Watch
 
 WAIT_SECONDS = 30.0
 LLM = {"llm_model": "openai/scripted", "llm_api_key": "model-key-1"}
@@ -185,7 +186,10 @@ class Client:
 
 
 class Service:
-    """One installation: it can be stopped and started again on the same data."""
+    """One installation: it can be stopped and started again on the same data.
+
+    To close it fails if it has answered anything that is not as it is described.
+    """
 
     def __init__(self, data_dir: Path, config: Config, make_plugins: Callable[[], PluginHost]):
         self.data_dir = data_dir
@@ -193,6 +197,7 @@ class Service:
         self._make_plugins = make_plugins
         self._runner: web.AppRunner | None = None
         self._clients: list[Client] = []
+        self._watches: list[Watch] = []
         self._port = 0
 
     @property
@@ -212,6 +217,7 @@ class Service:
         server = msgspec.structs.replace(self.config.server, port=self._port, internal_url=self.url)
         config = msgspec.structs.replace(self.config, server=server)
         app = await build_app(config, data_dir=self.data_dir, plugins=self._make_plugins())
+        self._watches.append(Watch(app))
         self._runner = make_runner(app, grace_seconds=2, prefix=prefix_of(server.public_url))
         await self._runner.setup()
         await web.SockSite(self._runner, listener).start()
@@ -229,6 +235,7 @@ class Service:
         for client in self._clients:
             await client.close()
         await self.stop()
+        assert [problem for watch in self._watches for problem in watch.problems] == []
 
     async def make_client(self, user: str | None = "admin", role: Role = Role.ADMIN) -> Client:
         """Return a client with a key of this user, or without a key for None."""

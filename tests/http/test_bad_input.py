@@ -22,7 +22,11 @@ from tests.service import Answer, Client, Service
 ROUTES = [*ops.ROUTES, *v0.ROUTES, *v1.ROUTES, *v1.LOGIN_ROUTES]
 PAGES = {"/oauth/device/verify"}
 """Pages for people, which say what is wrong in HTML."""
-WITH_BODY = [route for route in ROUTES if route.body is not None and route.path not in PAGES]
+WITH_BODY = [
+    route
+    for route in ROUTES
+    if route.body is not None and "application/json" in route.reads and route.path not in PAGES
+]
 ONE_OF_EACH_BODY = list({repr(route.body): route for route in reversed(WITH_BODY)}.values())
 WITH_QUERY = [route for route in ROUTES if route.query is not None]
 WITH_PATH = [route for route in ROUTES if "{" in route.path]
@@ -148,7 +152,11 @@ async def caller(
     request: pytest.FixtureRequest, client: Client, service: Service
 ) -> AsyncIterator[Caller]:
     route: Route = request.param
-    ids = {"name": "NAME", "key_id": "99", "secret_id": "NAME", "repository_name": "a/b"}
+    ids = {
+        **dict.fromkeys(("name", "secret_id", "secret_name"), "NAME"),
+        "key_id": "99",
+        "repository_name": "a/b",
+    }
     key = client.key
     if route.scope is Scope.SANDBOX or "{" in route.path:
         ids["conversation_id"] = await client.start_conversation(None)
