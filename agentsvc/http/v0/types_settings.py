@@ -80,7 +80,7 @@ class SettingsView(msgspec.Struct, frozen=True, kw_only=True):
     email_verified: bool | None
     git_user_name: str | None
     git_user_email: str | None
-    v1_enabled: bool | None
+    v1_enabled: bool
     provider_tokens_set: dict[str, str | None]
     llm_api_key_set: bool
     search_api_key_set: bool
@@ -129,6 +129,8 @@ def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> 
     shown = show_settings(settings)
     return {
         **{name: shown[name] for name in SettingsBody.__struct_fields__ if name in shown},
+        # Front ends between the generations start conversations of the newer one if this says so.
+        "v1_enabled": settings.v1_enabled is not False,
         "secrets_store": {"provider_tokens": {}},
         "provider_tokens_set": provider_hosts,
         "llm_api_key_set": bool(settings.llm_api_key),

@@ -36,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "email_verified": None,
     "git_user_name": None,
     "git_user_email": None,
-    "v1_enabled": None,
+    "v1_enabled": True,
     "provider_tokens_set": {},
     "llm_api_key_set": False,
     "search_api_key_set": False,
@@ -64,7 +64,7 @@ OTHERS: dict[str, Any] = {
     "email_verified": True,
     "git_user_name": "Al",
     "git_user_email": "al@example.com",
-    "v1_enabled": True,
+    "v1_enabled": False,
 }
 
 SECRETS = {"llm_api_key": "sk-secret", "search_api_key": "tvly-secret", "sandbox_api_key": "sbk"}
