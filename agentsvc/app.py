@@ -22,6 +22,7 @@ from agentsvc.conversations import Conversations
 from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import ConversationFiles
 from agentsvc.conversations.pending import PendingMessages
+from agentsvc.conversations.replays import Replays
 from agentsvc.conversations.surroundings import Surroundings
 from agentsvc.datadir import DataDir
 from agentsvc.devices import DeviceLogins
@@ -44,6 +45,7 @@ from agentsvc.http.keys import (
     GIT_PROVIDERS,
     KEYRING,
     PENDING,
+    REPLAYS,
     SANDBOXES,
     SECRETS,
     SETTINGS,
@@ -218,6 +220,14 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         agents=app[_AGENTS],
         settings=app[SETTINGS],
         has_public_skills=config.conversations.public_skills,
+    )
+    app[REPLAYS] = Replays(
+        db=app[DATABASE],
+        vault=app[_VAULT],
+        announcements=app[ANNOUNCEMENTS],
+        agents=app[_AGENTS],
+        settings=app[SETTINGS],
+        supervisor=app[SUPERVISOR],
     )
     app[EXPORTS] = Exports(app[EVENTS])
     app[PENDING] = pending = PendingMessages(

@@ -101,6 +101,31 @@ class AgentPlugin(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] | None = None
 
 
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent did with a tool."""
+
+    tool: str
+    arguments: dict[str, Any] = {}
+
+
+class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a recorded conversation: what the user said, or else a turn of the agent.
+
+    In a turn the agent says something, uses tools, or both.
+    """
+
+    message: Message | None = None
+    text: str = ""
+    uses: tuple[ToolUse, ...] = ()
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether the agent waits for the user after this turn."""
+        return self.message is None and (
+            not self.uses or any(use.tool == "finish" for use in self.uses)
+        )
+
+
 class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a caller may fix when a conversation is started; all of it is optional.
 
@@ -130,6 +155,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     secrets: dict[str, Secret] = {}
     mcp_config: McpConfig | None = None
     settings_required: bool = False
+    replay: tuple[RecordedStep, ...] = ()
+    """What is done again before the model goes on, and before the initial message is said."""
 
 
 class StartStatus(StrEnum):

@@ -9,15 +9,16 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.agentoptions import VerificationOptions, llm_to_agent, reveal_options
+from agentsvc.agentoptions import Llm, VerificationOptions, llm_to_agent, reveal_options
 from agentsvc.conversations.lookups import Lookup
 from agentsvc.conversations.prompts import PLANNER_SUFFIX
+from agentsvc.conversations.recording import MODEL
 from agentsvc.errors import BadRequest
 from agentsvc.mcp import McpConfig
 from agentsvc.mcp import to_agent as to_agent_mcp
 from agentsvc.orders import AgentType, Content, ContentKind, Message, StartOrder
 from agentsvc.settings import Settings, llm_of
-from agentsvc.values import dashed, now
+from agentsvc.values import Secret, dashed, now
 
 DEFAULT_MAX_ITERATIONS: Final = 500
 DEFAULT_CONDENSER_SIZE: Final = 240
@@ -61,6 +62,10 @@ class AgentInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent server offers, or None if it does not say."""
     has_public_skills: bool
     hook_config: Mapping[str, Any] | None
+    replay_url: str | None = None
+    """Where the agent finds, in place of its model, a recording to replay."""
+    session_key: Secret | None = None
+    """What the agent shows there."""
     title_profile: str | None = None
     """The model saved in the sandbox that makes the title; otherwise the agent's own does."""
 
@@ -93,7 +98,7 @@ def make_agent_body(inputs: AgentInputs) -> dict[str, Any]:
         "conversation_id": dashed(inputs.conversation_id),
         "workspace": {"kind": "LocalWorkspace", "working_dir": inputs.working_dir},
         "agent": _agent(inputs),
-        "max_iterations": settings.max_iterations or DEFAULT_MAX_ITERATIONS,
+        "max_iterations": (settings.max_iterations or DEFAULT_MAX_ITERATIONS) + len(order.replay),
         "confirmation_policy": confirmation_policy(settings),
         "security_analyzer": security_analyzer(settings),
         "stuck_detection": True,
@@ -154,7 +159,7 @@ def _agent(inputs: AgentInputs) -> dict[str, Any]:
     options = settings.agent_options
     agent = {
         "kind": "Agent",
-        "llm": llm(order, settings, usage_id="agent", stream=True),
+        "llm": _recording(inputs) or llm(order, settings, usage_id="agent", stream=True),
         "tools": _tools(inputs),
         "mcp_config": _mcp(order.mcp_config or settings.mcp_config, settings),
         "condenser": _condenser(order, settings),
@@ -166,6 +171,13 @@ def _agent(inputs: AgentInputs) -> dict[str, Any]:
         "critic": _critic(options.verification, settings),
     }
     return agent | {name: value for name, value in optional.items() if value is not None}
+
+
+def _recording(inputs: AgentInputs) -> dict[str, Any] | None:
+    if inputs.replay_url is None:
+        return None
+    recording = Llm(model=MODEL, api_key=inputs.session_key, base_url=inputs.replay_url)
+    return llm_to_agent(recording, usage_id="agent", stream=False)
 
 
 def _tools(inputs: AgentInputs) -> list[dict[str, Any]]:

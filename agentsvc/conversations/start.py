@@ -35,7 +35,9 @@ from agentsvc.conversations.lookups import Lookup, Passes, ProviderPass
 from agentsvc.conversations.model import Conversation, Stage, StartTask
 from agentsvc.conversations.prompts import first_message
 from agentsvc.conversations.recorder import Recorder
+from agentsvc.conversations.recording import recording_of
 from agentsvc.conversations.removal import Remover
+from agentsvc.conversations.replays import play
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.conversations.workspace import Clone, Workspace
@@ -306,18 +308,21 @@ class Starter:
         sandbox, agent = _made(start.sandbox), _made(start.agent)
         await self._show_agent_url(start, sandbox)
         order = start.task.request
+        steps = recording_of(order)
         title_profile = await self._share_title_profile(start, agent)
         inputs = AgentInputs(
             conversation_id=start.conversation.id,
             order=order,
             settings=start.settings,
             working_dir=_made(start.workspace).project_dir,
-            first_message=first_message(order),
+            first_message=steps[0].message if steps else first_message(order),
             lookups=await self._lookups(sandbox),
             usable_tools=await agent.usable_tools(),
             has_public_skills=self._config.public_skills,
             hook_config=start.hook_config,
             title_profile=title_profile,
+            replay_url=self._replay_url(start) if steps else None,
+            session_key=sandbox.session_key,
         )
         hidden = [key for key in (start.settings.llm_api_key, *order.secrets.values()) if key]
         info = await agent.start_conversation(make_agent_body(inputs), hide=hidden)
@@ -325,7 +330,20 @@ class Starter:
             await watch_first_answer(
                 agent, start.conversation.id, self._config.first_answer_seconds, hide=hidden
             )
+        if steps:
+            info = await play(
+                agent, start.conversation.id, steps, lambda: self._check_replay(start)
+            )
         await self._finish(start, info)
+
+    def _replay_url(self, start: Start) -> str:
+        base = f"{self._callbacks.internal_url}/api/v1/webhooks/replays"
+        return f"{base}/{start.conversation.id}"
+
+    async def _check_replay(self, start: Start) -> None:
+        if await self._tasks.find(start.task.id) is None:
+            raise ConversationDeleted
+        await self._check_sandbox(start)
 
     async def _share_title_profile(self, start: Start, agent: AgentServer) -> str | None:
         """Bring the model that makes titles into the sandbox; a title is worth no failed start."""

@@ -17,6 +17,7 @@ from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import ConversationFiles
 from agentsvc.conversations.lookups import ProviderPass
 from agentsvc.conversations.pending import PendingMessages
+from agentsvc.conversations.replays import Replays
 from agentsvc.conversations.surroundings import Surroundings
 from agentsvc.db import Database
 from agentsvc.devices import DeviceLogins
@@ -45,6 +46,7 @@ CONVERSATIONS: Final[web.AppKey[Conversations]] = web.AppKey("conversations")
 FILES: Final[web.AppKey[ConversationFiles]] = web.AppKey("files")
 SURROUNDINGS: Final[web.AppKey[Surroundings]] = web.AppKey("surroundings")
 EXPORTS: Final[web.AppKey[Exports]] = web.AppKey("exports")
+REPLAYS: Final[web.AppKey[Replays]] = web.AppKey("replays")
 PENDING: Final[web.AppKey[PendingMessages]] = web.AppKey("pending_messages")
 
 REQUEST_ID: Final[web.RequestKey[str]] = web.RequestKey("request_id", str)

@@ -1,6 +1,8 @@
 """The published description is one, and every word of it is true of the server."""
 
+import asyncio
 import io
+import json
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
@@ -16,6 +18,7 @@ from agentsvc.app import published_routes
 from agentsvc.errors import AgentsvcError
 from agentsvc.http.openapi.parameters import PATH_PARTS, names_in
 from agentsvc.http.routes import EXAMPLE_ID, Route, Scope, Undescribed, mounted
+from agentsvc.settings import GroupingStrategy
 from agentsvc.testing.agent import FakeAgent
 from tests.conftest import FAST
 from tests.description import Description, Operation, example_body, example_path
@@ -245,7 +248,28 @@ async def _approved_login(world: World) -> Json:
     return {"device_code": login["device_code"]}
 
 
+async def _replay(world: World) -> Json:
+    """Return a conversation that is being replayed in the sandbox that calls."""
+    await world.user.post(
+        "/api/v1/settings", json={"sandbox_grouping_strategy": GroupingStrategy.ADD_TO_ANY}
+    )
+    events = [
+        {"action": "message", "source": "user", "args": {"content": "Begin"}},
+        {"action": "run", "source": "agent", "args": {"command": "ls"}},
+    ]
+    answer = await world.user.post("/api/conversations", json={"replay_json": json.dumps(events)})
+    name = answer.json()["conversation_id"]
+    path = f"/api/v1/app-conversations/start-tasks/search?conversation_id__eq={name}"
+    async with asyncio.timeout(world.user.patience):
+        while True:
+            [task] = (await world.user.get(path)).json()["items"]
+            if task["sandbox_id"] == world.real["sandbox_id"]:
+                return {"conversation_id": name}
+            await asyncio.sleep(0.05)
+
+
 PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
+    "post /api/v1/webhooks/replays/{conversation_id}/chat/completions": _replay,
     "post /oauth/device/token": _approved_login,
     "post /oauth/device/verify": _waiting_login,
     "post /oauth/device/verify-authenticated": _waiting_login,

@@ -11,7 +11,7 @@ from agentsvc.conversations import ConversationQuery, ConversationView, Generati
 from agentsvc.http.links import Links
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import McpLists
-from agentsvc.http.v0.replay import refuse_replay
+from agentsvc.http.v0.replay import read_recording
 from agentsvc.http.wire import PAGE_MAX, Int64, Time
 from agentsvc.mcp import read_mcp_config
 from agentsvc.orders import (
@@ -152,8 +152,7 @@ _FAILED: Final = frozenset({ExecutionStatus.ERROR, ExecutionStatus.STUCK})
 
 def to_order(body: StartBody) -> StartOrder:
     """Return the order in the core's words; raises InvalidRequest or BadRequest."""
-    if body.replay_json:
-        refuse_replay(body.replay_json)
+    replay = read_recording(body.replay_json) if body.replay_json else ()
     microagent = body.create_microagent
     repository = body.repository or (microagent.repo if microagent else None) or None
     provider = body.git_provider or (microagent.git_provider if microagent else None)
@@ -173,6 +172,7 @@ def to_order(body: StartBody) -> StartOrder:
         trigger=_trigger(body),
         mcp_config=read_mcp_config(body.mcp_config) if has_config else None,
         settings_required=True,
+        replay=replay,
     )
 
 

@@ -1,13 +1,14 @@
 """Handlers of what agent servers call back from their sandboxes."""
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
 from agentsvc.agent_answers import ConversationInfo
-from agentsvc.errors import BadRequest, NotAllowed, NotFound
-from agentsvc.http.keys import CONVERSATIONS, PASS
+from agentsvc.conversations.recording import Question
+from agentsvc.errors import AgentRefused, AgentUnavailable, BadRequest, NotAllowed, NotFound
+from agentsvc.http.keys import CONVERSATIONS, PASS, REPLAYS
 from agentsvc.http.routes import EXAMPLE_ID, TEXT, Example, Route, Scope
 from agentsvc.http.v1.sandboxes import calling_sandbox
 from agentsvc.http.v1.types_events import EventsBody, to_raw_events
@@ -25,6 +26,7 @@ PREFIX: Final = "/api/v1/webhooks"
 
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 _INFO = msgspec.json.Decoder(ConversationInfo)
+_QUESTION = msgspec.json.Decoder(Question)
 _EVENTS = msgspec.json.Decoder(EventsBody)
 
 
@@ -50,6 +52,14 @@ async def get_provider_token(request: web.Request) -> web.Response:
     """GET /webhooks/secrets."""
     token = await request.app[CONVERSATIONS].reports.provider_token(request[PASS])
     return text_response(token.reveal())
+
+
+async def post_replay(request: web.Request) -> web.Response:
+    """POST /webhooks/replays/{conversation_id}/chat/completions."""
+    sandbox = calling_sandbox(request)
+    conversation_id = path_id(request, "conversation_id")
+    question = await read_json(request, _QUESTION, wide_integers=True)
+    return json_response(await request.app[REPLAYS].answer(sandbox, conversation_id, question))
 
 
 _EVENTS_EXAMPLE: Final = Example(
@@ -98,6 +108,20 @@ ROUTES: Final = (
         answer=Success,
         errors=(NotAllowed,),
         example=_EVENTS_EXAMPLE,
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/replays/{{conversation_id}}/chat/completions",
+        handler=post_replay,
+        scope=Scope.SANDBOX,
+        rank="P2",
+        summary="Get the next turn of a recording that is replayed, as a chat completion",
+        body=Question,
+        answer=dict[str, Any],
+        errors=(NotAllowed, NotFound, AgentUnavailable, AgentRefused),
+        example=Example(
+            body={"model": "openai/replay", "messages": [{"role": "user", "content": "Go on"}]}
+        ),
     ),
     Route(
         method="POST",

@@ -242,7 +242,7 @@ async def test_no_body_is_refused(client: Client) -> None:
 
 
 @pytest.mark.parametrize("text", ["{broken", "[]", '{"trajectory": [{"action": "message"}]}'])
-async def test_a_replay_is_refused(client: Client, text: str) -> None:
+async def test_what_is_no_recording_is_refused(client: Client, text: str) -> None:
     answer = await client.post(PATH, json={"replay_json": text})
     body = answer.json()
     assert (answer.status, body["status"]) == (400, "error")

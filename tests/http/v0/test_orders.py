@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from agentsvc.errors import BadRequest, InvalidRequest
-from agentsvc.http.v0.replay import NO_TRAJECTORY, NOT_AVAILABLE, NOT_JSON
 from agentsvc.http.v0.transcripts import Range, select
 from agentsvc.http.v0.types_conversations import START_BODY, to_order
 from agentsvc.http.v0.types_settings import SETTINGS_BODY, from_settings, to_patch
@@ -142,28 +141,6 @@ def test_what_does_not_fit_is_named_where_it_is(
         order(**members)
     assert loc is None or caught.value.loc == loc
     assert kind is None or caught.value.kind == kind
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{broken", NOT_JSON),
-        ("[" * 5000, NOT_JSON),
-        ("3", NO_TRAJECTORY),
-        ("[]", NO_TRAJECTORY),
-        ('{"trajectory": 1}', NO_TRAJECTORY),
-        ('[{"id": 1}]', NO_TRAJECTORY),
-        ("[3]", NO_TRAJECTORY),
-        ('[{"action": "message"}, {"observation": "run"}]', NOT_AVAILABLE),
-        ('{"trajectory": [{"action": "finish"}]}', NOT_AVAILABLE),
-        ('[{"kind": "MessageEvent"}]', NOT_AVAILABLE),
-    ],
-)
-def test_a_replay_is_refused_with_the_reason(text: str, message: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        order(replay_json=text)
-    assert caught.value.message == message
-    assert caught.value.extra["status"] == "error"
 
 
 def test_an_empty_replay_is_none() -> None:

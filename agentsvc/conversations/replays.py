@@ -1,0 +1,175 @@
+"""Replaying recorded conversations in their sandboxes before the language model takes over."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from agentsvc.agent import AgentClient, AgentServer, ConversationInfo
+from agentsvc.agentoptions import secrets_of
+from agentsvc.announcements import Announcements
+from agentsvc.conversations.agent_body import llm, to_agent_message
+from agentsvc.conversations.recording import (
+    MODEL,
+    Question,
+    acts_as_recorded,
+    completion,
+    find_turn,
+    has_messages_behind,
+    interjection,
+    is_last_turn,
+    reached,
+    recording_of,
+    title_answer,
+)
+from agentsvc.conversations.task_table import StartTaskTable
+from agentsvc.db import Database
+from agentsvc.errors import (
+    AgentsvcError,
+    AgentUnavailable,
+    Conflict,
+    ConversationDeleted,
+    NotFound,
+    StartRefused,
+)
+from agentsvc.orders import ExecutionStatus, Message, RecordedStep
+from agentsvc.sandboxes import Sandbox
+from agentsvc.settings import SettingsStore, llm_of
+from agentsvc.supervisor import Supervisor
+from agentsvc.values import new_id
+from agentsvc.vault import Vault
+
+log = logging.getLogger(__name__)
+
+_FIRST_LOOK_SECONDS: Final = 0.2
+_LAST_LOOK_SECONDS: Final = 2.0
+_HAND_OVER_SECONDS: Final = 600.0
+
+_BROKEN: Final = (ExecutionStatus.ERROR, ExecutionStatus.STUCK)
+
+type Check = Callable[[], Awaitable[None]]
+
+
+class Replays:
+    """Is the language model of agents that replay, until the real one takes over."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        vault: Vault,
+        announcements: Announcements,
+        agents: AgentClient,
+        settings: SettingsStore,
+        supervisor: Supervisor,
+    ) -> None:
+        self._tasks = StartTaskTable(db, vault, announcements)
+        self._agents = agents
+        self._settings = settings
+        self._supervisor = supervisor
+
+    async def answer(
+        self, sandbox: Sandbox, conversation_id: str, question: Question
+    ) -> dict[str, Any]:
+        """Return the next recorded turn of a conversation, in the form of a chat completion.
+
+        With the last one, what follows is left to the model that was asked for: it is in place
+        before the agent has the answer. The same question gives the same answer. Raises NotFound
+        where nothing is replayed, or nothing is left to be; AgentUnavailable or AgentRefused.
+        """
+        task = await self._tasks.find_of_conversation(conversation_id)
+        if task is None or task.sandbox_id != sandbox.id or not task.request.replay:
+            raise NotFound("Nothing is replayed in this conversation")
+        steps = recording_of(task.request)
+        if not question.tools:
+            return title_answer(steps, question)
+        at = find_turn(steps, question.messages)
+        if at is None:
+            raise NotFound("The recording is over")
+        if sandbox.agent_url is None:
+            raise AgentUnavailable("The sandbox is not known to run yet")
+        agent = self._agents.at(sandbox.agent_url, sandbox.session_key)
+        if is_last_turn(steps, at):
+            settings = await self._settings.get(task.user_id)
+            model = llm(task.request, settings, usage_id="agent", stream=True)
+            await agent.switch_llm(conversation_id, model, hide=secrets_of(llm_of(settings)))
+        if (said := interjection(steps, at)) is not None and said.message is not None:
+            self._hand_over(agent, conversation_id, said.message)
+        return completion(steps, at, question)
+
+    def _hand_over(self, agent: AgentServer, conversation_id: str, message: Message) -> None:
+        """Say something that the agent takes in once its present step is done."""
+
+        async def work() -> None:
+            try:
+                await say(agent, conversation_id, message, run=False)
+            except AgentsvcError as exc:
+                log.warning(
+                    "message of a recording not delivered",
+                    extra={"conversation_id": conversation_id, "reason": exc.message},
+                )
+
+        self._supervisor.spawn(f"replayed message {new_id()}", work)
+
+
+async def play(
+    agent: AgentServer, conversation_id: str, steps: Sequence[RecordedStep], check: Check
+) -> ConversationInfo:
+    """Say what the user said in a recording, when it is time, until the real model is in place.
+
+    `check` raises when there is nothing to wait for any more. May be called again after a crash.
+    Raises StartRefused when the replay cannot go on.
+    """
+    pause = _FIRST_LOOK_SECONDS
+    while True:
+        try:
+            info = await agent.find_conversation(conversation_id)
+            if info is None:
+                raise ConversationDeleted
+            if await _go_on(agent, conversation_id, steps, info):
+                return info
+        except AgentUnavailable as exc:
+            log.info("replay waits for the agent server", extra={"reason": exc.message})
+        await check()
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, _LAST_LOOK_SECONDS)
+
+
+async def _go_on(
+    agent: AgentServer, conversation_id: str, steps: Sequence[RecordedStep], info: ConversationInfo
+) -> bool:
+    """Do what is due in a replay; return whether nothing will be any more."""
+    status = info.execution_status
+    if status == ExecutionStatus.RUNNING and info.agent.llm.model == MODEL:
+        return False
+    events = [raw async for page in agent.event_pages(conversation_id) for raw in page]
+    at = reached(steps, events)
+    is_handed_over = info.agent.llm.model != MODEL
+    if status == ExecutionStatus.WAITING_FOR_CONFIRMATION and acts_as_recorded(events):
+        # What is recorded was confirmed when it was recorded.
+        await agent.respond_to_confirmation(conversation_id, accept=True)
+        return False
+    if is_handed_over and not has_messages_behind(steps, at):
+        return True
+    if status in _BROKEN:
+        raise StartRefused(
+            f"The replay ended in the state `{status}` at step {at + 1} of {len(steps)}."
+            " The events of the conversation say why"
+        )
+    if status == ExecutionStatus.RUNNING:
+        return False
+    due = steps[at + 1].message if at + 1 < len(steps) else None
+    if due is not None:
+        await say(agent, conversation_id, due, run=True)
+    else:
+        try:
+            await agent.run(conversation_id)
+        except Conflict:
+            log.debug("agent runs already", extra={"conversation_id": conversation_id})
+    return False
+
+
+async def say(agent: AgentServer, conversation_id: str, message: Message, *, run: bool) -> None:
+    """Hand a recorded message of the user to the agent, once it is between two steps."""
+    content = to_agent_message(message)["content"]
+    await agent.send_message(conversation_id, content, run=run, time_limit=_HAND_OVER_SECONDS)

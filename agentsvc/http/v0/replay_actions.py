@@ -1,0 +1,161 @@
+"""Recorded actions as uses of the tools that agents have now. Pure."""
+
+from collections.abc import Callable, Mapping
+from shlex import quote
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.orders import ToolUse
+
+type Fields = dict[str, Any]
+
+NO_EFFECT: Final = frozenset(
+    {
+        "system",
+        "start",
+        "null",
+        "recall",
+        "condensation",
+        "condensation_request",
+        "loop_recovery",
+        "change_agent_state",
+        "pause",
+        "resume",
+        "stop",
+    }
+)
+"""Actions that change nothing in a sandbox and say nothing to the agent."""
+
+_TOOLS: Final = frozenset({"terminal", "file_editor", "task_tracker", "think", "finish"})
+_EDITS: Final = ("view", "create", "str_replace", "insert", "undo_edit")
+_EDIT_FIELDS: Final = (
+    "command",
+    "path",
+    "file_text",
+    "old_str",
+    "new_str",
+    "insert_line",
+    "view_range",
+)
+_OF_THE_AGENT: Final = frozenset({"security_risk", "summary", "kind"})
+"""What agents say of each use beside what the tool is told."""
+
+
+class NotReplayableError(Exception):
+    """An action cannot be done again as it was done; says why, as the rest of a sentence."""
+
+
+def uses_of_action(name: str, args: Fields) -> tuple[ToolUse, ...]:
+    """Return an action of the older generation; raises NotReplayableError."""
+    build = _BUILDERS.get(name)
+    if build is None:
+        raise NotReplayableError(f"is a `{name}`, which cannot be done again as it was done")
+    return build(args)
+
+
+def uses_of_tool(tool: str, written: str, action: Fields) -> tuple[ToolUse, ...]:
+    """Return a use of a tool of version 1; raises NotReplayableError.
+
+    What the model has written counts; without it, what was made of that.
+    """
+    if tool not in _TOOLS:
+        raise NotReplayableError(f"uses `{tool}`, which cannot be done again as it was done")
+    try:
+        arguments = msgspec.json.decode(written, type=Fields) if written else action
+    except msgspec.DecodeError as exc:
+        raise NotReplayableError("has arguments that are not JSON") from exc
+    told = {
+        key: value
+        for key, value in arguments.items()
+        if key not in _OF_THE_AGENT and value is not None
+    }
+    return (ToolUse(tool=tool, arguments=told),)
+
+
+def _run(args: Fields) -> tuple[ToolUse, ...]:
+    command = _must(args, "command")
+    if args.get("is_input"):
+        return (ToolUse(tool="terminal", arguments={"command": command, "is_input": True}),)
+    if args.get("is_static"):
+        # It ran in a shell of its own, in a directory that may have been named.
+        folder = args.get("cwd")
+        place = f"cd -- {quote(folder)} && " if isinstance(folder, str) and folder else ""
+        command = f"( {place}{command}\n)"
+    return (ToolUse(tool="terminal", arguments={"command": command}),)
+
+
+def _read(args: Fields) -> tuple[ToolUse, ...]:
+    told: Fields = {"command": "view", "path": _path(args)}
+    shown = args.get("view_range")
+    if isinstance(shown, list) and shown:
+        told["view_range"] = shown
+    return (ToolUse(tool="file_editor", arguments=told),)
+
+
+def _write(args: Fields) -> tuple[ToolUse, ...]:
+    if args.get("start", 0) != 0 or args.get("end", -1) != -1:
+        raise NotReplayableError("writes into the middle of a file, which cannot be done again")
+    path, content = _path(args), args.get("content")
+    if not isinstance(content, str):
+        raise NotReplayableError("has no `content`")
+    made = {"command": "create", "path": path, "file_text": content}
+    return (
+        ToolUse(tool="terminal", arguments={"command": f"rm -f -- {quote(path)}"}),
+        ToolUse(tool="file_editor", arguments=made),
+    )
+
+
+def _edit(args: Fields) -> tuple[ToolUse, ...]:
+    command = args.get("command") or "view"
+    if args.get("impl_source") == "llm_based_edit" or command not in _EDITS:
+        raise NotReplayableError("is an edit that a model made, which cannot be done again")
+    _path(args)
+    told = {name: args[name] for name in _EDIT_FIELDS if args.get(name) is not None}
+    return (ToolUse(tool="file_editor", arguments=told | {"command": command}),)
+
+
+def _think(args: Fields) -> tuple[ToolUse, ...]:
+    return (ToolUse(tool="think", arguments={"thought": _must(args, "thought")}),)
+
+
+def _finish(args: Fields) -> tuple[ToolUse, ...]:
+    message = args.get("final_thought") or args.get("thought") or "Done."
+    return (ToolUse(tool="finish", arguments={"message": str(message)}),)
+
+
+def _track(args: Fields) -> tuple[ToolUse, ...]:
+    told: Fields = {"command": args.get("command") or "view"}
+    tasks = args.get("task_list")
+    if isinstance(tasks, list):
+        told["task_list"] = [_task(task) for task in tasks if isinstance(task, dict)]
+    return (ToolUse(tool="task_tracker", arguments=told),)
+
+
+def _task(task: Fields) -> Fields:
+    return {name: str(task[name]) for name in ("title", "notes", "status") if task.get(name)}
+
+
+def _path(args: Fields) -> str:
+    path = _must(args, "path")
+    if not path.startswith("/"):
+        raise NotReplayableError(f"names a file by a path that is not absolute: {path[:200]}")
+    return path
+
+
+def _must(args: Fields, name: str) -> str:
+    value = args.get(name)
+    if not isinstance(value, str):
+        raise NotReplayableError(f"has no `{name}`")
+    return value
+
+
+_BUILDERS: Final[Mapping[str, Callable[[Fields], tuple[ToolUse, ...]]]] = {
+    "run": _run,
+    "read": _read,
+    "write": _write,
+    "edit": _edit,
+    "think": _think,
+    "finish": _finish,
+    "task_tracking": _track,
+}
