@@ -8,6 +8,7 @@ import msgspec
 from agentsvc.app import published_routes
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import config_option, load_config
+from agentsvc.http.links import prefix_of
 from agentsvc.http.openapi import describe
 
 
@@ -25,8 +26,9 @@ def command(output: Path | None, config_file: Path | None) -> None:
     It is what the server answers at /openapi.json with the same configuration. No server has to
     run for it.
     """
-    loaded = load_config(config_file)
-    document = msgspec.json.encode(describe(published_routes(loaded.config)))
+    config = load_config(config_file).config
+    prefix = prefix_of(config.server.public_url)
+    document = msgspec.json.encode(describe(published_routes(config), prefix=prefix))
     text = msgspec.json.format(document, indent=2) + b"\n"
     if output is None:
         click.echo(text, nl=False)

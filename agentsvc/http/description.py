@@ -12,6 +12,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import hdrs, web
 
+from agentsvc.http.keys import CONFIG
+from agentsvc.http.links import prefix_of
 from agentsvc.http.openapi import describe
 from agentsvc.http.routes import HTML, JSON, Route, Scope, mounted
 from agentsvc.http.wire import encode
@@ -44,9 +46,9 @@ class Description:
         """Return the description of what the application has mounted."""
         async with self._lock:
             if self._document is None:
-                routes = mounted(app)
+                routes, prefix = mounted(app), prefix_of(app[CONFIG].server.public_url)
                 self._document = await asyncio.to_thread(
-                    lambda: _to_document(encode(describe(routes)))
+                    lambda: _to_document(encode(describe(routes, prefix=prefix)))
                 )
             return self._document
 

@@ -147,6 +147,13 @@ def test_the_command_needs_no_data_and_writes_a_file(
     assert [path.name for path in tmp_path.iterdir()] == ["api.json"]
 
 
+def test_the_command_says_where_a_proxy_has_the_server(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[server]\npublic_url = "https://example.com/agents/"\n')
+    result = CliRunner().invoke(cli, ["openapi", "--config", str(config)])
+    assert json.loads(result.stdout)["servers"] == [{"url": "/agents"}]
+
+
 def test_the_command_says_why_it_cannot_write(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["openapi", "--output", str(tmp_path / "no" / "api.json")])
     assert result.exit_code == 1

@@ -254,6 +254,11 @@ def test_what_a_page_sends_may_be_refused_with_a_page() -> None:
     assert set(refused["content"]) == {JSON, HTML}
 
 
+def test_it_says_below_which_prefix_the_operations_are() -> None:
+    assert describe([route()])["servers"] == [{"url": "/"}]
+    assert describe([route()], prefix="/agents")["servers"] == [{"url": "/agents"}]
+
+
 def test_a_page_takes_the_key_as_a_password_too() -> None:
     assert {"basic": []} in only(route(is_page=True))["security"]
     assert {"basic": []} not in only(route())["security"]

@@ -80,8 +80,8 @@ _SCHEMES: Final[dict[str, Json]] = {
 }
 
 
-def describe(routes: Sequence[Route]) -> Json:
-    """Return the description of the routes as an OpenAPI 3.1 document."""
+def describe(routes: Sequence[Route], *, prefix: str = "") -> Json:
+    """Return the description of the routes, all below a prefix, as an OpenAPI 3.1 document."""
     types = [kind for route in routes for kind in types_of(route)]
     made = schemas_of([*types, *ERROR_TYPES])
     schemas = iter(made.roots)
@@ -92,7 +92,7 @@ def describe(routes: Sequence[Route]) -> Json:
         "openapi": "3.1.1",
         "jsonSchemaDialect": "https://spec.openapis.org/oas/3.1/dialect/base",
         "info": {"title": "agentsvc", "version": __version__, "description": _ABOUT},
-        "servers": [{"url": "/"}],
+        "servers": [{"url": prefix or "/"}],
         "tags": [_tag(name) for name in dict.fromkeys(tag_of(route) for route in routes)],
         "paths": paths,
         "components": {
