@@ -151,7 +151,7 @@ async def test_slow_clients_are_let_go_and_do_not_hold_up_others(
     make_installation: MakeInstallation,
 ) -> None:
     own = await make_installation(
-        AGENTSVC_SERVER__IDLE_SECONDS="3", AGENTSVC_SERVER__STALL_SECONDS="2"
+        AGENTSVC_SERVER__IDLE_SECONDS="10", AGENTSVC_SERVER__STALL_SECONDS="5"
     )
     client = own.client()
     head = (
@@ -165,7 +165,7 @@ async def test_slow_clients_are_let_go_and_do_not_hold_up_others(
             await crowd.send(head.encode())
             # More than the network holds, and nobody takes it.
             await crowd.send(f"{head}\r\n".encode() * 400)
-        assert own.open_files() >= files + 150
+        assert own.open_files() > files + 50
         while crowd.is_there():
             assert (await client.get("/api/settings")).status == 200
             crowd.drip()
