@@ -69,6 +69,24 @@ async def test_without_a_good_key_nothing_opens(port: str, box: Box) -> None:
     assert box.upstream.seen == []
 
 
+@pytest.mark.parametrize("path", ["/health", "/alive", "/ready"])
+async def test_a_health_check_of_an_agent_server_needs_no_key(path: str, box: Box) -> None:
+    nobody = box.service.client_with(None)
+    assert (await _ask(box, path, "agent")).status == 200
+    assert box.upstream.seen[-1].raw_path == path
+    assert (await nobody.request("HEAD", box.path(path, "agent"))).status == 200
+    assert (await nobody.post(box.path(path, "agent"))).status == 401
+    assert (await _ask(box, f"{path}/x", "agent")).status == 401
+    assert (await _ask(box, path)).status == 401
+    assert (await _ask(box, path, "agent", {KEY: "wrong"})).status == 401
+    assert (await nobody.get(f"/sandboxes/{'0' * 32}/agent{path}")).status == 401
+    await box.owner.post(f"/api/v1/sandboxes/{box.id}/pause")
+    await box.owner.wait_for_sandbox(box.id, "PAUSED")
+    assert (await _ask(box, path, "agent")).status == 409
+    await box.owner.delete(f"/api/v1/sandboxes/{box.id}")
+    assert (await _ask(box, path, "agent")).status == 401
+
+
 async def test_a_foreign_sandbox_is_not_there(box: Box) -> None:
     stranger = await box.service.make_client("stranger", Role.MEMBER)
     admin = await box.service.make_client("boss", Role.ADMIN)
