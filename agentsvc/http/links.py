@@ -25,7 +25,8 @@ EDITOR_PORT: Final = "vscode"
 
 _HOST = re.compile(r"\A(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?\Z")
 _PREFIX = re.compile(r"\A(?:/[A-Za-z0-9._~%-]+)+\Z")
-_PAIR = re.compile(r'(?:^|[;\s])(proto|host)="?([^";,\s]+)"?', re.IGNORECASE)
+_PAIR = re.compile(r'(?:^|[;\s])(proto|host|for)="?([^";,\s]+)"?', re.IGNORECASE)
+_ADDRESS_CHARS: Final = 64
 _SCHEMES: Final = frozenset({"http", "https"})
 
 type Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -116,6 +117,15 @@ def is_from_proxy(request: web.Request) -> bool:
     return any((mapped or address) in network for network in networks)
 
 
+def address_of(request: web.Request) -> str:
+    """Return the address a request comes from; a trusted proxy says whose it passes on."""
+    own = request.remote or ""
+    if not is_from_proxy(request):
+        return own
+    said = _last(request, hdrs.X_FORWARDED_FOR) or _forwarded(request).get("for", "")
+    return said[:_ADDRESS_CHARS] or own
+
+
 def prefix_of(public_url: str) -> str:
     """Return the path that a configured public URL has, without a slash at the end."""
     return urlsplit(public_url).path.rstrip("/")
@@ -144,7 +154,7 @@ def _own_host(request: web.Request) -> str:
 
 def _as_forwarded(request: web.Request, own: Origin) -> Origin:
     """Return what the proxy says; the last value of a list is that of the nearest one."""
-    said = {name.lower(): value for name, value in _PAIR.findall(_last(request, hdrs.FORWARDED))}
+    said = _forwarded(request)
     scheme = (_last(request, hdrs.X_FORWARDED_PROTO) or said.get("proto", "")).lower()
     host = _last(request, hdrs.X_FORWARDED_HOST) or said.get("host", "")
     prefix = _last(request, "X-Forwarded-Prefix").rstrip("/")
@@ -153,6 +163,10 @@ def _as_forwarded(request: web.Request, own: Origin) -> Origin:
         host=host if _HOST.match(host) else own.host,
         prefix=prefix if _PREFIX.match(prefix) else "",
     )
+
+
+def _forwarded(request: web.Request) -> dict[str, str]:
+    return {name.lower(): value for name, value in _PAIR.findall(_last(request, hdrs.FORWARDED))}
 
 
 def _last(request: web.Request, name: str) -> str:

@@ -90,3 +90,26 @@ async def test_what_was_recorded_is_not_asked_about_and_what_follows_is(
     await client.wait_for_execution(name, "waiting_for_confirmation")
     assert (tmp_path / "out").read_text() == "again\n"
     assert outputs(await client.events(name)) == [""]
+
+
+async def test_what_the_user_said_into_a_run_is_said_into_it_again(
+    client: LiveClient, tmp_path: Path
+) -> None:
+    name = await start(
+        client,
+        [
+            user("Begin."),
+            act("run", command=f"cd {tmp_path} && sleep 1; echo one"),
+            user("Faster!"),
+            act("run", command="echo two"),
+            act("finish"),
+        ],
+    )
+    await client.wait_for_execution(name, "finished")
+    events = await client.events(name)
+    assert outputs(events) == ["one", "two"]
+    kept = ("MessageEvent", "ActionEvent")
+    assert [event["kind"] for event in events if event["kind"] in kept] == [
+        *("MessageEvent", "ActionEvent"),
+        *("MessageEvent", "ActionEvent", "ActionEvent"),
+    ]

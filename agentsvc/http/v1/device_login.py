@@ -16,7 +16,7 @@ from agentsvc.errors import (
     TooManyRequests,
 )
 from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
-from agentsvc.http.links import links_of
+from agentsvc.http.links import address_of, links_of
 from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import page, text_of
@@ -93,13 +93,13 @@ async def post_authorize(request: web.Request) -> web.Response:
     """POST /oauth/device/authorize."""
     if request.can_read_body:
         await read_form(request, _BEGINNING)
-    login = await request.app[DEVICES].begin(request.remote or "")
+    login = await request.app[DEVICES].begin(address_of(request))
     return json_response(_from_login(login, links_of(request).base))
 
 
 async def post_token(request: web.Request) -> web.Response:
     """POST /oauth/device/token."""
-    request.app[DEVICES].admit(request.remote or "")
+    request.app[DEVICES].admit(address_of(request))
     asked = await read_form(request, _TOKEN_REQUEST)
     claim = await request.app[DEVICES].claim(Secret(asked.device_code))
     return json_response(_token(claim))
@@ -121,7 +121,7 @@ async def get_page(request: web.Request) -> web.Response:
 
 async def post_page(request: web.Request) -> web.Response:
     """POST /oauth/device/verify: what the page sends, with a key as the only proof."""
-    request.app[DEVICES].admit(request.remote or "")
+    request.app[DEVICES].admit(address_of(request))
     form = await read_form(request, _PAGE_FORM)
     try:
         caller = await request.app[KEYRING].identify(form.api_key.strip())

@@ -4,6 +4,7 @@ import re
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from agentsvc.datadir import DataDir
@@ -247,3 +248,37 @@ async def test_one_address_guesses_so_many_codes_and_keys_a_minute(program: Clie
         assert answer.status == 429
         assert answer.json()["code"] == "too_many_requests"
         assert answer.headers["Retry-After"]
+
+
+def from_address(address: str) -> dict[str, str]:
+    return {"X-Forwarded-For": f"192.0.2.1, {address}"}
+
+
+async def refused(program: Client, headers: dict[str, str]) -> bool:
+    """Ask for logins until one is refused, and return whether that happened."""
+    for _ in range(2 * BEGINNINGS_A_MINUTE):
+        answer = await program.post("/oauth/device/authorize", headers=headers)
+        if answer.status == 429:
+            return True
+    return False
+
+
+async def test_behind_a_trusted_proxy_each_client_counts_for_itself(
+    service: Service, program: Client
+) -> None:
+    server = msgspec.structs.replace(service.config.server, trusted_proxies=("127.0.0.1",))
+    service.config = msgspec.structs.replace(service.config, server=server)
+    await service.restart()
+    assert await refused(program, from_address("198.51.100.1"))
+    for headers in (from_address("198.51.100.2"), {"Forwarded": 'for="[2001:db8::1]"'}, {}):
+        answer = await program.post("/oauth/device/authorize", headers=headers)
+        assert answer.status == 200
+
+
+async def test_what_a_stranger_says_of_its_address_does_not_count(program: Client) -> None:
+    assert await refused(program, from_address("198.51.100.1"))
+    statuses = {
+        (await program.post("/oauth/device/authorize", headers=from_address(str(number)))).status
+        for number in range(20)
+    }
+    assert 429 in statuses

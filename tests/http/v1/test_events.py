@@ -47,7 +47,10 @@ async def test_delivered_events_are_stored_once_and_sent_as_they_came(
     client: Client, service: Service
 ) -> None:
     conversation_id, sandbox = await _quiet(client, service)
-    raw = [b'{ "kind":"MessageEvent","source":"user",', b'"id":"x-1","timestamp":"2030-01-01T00:00:00",']
+    raw = [
+        b'{ "kind":"MessageEvent","source":"user",',
+        b'"id":"x-1","timestamp":"2030-01-01T00:00:00",',
+    ]
     raw += [b'"big":123456789012345678901234567890,"float":1.50,"text":"\\u00e9"}']
     event = b"".join(raw)
     path = f"{HOOKS}/events/{conversation_id}"
