@@ -186,7 +186,10 @@ def test_settings_that_are_read_and_posted_back_change_nothing() -> None:
         ),
     )
     shown = from_settings(settings, {"github": None})
-    assert merge(settings, patch(**shown)) == settings
+    posted = merge(settings, patch(**shown))
+    assert from_settings(posted, {"github": None}) == shown
+    # What is not set is shown as what it means, and may be set to that.
+    assert posted == msgspec.structs.replace(settings, v1_enabled=True)
 
 
 def test_settings_show_whether_secrets_are_set_and_never_the_secrets() -> None:
