@@ -42,8 +42,9 @@ class Disk:
         )
         assert self._holder.stdout is not None
         self.is_there = self._holder.stdout.readline() == b"ready\n"
+        entered = ["--user", "--preserve-credentials"] if user else []
         target = f"--target={self._holder.pid}"
-        self.launcher = ["nsenter", target, *(["--user"] if user else []), "--mount", "--"]
+        self.launcher = ["nsenter", target, *entered, "--mount", "--"]
         self._ballast = Path(f"/proc/{self._holder.pid}/root{path}/ballast")
 
     def fill(self) -> None:
