@@ -65,6 +65,14 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
         """Return where the agent server is, or None unless the sandbox runs."""
         return None if sandbox.agent_url is None else self.port(sandbox, AGENT_PORT)
 
+    def agent_at_root(self, sandbox_id: str) -> str:
+        """Return where the agent server is for clients that take an address without a path only.
+
+        The sandbox's key in a request to the root says which one is meant. There is no such
+        address where this server has a path itself.
+        """
+        return self.agent_of(sandbox_id) if urlsplit(self.base).path else self.base
+
     def conversation(self, sandbox: Sandbox | None, conversation_id: str) -> str | None:
         """Return where a conversation is at its agent server, or None unless that runs."""
         agent = self.agent(sandbox) if sandbox is not None else None

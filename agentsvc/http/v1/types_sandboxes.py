@@ -161,5 +161,8 @@ def _expose(sandbox: Sandbox, links: Links) -> list[ExposedUrl]:
 
 
 def _url_of(sandbox: Sandbox, name: str, links: Links) -> str:
+    if name == AGENT_PORT:
+        # The SDK's cloud workspace refuses an agent server whose address has a path.
+        return links.agent_at_root(sandbox.id)
     editor = links.editor(sandbox, sandbox.working_dir) if name == EDITOR_PORT else None
     return editor or links.port(sandbox, name)

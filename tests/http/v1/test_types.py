@@ -61,6 +61,12 @@ def test_every_port_has_the_name_that_clients_know() -> None:
     ]
 
 
+def test_the_agent_server_has_an_address_without_a_path_where_the_server_has_none() -> None:
+    info = from_sandbox(_sandbox([AGENT]), Links(base="https://agents.example:8443"))
+    assert info.exposed_urls is not None
+    assert [each.url for each in info.exposed_urls] == ["https://agents.example:8443"]
+
+
 def test_a_client_is_sent_to_the_server_while_the_sandbox_runs() -> None:
     agent = Endpoint(name="agent", port=8000, url="http://a", public_url="https://b.example/x/")
     sandbox = _sandbox([agent])
