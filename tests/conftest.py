@@ -38,6 +38,17 @@ def pytest_sessionfinish() -> None:
         measured.save()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which versions of published clients were tested."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    tested = {
+        value for report in reports for name, value in report.user_properties if name == "client"
+    }
+    if tested:
+        terminalreporter.write_sep("-", "published clients")
+        terminalreporter.write_line("\n".join(sorted(tested)))
+
+
 @pytest.fixture
 async def fake_agent() -> AsyncIterator[FakeAgent]:
     async with FakeAgent() as agent:

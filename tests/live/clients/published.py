@@ -15,9 +15,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -47,25 +48,29 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
         return report
 
     async def call(self, *command: str, task: Mapping[str, Any] | None = None) -> str:
-        """Run any command and return what it printed; fails with all of it if the command does."""
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            cwd=self.home,
-            env=self._environment(),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            async with asyncio.timeout(_RUN_SECONDS):
-                output, errors = await process.communicate(json.dumps(task or {}).encode())
-        finally:
-            if process.returncode is None:
+        """Run any command and return what it printed; fails with all of it if the command does.
+
+        A command that takes too long is ended, which is a failure, too.
+        """
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=self.home,
+                env=self._environment(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
+            )
+            try:
+                async with asyncio.timeout(_RUN_SECONDS):
+                    await process.communicate(json.dumps(task or {}).encode())
+            except TimeoutError:
                 process.kill()
                 await process.wait()
-        said = f"{output.decode(errors='replace')}\n{errors.decode(errors='replace')}"
-        assert process.returncode == 0, f"{command} exited with {process.returncode}:\n{said}"
-        return output.decode()
+            said = [_read(output), _read(errors)]
+        text = "\n".join(said)
+        assert process.returncode == 0, f"{command} ended with {process.returncode}:\n{text}"
+        return said[0]
 
     def _environment(self) -> dict[str, str]:
         kept = {name: text for name, text in os.environ.items() if not name.startswith("COVERAGE_")}
@@ -78,6 +83,11 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
             "BROWSER": "true",
             "COLUMNS": "200",
         }
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def install_python(directory: Path, *packages: str) -> Client:
