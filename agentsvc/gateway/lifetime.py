@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
@@ -34,18 +34,17 @@ class Lifetimes:
             _end(life)
 
 
-def with_client(request: web.Request) -> asyncio.Timeout:
-    """Return a scope that ends, as if timed out, when the client of a request goes."""
+def with_client(request: web.Request, *, grace_seconds: float = 0.0) -> asyncio.Timeout:
+    """Return a scope that ends, as if timed out, when the client of a request goes.
+
+    What happens inside has the grace period to end by itself.
+    """
     life = asyncio.timeout(0 if request.transport is None else None)
-    request[ON_LOST] = lambda: _end(life)
+    request[ON_LOST] = lambda: _end(life, after_seconds=grace_seconds)
     return life
 
 
-def _end(life: asyncio.Timeout) -> None:
-    if life.expired():
-        return
-    try:
-        life.reschedule(0)
-    except RuntimeError:
-        # It has not begun or is over already.
-        return
+def _end(life: asyncio.Timeout, *, after_seconds: float = 0.0) -> None:
+    # It may not have begun yet, or be over already.
+    with suppress(RuntimeError):
+        life.reschedule(asyncio.get_running_loop().time() + after_seconds)

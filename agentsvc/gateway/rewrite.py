@@ -19,7 +19,7 @@ _OF_FILES = re.compile(r"\A/api/(?:git|file)/")
 _USUAL_ROOTS: Final = ("/workspace/project", "/workspace")
 """Where front ends take every project, and what they upload, to be."""
 _EDITOR_URL: Final = "/api/vscode/url"
-_AGENT_PATH = re.compile(r"\A/(?:sockets|api)/.")
+_AGENT_PATH = re.compile(r"\A/(?:(?:sockets|api)/.|(?:alive|health|ready|server_info)\Z)")
 _OWN_PATH = re.compile(r"\A/api/v[0-9]+(?:/|\Z)")
 
 

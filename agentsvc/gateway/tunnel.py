@@ -142,7 +142,7 @@ class Tunnels:
         A client that has no answer yet gets the sandbox's, be it a refusal. Raises
         PortUnavailable where nothing answers, or where one that has its answer is refused.
         """
-        life = with_client(client.request)
+        life = with_client(client.request, grace_seconds=_LAST_SECONDS)
         try:
             async with life:
                 with self._lifetimes.endless(life):
