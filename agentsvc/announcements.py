@@ -118,6 +118,7 @@ class Subscription:
         self._bytes = 0
         self._deltas = 0
         self._is_overrun = False
+        self._is_closed = False
         self._some = asyncio.Event()
 
     def __enter__(self) -> Self:
@@ -149,10 +150,12 @@ class Subscription:
     async def take(self) -> list[Announcement]:
         """Wait until there is something, and return all of it in its order.
 
-        Raises Overrun once when too much was waiting, and listens on.
+        Raises Overrun once when too much was waiting, and listens on. Returns nothing once the
+        subscription is closed.
         """
         await self._some.wait()
-        self._some.clear()
+        if not self._is_closed:
+            self._some.clear()
         if self._is_overrun:
             self._is_overrun = False
             raise Overrun
@@ -161,9 +164,11 @@ class Subscription:
         return taken
 
     def close(self) -> None:
-        """Listen no more; safe to call twice."""
+        """Listen no more, which ends a wait, too; safe to call twice."""
+        self._is_closed = True
         self._on_close(self)
         self._clear()
+        self._some.set()
 
     def _clear(self) -> None:
         self._waiting.clear()

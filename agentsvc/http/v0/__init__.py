@@ -1,8 +1,8 @@
 """The older generation, `/api`: decode, call the core once, encode.
 
 It shares nothing with the newer one but the core and the wire. Its events are translated from
-the agent's by `translate`; to retire it is to delete this package and its line in the
-composition root.
+the agent's by `translate`; to retire it is to delete this package, its line in the composition
+root, and what speaks the protocol of its event socket from the dependencies.
 """
 
 from collections.abc import AsyncIterator
@@ -25,6 +25,7 @@ from agentsvc.http.v0 import (
 )
 from agentsvc.http.v0.retirement import add_headers, refuse
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, Transcripts
+from agentsvc.http.v0.types_socket import SOCKET_PATHS
 
 __all__ = ["ROUTES", "install"]
 
@@ -54,11 +55,21 @@ def install(app: web.Application, *, enabled: bool) -> None:
     if enabled:
         mount(app, ROUTES)
         app.cleanup_ctx.append(_transcripts)
+        _install_sockets(app)
     else:
         # Past `mount`, so that they need no key and are no part of the published description.
         for route in ROUTES:
             app.router.add_route(route.method, route.path, refuse)
+        for path in SOCKET_PATHS:
+            app.router.add_route("*", path, refuse)
     app.on_response_prepare.append(add_headers)
+
+
+def _install_sockets(app: web.Application) -> None:
+    # What speaks the protocol takes time to import, and a server without V0 has no use for it.
+    from agentsvc.http.v0 import sockets  # noqa: PLC0415
+
+    sockets.install(app)
 
 
 async def _transcripts(app: web.Application) -> AsyncIterator[None]:

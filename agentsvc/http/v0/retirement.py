@@ -24,6 +24,7 @@ _SUCCESSORS: Final = {
     "/api/unset-provider-tokens": "/api/v1/secrets/git-providers",
     "/api/options/models": "/api/v1/config/models/search",
     "/api/options": "/api/v1/web-client/config",
+    "/socket.io": "/api/v1/app-conversations",
     "/api/user/info": "/api/v1/users/git-info",
     "/api/user/installations": "/api/v1/git/installations/search",
     "/api/user/repositories": "/api/v1/git/repositories/search",

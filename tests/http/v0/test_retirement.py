@@ -9,6 +9,7 @@ import pytest
 from agentsvc.config import V0Config
 from agentsvc.http import v0
 from agentsvc.http.routes import Route
+from agentsvc.http.v0.types_socket import SOCKET_PATHS
 from agentsvc.plugins import PluginHost
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
@@ -60,6 +61,11 @@ async def test_a_refusal_says_it_too(client: Client, method: str, path: str, sta
     assert "Deprecation" in answer.headers
 
 
+async def test_the_event_socket_says_it_too(client: Client) -> None:
+    answer = await client.get("/socket.io/?EIO=4&transport=polling")
+    assert (answer.status, "Deprecation" in answer.headers) == (200, True)
+
+
 async def test_a_caller_without_a_key_is_told_too(service: Service) -> None:
     answer = await (await service.make_client(None)).get(PATH)
     assert (answer.status, "Deprecation" in answer.headers) == (401, True)
@@ -76,6 +82,10 @@ async def test_switched_off_it_says_so_everywhere(newer_only: Service, key: str 
     client = await newer_only.make_client(key)
     for route in v0.ROUTES:
         answer = await client.request(route.method, path_of(route))
+        assert (answer.status, answer.json()["code"]) == (404, "not_found")
+        assert "`v0.enabled`" in answer.json()["detail"]
+    for path in SOCKET_PATHS:
+        answer = await client.get(f"{path}?EIO=4&transport=polling")
         assert (answer.status, answer.json()["code"]) == (404, "not_found")
         assert "`v0.enabled`" in answer.json()["detail"]
 

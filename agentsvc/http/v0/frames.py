@@ -1,0 +1,122 @@
+"""What the event socket sends: which events of a history, and the frames that are no events. Pure.
+
+Frames are JSON already. Events have the numbers they have over HTTP.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from agentsvc.conversations import ConversationView
+from agentsvc.http.v0.types_conversations import ConversationStatus, shown_id, status_of
+from agentsvc.http.wire import encode
+from agentsvc.orders import StartStatus
+
+_STATE_CHANGED: Final = "agent_state_changed"
+_TOLD_LIVE: Final = frozenset({"run", _STATE_CHANGED, "recall", "error"})
+_STAGES: Final = {
+    StartStatus.PREPARING_REPOSITORY: "STATUS$RUNTIME_STARTED",
+    StartStatus.RUNNING_SETUP_SCRIPT: "STATUS$SETTING_UP_WORKSPACE",
+    StartStatus.SETTING_UP_GIT_HOOKS: "STATUS$SETTING_UP_GIT_HOOKS",
+    StartStatus.SETTING_UP_SKILLS: "STATUS$SETTING_UP_WORKSPACE",
+    StartStatus.STARTING_CONVERSATION: "STATUS$SETTING_UP_WORKSPACE",
+}
+
+
+class _StatusFrame(msgspec.Struct, frozen=True, kw_only=True):
+    status_update: bool = True
+    type: str = "info"
+    id: str | UnsetType = UNSET
+    message: str = ""
+    conversation_title: str | UnsetType = UNSET
+
+
+class _ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
+    error: bool = True
+    message: str
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    source: str = ""
+    observation: str = ""
+
+
+_head = msgspec.json.Decoder(_Head)
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def replay(history: Sequence[bytes], latest_event_id: int) -> Iterator[bytes]:
+    """Yield the events behind a number; of the states only the last one, at the end."""
+    state: bytes | None = None
+    for number in range(latest_event_id + 1, len(history)):
+        event = history[number]
+        if _head.decode(event).observation == _STATE_CHANGED:
+            state = event
+        else:
+            yield event
+    if state is not None:
+        yield state
+
+
+def live(event: bytes) -> bytes | None:
+    """Return an event as it is told when it happens, or None if it is not.
+
+    What the environment tells is the agent's then, as far as it is of interest.
+    """
+    head = _head.decode(event)
+    if head.source != "environment":
+        return event
+    if head.observation not in _TOLD_LIVE:
+        return None
+    members = _members.decode(event)
+    members["source"] = msgspec.Raw(b'"agent"')
+    return encode(members)
+
+
+def error_frame(message: str) -> bytes:
+    """Return the frame that tells one client what went wrong."""
+    return encode(_ErrorFrame(message=message))
+
+
+def title_frame(view: ConversationView) -> bytes | None:
+    """Return the frame that tells the title of a conversation, None while it has none."""
+    title = view.conversation.title
+    if title is None:
+        return None
+    return encode(_StatusFrame(message=shown_id(view), conversation_title=title))
+
+
+def status_frame(view: ConversationView, stage: StartStatus | None) -> bytes:
+    """Return the frame that tells whether a conversation runs, or how far its start has come."""
+    conversation, sandbox = view.conversation, view.sandbox
+    match status_of(view):
+        case ConversationStatus.STARTING if not conversation.is_ready and stage in _STAGES:
+            return _info(_STAGES[stage])
+        case ConversationStatus.STARTING:
+            return _info("STATUS$STARTING_RUNTIME")
+        case ConversationStatus.RUNNING:
+            return READY
+        case ConversationStatus.STOPPED:
+            return _info("STATUS$STOPPED")
+        case ConversationStatus.ARCHIVED:
+            return _failure(
+                "STATUS$ERROR_RUNTIME_DISCONNECTED",
+                "The sandbox of this conversation does not exist any more",
+            )
+        case ConversationStatus.ERROR:
+            reason = conversation.start_detail or (sandbox.reason if sandbox else "")
+            return _failure("STATUS$ERROR", reason)
+
+
+def _info(status_id: str) -> bytes:
+    return encode(_StatusFrame(id=status_id))
+
+
+READY: Final = _info("STATUS$READY")
+"""The frame that tells that all is well."""
+
+
+def _failure(status_id: str, message: str) -> bytes:
+    return encode(_StatusFrame(type="error", id=status_id, message=message))

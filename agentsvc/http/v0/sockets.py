@@ -1,0 +1,452 @@
+"""The event socket, `/socket.io`: connections, and how frames travel. What is told is elsewhere.
+
+Every request of a connection shows a key: one without any is answered 401, one with a wrong key
+is told so in the words of the protocol. The package that speaks the protocol is imported here and
+in `packets` only, and these only where the older generation is switched on.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import msgspec
+import socketio
+from aiohttp import hdrs, web
+from socketio.exceptions import ConnectionRefusedError as Refused
+
+from agentsvc.auth import KeyRing
+from agentsvc.conversations import ConversationView
+from agentsvc.errors import (
+    AgentsvcError,
+    BadRequest,
+    NotAuthenticated,
+    NotFound,
+    TimedOut,
+    TooManyRequests,
+)
+from agentsvc.http.keys import (
+    ANNOUNCEMENTS,
+    CONFIG,
+    CONVERSATIONS,
+    KEYRING,
+    SANDBOXES,
+    SUPERVISOR,
+)
+from agentsvc.http.middleware import keys_of
+from agentsvc.http.v0.frames import error_frame
+from agentsvc.http.v0.listeners import Listener, Services
+from agentsvc.http.v0.packets import Packet, check_payload, event_packet
+from agentsvc.http.v0.transcripts import TRANSCRIPTS
+from agentsvc.http.v0.types_socket import SOCKET_PATHS, Wish, to_wish
+from agentsvc.supervisor import Supervisor
+from agentsvc.values import Secret, monotonic
+
+log = logging.getLogger(__name__)
+
+MOST_OF_USER: Final = 200
+"""How many connections one user may have; those with a wrong key are together one user's."""
+
+TIDY_SECONDS: Final = 5.0
+_KNOCK_SECONDS: Final = 10.0
+"""How long a connection may go without following a conversation."""
+
+_CHECK_SECONDS: Final = 60.0
+_BATCH_BYTES: Final = 64 * 1024
+"""How much is sent before it is looked whether the client reads it."""
+
+_FAREWELL_SECONDS: Final = 3.0
+_SHORT_FAREWELL_SECONDS: Final = 0.5
+_WRONG_KEY: Final = "invalid_session_api_key"
+_NO_PACKET: Final = "Unknown receive error"
+"""What the package logs, with a traceback, when a client sends a packet of no known type."""
+
+
+class _Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who opened a connection; nobody with a wrong key."""
+
+    user_id: str | None
+    key: Secret
+    came_at: float
+
+
+class _Connection(msgspec.Struct, kw_only=True):
+    """A connection that follows a conversation."""
+
+    listener: Listener
+    line: "_Line"
+    caller: _Caller
+    checked_at: float
+
+
+_CALLER: Final[web.RequestKey[_Caller]] = web.RequestKey("socket_caller", _Caller)
+
+
+class Sockets:
+    """Every connection to the event socket of a server.
+
+    A client that sends or reads nothing for `patience_seconds` where it should is let go of.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        *,
+        keyring: KeyRing,
+        supervisor: Supervisor,
+        most_bytes: int,
+        patience_seconds: float,
+    ) -> None:
+        self._services = services
+        self._keyring = keyring
+        self._supervisor = supervisor
+        self._most_bytes = most_bytes
+        self._patience_seconds = patience_seconds
+        self._connections: dict[str, _Connection] = {}
+        self._streams: dict[str, web.Request] = {}
+        self._server = _make_server(most_bytes)
+        self._server.on("connect", self._connect)
+        self._server.on("disconnect", self._disconnect)
+        self._server.on("oh_user_action", self._take)
+        self._server.on("oh_action", self._take)
+
+    # Requests
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request of either transport."""
+        request[_CALLER] = caller = await self._identify(request)
+        query = parse_qs(request.query_string)
+        if "j" in query:
+            raise BadRequest("JSONP is not supported")
+        eio_sid = query["sid"][0] if "sid" in query else None
+        if eio_sid is None:
+            self._make_room(caller)
+        else:
+            self._check_session(eio_sid, caller)
+        if request.method == hdrs.METH_POST:
+            return await self._handle_post(request)
+        if _is_stream(request):
+            return await self._handle_stream(request, eio_sid)
+        return await self._answer(request)
+
+    async def _handle_post(self, request: web.Request) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                body = await request.read()
+        except TimeoutError as exc:
+            raise TimedOut("The request took too long") from exc
+        check_payload(body)
+        return await self._answer(_ReadRequest(request, body))
+
+    async def _handle_stream(self, request: web.Request, eio_sid: str | None) -> web.StreamResponse:
+        if eio_sid is not None:
+            self._streams[eio_sid] = request
+        try:
+            return await self._answer(request)
+        except (ValueError, OSError, RecursionError) as exc:
+            for ended in [eio_sid] if eio_sid else self._opened_by(request):
+                self._end_soon(ended)
+            raise ConnectionResetError("this is not the protocol") from exc
+        finally:
+            if eio_sid is not None:
+                self._streams.pop(eio_sid, None)
+
+    async def _answer(self, request: "web.Request | _ReadRequest") -> web.StreamResponse:
+        response = await self._server.handle_request(request)
+        if isinstance(response, web.StreamResponse):
+            return response
+        raise BadRequest("This is neither a poll nor a WebSocket")
+
+    async def _identify(self, request: web.Request) -> _Caller:
+        in_query = (key.strip() for key in request.query.getall("session_api_key", []))
+        keys = [*keys_of(request), *(key for key in in_query if key)]
+        if not keys:
+            raise NotAuthenticated
+        for key in keys:
+            with contextlib.suppress(NotAuthenticated):
+                user_id = (await self._keyring.identify(key)).user_id
+                return _Caller(user_id=user_id, key=Secret(key), came_at=monotonic())
+        return _Caller(user_id=None, key=Secret(keys[0]), came_at=monotonic())
+
+    def _check_session(self, eio_sid: str, caller: _Caller) -> None:
+        opened = self._callers().get(eio_sid)
+        socket = self._server.eio.sockets.get(eio_sid)
+        if opened is None or socket is None or socket.closed:
+            raise BadRequest("The session is over or was never begun")
+        if opened.user_id != caller.user_id:
+            raise NotAuthenticated
+
+    def _make_room(self, caller: _Caller) -> None:
+        known = sum(other.user_id == caller.user_id for other in self._callers().values())
+        if known >= MOST_OF_USER:
+            raise TooManyRequests("Too many connections to the event socket")
+
+    def _callers(self) -> dict[str, _Caller]:
+        opened = self._server.environ.items()
+        return {eio_sid: environ["aiohttp.request"][_CALLER] for eio_sid, environ in opened}
+
+    def _opened_by(self, request: web.Request) -> list[str]:
+        opened = self._server.environ.items()
+        return [eio_sid for eio_sid, environ in opened if environ["aiohttp.request"] is request]
+
+    # What happens on a connection
+
+    async def _connect(self, sid: str, environ: dict[str, Any], _auth: Any = None) -> None:
+        request: web.Request = environ["aiohttp.request"]
+        caller = request[_CALLER]
+        try:
+            wish, view = await self._read_wish(request, caller)
+        except AgentsvcError as exc:
+            eio_sid = self._server.manager.eio_sid_from_sid(sid, "/")
+            if self._find_stream(eio_sid) is None:
+                # It leaves when its poll is answered; a WebSocket is its own to close.
+                self._end_soon(eio_sid)
+            raise Refused(exc.message) from exc
+        line = _Line(self._server, sid, self._end, patience_seconds=self._patience_seconds)
+        listener = Listener(
+            self._services,
+            line,
+            view,
+            latest_event_id=wish.latest_event_id,
+            check_key=lambda: self._check(caller),
+            most_bytes=self._most_bytes,
+        )
+        self._connections[sid] = _Connection(
+            listener=listener, line=line, caller=caller, checked_at=monotonic()
+        )
+        self._supervisor.spawn(f"socket {sid} tells", listener.tell)
+        self._supervisor.spawn(f"socket {sid} obeys", listener.obey)
+        self._supervisor.spawn(f"socket {sid} wakes", listener.wake)
+
+    async def _disconnect(self, sid: str, reason: str) -> None:
+        connection = self._connections.pop(sid, None)
+        if connection is not None:
+            connection.listener.close()
+            if reason == self._server.reason.CLIENT_DISCONNECT:
+                # A poll of its own may be waiting for an answer, and the client for that.
+                await connection.line.close()
+
+    async def _take(self, sid: str, *said: msgspec.Raw) -> None:
+        connection = self._connections.get(sid)
+        if connection is None or connection.listener.take(bytes(said[0]) if said else b"null"):
+            return
+        # Nothing more of it is taken, and what it is told is its last.
+        del self._connections[sid]
+        connection.listener.close()
+        self._supervisor.spawn(f"socket {sid} floods", connection.line.turn_away)
+
+    async def _read_wish(
+        self, request: web.Request, caller: _Caller
+    ) -> tuple[Wish, ConversationView]:
+        if caller.user_id is None:
+            raise NotAuthenticated(_WRONG_KEY)
+        wish = to_wish(request)
+        conversations = self._services.conversations
+        conversation_id = await conversations.resolve(caller.user_id, wish.name)
+        [view] = await conversations.find_many(
+            caller.user_id, [conversation_id or ""], include_starting=True
+        )
+        if view is None:
+            raise NotFound(f"Conversation {wish.name} not found")
+        return wish, view
+
+    async def _check(self, caller: _Caller) -> None:
+        """Raise NotAuthenticated if the key of a connection has ceased to be valid."""
+        await self._keyring.identify(caller.key.reveal())
+
+    # Ends
+
+    async def tidy(self, *, at: float | None = None) -> None:
+        """Let go of connections that follow nothing, and of those whose key is no longer valid."""
+        moment = monotonic() if at is None else at
+        following = {connection.line.eio_sid for connection in self._connections.values()}
+        for eio_sid, caller in self._callers().items():
+            if eio_sid not in following and caller.came_at + _KNOCK_SECONDS < moment:
+                self._end_soon(eio_sid)
+        for sid, connection in list(self._connections.items()):
+            if connection.checked_at + _CHECK_SECONDS < moment:
+                connection.checked_at = moment
+                await self._recheck(sid, connection)
+
+    async def close(self) -> None:
+        """Let go of every connection; called before the server stops."""
+        async with asyncio.TaskGroup() as group:
+            for eio_sid in self._callers():
+                group.create_task(self._end(eio_sid, farewell_seconds=_SHORT_FAREWELL_SECONDS))
+        await self._server.shutdown()
+
+    async def _recheck(self, sid: str, connection: _Connection) -> None:
+        try:
+            await self._check(connection.caller)
+        except NotAuthenticated:
+            self._supervisor.spawn(f"socket {sid} ends", connection.line.hang_up)
+
+    def _end_soon(self, eio_sid: str) -> None:
+        self._supervisor.spawn(f"connection {eio_sid} ends", lambda: self._end(eio_sid))
+
+    async def _end(self, eio_sid: str, *, farewell_seconds: float = _FAREWELL_SECONDS) -> None:
+        stream = self._find_stream(eio_sid)
+        socket = self._server.eio.sockets.get(eio_sid)
+        if socket is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(farewell_seconds):
+                # Once it is closed, a client that polls is told no more.
+                await socket.queue.join()
+        await socket.close(wait=False, abort=stream is not None)
+        if stream is None or stream.transport is None:
+            return
+        # What writes to a WebSocket closes it then, unless the client does not read.
+        socket.queue.put_nowait(None)
+        asyncio.get_running_loop().call_later(farewell_seconds, stream.transport.abort)
+
+    def _find_stream(self, eio_sid: str) -> web.Request | None:
+        """Return the request behind a WebSocket, or None for a client that polls."""
+        if eio_sid in self._streams:
+            return self._streams[eio_sid]
+        environ = self._server.environ.get(eio_sid)
+        opened: web.Request | None = environ["aiohttp.request"] if environ else None
+        return opened if opened is not None and _is_stream(opened) else None
+
+
+SOCKETS: Final[web.AppKey[Sockets]] = web.AppKey("sockets", Sockets)
+
+
+class _Line:
+    """The way to one client; it keeps no more than two batches that the client has not read."""
+
+    def __init__(
+        self,
+        server: Any,
+        sid: str,
+        end: Callable[[str], Awaitable[None]],
+        *,
+        patience_seconds: float,
+    ) -> None:
+        self.eio_sid: str = server.manager.eio_sid_from_sid(sid, "/")
+        self._server = server
+        self._sid = sid
+        self._end = end
+        self._patience_seconds = patience_seconds
+        self._unread = 0
+
+    async def send(self, frame: bytes) -> None:
+        """Send a frame; waits for a client that reads slowly."""
+        socket = self._server.eio.sockets.get(self.eio_sid)
+        if socket is None or socket.closed:
+            raise ConnectionResetError("it is gone")
+        if self._unread >= _BATCH_BYTES:
+            try:
+                async with asyncio.timeout(self._patience_seconds):
+                    await socket.queue.join()
+            except TimeoutError as exc:
+                raise ConnectionAbortedError("it does not read") from exc
+            self._unread = 0
+        text = event_packet(frame)
+        self._unread += len(text)
+        await self._server.eio.send(self.eio_sid, text)
+
+    async def close(self) -> None:
+        """End the connection of a client that has said goodbye."""
+        socket = self._server.eio.sockets.get(self.eio_sid)
+        if socket is not None:
+            await socket.close(wait=False)
+
+    async def turn_away(self) -> None:
+        """Say why this is the end, and end it."""
+        with contextlib.suppress(ConnectionError):
+            await self.send(error_frame("Too many actions at once"))
+        await self.hang_up()
+
+    async def hang_up(self) -> None:
+        """End the connection for good; what was sent still arrives."""
+        await self._server.disconnect(self._sid)
+        await self._end(self.eio_sid)
+
+    async def drop(self) -> None:
+        """Break the connection; the client may come back."""
+        await self._end(self.eio_sid)
+
+
+class _ReadRequest:
+    """A request whose body has been read, in the form the protocol's package reads it."""
+
+    def __init__(self, request: web.Request, body: bytes) -> None:
+        self.method = request.method
+        self.path = request.path
+        self.path_qs = request.path_qs
+        self.query_string = request.query_string
+        self.version = request.version
+        self.headers = request.headers.copy()
+        self.headers[hdrs.CONTENT_LENGTH] = str(len(body))
+        self.content = self
+        self._body = body
+
+    async def read(self, size: int) -> bytes:
+        """Return the body, which has this size."""
+        return self._body[:size]
+
+
+def install(app: web.Application) -> None:
+    """Add the event socket to an application; called once what it uses is among its contexts."""
+    for path in SOCKET_PATHS:
+        for method in (hdrs.METH_GET, hdrs.METH_POST):
+            # Past `mount`: it tells for itself who calls, and is no operation to describe.
+            app.router.add_route(method, path, _handle)
+    app.cleanup_ctx.append(_open)
+    app.on_shutdown.append(_close)
+
+
+async def _handle(request: web.Request) -> web.StreamResponse:
+    return await request.app[SOCKETS].handle(request)
+
+
+async def _open(app: web.Application) -> AsyncIterator[None]:
+    config = app[CONFIG].server
+    services = Services(
+        conversations=app[CONVERSATIONS],
+        sandboxes=app[SANDBOXES],
+        transcripts=app[TRANSCRIPTS],
+        announcements=app[ANNOUNCEMENTS],
+    )
+    app[SOCKETS] = sockets = Sockets(
+        services,
+        keyring=app[KEYRING],
+        supervisor=app[SUPERVISOR],
+        most_bytes=config.max_body_bytes,
+        patience_seconds=config.request_seconds,
+    )
+    app[SUPERVISOR].loop("event sockets", sockets.tidy, every_seconds=TIDY_SECONDS)
+    yield
+
+
+async def _close(app: web.Application) -> None:
+    await app[SOCKETS].close()
+
+
+def _is_stream(request: web.Request) -> bool:
+    asked = (request.query.get("transport", ""), request.headers.get(hdrs.UPGRADE, ""))
+    return any("websocket" in one.lower() for one in asked)
+
+
+def _make_server(most_bytes: int) -> Any:
+    # Most of what the package logs is what clients do wrong, or what is in their packets.
+    only_bugs = logging.getLogger(f"{__name__}.protocol")
+    only_bugs.setLevel(logging.ERROR)
+    only_bugs.addFilter(_is_bug)
+    return socketio.AsyncServer(
+        async_mode="aiohttp",
+        async_handlers=False,
+        cors_allowed_origins=[],
+        http_compression=False,
+        max_http_buffer_size=most_bytes,
+        serializer=Packet,
+        logger=only_bugs,
+        engineio_logger=only_bugs,
+    )
+
+
+def _is_bug(record: logging.LogRecord) -> bool:
+    return record.exc_info is not None and record.msg != _NO_PACKET

@@ -1,0 +1,45 @@
+"""What clients of the event socket say when they connect."""
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.errors import BadRequest
+from agentsvc.values import MAX_INT
+
+SOCKET_PATHS: Final = ("/socket.io/", "/socket.io")
+NOTHING_SEEN: Final = -1
+
+_NAME_MAX: Final = 100
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """Which conversation a client wants to see, and behind which event."""
+
+    name: str
+    latest_event_id: int = NOTHING_SEEN
+
+
+def to_wish(request: web.Request) -> Wish:
+    """Return what the query asks for; raises BadRequest.
+
+    Clients that have seen nothing say so in many ways: what is no number means that.
+    """
+    name = request.query.get("conversation_id", "")
+    if not name:
+        raise BadRequest("No conversation_id in query params")
+    if len(name) > _NAME_MAX or not name.isprintable():
+        raise BadRequest("The conversation_id can be no id")
+    return Wish(name=name, latest_event_id=_to_number(request.query.get("latest_event_id", "")))
+
+
+def _to_number(text: str) -> int:
+    digits = text.strip()
+    if not digits.removeprefix("-").isdecimal():
+        return NOTHING_SEEN
+    # Numbers this long are not converted at all, and are no ids either.
+    number = int(digits) if len(digits) < len(str(MAX_INT)) else MAX_INT + 1
+    if not NOTHING_SEEN <= number <= MAX_INT:
+        raise BadRequest("The latest_event_id should be the id of an event, or -1")
+    return number
