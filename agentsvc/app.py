@@ -49,10 +49,12 @@ from agentsvc.http.keys import (
     SANDBOXES,
     SECRETS,
     SETTINGS,
+    STREAMS,
     SUPERVISOR,
     SURROUNDINGS,
 )
 from agentsvc.http.links import TRUSTED, to_networks
+from agentsvc.http.live import LIVE, LiveAnswers
 from agentsvc.http.middleware import install
 from agentsvc.http.routes import Route, mount, mounted
 from agentsvc.installation import Installation
@@ -61,6 +63,7 @@ from agentsvc.sandboxes import Sandbox, Sandboxes, Target
 from agentsvc.sandboxes.order import CallbackRules
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
+from agentsvc.streams import Streams
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import new_id, now
 from agentsvc.vault import Vault
@@ -89,6 +92,7 @@ async def build_app(
     app[CONFIG] = config
     app[TRUSTED] = to_networks(config.server.trusted_proxies)
     app[CATALOGUE] = Catalogue()
+    app[LIVE] = LiveAnswers()
     app[_PLACES] = DataDir(path=data_dir)
     app[_HOST] = plugins or PluginHost.load(
         dirs=[Path(folder) for folder in config.plugins.dirs],
@@ -230,6 +234,13 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[SUPERVISOR],
     )
     app[EXPORTS] = Exports(app[EVENTS])
+    app[STREAMS] = Streams(
+        announcements=app[ANNOUNCEMENTS],
+        events=app[EVENTS],
+        conversations=conversations,
+        sandboxes=sandboxes,
+        beat_seconds=config.events.heartbeat_seconds,
+    )
     app[PENDING] = pending = PendingMessages(
         db=app[DATABASE],
         conversations=conversations,
@@ -288,6 +299,7 @@ async def _gateway(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _end_streams(app: web.Application) -> None:
+    app[LIVE].end()
     if gateway.GATEWAY in app:
         app[gateway.GATEWAY].end_streams()
 

@@ -86,6 +86,11 @@ class KeyRing:
             key_id=row["id"],
         )
 
+    async def is_valid(self, key_id: int) -> bool:
+        """Tell whether a key that was good is good still; says nothing of its use."""
+        row = await KeyTable.find_by_id(self._db, key_id)
+        return row is not None and _is_valid(row)
+
     async def create_user(self, name: str, role: Role) -> str:
         """Add a user and return the id; raises Conflict if the name is taken."""
         _check_name(name)

@@ -251,6 +251,14 @@ class EventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     store_deltas: Annotated[
         bool, Meta(description="Keep the single words of streamed answers, not only whole messages")
     ] = False
+    heartbeat_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="Time between two signs of life on a stream of events where nothing happens",
+        ),
+    ] = 15.0
 
 
 class V0Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -131,6 +131,30 @@ class EventLog:
         """Return events in the order of their arrival, beginning with a number."""
         return await EventTable.read_range(self._db, conversation_id, from_seq, limit)
 
+    async def read_stretch(
+        self,
+        conversation_id: str,
+        *,
+        from_seq: int,
+        to_seq: int | None,
+        limit: int,
+        most_bytes: int,
+    ) -> list[StoredEvent]:
+        """Return events as `read_range` does, so few that little more than the bytes are read."""
+        return await EventTable.read_stretch(
+            self._db,
+            conversation_id,
+            from_seq=from_seq,
+            to_seq=values.MAX_INT if to_seq is None else to_seq,
+            limit=limit,
+            most_bytes=most_bytes,
+        )
+
+    async def find_last(self, conversation_id: str) -> int | None:
+        """Return the number of the last event, -1 if there is none, None for no conversation."""
+        state = await EventTable.find_state(self._db, conversation_id, ())
+        return None if state is None else state.next_seq - 1
+
     async def last_timestamp(self, conversation_id: str) -> str | None:
         """Return the latest time any event of the conversation bears, or None without events."""
         return await EventTable.last_timestamp(self._db, conversation_id)
@@ -378,6 +402,27 @@ class EventTable:
         return [_from_row(row) for row in await source.all(sql, params)]
 
     @staticmethod
+    async def read_stretch(
+        source: Queryable,
+        conversation_id: str,
+        *,
+        from_seq: int,
+        to_seq: int,
+        limit: int,
+        most_bytes: int,
+    ) -> list[StoredEvent]:
+        """Return the first events between two numbers: one, and more while there are few bytes."""
+        sql = " ".join([_COLUMNS, _WHERE, _STRETCH])
+        params = {
+            "conversation_id": conversation_id,
+            "from_seq": from_seq,
+            "to_seq": to_seq,
+            "limit": limit,
+            "most_bytes": most_bytes,
+        }
+        return [_from_row(row) for row in await source.all(sql, params)]
+
+    @staticmethod
     async def last_timestamp(source: Queryable, conversation_id: str) -> str | None:
         """Return the latest time, or None."""
         sql = " ".join(["SELECT MAX(timestamp) AS latest FROM events", _WHERE])
@@ -390,6 +435,25 @@ _COLUMNS = "SELECT conversation_id, seq, id, kind, timestamp, source, body FROM 
 _WHERE = "WHERE conversation_id = :conversation_id"
 _OLDEST_FIRST = "ORDER BY timestamp, seq LIMIT :limit"
 _NEWEST_FIRST = "ORDER BY timestamp DESC, seq DESC LIMIT :limit"
+_STRETCH = """
+    AND seq >= :from_seq
+    AND seq <= (
+        SELECT MAX(seq)
+        FROM (
+            SELECT seq, SUM(size) OVER (ORDER BY seq) - size AS bytes_before
+            FROM (
+                SELECT seq, LENGTH(body) AS size
+                FROM events
+                WHERE conversation_id = :conversation_id
+                  AND seq BETWEEN :from_seq AND :to_seq
+                ORDER BY seq
+                LIMIT :limit
+            )
+        )
+        WHERE bytes_before < :most_bytes
+    )
+    ORDER BY seq
+"""
 _LOGGED = """
     AND kind <> 'StreamingDeltaEvent'
     AND CASE

@@ -27,6 +27,7 @@ from agentsvc.plugins import BackendRegistry
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
+from agentsvc.streams import Streams
 from agentsvc.supervisor import Supervisor
 
 CONFIG: Final[web.AppKey[Config]] = web.AppKey("config")
@@ -47,6 +48,7 @@ FILES: Final[web.AppKey[ConversationFiles]] = web.AppKey("files")
 SURROUNDINGS: Final[web.AppKey[Surroundings]] = web.AppKey("surroundings")
 EXPORTS: Final[web.AppKey[Exports]] = web.AppKey("exports")
 REPLAYS: Final[web.AppKey[Replays]] = web.AppKey("replays")
+STREAMS: Final[web.AppKey[Streams]] = web.AppKey("streams")
 PENDING: Final[web.AppKey[PendingMessages]] = web.AppKey("pending_messages")
 
 REQUEST_ID: Final[web.RequestKey[str]] = web.RequestKey("request_id", str)

@@ -36,7 +36,7 @@ from agentsvc.http.keys import (
     SANDBOX,
     SANDBOXES,
 )
-from agentsvc.http.routes import Handler, Scope, is_page, route_of
+from agentsvc.http.routes import KEY_PARAMETER, Handler, Scope, is_page, route_of
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
 from agentsvc.sandboxes import Sandbox
@@ -221,8 +221,15 @@ def _password(request: web.Request) -> tuple[str, ...]:
     return password_of(request) if is_page(request) else ()
 
 
+def _query_keys(request: web.Request) -> list[str]:
+    """Return the keys in the query, which count where the route says so; they are never logged."""
+    route = route_of(request)
+    takes_them = route is not None and route.takes_query_key
+    return request.query.getall(KEY_PARAMETER, []) if takes_them else []
+
+
 async def _identify_user(request: web.Request) -> Principal:
-    for key in (*keys_of(request), *_password(request)):
+    for key in (*keys_of(request), *_password(request), *_query_keys(request)):
         try:
             return await request.app[KEYRING].identify(key)
         except NotAuthenticated:

@@ -90,6 +90,9 @@ OF_STARTS: Final = (BadRequest, NotFound, Conflict, BackendUnavailable)
 EXAMPLE_ID: Final = "7c9e6679742540de944be07fc1f90ae7"
 """The id of a conversation, and of everything that goes with one, in examples."""
 
+KEY_PARAMETER: Final = "session_api_key"
+"""The query parameter in which a stream may get its key."""
+
 SHOWN_AS: Final = "x-shown-as"
 """Names, in a schema, the type that describes a value which is decoded later."""
 
@@ -105,7 +108,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     are those it raises beside the ones that follow from the rest.
 
     A stream may go on for longer than a request may take. A page is what a browser goes to: its
-    key may come as the password of HTTP Basic authentication, too.
+    key may come as the password of HTTP Basic authentication, too. Where `takes_query_key`, it may
+    come in the query: programs in a browser cannot send headers with everything.
     """
 
     method: str
@@ -125,6 +129,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     example: Example = Example()
     is_stream: bool = False
     is_page: bool = False
+    takes_query_key: bool = False
     is_deprecated: bool = False
 
 

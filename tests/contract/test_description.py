@@ -16,6 +16,7 @@ from msgspec import UNSET
 from agentsvc.agent_answers import CommandResult
 from agentsvc.app import published_routes
 from agentsvc.errors import AgentsvcError
+from agentsvc.http.live import EVENT_STREAM
 from agentsvc.http.openapi.parameters import PATH_PARTS, names_in
 from agentsvc.http.routes import EXAMPLE_ID, Route, Scope, Undescribed, mounted
 from agentsvc.settings import GroupingStrategy
@@ -24,6 +25,7 @@ from tests.conftest import FAST
 from tests.description import Description, Operation, example_body, example_path
 from tests.git_hosts import GitHosts
 from tests.service import Client, Service
+from tests.streams import open_lines
 
 type Json = dict[str, Any]
 
@@ -297,6 +299,11 @@ async def send_example(world: World, operation: Operation) -> list[str]:
             options["headers"] = world.granted
         client = world.client_for(operation)
         path = example_path(operation, real)
+        if operation.route.media == EVENT_STREAM:
+            # It has no end; readers hold every part of it to what it should be.
+            async with open_lines(client, path) as stream:
+                problems += [] if await stream.until("ready") else [f"{operation.name}: no events"]
+            continue
         answer = await client.request(operation.method.upper(), path, **options)
         if answer.status != operation.route.status:
             problems.append(f"{operation.name}: {answer.status} {answer.text[:500]}")

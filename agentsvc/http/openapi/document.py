@@ -16,7 +16,7 @@ from agentsvc.http.openapi.operations import (
 )
 from agentsvc.http.openapi.parameters import plain_path
 from agentsvc.http.openapi.schemas import Json, as_answer, reachable, schemas_of
-from agentsvc.http.routes import Route
+from agentsvc.http.routes import KEY_PARAMETER, Route
 
 _ABOUT: Final = """\
 Runs conversations with software agents inside sandboxes.
@@ -76,6 +76,12 @@ _SCHEMES: Final[dict[str, Json]] = {
         "type": "http",
         "scheme": "basic",
         "description": "API key of a user as the password; the name is not read",
+    },
+    "queryKey": {
+        "type": "apiKey",
+        "in": "query",
+        "name": KEY_PARAMETER,
+        "description": "API key of a user, for browsers, which send no headers with a stream",
     },
 }
 

@@ -114,7 +114,8 @@ def tag_of(route: Route) -> str:
 def security_of(route: Route) -> tuple[str, ...]:
     """Return the names of the keys that open a route, any one of which is enough."""
     keys = _SECURITY[route.scope]
-    return (*keys, "basic") if route.is_page and keys else keys
+    more = {"basic": route.is_page, "queryKey": route.takes_query_key}
+    return (*keys, *(name for name, is_taken in more.items() if is_taken and keys))
 
 
 def _generation(route: Route) -> str:

@@ -1,0 +1,152 @@
+"""Handlers of streams: the events of a conversation, and whatever changes for a user."""
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Final, assert_never
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from agentsvc.conversations import ConversationView, StartTask
+from agentsvc.errors import BadRequest, InvalidRequest, NotFound
+from agentsvc.events import StoredEvent
+from agentsvc.http.keys import PRINCIPAL, STREAMS
+from agentsvc.http.links import Links, links_of
+from agentsvc.http.live import DELETED, EVENT_STREAM, Item, Message, resync, serve
+from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.v1.types_conversations import from_view
+from agentsvc.http.v1.types_sandboxes import from_sandbox
+from agentsvc.http.v1.types_start import from_start_task
+from agentsvc.http.wire import encode, path_id, read_query
+from agentsvc.sandboxes import Sandbox
+from agentsvc.streams import Change, ConversationStream, Delta, Mark, UserStream
+from agentsvc.values import MAX_INT
+
+_LAST_EVENT_ID: Final = "Last-Event-ID"
+_NUMBER_DIGITS: Final = 19
+
+type EventNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+
+
+class Resumption(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to go on: behind the event of this number, or from the beginning."""
+
+    after: EventNumber | UnsetType = UNSET
+
+
+async def stream_events(request: web.Request) -> web.StreamResponse:
+    """GET /conversation/{conversation_id}/events/stream."""
+    stream = await request.app[STREAMS].of_conversation(
+        request[PRINCIPAL].user_id, path_id(request, "conversation_id"), after=_after(request)
+    )
+    return await serve(request, _events(stream))
+
+
+async def stream_changes(request: web.Request) -> web.StreamResponse:
+    """GET /events/stream."""
+    stream = request.app[STREAMS].of_user(request[PRINCIPAL].user_id)
+    return await serve(request, _changes(stream, links_of(request)))
+
+
+def _after(request: web.Request) -> int:
+    """Return the number behind which to go on, -1 for the beginning; raises InvalidRequest.
+
+    A browser that connects again sends the header, and the query it began with.
+    """
+    wanted = read_query(request, Resumption).after
+    header = request.headers.get(_LAST_EVENT_ID, "").strip()
+    if not header:
+        return -1 if wanted is UNSET else wanted
+    is_number = header.isascii() and header.isdigit() and len(header) <= _NUMBER_DIGITS
+    if not is_number or int(header) > MAX_INT:
+        raise InvalidRequest(
+            "Input should be the id of an event of this stream",
+            loc=("header", _LAST_EVENT_ID),
+            kind="int_parsing",
+        )
+    return int(header)
+
+
+async def _events(stream: ConversationStream) -> AsyncGenerator[Item, None]:
+    async for item in stream.read():
+        match item:
+            case StoredEvent():
+                yield Message(type="event", data=item.body, id=item.seq)
+            case Delta():
+                yield Message(type="delta", data=item.body)
+            case Mark():
+                yield _from_mark(item, stream.last)
+            case _:
+                assert_never(item)
+
+
+async def _changes(stream: UserStream, links: Links) -> AsyncGenerator[Item, None]:
+    async for item in stream.read():
+        match item:
+            case Change():
+                yield _from_change(item, links)
+            case Mark():
+                yield _from_mark(item, None)
+            case _:
+                assert_never(item)
+
+
+def _from_mark(mark: Mark, last: int | None) -> Item:
+    match mark:
+        case Mark.READY:
+            return Message(type="ready")
+        case Mark.BEAT:
+            return None
+        case Mark.RESYNC:
+            return resync(last)
+        case Mark.DELETED:
+            return DELETED
+        case _:
+            assert_never(mark)
+
+
+def _from_change(change: Change, links: Links) -> Message:
+    match change.value:
+        case ConversationView():
+            shown: Any = from_view(change.value, links)
+        case StartTask():
+            shown = from_start_task(change.value, links)
+        case Sandbox():
+            shown = from_sandbox(change.value, links)
+        case None:
+            return Message(type=f"{change.subject}_deleted", data=encode({"id": change.id}))
+        case _:
+            assert_never(change.value)
+    return Message(type=str(change.subject), data=encode(shown))
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/api/v1/conversation/{conversation_id}/events/stream",
+        handler=stream_events,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Follow the events of a conversation, as server-sent events or over a WebSocket",
+        query=Resumption,
+        answer=str,
+        media=EVENT_STREAM,
+        errors=(BadRequest, NotFound),
+        example=Example(query={"after": 0}),
+        is_stream=True,
+        takes_query_key=True,
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/events/stream",
+        handler=stream_changes,
+        scope=Scope.USER,
+        rank="P1",
+        summary="Follow what changes of the user's, as server-sent events or over a WebSocket",
+        answer=str,
+        media=EVENT_STREAM,
+        errors=(BadRequest,),
+        is_stream=True,
+        takes_query_key=True,
+    ),
+)
