@@ -4,7 +4,7 @@ Nothing is kept but what is on its way: each side waits for the other one to tak
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import aiohttp
@@ -68,6 +68,8 @@ class Forwarder:
         self, request: web.Request, target: Target, life: asyncio.Timeout
     ) -> web.StreamResponse:
         body = _Body(request)
+        if target.edit_body is not None:
+            await body.edit(target.edit_body)
         upstream = await self._ask(request, target, body)
         try:
             response = _begin(target, upstream)
@@ -139,6 +141,15 @@ class _Body:
         self.length = None if was_decoded(request.headers) else request.content_length
         self.is_unfinished = self.exists
         self.failure: AgentsvcError | None = None
+        self._edited: bytes | None = None
+
+    async def edit(self, change: Callable[[bytes], bytes]) -> None:
+        """Read the whole body and put another one in its place; raises MalformedBody."""
+        try:
+            self._edited = change(b"".join([part async for part in self.parts()]))
+        except (web.RequestPayloadError, HttpProcessingError) as exc:
+            raise self.failure or MalformedBody("The body is not whole") from exc
+        self.length = len(self._edited)
 
     @property
     def is_awaited(self) -> bool:
@@ -147,12 +158,17 @@ class _Body:
 
     async def parts(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes; asked for the first part when the sandbox wants it."""
+        if self._edited is not None:
+            yield self._edited
+            return
         request = self._request
         if self.is_awaited:
             request[AWAITS_CONTINUE] = False
             await request.writer.write(_CONTINUE)
             request.writer.output_size = 0
         try:
+            # Even nothing makes the head go out, which must not wait for the first byte.
+            yield request.content.read_nowait()
             async for chunk in request.content.iter_any():
                 yield chunk
         except (web.RequestPayloadError, HttpProcessingError) as exc:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import quote, unquote, unquote_plus
 
+import msgspec
+
 KEY_PARAMETER: Final = "session_api_key"
 """The query parameter in which published clients send a key."""
 EDITOR_KEY_PARAMETER: Final = "tkn"
@@ -18,6 +20,12 @@ _PATH_STYLE = re.compile(r"\A(/api/(?:git/(?:changes|diff)|file/(?:upload|downlo
 _OF_FILES = re.compile(r"\A/api/(?:git|file)/")
 _USUAL_ROOTS: Final = ("/workspace/project", "/workspace")
 """Where front ends take every project, and what they upload, to be."""
+_DIRECTORIES: Final[dict[str, tuple[str, ...]]] = {
+    "/api/conversations": ("workspace", "working_dir"),
+    "/api/bash/start_bash_command": ("cwd",),
+    "/api/bash/execute_bash_command": ("cwd",),
+}
+"""Where the bodies of requests say in which directory something is to work."""
 _EDITOR_URL: Final = "/api/vscode/url"
 _AGENT_PATH = re.compile(r"\A/(?:(?:sockets|api)/.|(?:alive|health|ready|server_info)\Z)")
 _OWN_PATH = re.compile(r"\A/api/v[0-9]+(?:/|\Z)")
@@ -56,6 +64,22 @@ def relocate(path: str, working_dir: str) -> str:
     return path
 
 
+def names_directory(path: str) -> bool:
+    """Whether the body of a request for a path says in which directory something is to work."""
+    return path in _DIRECTORIES
+
+
+def relocate_body(path: str, body: bytes, working_dir: str) -> bytes:
+    """Return a body that names the directory where it is; all else in it stays as it was written.
+
+    What is not as the agent server expects it is left for that to refuse.
+    """
+    try:
+        return _relocate_member(body, _DIRECTORIES[path], working_dir)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return body
+
+
 def find_parameters(raw_query: str, name: str) -> tuple[str, ...]:
     """Return every value of a parameter."""
     pairs = (part.partition("=") for part in raw_query.split("&"))
@@ -84,3 +108,25 @@ def _relocate_parameter(raw_query: str, working_dir: str) -> str:
     if len(paths) != 1 or (found := relocate(paths[0], working_dir)) == paths[0]:
         return raw_query
     return set_parameter(raw_query, "path", found)
+
+
+def _relocate_member(body: bytes, names: tuple[str, ...], working_dir: str) -> bytes:
+    members = _MEMBERS.decode(body)
+    name, *rest = names
+    if name not in members:
+        return body
+    inner = bytes(members[name])
+    if rest:
+        found = _relocate_member(inner, tuple(rest), working_dir)
+    else:
+        text = _TEXT.decode(inner)
+        moved = relocate(text, working_dir)
+        found = inner if moved == text else msgspec.json.encode(moved)
+    if found == inner:
+        return body
+    members[name] = msgspec.Raw(found)
+    return msgspec.json.encode(members)
+
+
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TEXT: Final = msgspec.json.Decoder(str)

@@ -1,5 +1,7 @@
 """Where a request goes, and what it says there: the request of a client, made one for a sandbox."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -16,6 +18,8 @@ from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
 
 _REFUSED: Final = frozenset({hdrs.METH_CONNECT, hdrs.METH_TRACE})
+_EDITED_BYTES: Final = 8 * 1024 * 1024
+"""How long a body may be that is read before it is passed on."""
 _EDITOR_COOKIE: Final = "vscode-tkn"
 """The cookie the editor keeps its key in; it is confined to the editor's path."""
 
@@ -39,6 +43,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """With the query."""
     headers: CIMultiDict[str]
     confines: Confines
+    edit_body: Callable[[bytes], bytes] | None = None
+    """What is to be done with the body on its way; None where it is passed on as it comes."""
 
     @property
     def full_url(self) -> str:
@@ -113,7 +119,16 @@ def make_target(
             prefix=origin.prefix if place.is_at_root else mount,
             is_agent=is_agent,
         ),
+        edit_body=_edit_of(request, sandbox, place.path) if is_agent else None,
     )
+
+
+def _edit_of(request: web.Request, sandbox: Sandbox, path: str) -> Callable[[bytes], bytes] | None:
+    length = request.content_length
+    is_short = length is not None and length <= _EDITED_BYTES
+    if request.method != hdrs.METH_POST or not is_short or not rewrite.names_directory(path):
+        return None
+    return partial(rewrite.relocate_body, path, working_dir=sandbox.working_dir)
 
 
 def _inside(

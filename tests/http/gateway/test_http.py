@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -188,6 +189,63 @@ async def test_a_client_that_goes_ends_the_request_in_the_sandbox(box: Box) -> N
         return box.upstream.lost.is_set()
 
     await until(is_noticed)
+
+
+async def test_the_head_of_a_request_does_not_wait_for_its_body(box: Box) -> None:
+    wire = await Wire.open(box.service)
+    lines = (f"X-Session-API-Key: {box.key}", "Transfer-Encoding: chunked")
+    wire.send(head("POST", box.path("/duplex"), *lines))
+    status, _ = await wire.read_head()
+    assert status == 200
+    wire.send(b"5\r\nhello\r\n0\r\n\r\n")
+    assert await wire.read(15) == b"5\r\nHELLO\r\n0\r\n\r\n"
+    await wire.close()
+
+
+@pytest.mark.parametrize(("method", "length"), [("GET", 0), ("POST", 0), ("POST", 10)])
+async def test_a_client_that_does_not_wait_for_the_answer_ends_the_request(
+    method: str, length: int, box: Box
+) -> None:
+    wire = await Wire.open(box.service)
+    lines = (f"X-Session-API-Key: {box.key}", f"Content-Length: {length}")
+    wire.send(head(method, box.path("/hang"), *lines))
+    await until(lambda: bool(box.upstream.seen))
+    wire.writer.transport.abort()
+    await until(box.upstream.lost.is_set)
+
+
+async def test_a_sandbox_may_answer_before_the_body_has_come(box: Box) -> None:
+    wire = await Wire.open(box.service)
+    lines = (f"X-Session-API-Key: {box.key}", f"Content-Length: {MIB}")
+    wire.send(head("POST", box.path("/hasty"), *lines) + b"some of it")
+    status, headers = await wire.read_head()
+    assert status == 409
+    assert await wire.read(int(headers["content-length"])) == b"enough"
+    await wire.close()
+
+
+async def test_a_body_that_turns_bad_on_its_way_ends_the_request(box: Box) -> None:
+    wire = await Wire.open(box.service)
+    lines = (f"X-Session-API-Key: {box.key}", "Transfer-Encoding: chunked")
+    wire.send(head("POST", box.path("/sink"), *lines) + b"5\r\nhello\r\n")
+    await until(lambda: box.upstream.received == 5)
+    wire.send(b"this is no chunk\r\n")
+    status, headers = await wire.read_head()
+    assert (status, headers["connection"]) == (400, "close")
+    await wire.close()
+
+
+async def test_a_compressed_body_arrives_as_what_it_means(box: Box) -> None:
+    packed = gzip.compress(b"hello" * 1000)
+    headers = {"Content-Encoding": "gzip", "X-Session-API-Key": box.key}
+    async with session() as client:
+        async with client.post(box.url("/x"), data=packed, headers=headers) as response:
+            assert response.status == 200
+        async with client.post(box.url("/x"), data=b"no gzip", headers=headers) as response:
+            assert response.status == 400
+    seen = box.upstream.seen[0]
+    assert (seen.body, seen.one("Content-Encoding")) == (b"hello" * 1000, None)
+    assert len(box.upstream.seen) == 1
 
 
 async def test_a_port_where_nothing_answers_is_said_so(box: Box) -> None:

@@ -1,6 +1,7 @@
 """A real server that stands for what runs in a sandbox, with switches and a memory."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import aiohttp
@@ -45,6 +46,7 @@ class Upstream:
         self.socket_ends: asyncio.Queue[int | None] = asyncio.Queue()
         self.lost = asyncio.Event()
         """Set when a stream's client has gone."""
+        self.stopped = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self.url = ""
 
@@ -53,6 +55,8 @@ class Upstream:
         app.router.add_get("/data", self.get_data)
         app.router.add_get("/stream", self.get_stream)
         app.router.add_route("*", "/sink", self.post_sink)
+        app.router.add_route("*", "/hang", self.get_hang)
+        app.router.add_route("*", "/hasty", self.post_hasty)
         app.router.add_post("/duplex", self.post_duplex)
         app.router.add_post("/picky", self.post_picky, expect_handler=_refuse_body)
         app.router.add_get("/broken", self.get_broken)
@@ -69,6 +73,7 @@ class Upstream:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
+        self.stopped.set()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -122,6 +127,23 @@ class Upstream:
         async for chunk in request.content.iter_any():
             await response.write(chunk.upper())
         return response
+
+    async def get_hang(self, request: web.Request) -> web.Response:
+        """Answer when the client has gone, if it goes."""
+        self._note(request)
+        while request.transport is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await self.stopped.wait()
+            if self.stopped.is_set():
+                break
+        self.lost.set()
+        return web.Response()
+
+    async def post_hasty(self, request: web.Request) -> web.Response:
+        """Answer without waiting for the body."""
+        self._note(request)
+        return web.Response(status=409, text="enough")
 
     async def post_picky(self, request: web.Request) -> web.Response:
         self._note(request)
