@@ -194,17 +194,8 @@ def _begin(target: Target, upstream: aiohttp.ClientResponse) -> web.StreamRespon
         status=upstream.status, reason=upstream.reason or "", headers=headers
     )
     if hdrs.TRANSFER_ENCODING not in upstream.headers:
-        response.content_length = _length(upstream)
+        response.content_length = upstream.content_length
     return response
-
-
-def _length(upstream: aiohttp.ClientResponse) -> int | None:
-    lengths = {text.strip() for text in upstream.headers.getall(hdrs.CONTENT_LENGTH, [])}
-    if not lengths:
-        return None
-    if len(lengths) > 1 or not (text := lengths.pop()).isdecimal():
-        raise PortUnavailable("The server in the sandbox does not answer in HTTP")
-    return int(text)
 
 
 async def _copy(upstream: aiohttp.ClientResponse, response: web.StreamResponse) -> None:

@@ -1,7 +1,6 @@
 """The gateway as the application has it: requests in, answers of sandboxes out."""
 
 import asyncio
-import re
 from typing import Final, Literal
 
 import msgspec
@@ -24,7 +23,6 @@ from agentsvc.http.routes import Handler
 from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
 
-_PORT_PATH = re.compile(rf"\A{MOUNT}/([^/]+)/([^/]+)(/.*)?\Z", re.DOTALL)
 _AUTH_SECONDS: Final = 10.0
 _AUTH_BYTES: Final = 4096
 _BAD_KEY: Final = 4001
@@ -140,11 +138,9 @@ def mount_ports(app: web.Application) -> None:
 
 async def get_port(request: web.Request) -> web.StreamResponse:
     """Answer /sandboxes/{sandbox_id}/{port}/..., with any method."""
-    match = _PORT_PATH.match(request.rel_url.raw_path)
-    if match is None:
-        raise NotFound
-    sandbox_id, port, path = match.groups()
-    place = Place(port=port, path=path or "/", query=request.rel_url.raw_query_string)
+    _, _, sandbox_id, port, *path = request.rel_url.raw_path.split("/", 4)
+    query = request.rel_url.raw_query_string
+    place = Place(port=port, path="/" + "".join(path), query=query)
     return await request.app[GATEWAY].serve(request, place, sandbox_id)
 
 

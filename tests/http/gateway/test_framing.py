@@ -154,6 +154,19 @@ async def test_an_answer_that_is_no_http_is_a_bad_gateway(what: str, box: Box) -
     assert (answer.status, answer.json()["code"]) == (502, "port_unavailable")
 
 
+async def test_an_answer_without_a_length_goes_on_to_the_end(box: Box) -> None:
+    box.upstream.raw_answer = b"HTTP/1.1 200 OK\r\nX-A: 1\r\n\r\nto the end"
+    answer = await box.get("/raw")
+    assert (answer.status, answer.body, answer.headers["X-A"]) == (200, b"to the end", "1")
+
+
+async def test_an_unknown_expectation_is_refused(box: Box) -> None:
+    lines = (f"X-Session-API-Key: {box.key}", "Expect: miracles", "Content-Length: 5")
+    statuses = await _statuses(box, head("POST", box.path("/x"), *lines) + b"hello")
+    assert statuses == [417]
+    assert box.upstream.seen == []
+
+
 BAD_HANDSHAKES = {
     "no HTTP": BAD_ANSWERS["no HTTP"],
     "nothing": b"",

@@ -223,6 +223,34 @@ async def test_a_paused_sandbox_ends_the_socket_with_the_remedy(box: Box) -> Non
         assert "/resume" in str(ended.extra)
 
 
+async def test_a_refusal_after_the_first_message_ends_the_socket(box: Box) -> None:
+    url = box.url("/sockets/refused", "agent")
+    async with session() as client, client.ws_connect(url) as socket:
+        await socket.send_str(_auth(box.key))
+        assert (await _next(socket)).data == 1013
+
+
+async def test_a_client_that_goes_before_its_first_message_leaves_nothing(box: Box) -> None:
+    wire = await Wire.open(box.service)
+    wire.send(head("GET", box.path(SOCKET, "agent"), *HANDSHAKE))
+    assert (await wire.read_head())[0] == 101
+    await wire.close()
+    # The server stops at once, as nothing waits any more.
+    await box.service.stop()
+    assert box.upstream.sockets == []
+
+
+async def test_an_open_socket_does_not_hold_up_a_stop(box: Box) -> None:
+    async with session(box.key) as client, client.ws_connect(box.url("/ws")) as socket:
+        await _next(socket)
+        stopping = asyncio.gather(box.service.stop())
+        message = await _next(socket)
+        assert message.type in (WSMsgType.CLOSED, WSMsgType.ERROR)
+        await stopping
+    async with asyncio.timeout(LONG_SECONDS):
+        assert await box.upstream.socket_ends.get() == 1006
+
+
 async def test_a_socket_without_a_key_is_refused_where_no_key_is_awaited(box: Box) -> None:
     async with session() as client:
         for url in (box.url("/ws", "agent"), box.url("/ws")):

@@ -65,6 +65,7 @@ class Upstream:
         app.router.add_get("/ws", self.get_socket)
         app.router.add_get("/flood", self.get_flood)
         app.router.add_get("/sockets/events/{id}", self.get_socket)
+        app.router.add_get("/sockets/refused", self.get_no_socket)
         app.router.add_get("/no-ws", self.get_no_socket)
         app.router.add_route("*", "/{path:.*}", self.echo)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
