@@ -126,7 +126,8 @@ def make_target(
 def _edit_of(request: web.Request, sandbox: Sandbox, path: str) -> Callable[[bytes], bytes] | None:
     length = request.content_length
     is_short = length is not None and length <= _EDITED_BYTES
-    if request.method != hdrs.METH_POST or not is_short or not rewrite.names_directory(path):
+    is_plain = is_short and not headers.was_decoded(request.headers)
+    if request.method != hdrs.METH_POST or not is_plain or not rewrite.names_directory(path):
         return None
     return partial(rewrite.relocate_body, path, working_dir=sandbox.working_dir)
 

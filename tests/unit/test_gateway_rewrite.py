@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentsvc.gateway.rewrite import to_agent
+from agentsvc.gateway.rewrite import relocate_body, to_agent
 
 ELSEWHERE = "/srv/sandboxes/7/workspace"
 IN_CONTAINER = "/workspace/project"
@@ -49,3 +49,47 @@ def test_every_other_path_stays_as_it_was_written(path: str, query: str) -> None
 def test_nothing_is_moved_where_the_usual_root_is_there(working_dir: str) -> None:
     given = ("/api/file/download", "path=/workspace/project/a%20b")
     assert to_agent(*given, editor_url=None, working_dir=working_dir) == given
+
+
+START = "/api/conversations"
+COMMAND = "/api/bash/start_bash_command"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sent"),
+    [
+        (
+            START,
+            '{"workspace": {"working_dir": "/workspace/project", "kind": "x"}, "big": 1e400}',
+            '{"workspace":{"working_dir":"{root}","kind":"x"},"big":1e400}',
+        ),
+        (
+            COMMAND,
+            '{"command": "ls", "cwd": "/workspace/a b"}',
+            '{"command":"ls","cwd":"{root}/a b"}',
+        ),
+    ],
+)
+def test_the_directory_that_a_body_names_is_where_the_projects_are(
+    path: str, body: str, sent: str
+) -> None:
+    found = relocate_body(path, body.encode(), ELSEWHERE)
+    assert found.decode() == sent.replace("{root}", ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (START, b'{ "workspace": {"working_dir": "project"} }'),
+        (START, b'{ "workspace": {"working_dir": null} }'),
+        (START, b'{ "workspace": "/workspace" }'),
+        (START, b'{ "agent": {} }'),
+        (START, b"[]"),
+        (START, b"no JSON"),
+        (START, b'{ "workspace": {"working_dir": "/workspace\xff"} }'),
+        (COMMAND, b'{ "command": "ls /workspace", "cwd": "/srv" }'),
+        (COMMAND, b""),
+    ],
+)
+def test_every_other_body_stays_as_it_was_written(path: str, body: bytes) -> None:
+    assert relocate_body(path, body, ELSEWHERE) == body

@@ -29,7 +29,9 @@ def make_gate(data_dir: Path, world: FakeWorld, gateway: GatewayConfig, **server
 
     spec = SpecConfig(id="web", backend="fake", command=("agent",), ports=PORTS)
     section = msgspec.structs.replace(FAST.server, **server)
-    config = msgspec.structs.replace(FAST, specs={"web": spec}, gateway=gateway, server=section)
+    moved = msgspec.structs.replace(spec, id="moved", working_dir="/srv/work")
+    specs = {"web": spec, "moved": moved}
+    config = msgspec.structs.replace(FAST, specs=specs, gateway=gateway, server=section)
     return Service(data_dir, config, make_plugins)
 
 
@@ -43,8 +45,10 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
     key: str
 
     @classmethod
-    async def start(cls, service: Service, upstream: Upstream, owner: Client) -> "Box":
-        answer = await owner.post("/api/v1/sandboxes?sandbox_spec_id=web")
+    async def start(
+        cls, service: Service, upstream: Upstream, owner: Client, *, spec: str = "web"
+    ) -> "Box":
+        answer = await owner.post(f"/api/v1/sandboxes?sandbox_spec_id={spec}")
         assert answer.status == 200, answer.text
         sandbox_id = answer.json()["id"]
         await owner.wait_for_sandbox(sandbox_id, "RUNNING")

@@ -29,6 +29,7 @@ async def test_the_cloud_workspace_makes_uses_and_deletes_a_sandbox(
     assert seen["model"] == "openai/scripted"
     assert seen["mcp"] == []
     assert seen["status"] == seen["after"] == "finished"
+    assert "a.txt" in seen["listed"]
     assert {"MessageEvent", "ActionEvent", "ObservationEvent"} <= set(seen["kinds"])
     assert seen["changes"] == [["ADDED", "a.txt"]]
     assert seen["diff"] == {"modified": "hello", "original": ""}

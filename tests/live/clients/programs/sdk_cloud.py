@@ -14,9 +14,7 @@ task = json.load(sys.stdin)
 report = {}
 kinds = []
 
-with OpenHandsCloudWorkspace(
-    cloud_api_url=task["url"], cloud_api_key=task["key"], working_dir="project"
-) as workspace:
+with OpenHandsCloudWorkspace(cloud_api_url=task["url"], cloud_api_key=task["key"]) as workspace:
     llm = workspace.get_llm()
     report["model"] = llm.model
     report["mcp"] = sorted(workspace.get_mcp_config())
@@ -33,8 +31,9 @@ with OpenHandsCloudWorkspace(
     report["conversation_id"] = conversation.id.hex
     report["status"] = str(conversation.state.execution_status.value)
 
-    made = workspace.execute_command("git init --quiet && pwd", cwd="project")
-    directory = made.stdout.strip()
+    directory = workspace.working_dir
+    report["listed"] = workspace.execute_command("ls", cwd=directory).stdout.split()
+    workspace.execute_command("git init --quiet", cwd=directory)
     report["changes"] = [[one.status.value, str(one.path)] for one in workspace.git_changes(".")]
     report["diff"] = workspace.git_diff("a.txt").model_dump()
     sent = bytes(range(256)) * 1000
