@@ -77,10 +77,11 @@ class Follower:
 
 
 def states(frames: Sequence[Frame]) -> list[str]:
+    """Return the states that events tell."""
     return [
         frame["extras"]["agent_state"]
         for frame in frames
-        if frame.get("observation") == "agent_state_changed"
+        if frame.get("observation") == "agent_state_changed" and "timestamp" in frame
     ]
 
 

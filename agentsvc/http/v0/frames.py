@@ -10,9 +10,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from agentsvc.conversations import ConversationView
+from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ConversationStatus, shown_id, status_of
 from agentsvc.http.wire import encode
-from agentsvc.orders import StartStatus
+from agentsvc.orders import ExecutionStatus, StartStatus
 
 _STATE_CHANGED: Final = "agent_state_changed"
 _TOLD_LIVE: Final = frozenset({"run", _STATE_CHANGED, "recall", "error"})
@@ -31,6 +32,14 @@ class _StatusFrame(msgspec.Struct, frozen=True, kw_only=True):
     id: str | UnsetType = UNSET
     message: str = ""
     conversation_title: str | UnsetType = UNSET
+
+
+class _StateFrame(msgspec.Struct, frozen=True, kw_only=True):
+    observation: str = _STATE_CHANGED
+    source: str = "agent"
+    content: str = ""
+    message: str = ""
+    extras: dict[str, str]
 
 
 class _ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +95,18 @@ def title_frame(view: ConversationView) -> bytes | None:
     if title is None:
         return None
     return encode(_StatusFrame(message=shown_id(view), conversation_title=title))
+
+
+def waiting_frame(view: ConversationView) -> bytes | None:
+    """Return the frame that tells that the agent waits for a first message, None if it does not.
+
+    It stands for a state that no stored event tells, so it is no event; front ends take no
+    message before they have a state.
+    """
+    is_idle = view.execution_status is ExecutionStatus.IDLE
+    if not is_idle or status_of(view) is not ConversationStatus.RUNNING:
+        return None
+    return encode(_StateFrame(extras={"agent_state": AgentState.AWAITING_USER_INPUT, "reason": ""}))
 
 
 def status_frame(view: ConversationView, stage: StartStatus | None) -> bytes:

@@ -8,14 +8,22 @@ of, too. How frames travel is for `sockets` to know.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from agentsvc.announcements import Announcement, Announcements, Overrun, Subject
 from agentsvc.conversations import Conversations, ConversationView
 from agentsvc.errors import AgentsvcError, BadRequest, NotAuthenticated
-from agentsvc.http.v0.frames import READY, error_frame, live, replay, status_frame, title_frame
+from agentsvc.http.v0.frames import (
+    READY,
+    error_frame,
+    live,
+    replay,
+    status_frame,
+    title_frame,
+    waiting_frame,
+)
 from agentsvc.http.v0.transcripts import Transcripts
 from agentsvc.http.v0.types_conversations import ConversationStatus, status_of
 from agentsvc.http.v0.user_actions import ACTION_BODY, ActionBody, perform, to_user_action
@@ -78,7 +86,7 @@ class Listener:
         self._latest_event_id = latest_event_id
         self._check_key = check_key
         self._most_bytes = most_bytes
-        self._told = _Told(status=READY, title=title_frame(view))
+        self._told = _Told(status=READY, title=title_frame(view), waiting=None)
         self._position = 0
         self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._inbox_bytes = 0
@@ -182,8 +190,12 @@ class Listener:
         view = await self._find()
         if view is None:
             return False
-        now = _Told(status=status_frame(view, await self._stage(view)), title=title_frame(view))
-        for frame, before in ((now.status, self._told.status), (now.title, self._told.title)):
+        now = _Told(
+            status=status_frame(view, await self._stage(view)),
+            title=title_frame(view),
+            waiting=None if self._position else waiting_frame(view),
+        )
+        for frame, before in zip(now, self._told, strict=True):
             if frame is not None and frame != before:
                 await self._line.send(frame)
         self._told = now
@@ -213,11 +225,12 @@ class Listener:
             return
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
+class _Told(NamedTuple):
     """The frames a client has of what changes; it need not be told that all is well."""
 
     status: bytes
     title: bytes | None
+    waiting: bytes | None
 
 
 def _to_body(raw: bytes) -> ActionBody:

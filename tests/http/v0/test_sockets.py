@@ -55,6 +55,20 @@ async def test_the_stored_events_come_first_with_the_last_state_at_the_end(
         assert follower.events == [*expected, [event for event in whole if is_state(event)][-1]]
 
 
+async def test_a_client_of_a_conversation_without_a_message_is_told_that_the_agent_waits_for_one(
+    client: Client,
+) -> None:
+    name = await start(client)
+    async with follow(client.base_url, client.key, name) as follower:
+        told = await follower.until(lambda frames: any(map(is_state, frames)))
+        [waiting] = filter(is_state, told)
+        assert waiting["extras"] == {"agent_state": "awaiting_user_input", "reason": ""}
+        assert (follower.events, await history(client, name)) == ([], [])
+        await follower.say("please work")
+        await follower.until_state("finished")
+        assert follower.ids == list(range(follower.ids[0], follower.ids[0] + len(follower.ids)))
+
+
 @TRANSPORTS
 async def test_what_happens_is_told_with_the_numbers_of_the_history(
     client: Client, transports: list[str]
