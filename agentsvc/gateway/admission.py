@@ -65,11 +65,14 @@ class Admission:
     async def let_in(self, sandbox_id: str) -> Visitor:
         """Return a visitor without a key, for what needs none; raises NotAuthenticated.
 
-        A sandbox that does not exist is no other than one that is closed.
+        A sandbox that does not exist is no other than one that is closed. Raises Conflict for a
+        paused one, which nobody resumes without a key.
         """
         sandbox = await self._sandboxes.find_any(sandbox_id)
         if sandbox is None or sandbox.target is Target.DELETED:
             raise NotAuthenticated
+        if _is_paused(sandbox):
+            raise _paused(sandbox)
         return Visitor(sandbox=sandbox)
 
     async def get(self, visitor: Visitor, sandbox_id: str) -> Sandbox:
@@ -88,9 +91,7 @@ class Admission:
         """
         if _is_paused(sandbox):
             if not self._config.resume_on_traffic:
-                raise Conflict(
-                    f"The sandbox is paused. Resume it with {_RESUME.format(sandbox.id)}"
-                )
+                raise _paused(sandbox)
             await self._sandboxes.resume(sandbox.user_id, sandbox.id)
         elif sandbox.status is not SandboxStatus.STARTING:
             return _running(sandbox)
@@ -135,6 +136,10 @@ def _is_paused(sandbox: Sandbox) -> bool:
     return not is_over and (
         sandbox.target is Target.PAUSED or sandbox.status is SandboxStatus.PAUSED
     )
+
+
+def _paused(sandbox: Sandbox) -> Conflict:
+    return Conflict(f"The sandbox is paused. Resume it with {_RESUME.format(sandbox.id)}")
 
 
 def _running(sandbox: Sandbox) -> Sandbox:

@@ -239,5 +239,8 @@ async def test_traffic_resumes_a_paused_sandbox_where_the_operator_wants_it(
     box = await Box.start(gate, upstream, await gate.make_client())
     await box.owner.post(f"/api/v1/sandboxes/{box.id}/pause")
     await box.owner.wait_for_sandbox(box.id, "PAUSED")
+    # A health check without a key is no reason to.
+    assert (await _ask(box, "/health", "agent")).status == 409
+    assert (await box.owner.sandbox(box.id) or {})["status"] == "PAUSED"
     assert (await box.get("/x")).status == 200
     assert (await box.owner.sandbox(box.id) or {})["status"] == "RUNNING"
