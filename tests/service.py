@@ -16,6 +16,7 @@ from agentsvc.auth import KeyRing, Role
 from agentsvc.config import Config
 from agentsvc.datadir import DataDir
 from agentsvc.db import Database
+from agentsvc.http.keys import ANNOUNCEMENTS
 from agentsvc.http.links import prefix_of
 from agentsvc.http.server import make_runner
 from agentsvc.plugins import PluginHost
@@ -208,6 +209,10 @@ class Service:
     def app(self) -> web.Application:
         assert self._runner is not None
         return self._runner.app
+
+    def listeners(self) -> int:
+        """Return how many streams and sockets listen inside the server."""
+        return self.app[ANNOUNCEMENTS].count()
 
     async def start(self) -> None:
         listener = socket.socket()
