@@ -70,8 +70,7 @@ async def test_a_revoked_key_ends_its_streams(
         opener(holder, CHANGES),
     ]
     async with streams[0] as one, streams[1] as other, asyncio.TaskGroup() as group:
-        if is_busy:
-            sending = group.create_task(_send_for_ever(feed.send))
+        sending = group.create_task(_send_for_ever(feed.send) if is_busy else asyncio.sleep(0))
         for stream in (one, other):
             await stream.until("ready")
         assert (await lively.delete(f"/api/keys/{made['id']}")).status == 200
@@ -81,8 +80,7 @@ async def test_a_revoked_key_ends_its_streams(
                 assert rest[-1] == Told(type="end", data={"reason": "not_authenticated"})
             else:
                 assert stream.end == (4001, "not_authenticated")
-        if is_busy:
-            sending.cancel()
+        sending.cancel()
 
 
 async def _send_for_ever(send: Any) -> None:
