@@ -232,7 +232,11 @@ class Forgejo(Hosting):
     async def changed_at(self, repository: str, directory: str) -> str | None:
         """Return when a directory was last changed on the main branch."""
         path = f"/repos/{self._path(repository)}/commits"
-        changes = (await self._api.get(path, _CHANGES, path=directory, limit=1)).value
+        # Gitea gives a whole page of commits where a path is named, so each has to be short.
+        answer = await self._api.get(
+            path, _CHANGES, path=directory, limit=1, stat=False, verification=False, files=False
+        )
+        changes = answer.value
         return changes[0].created if changes else None
 
     async def _found(self, query: RepositoryQuery) -> Listing[Repository]:
