@@ -5,6 +5,7 @@ the agent's by `translate`; to retire it is to delete this package, its line in 
 root, and what speaks the protocol of its event socket from the dependencies.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Annotated, Final
 
@@ -25,7 +26,7 @@ from agentsvc.http.v0 import (
 )
 from agentsvc.http.v0.retirement import add_headers, refuse
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, Transcripts
-from agentsvc.http.v0.types_socket import SOCKET_PATHS
+from agentsvc.http.v0.types_socket import FOLLOWERS, SOCKET_PATHS
 
 __all__ = ["ROUTES", "install"]
 
@@ -54,6 +55,7 @@ def install(app: web.Application, *, enabled: bool) -> None:
     """
     if enabled:
         mount(app, ROUTES)
+        app[FOLLOWERS] = Counter()
         app.cleanup_ctx.append(_transcripts)
         _install_sockets(app)
     else:

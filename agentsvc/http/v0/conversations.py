@@ -25,6 +25,7 @@ from agentsvc.http.v0.types_conversations import (
     to_order,
     to_query,
 )
+from agentsvc.http.v0.types_socket import FOLLOWERS
 from agentsvc.http.wire import json_response, read_json, read_query
 from agentsvc.orders import StartOrder
 
@@ -48,8 +49,8 @@ async def get_conversations(request: web.Request) -> web.Response:
         page_id=wanted.page_id,
         limit=to_limit(wanted),
     )
-    links = links_of(request)
-    results = [from_view(view, links) for view in views]
+    links, followers = links_of(request), request.app[FOLLOWERS]
+    results = [from_view(view, links, followers) for view in views]
     page = ConversationPage(results=results, next_page_id=next_page_id)
     return json_response(page)
 
@@ -57,7 +58,8 @@ async def get_conversations(request: web.Request) -> web.Response:
 async def get_conversation(request: web.Request) -> web.Response:
     """Return a conversation, null for an unknown one: GET /api/conversations/{id}."""
     view = await find_view(request, conversation_id_of(request))
-    return json_response(view and from_view(view, links_of(request)))
+    followers = request.app[FOLLOWERS]
+    return json_response(view and from_view(view, links_of(request), followers))
 
 
 async def patch_conversation(request: web.Request) -> web.Response:

@@ -8,6 +8,7 @@ in `packets` only, and these only where the older generation is switched on.
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -40,7 +41,7 @@ from agentsvc.http.v0.frames import error_frame
 from agentsvc.http.v0.listeners import Listener, Services
 from agentsvc.http.v0.packets import Packet, check_payload, event_packet
 from agentsvc.http.v0.transcripts import TRANSCRIPTS
-from agentsvc.http.v0.types_socket import SOCKET_PATHS, Wish, to_wish
+from agentsvc.http.v0.types_socket import FOLLOWERS, SOCKET_PATHS, Wish, to_wish
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import Secret, monotonic
 
@@ -93,6 +94,7 @@ class Sockets:
     def __init__(
         self,
         services: Services,
+        followers: Counter[str],
         *,
         keyring: KeyRing,
         supervisor: Supervisor,
@@ -100,6 +102,7 @@ class Sockets:
         patience_seconds: float,
     ) -> None:
         self._services = services
+        self._followers = followers
         self._keyring = keyring
         self._supervisor = supervisor
         self._most_bytes = most_bytes
@@ -216,26 +219,33 @@ class Sockets:
         self._connections[sid] = _Connection(
             listener=listener, line=line, caller=caller, checked_at=monotonic()
         )
+        self._followers[listener.conversation_id] += 1
         self._supervisor.spawn(f"socket {sid} tells", listener.tell)
         self._supervisor.spawn(f"socket {sid} obeys", listener.obey)
         self._supervisor.spawn(f"socket {sid} wakes", listener.wake)
 
     async def _disconnect(self, sid: str, reason: str) -> None:
-        connection = self._connections.pop(sid, None)
-        if connection is not None:
-            connection.listener.close()
-            if reason == self._server.reason.CLIENT_DISCONNECT:
-                # A poll of its own may be waiting for an answer, and the client for that.
-                await connection.line.close()
+        connection = self._forget(sid)
+        if connection is not None and reason == self._server.reason.CLIENT_DISCONNECT:
+            # A poll of its own may be waiting for an answer, and the client for that.
+            await connection.line.close()
 
     async def _take(self, sid: str, *said: msgspec.Raw) -> None:
         connection = self._connections.get(sid)
         if connection is None or connection.listener.take(bytes(said[0]) if said else b"null"):
             return
         # Nothing more of it is taken, and what it is told is its last.
-        del self._connections[sid]
-        connection.listener.close()
+        self._forget(sid)
         self._supervisor.spawn(f"socket {sid} floods", connection.line.turn_away)
+
+    def _forget(self, sid: str) -> _Connection | None:
+        connection = self._connections.pop(sid, None)
+        if connection is not None:
+            connection.listener.close()
+            # A count that is zero is no count.
+            self._followers.subtract([connection.listener.conversation_id])
+            self._followers += Counter()
+        return connection
 
     async def _read_wish(
         self, request: web.Request, caller: _Caller
@@ -413,6 +423,7 @@ async def _open(app: web.Application) -> AsyncIterator[None]:
     )
     app[SOCKETS] = sockets = Sockets(
         services,
+        app[FOLLOWERS],
         keyring=app[KEYRING],
         supervisor=app[SUPERVISOR],
         most_bytes=config.max_body_bytes,

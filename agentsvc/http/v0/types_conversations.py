@@ -1,5 +1,6 @@
 """Conversations on the wire of the older generation, and their mapping to and from the core's."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
@@ -206,7 +207,9 @@ def shown_id(view: ConversationView) -> str:
     return view.conversation.alias or view.conversation.id
 
 
-def from_view(view: ConversationView, links: Links) -> ConversationInfo:
+def from_view(
+    view: ConversationView, links: Links, followers: Mapping[str, int]
+) -> ConversationInfo:
     """Return a conversation as clients see it."""
     conversation = view.conversation
     is_ours = conversation.generation is Generation.V0
@@ -222,6 +225,7 @@ def from_view(view: ConversationView, links: Links) -> ConversationInfo:
         selected_branch=conversation.selected_branch,
         git_provider=conversation.git_provider,
         trigger=conversation.trigger,
+        num_connections=followers.get(conversation.id, 0),
         url=_own_url(view) if is_ours else links.conversation(view.sandbox, conversation.id),
         session_api_key=key.reveal() if key else None,
         created_at=to_stored(conversation.created_at),

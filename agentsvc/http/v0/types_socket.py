@@ -1,5 +1,6 @@
 """What clients of the event socket say when they connect."""
 
+from collections import Counter
 from typing import Final
 
 import msgspec
@@ -10,6 +11,9 @@ from agentsvc.values import MAX_INT
 
 SOCKET_PATHS: Final = ("/socket.io/", "/socket.io")
 NOTHING_SEEN: Final = -1
+
+FOLLOWERS: Final[web.AppKey[Counter[str]]] = web.AppKey("followers", Counter)
+"""How many connections follow each conversation."""
 
 _NAME_MAX: Final = 100
 

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import logging
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -207,10 +208,11 @@ async def test_a_websocket_without_its_headers_is_refused(client: Client) -> Non
     url = "/socket.io/?EIO=4&transport=websocket"
     assert (await client.get(url)).status == 400
     path = await connect(client)
-    for upgrade in ({"Upgrade": "websocket"}, {"Upgrade": "websocket", "Connection": "Upgrade"}):
-        for place in (url, path, path.replace("polling", "websocket")):
-            answer = await client.get(place, headers=upgrade)
-            assert answer.status in (200, 400), answer.text
+    upgrade = {"Upgrade": "websocket", "Connection": "Upgrade"}
+    for headers in ({"Upgrade": "websocket"}, upgrade):
+        assert (await client.get(url, headers=headers)).status == 400
+    path = path.replace("polling", "websocket")
+    assert (await client.get(path, headers=upgrade)).status == 400
 
 
 async def test_other_methods_are_refused(client: Client) -> None:
@@ -280,7 +282,7 @@ async def impatient(tmp_path: Path, fake_world: FakeWorld) -> AsyncIterator[Clie
         host.add("fake", fake_world.plugin(), version="", origin="tests")
         return host
 
-    server = msgspec.structs.replace(FAST.server, request_seconds=3)
+    server = msgspec.structs.replace(FAST.server, request_seconds=2)
     config = msgspec.structs.replace(FAST, server=server)
     service = Service(tmp_path / "impatient", config, make_plugins)
     await service.start()
@@ -314,6 +316,36 @@ async def test_a_client_that_reads_slowly_gets_all_of_it_in_pieces(client: Clien
             assert answer.status == 200
             assert len(answer.body) < 6 * len(LARGE)
             read += len(answer.body)
+
+
+async def test_a_websocket_that_is_not_read_is_let_go_of(impatient: Client) -> None:
+    name = await start_running(impatient)
+    for _ in range(12):
+        text = "x" * 500_000
+        answer = await impatient.post(f"/api/conversations/{name}/message", json={"message": text})
+        assert answer.status == 200, answer.text
+        await wait_for_state(impatient, name, "finished")
+    host, _, port = impatient.base_url.removeprefix("http://").partition(":")
+    path = f"/socket.io/?EIO=4&transport=websocket&conversation_id={name}"
+    head = (
+        f"GET {path} HTTP/1.1\r\nHost: {host}\r\nX-Session-API-Key: {impatient.key}\r\n"
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await asyncio.to_thread(reader.connect, (host, int(port)))
+        masked_connect = b"\x81\x82\0\0\0\0" + b"40"
+        await asyncio.to_thread(reader.sendall, head.encode() + masked_connect)
+        await wait_for_connections(impatient, name, 1)
+        await wait_for_connections(impatient, name, 0)
+
+
+async def wait_for_connections(client: Client, name: str, count: int) -> None:
+    async with asyncio.timeout(client.patience):
+        found = await client.get(f"/api/conversations/{name}")
+        while found.json()["num_connections"] != count:
+            found = await client.get(f"/api/conversations/{name}")
 
 
 async def test_a_client_that_does_not_read_is_let_go_of(impatient: Client) -> None:

@@ -216,14 +216,27 @@ async def test_deleting_a_conversation_ends_the_connection(client: Client) -> No
         await asyncio.wait_for(follower.is_over.wait(), client.patience)
 
 
-async def test_a_client_that_leaves_is_forgotten(client: Client, service: Service) -> None:
+async def connections(client: Client, name: str) -> int:
+    """Return how many clients follow a conversation."""
+    listed = (await client.get(PATH)).json()["results"]
+    one = (await client.get(f"{PATH}/{name}")).json()
+    assert [one] == [found for found in listed if found["conversation_id"] == name]
+    count: int = one["num_connections"]
+    return count
+
+
+async def test_a_client_that_leaves_is_forgotten(client: Client) -> None:
     name = await start_running(client)
-    async with follow(client.base_url, client.key, name) as follower:
-        await follower.say("please work")
-        await follower.until_state("finished")
-    async with follow(client.base_url, client.key, name) as other:
-        await other.until_state("finished")
-        assert not follower.client.connected
+    assert await connections(client, name) == 0
+    for transport in BOTH:
+        place = follow(client.base_url, client.key, name, transports=[transport])
+        other = follow(client.base_url, client.key, name, transports=[transport])
+        async with place as follower:
+            await follower.say("please work")
+            await follower.until_state("finished")
+            async with other:
+                assert await connections(client, name) == 2
+        assert await connections(client, name) == 0
 
 
 # What a client can do
