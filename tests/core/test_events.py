@@ -472,6 +472,41 @@ async def test_a_range_begins_at_a_number_and_keeps_the_order_of_arrival(
     assert await events.read_range("c1", from_seq=4, limit=2) == []
 
 
+@pytest.mark.parametrize(
+    ("to_seq", "limit", "most_bytes", "expected"),
+    [
+        (None, 10, 10_000, [2, 3, 4, 5]),
+        (None, 2, 10_000, [2, 3]),
+        (None, 10, 1, [2]),
+        (None, 10, 1500, [2, 3]),
+        (3, 10, 10_000, [2, 3]),
+        (1, 10, 10_000, []),
+    ],
+)
+async def test_a_stretch_is_read_by_bytes_numbers_and_count(
+    db: Database,
+    events: EventLog,
+    to_seq: int | None,
+    limit: int,
+    most_bytes: int,
+    expected: list[int],
+) -> None:
+    await append(db, events, [event(n, text="x" * 1000) for n in range(6)])
+    await append(db, events, [event(n) for n in range(6)], "c2")
+    found = await events.read_stretch(
+        "c1", from_seq=2, to_seq=to_seq, limit=limit, most_bytes=most_bytes
+    )
+    assert [one.seq for one in found] == expected
+    assert numbers(found) == expected
+
+
+async def test_the_number_of_the_last_event_is_known(db: Database, events: EventLog) -> None:
+    assert await events.find_last("c1") == -1
+    await append(db, events, [event(1), event(2)])
+    assert await events.find_last("c1") == 1
+    assert await events.find_last("unknown") is None
+
+
 async def test_the_last_time_is_the_latest_not_the_one_that_arrived_last(
     db: Database, events: EventLog
 ) -> None:
