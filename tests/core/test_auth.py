@@ -214,6 +214,15 @@ async def test_names_are_short_and_printable(ring: KeyRing, name: str) -> None:
         await ring.create_key(user_id, name)
 
 
+async def test_a_key_is_valid_until_it_is_revoked(ring: KeyRing) -> None:
+    user_id = await ring.create_user("ada", Role.ADMIN)
+    key, _ = await ring.create_key(user_id, "laptop")
+    assert await ring.is_valid(key.id)
+    await ring.revoke_key(key.id)
+    assert not await ring.is_valid(key.id)
+    assert not await ring.is_valid(key.id + 1)
+
+
 async def test_has_keys_tells_whether_one_was_ever_issued(ring: KeyRing) -> None:
     user_id = await ring.create_user("ada", Role.ADMIN)
     assert not await ring.has_keys()

@@ -486,6 +486,7 @@ async def test_a_range_begins_at_a_number_and_keeps_the_order_of_arrival(
 async def test_a_stretch_is_read_by_bytes_numbers_and_count(
     db: Database,
     events: EventLog,
+    *,
     to_seq: int | None,
     limit: int,
     most_bytes: int,
