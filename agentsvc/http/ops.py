@@ -18,6 +18,9 @@ from agentsvc.http.middleware import ACTIVITY, Activity
 from agentsvc.http.routes import Route, Scope
 from agentsvc.http.wire import json_response
 
+INTERFACE_VERSION: Final = "1.58.0"
+"""The version of the agent server whose interface this one serves: the `agent` extra's."""
+
 _PROC: Final = Path("/proc")
 
 
@@ -61,9 +64,15 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of /server_info; times are in seconds."""
+    """The answer of /server_info; times are in seconds.
 
-    version: str
+    Published clients compare `version` and `sdk_version` with what they need of an agent server.
+    """
+
+    title: str = "agentsvc"
+    version: str = INTERFACE_VERSION
+    sdk_version: str = INTERFACE_VERSION
+    agentsvc_version: str = __version__
     uptime: float
     idle_time: float
     resources: Resources
@@ -94,7 +103,6 @@ async def get_server_info(request: web.Request) -> web.Response:
     """GET /server_info."""
     activity = request.app[ACTIVITY]
     info = ServerInfo(
-        version=__version__,
         uptime=activity.uptime_seconds,
         idle_time=activity.idle_seconds,
         resources=await asyncio.to_thread(_resources, activity),

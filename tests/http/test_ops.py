@@ -1,6 +1,7 @@
 """What whoever operates the server asks, and what a front end asks before it has a key."""
 
 import re
+from importlib.metadata import requires
 from pathlib import Path
 
 import msgspec
@@ -50,8 +51,7 @@ async def test_a_server_whose_backend_does_not_answer_is_not_ready(
 
 async def test_server_info_says_what_the_server_uses(anyone: Client) -> None:
     info = (await anyone.get("/server_info")).json()
-    assert set(info) == {"version", "uptime", "idle_time", "resources"}
-    assert info["version"] == __version__
+    assert info["agentsvc_version"] == __version__
     assert 0 <= info["idle_time"] <= info["uptime"]
     resources = info["resources"]
     assert resources["memory"]["rss"] > 0
@@ -59,6 +59,14 @@ async def test_server_info_says_what_the_server_uses(anyone: Client) -> None:
     assert 0 < resources["disk"]["percent"] < 100
     assert set(resources["io"]) == {"read_bytes", "write_bytes"}
     assert resources["cpu_percent"] >= 0
+
+
+async def test_clients_that_ask_for_a_version_get_that_of_the_agent_server(anyone: Client) -> None:
+    pinned = [one for one in requires("agentsvc") or () if one.startswith("openhands-sdk==")]
+    info = (await anyone.get("/server_info")).json()
+    assert {f"openhands-sdk=={info[name]}" for name in ("version", "sdk_version")} == {
+        one.partition(";")[0].strip() for one in pinned
+    }
 
 
 async def test_a_front_end_learns_without_a_key_what_to_show(anyone: Client) -> None:
