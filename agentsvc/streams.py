@@ -20,7 +20,7 @@ from agentsvc.sandboxes import Sandbox, Sandboxes
 PAGE_BYTES: Final = 64 * 1024
 """How much of a log is read at once, if not a single event is larger."""
 
-MOST_WAITING_BYTES: Final = 256 * 1024
+MOST_WAITING_BYTES: Final = 128 * 1024
 """How many bytes of deltas may wait for one stream."""
 
 _BATCH: Final = 50

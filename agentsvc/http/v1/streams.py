@@ -1,6 +1,7 @@
 """Handlers of streams: the events of a conversation, and whatever changes for a user."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated, Any, Final, assert_never
 
 import msgspec
@@ -68,27 +69,29 @@ def _after(request: web.Request) -> int:
 
 
 async def _events(stream: ConversationStream) -> AsyncGenerator[Item, None]:
-    async for item in stream.read():
-        match item:
-            case StoredEvent():
-                yield Message(type="event", data=item.body, id=item.seq)
-            case Delta():
-                yield Message(type="delta", data=item.body)
-            case Mark():
-                yield _from_mark(item, stream.last)
-            case _:
-                assert_never(item)
+    async with aclosing(stream.read()) as items:
+        async for item in items:
+            match item:
+                case StoredEvent():
+                    yield Message(type="event", data=item.body, id=item.seq)
+                case Delta():
+                    yield Message(type="delta", data=item.body)
+                case Mark():
+                    yield _from_mark(item, stream.last)
+                case _:
+                    assert_never(item)
 
 
 async def _changes(stream: UserStream, links: Links) -> AsyncGenerator[Item, None]:
-    async for item in stream.read():
-        match item:
-            case Change():
-                yield _from_change(item, links)
-            case Mark():
-                yield _from_mark(item, None)
-            case _:
-                assert_never(item)
+    async with aclosing(stream.read()) as items:
+        async for item in items:
+            match item:
+                case Change():
+                    yield _from_change(item, links)
+                case Mark():
+                    yield _from_mark(item, None)
+                case _:
+                    assert_never(item)
 
 
 def _from_mark(mark: Mark, last: int | None) -> Item:
