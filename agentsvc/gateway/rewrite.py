@@ -76,7 +76,7 @@ def relocate_body(path: str, body: bytes, working_dir: str) -> bytes:
     """
     try:
         return _relocate_member(body, _DIRECTORIES[path], working_dir)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return body
 
 

@@ -86,6 +86,7 @@ def test_the_directory_that_a_body_names_is_where_the_projects_are(
         (START, b'{ "agent": {} }'),
         (START, b"[]"),
         (START, b"no JSON"),
+        (START, b'{"deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
         (START, b'{ "workspace": {"working_dir": "/workspace\xff"} }'),
         (COMMAND, b'{ "command": "ls /workspace", "cwd": "/srv" }'),
         (COMMAND, b""),
