@@ -37,6 +37,7 @@ from agentsvc.http.keys import (
     CATALOGUE,
     CONFIG,
     CONVERSATIONS,
+    COURIER,
     DATABASE,
     DEVICES,
     EVENTS,
@@ -52,12 +53,15 @@ from agentsvc.http.keys import (
     STREAMS,
     SUPERVISOR,
     SURROUNDINGS,
+    WEBHOOKS,
 )
 from agentsvc.http.links import TRUSTED, to_networks
 from agentsvc.http.live import LIVE, LiveAnswers
 from agentsvc.http.middleware import install
 from agentsvc.http.routes import Route, mount, mounted
 from agentsvc.installation import Installation
+from agentsvc.outgoing import Courier, Webhooks
+from agentsvc.outgoing.sender import Sender
 from agentsvc.plugins import BackendRegistry, Notifier, PluginHost
 from agentsvc.sandboxes import Sandbox, Sandboxes, Target
 from agentsvc.sandboxes.order import CallbackRules
@@ -71,12 +75,14 @@ from agentsvc.vault import Vault
 log = logging.getLogger(__name__)
 
 _REMOVE_FAILED_SECONDS: Final = 60.0
+_FORGET_DELIVERIES_SECONDS: Final = 600.0
 
 _PLACES: Final = web.AppKey("places", DataDir)
 _INSTALLATION: Final = web.AppKey("installation", Installation)
 _VAULT: Final = web.AppKey("vault", Vault)
 _HOST: Final = web.AppKey("plugin_host", PluginHost)
 _AGENTS: Final = web.AppKey("agents", AgentClient)
+_SENDER: Final = web.AppKey("webhook_sender", Sender)
 
 
 async def build_app(
@@ -106,7 +112,18 @@ async def build_app(
         before_callers=(gateway.divert,),
     )
     app.cleanup_ctx.extend(
-        (_database, _backends, _agents, _git_providers, _supervisor, _core, _loops, _gateway)
+        (
+            _database,
+            _backends,
+            _agents,
+            _git_providers,
+            _sender,
+            _supervisor,
+            _core,
+            _webhooks,
+            _loops,
+            _gateway,
+        )
     )
     app.on_shutdown.append(_end_streams)
     _add_routes(app, config)
@@ -177,6 +194,17 @@ async def _git_providers(app: web.Application) -> AsyncIterator[None]:
     await providers.open()
     yield
     await providers.close()
+
+
+async def _sender(app: web.Application) -> AsyncIterator[None]:
+    config = app[CONFIG].webhooks
+    app[_SENDER] = sender = Sender(
+        time_limit=config.send_seconds,
+        allows_private=config.allow_private,
+        most=config.concurrency,
+    )
+    yield
+    await sender.close()
 
 
 async def _supervisor(app: web.Application) -> AsyncIterator[None]:
@@ -260,6 +288,26 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
             await sandboxes.stop_all(Target.DELETED)
         case OnShutdown.LEAVE:
             pass
+
+
+async def _webhooks(app: web.Application) -> AsyncIterator[None]:
+    config, supervisor = app[CONFIG].webhooks, app[SUPERVISOR]
+    app[WEBHOOKS] = Webhooks(app[DATABASE], app[_VAULT], allows_private=config.allow_private)
+    app[COURIER] = courier = Courier(
+        db=app[DATABASE],
+        vault=app[_VAULT],
+        events=app[EVENTS],
+        announcements=app[ANNOUNCEMENTS],
+        supervisor=supervisor,
+        sender=app[_SENDER],
+        config=config,
+    )
+    supervisor.loop("webhooks", courier.look, every_seconds=0)
+    supervisor.loop(
+        "settled webhooks", courier.forget_settled, every_seconds=_FORGET_DELIVERIES_SECONDS
+    )
+    yield
+    courier.close()
 
 
 async def _loops(app: web.Application) -> AsyncIterator[None]:

@@ -19,7 +19,8 @@ _KEY_ID: Final = "master_key_id"
 _RESTORE: Final = "put the key back from a copy; without one, start with another --data-dir"
 _SEALED: Final = """
     SELECT sealed FROM settings UNION ALL SELECT sealed FROM secrets
-    UNION ALL SELECT session_key_sealed FROM sandboxes UNION ALL SELECT sealed FROM start_tasks"""
+    UNION ALL SELECT session_key_sealed FROM sandboxes UNION ALL SELECT sealed FROM start_tasks
+    UNION ALL SELECT sealed FROM webhook_subscriptions"""
 _ID: Final = re.compile(r"[0-9a-fA-F]{32}")
 
 

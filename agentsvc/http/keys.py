@@ -23,6 +23,7 @@ from agentsvc.db import Database
 from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
 from agentsvc.gitproviders import GitProviders
+from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.plugins import BackendRegistry
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.secretstore import SecretStore
@@ -50,6 +51,8 @@ EXPORTS: Final[web.AppKey[Exports]] = web.AppKey("exports")
 REPLAYS: Final[web.AppKey[Replays]] = web.AppKey("replays")
 STREAMS: Final[web.AppKey[Streams]] = web.AppKey("streams")
 PENDING: Final[web.AppKey[PendingMessages]] = web.AppKey("pending_messages")
+WEBHOOKS: Final[web.AppKey[Webhooks]] = web.AppKey("webhooks")
+COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")
 
 REQUEST_ID: Final[web.RequestKey[str]] = web.RequestKey("request_id", str)
 """The id of the request, also in its log lines, its error body and its X-Request-Id header."""

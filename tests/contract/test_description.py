@@ -218,7 +218,11 @@ async def world(
         user=client,
         sandbox=service.client_with(found["session_api_key"]),
         granted=agent.body["secrets"]["GITHUB_TOKEN"]["headers"],
-        real={"sandbox_id": found["sandbox_id"], "key_id": await _new_key(client)},
+        real={
+            "sandbox_id": found["sandbox_id"],
+            "key_id": await _new_key(client),
+            **await _new_delivery(client),
+        },
     )
 
 
@@ -232,6 +236,17 @@ def empty_tar() -> bytes:
 async def _new_key(client: Client) -> int:
     key: int = (await client.post("/api/keys", json={})).json()["id"]
     return key
+
+
+async def _new_delivery(client: Client) -> Json:
+    """Return a webhook, and a delivery that waits since nobody has this name."""
+    order = {"url": "https://receiver.invalid/hook", "changes": ["conversation"]}
+    made = (await client.post("/api/v1/webhook-subscriptions", json=order)).json()
+    path = f"/api/v1/app-conversations/{EXAMPLE_ID}"
+    await client.patch(path, json={"title": "Told of"})
+    path = f"/api/v1/webhook-subscriptions/{made['id']}/deliveries"
+    delivery = (await client.get(path)).json()["items"][-1]
+    return {"subscription_id": made["id"], "delivery_id": delivery["id"]}
 
 
 async def _login(world: World) -> Json:

@@ -155,6 +155,7 @@ async def caller(
     ids = {
         **dict.fromkeys(("name", "secret_id", "secret_name"), "NAME"),
         "key_id": "99",
+        "delivery_id": "99",
         "repository_name": "a/b",
     }
     key = client.key
@@ -163,6 +164,10 @@ async def caller(
         found = await client.conversation(ids["conversation_id"])
         ids["sandbox_id"] = found["sandbox_id"]
         key = found["session_api_key"] if route.scope is Scope.SANDBOX else key
+    if "{subscription_id}" in route.path:
+        order = {"url": "https://receiver.invalid/"}
+        made = await client.post("/api/v1/webhook-subscriptions", json=order)
+        ids["subscription_id"] = made.json()["id"]
     async with aiohttp.ClientSession(headers={"X-Session-API-Key": key or ""}) as session:
         yield Caller(session, service.url, route, ids)
 

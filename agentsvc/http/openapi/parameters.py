@@ -35,6 +35,12 @@ PATH_PARTS: Final = {
     "repository_name": PathPart(
         kind=str, text="Name of a repository, slashes included", example="octocat/hello-world"
     ),
+    "subscription_id": PathPart(
+        kind=str, text="Id of a webhook subscription", example="9b1deb4d3b7d4bad9bdd2b0d7b3dcb6d"
+    ),
+    "delivery_id": PathPart(
+        kind=str, text="Id of a webhook delivery", example="1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed"
+    ),
     "key_id": PathPart(kind=int, text="Number of an API key", example=1),
 }
 """The parts of paths by name."""

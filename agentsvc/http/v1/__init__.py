@@ -21,6 +21,7 @@ from agentsvc.http.v1 import (
     streams,
     users,
     web_client,
+    webhook_subscriptions,
     webhooks,
 )
 
@@ -42,6 +43,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *catalogue.ROUTES,
     *web_client.ROUTES,
     *api_keys.ROUTES,
+    *webhook_subscriptions.ROUTES,
 )
 """Every operation of version 1 that is always there."""
 

@@ -1,0 +1,323 @@
+"""Handlers of outgoing webhooks: where a user wants to be told of events and changes."""
+
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
+
+from agentsvc.errors import Conflict, NotFound
+from agentsvc.http.keys import COURIER, PRINCIPAL, WEBHOOKS
+from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.wire import (
+    SUCCESS,
+    Limit,
+    Page,
+    Success,
+    Time,
+    json_response,
+    path_text,
+    read_json,
+    read_query,
+)
+from agentsvc.outgoing import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from agentsvc.values import to_stored
+
+PREFIX: Final = "/api/v1/webhook-subscriptions"
+
+_ONE: Final = f"{PREFIX}/{{subscription_id}}"
+_PAGE: Final = 50
+
+type Url = Annotated[str, Meta(min_length=1, max_length=2048)]
+type Description = Annotated[str, Meta(max_length=255)]
+type Kind = Annotated[str, Meta(min_length=1, max_length=255)]
+type Kinds = Annotated[list[Kind], Meta(max_length=100)] | None
+type Changes = Annotated[list[Change], Meta(max_length=len(Change))] | None
+
+
+class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A new subscription; without `event_kinds` or `changes`, or with null, all of them are told."""
+
+    url: Url
+    description: Description = ""
+    event_kinds: Kinds = None
+    changes: Changes = None
+    is_enabled: bool = True
+
+
+class WebhookUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """What to change of a subscription; what is not sent stays."""
+
+    url: Url | UnsetType = UNSET
+    description: Description | UnsetType = UNSET
+    event_kinds: Kinds | UnsetType = UNSET
+    changes: Changes | UnsetType = UNSET
+    is_enabled: bool | UnsetType = UNSET
+
+
+class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A subscription; its secret is not shown again."""
+
+    id: str
+    url: str
+    description: str
+    event_kinds: list[str] | None
+    changes: list[Change]
+    is_enabled: bool
+    created_at: Time
+    updated_at: Time
+
+
+class NewWebhookInfo(WebhookInfo, frozen=True, kw_only=True):
+    """A subscription at the only moment its secret can be seen."""
+
+    secret: str
+
+
+class DeliveryQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which deliveries to list."""
+
+    state: DeliveryState | None = None
+    page_id: str | None = None
+    limit: Limit = _PAGE
+
+
+class DeliveryInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A delivery; `id` is the `webhook-id` the receiver sees, `status` what it last answered.
+
+    `about_id` is the conversation it is about, or the sandbox; `seq` the number of its event.
+    """
+
+    id: str
+    type: str
+    about_id: str
+    seq: int | None
+    state: DeliveryState
+    attempts: int
+    status: int | None
+    reason: str
+    created_at: Time
+    next_attempt_at: Time | None
+    settled_at: Time | None
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """How many deliveries are made again."""
+
+    replayed: int
+
+
+_ORDER = msgspec.json.Decoder(WebhookOrder)
+_UPDATE = msgspec.json.Decoder(WebhookUpdate)
+
+
+async def get_webhook_subscriptions(request: web.Request) -> web.Response:
+    """GET /webhook-subscriptions."""
+    found = await request.app[WEBHOOKS].list_of(request[PRINCIPAL].user_id)
+    return json_response([from_subscription(one) for one in found])
+
+
+async def post_webhook_subscription(request: web.Request) -> web.Response:
+    """POST /webhook-subscriptions."""
+    order = await read_json(request, _ORDER)
+    made, secret = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, to_draft(order))
+    request.app[COURIER].wake()
+    shown = msgspec.structs.asdict(from_subscription(made))
+    return json_response(NewWebhookInfo(**shown, secret=secret.reveal()), status=201)
+
+
+async def get_webhook_subscription(request: web.Request) -> web.Response:
+    """GET /webhook-subscriptions/{subscription_id}."""
+    found = await request.app[WEBHOOKS].get(*_named(request))
+    return json_response(from_subscription(found))
+
+
+async def patch_webhook_subscription(request: web.Request) -> web.Response:
+    """PATCH /webhook-subscriptions/{subscription_id}."""
+    wanted = await read_json(request, _UPDATE)
+    changed = await request.app[WEBHOOKS].update(*_named(request), to_draft(wanted))
+    request.app[COURIER].wake()
+    return json_response(from_subscription(changed))
+
+
+async def delete_webhook_subscription(request: web.Request) -> web.Response:
+    """DELETE /webhook-subscriptions/{subscription_id}."""
+    await request.app[WEBHOOKS].remove(*_named(request))
+    return json_response(SUCCESS)
+
+
+async def search_webhook_deliveries(request: web.Request) -> web.Response:
+    """GET /webhook-subscriptions/{subscription_id}/deliveries."""
+    query = read_query(request, DeliveryQuery)
+    found, next_page_id = await request.app[WEBHOOKS].deliveries(
+        *_named(request), state=query.state, page_id=query.page_id, limit=query.limit
+    )
+    items = [from_delivery(one) for one in found]
+    return json_response(Page[DeliveryInfo](items=items, next_page_id=next_page_id))
+
+
+async def post_webhook_replay(request: web.Request) -> web.Response:
+    """POST /webhook-subscriptions/{subscription_id}/deliveries/{delivery_id}/replay."""
+    delivery_id = path_text(request, "delivery_id")
+    delivery = await request.app[WEBHOOKS].replay(*_named(request), delivery_id)
+    request.app[COURIER].wake()
+    return json_response(from_delivery(delivery))
+
+
+async def post_webhook_replay_failed(request: web.Request) -> web.Response:
+    """POST /webhook-subscriptions/{subscription_id}/replay-failed."""
+    count = await request.app[WEBHOOKS].replay_failed(*_named(request))
+    request.app[COURIER].wake()
+    return json_response(Replayed(replayed=count))
+
+
+def _named(request: web.Request) -> tuple[str, str]:
+    """Return who is calling and which subscription is meant."""
+    return request[PRINCIPAL].user_id, path_text(request, "subscription_id")
+
+
+def to_draft(wanted: WebhookOrder | WebhookUpdate) -> SubscriptionDraft:
+    """Return what the core is asked for."""
+    kinds = wanted.event_kinds
+    changes = Change if wanted.changes is None else wanted.changes
+    return SubscriptionDraft(
+        url=wanted.url,
+        description=wanted.description,
+        event_kinds=tuple(kinds) if isinstance(kinds, list) else kinds,
+        changes=UNSET if changes is UNSET else tuple(dict.fromkeys(changes)),
+        is_enabled=wanted.is_enabled,
+    )
+
+
+def from_subscription(subscription: Subscription) -> WebhookInfo:
+    """Return what is shown of a subscription."""
+    kinds = subscription.event_kinds
+    return WebhookInfo(
+        id=subscription.id,
+        url=subscription.url,
+        description=subscription.description,
+        event_kinds=None if kinds is None else list(kinds),
+        changes=list(subscription.changes),
+        is_enabled=subscription.is_enabled,
+        created_at=to_stored(subscription.created_at),
+        updated_at=to_stored(subscription.updated_at),
+    )
+
+
+def from_delivery(delivery: Delivery) -> DeliveryInfo:
+    """Return what is shown of a delivery."""
+    is_pending = delivery.state is DeliveryState.PENDING
+    return DeliveryInfo(
+        id=delivery.id,
+        type=delivery.type,
+        about_id=delivery.lane,
+        seq=delivery.seq,
+        state=delivery.state,
+        attempts=delivery.attempts,
+        status=delivery.status,
+        reason=delivery.reason,
+        created_at=to_stored(delivery.created_at),
+        next_attempt_at=_shown(delivery.due_at if is_pending else None),
+        settled_at=_shown(delivery.settled_at),
+    )
+
+
+def _shown(moment: datetime | None) -> str | None:
+    return None if moment is None else to_stored(moment)
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=PREFIX,
+        handler=get_webhook_subscriptions,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List your webhook subscriptions",
+        answer=list[WebhookInfo],
+    ),
+    Route(
+        method="POST",
+        path=PREFIX,
+        handler=post_webhook_subscription,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Have events and changes of yours delivered to a URL",
+        body=WebhookOrder,
+        answer=NewWebhookInfo,
+        status=201,
+        errors=(Conflict,),
+        example=Example(
+            body={
+                "url": "https://receiver.example/hook",
+                "event_kinds": ["MessageEvent"],
+                "changes": [],
+            }
+        ),
+    ),
+    Route(
+        method="GET",
+        path=_ONE,
+        handler=get_webhook_subscription,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Show a webhook subscription",
+        answer=WebhookInfo,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="PATCH",
+        path=_ONE,
+        handler=patch_webhook_subscription,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Change a webhook subscription",
+        body=WebhookUpdate,
+        answer=WebhookInfo,
+        errors=(NotFound,),
+        example=Example(body={"description": "build server"}),
+    ),
+    Route(
+        method="DELETE",
+        path=_ONE,
+        handler=delete_webhook_subscription,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Delete a webhook subscription and its deliveries",
+        answer=Success,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="GET",
+        path=f"{_ONE}/deliveries",
+        handler=search_webhook_deliveries,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List the deliveries of a webhook subscription, newest first",
+        query=DeliveryQuery,
+        answer=Page[DeliveryInfo],
+        errors=(NotFound,),
+        example=Example(query={"state": "failed"}),
+    ),
+    Route(
+        method="POST",
+        path=f"{_ONE}/deliveries/{{delivery_id}}/replay",
+        handler=post_webhook_replay,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Make a webhook delivery again",
+        answer=DeliveryInfo,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="POST",
+        path=f"{_ONE}/replay-failed",
+        handler=post_webhook_replay_failed,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Make every webhook delivery again that was given up",
+        answer=Replayed,
+        errors=(NotFound,),
+    ),
+)

@@ -1,0 +1,195 @@
+"""Delivers what waits: the first of each lane, a few lanes at a time, until the receiver takes it.
+
+News wake it, and what is due; without a subscription it only looks now and then whether there is
+one, since the command line may have made it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from agentsvc import values
+from agentsvc.announcements import Announcement, Announcements, Subject
+from agentsvc.announcements import Subscription as Listener
+from agentsvc.config import WebhooksConfig
+from agentsvc.db import Database
+from agentsvc.events import EventLog
+from agentsvc.outgoing.model import Delivery, DeliveryState, Subscription
+from agentsvc.outgoing.payload import make_body
+from agentsvc.outgoing.sender import Outcome, Sender
+from agentsvc.outgoing.service import context_of
+from agentsvc.outgoing.signing import sign
+from agentsvc.outgoing.table import DeliveryTable, SubscriptionTable
+from agentsvc.supervisor import Supervisor
+from agentsvc.values import Secret
+from agentsvc.vault import Vault
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 10.0
+"""How long it takes at most to see what another process has changed."""
+
+_LANES: Final = 8
+"""How many lanes of one subscription are served at a time."""
+
+_JITTER: Final = 0.5
+
+
+class Courier:
+    """Delivers for every subscription, each in a task of its own while there is something to do."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        vault: Vault,
+        events: EventLog,
+        announcements: Announcements,
+        supervisor: Supervisor,
+        sender: Sender,
+        config: WebhooksConfig,
+    ) -> None:
+        self._db = db
+        self._vault = vault
+        self._events = events
+        self._announcements = announcements
+        self._supervisor = supervisor
+        self._sender = sender
+        self._config = config
+        self._places = asyncio.Semaphore(config.concurrency)
+        self._wake = asyncio.Event()
+        self._listeners: dict[str, Listener] = {}
+
+    def wake(self) -> None:
+        """Have it look at once: a subscription has changed, or there is something to deliver."""
+        self._wake.set()
+
+    async def look(self) -> None:
+        """Start what is due, then wait until there may be more to do; call it again and again."""
+        self._wake.clear()
+        active = [one for one in await SubscriptionTable.all(self._db) if one.is_enabled]
+        self._listen({one.user_id for one in active})
+        wait_seconds = LOOK_SECONDS
+        for subscription in active:
+            name = f"webhook {subscription.id}"
+            if self._supervisor.is_running(name):
+                continue
+            due_seconds = await self._due_seconds(subscription.id)
+            if due_seconds <= 0:
+                self._supervisor.spawn(name, partial(self._serve, subscription.id))
+            wait_seconds = min(wait_seconds, due_seconds) if due_seconds > 0 else wait_seconds
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_seconds):
+                await self._wake.wait()
+
+    async def forget_settled(self) -> None:
+        """Delete deliveries that were settled so long ago that nobody asks for them."""
+        before = values.now() - timedelta(seconds=self._config.keep_seconds)
+        if await DeliveryTable.has_settled(self._db, before):
+            await self._db.write(lambda tx: DeliveryTable.delete_settled(tx, before))
+
+    def close(self) -> None:
+        """Listen to no more news."""
+        self._listen(set())
+
+    def _listen(self, users: set[str]) -> None:
+        for user_id in self._listeners.keys() - users:
+            self._listeners.pop(user_id).close()
+        for user_id in users - self._listeners.keys():
+            self._listeners[user_id] = self._announcements.subscribe(user_id, self._hear)
+
+    def _hear(self, news: Announcement) -> bool:
+        """Wake up for what is in the queue by now; nothing is to wait among the announcements."""
+        if news.subject is not Subject.DELTA:
+            self._wake.set()
+        return False
+
+    async def _due_seconds(self, subscription_id: str) -> float:
+        heads = await DeliveryTable.heads(self._db, subscription_id, 1)
+        if not heads:
+            return LOOK_SECONDS
+        return (heads[0].due_at - values.now()).total_seconds()
+
+    async def _serve(self, subscription_id: str) -> None:
+        """Deliver what is due until nothing is."""
+        while await self._serve_some(subscription_id):
+            pass
+        self._wake.set()
+
+    async def _serve_some(self, subscription_id: str) -> bool:
+        subscription = await SubscriptionTable.find(self._db, subscription_id)
+        sealed = await SubscriptionTable.find_sealed(self._db, subscription_id)
+        if subscription is None or sealed is None or not subscription.is_enabled:
+            return False
+        now = values.now()
+        heads = await DeliveryTable.heads(self._db, subscription_id, _LANES)
+        due = [head for head in heads if head.due_at <= now]
+        if not due:
+            return False
+        secret = Secret(self._vault.unseal(sealed, context_of(subscription_id)).decode())
+        async with asyncio.TaskGroup() as tries:
+            for head in due:
+                tries.create_task(self._deliver(subscription, secret, head))
+        return True
+
+    async def _deliver(self, subscription: Subscription, secret: Secret, head: Delivery) -> None:
+        async with self._places:
+            body = await make_body(head, self._events)
+            if body is None:
+                noted = gone(head, values.now())
+            else:
+                headers = sign(secret, message_id=head.id, moment=values.now(), body=body)
+                outcome = await self._sender.send(subscription.url, body, headers)
+                jitter = int.from_bytes(values.new_bytes(2)) / 0xFFFF
+                noted = after_try(head, outcome, self._config, values.now(), jitter)
+        await self._db.write(lambda tx: DeliveryTable.note(tx, noted))
+        if noted.state is DeliveryState.FAILED:
+            log.warning(
+                "webhook delivery given up",
+                extra={
+                    "subscription_id": head.subscription_id,
+                    "delivery_id": head.id,
+                    "attempts": noted.attempts,
+                    "reason": noted.reason,
+                },
+            )
+
+
+def after_try(
+    delivery: Delivery, outcome: Outcome, config: WebhooksConfig, now: datetime, jitter: float
+) -> Delivery:
+    """Return what a delivery is after a try; `jitter` is between 0 and 1."""
+    tried = msgspec.structs.replace(
+        delivery,
+        attempts=delivery.attempts + 1,
+        status=outcome.status,
+        reason=outcome.reason,
+    )
+    if outcome.is_delivered:
+        return msgspec.structs.replace(tried, state=DeliveryState.DELIVERED, settled_at=now)
+    if now - delivery.begun_at >= timedelta(seconds=config.give_up_seconds):
+        return msgspec.structs.replace(tried, state=DeliveryState.FAILED, settled_at=now)
+    wait = back_off(delivery.attempts, config, jitter)
+    return msgspec.structs.replace(tried, due_at=now + timedelta(seconds=wait))
+
+
+def gone(delivery: Delivery, now: datetime) -> Delivery:
+    """Return a delivery whose event is no longer there."""
+    return msgspec.structs.replace(
+        delivery,
+        state=DeliveryState.FAILED,
+        reason="the event was deleted",
+        settled_at=now,
+    )
+
+
+def back_off(attempts: int, config: WebhooksConfig, jitter: float) -> float:
+    """Return how long to wait after a failed try that so many others came before."""
+    doubled: float = config.first_retry_seconds * 2.0 ** min(attempts, 40)
+    longest = min(config.longest_retry_seconds, doubled)
+    return longest * (1 - _JITTER * jitter)

@@ -1,0 +1,148 @@
+"""One request to a receiver: to a checked address, once, with little time and a short answer."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from agentsvc.errors import InvalidRequest
+from agentsvc.outgoing.targets import TargetRefused, check_addresses, check_url
+
+ANSWER_MAX: Final = 16 * 1024
+"""How much of an answer is read; none of it is kept."""
+
+_LONGEST_REASON: Final = 300
+
+type Found = Sequence[tuple[int, str]]
+"""Families and addresses of a name."""
+type Lookup = Callable[[str, int], Awaitable[Found]]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a try ended; `status` is the receiver's, if it answered."""
+
+    is_delivered: bool
+    status: int | None = None
+    reason: str = ""
+
+
+async def look_up(host: str, port: int) -> Found:
+    """Return the addresses of a name as the system knows them."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(int(family), str(address[0])) for family, _, _, _, address in found]
+
+
+class CheckedResolver(AbstractResolver):
+    """Resolves a name once for a connection, which then goes to one of the addresses checked."""
+
+    def __init__(self, lookup: Lookup, *, allows_private: bool) -> None:
+        self._lookup = lookup
+        self._allows_private = allows_private
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return the addresses of a name; raises TargetRefused if one is not allowed."""
+        del family
+        found = await self._lookup(host, port)
+        check_addresses([address for _, address in found], allows_private=self._allows_private)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=kind,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for kind, address in found
+        ]
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class Sender:
+    """Sends to receivers; open it first, close it last."""
+
+    def __init__(
+        self, *, time_limit: float, allows_private: bool, most: int, lookup: Lookup = look_up
+    ) -> None:
+        self._time_limit = time_limit
+        self._allows_private = allows_private
+        self._most = most
+        self._lookup = lookup
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close every connection; safe to call twice."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Outcome:
+        """Send one body and return how it went; never raises for what a receiver does."""
+        try:
+            check_url(url, allows_private=self._allows_private)
+            async with asyncio.timeout(self._time_limit):
+                return await self._post(url, body, headers)
+        except InvalidRequest as exc:
+            return _failure(exc.message)
+        except TimeoutError:
+            return _failure("the receiver took too long to answer")
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            return _failure(_reason(exc))
+
+    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Outcome:
+        if self._session is None:
+            self._session = self._make_session()
+        sent = {"Content-Type": "application/json", "User-Agent": "agentsvc", **headers}
+        async with self._session.post(
+            URL(url), data=body, headers=sent, allow_redirects=False
+        ) as response:
+            read = 0
+            async for chunk in response.content.iter_any():
+                read += len(chunk)
+                if read > ANSWER_MAX:
+                    response.close()
+                    break
+            return _outcome(response.status)
+
+    def _make_session(self) -> aiohttp.ClientSession:
+        resolver = CheckedResolver(self._lookup, allows_private=self._allows_private)
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                resolver=resolver, use_dns_cache=False, limit=self._most, keepalive_timeout=5
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+            headers={"Accept-Encoding": "identity"},
+        )
+
+
+def _outcome(status: int) -> Outcome:
+    if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+        return Outcome(is_delivered=True, status=status)
+    is_redirect = status < HTTPStatus.BAD_REQUEST
+    more = "; redirects are not followed" if is_redirect else ""
+    return Outcome(
+        is_delivered=False, status=status, reason=f"the receiver answered {status}{more}"
+    )
+
+
+def _failure(reason: str) -> Outcome:
+    return Outcome(is_delivered=False, reason=reason[:_LONGEST_REASON])
+
+
+def _reason(exc: Exception) -> str:
+    inner = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
+    if isinstance(inner, TargetRefused):
+        return str(inner)
+    return f"the receiver cannot be reached: {str(inner) or type(inner).__name__}"

@@ -1,0 +1,184 @@
+"""What decides about webhooks: targets, signatures, how long to wait."""
+
+import base64
+import hashlib
+import hmac
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from agentsvc.config import WebhooksConfig
+from agentsvc.errors import InvalidRequest
+from agentsvc.outgoing.courier import after_try, back_off
+from agentsvc.outgoing.model import Delivery, DeliveryState
+from agentsvc.outgoing.sender import Outcome
+from agentsvc.outgoing.signing import new_secret, sign
+from agentsvc.outgoing.targets import (
+    TargetRefused,
+    check_addresses,
+    check_url,
+    is_public,
+)
+from agentsvc.values import Secret
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+CONFIG = WebhooksConfig(first_retry_seconds=2, longest_retry_seconds=60, give_up_seconds=100)
+DELIVERY = Delivery(
+    number=1,
+    id="d" * 32,
+    subscription_id="s" * 32,
+    lane="c" * 32,
+    type="conversation.event",
+    seq=0,
+    data=None,
+    state=DeliveryState.PENDING,
+    attempts=0,
+    status=None,
+    reason="",
+    created_at=NOW,
+    begun_at=NOW,
+    due_at=NOW,
+    settled_at=None,
+)
+FAILED = Outcome(is_delivered=False, status=500, reason="the receiver answered 500")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com/hook",
+        "http://example.com:8080/a?b=c",
+        "https://93.184.216.34/",
+        "https://[2606:2800:220:1::1]:443/hook",
+        "https://xn--bcher-kva.example/hook",
+    ],
+)
+def test_a_url_of_the_internet_may_be_registered(url: str) -> None:
+    assert check_url(url, allows_private=False) == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost/",
+        "http://a.localhost./",
+        "http://127.0.0.1/",
+        "http://127.1/",
+        "http://2130706433/",
+        "http://0/",
+        "http://10.1.2.3/",
+        "http://169.254.169.254/latest",
+        "http://192.168.0.1/",
+        "http://100.64.0.1/",
+        "http://224.0.0.1/",
+        "http://255.255.255.255/",
+        "http://[::1]/",
+        "http://[fe80::1]/",
+        "http://[fd00::1]/",
+        "http://[ff02::1]/",
+        "http://[::ffff:127.0.0.1]/",
+        "http://[64:ff9b::7f00:1]/",
+        "http://[2002:7f00:1::]/",
+    ],
+)
+def test_a_private_url_is_refused_unless_it_is_allowed(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="public address") as caught:
+        check_url(url, allows_private=False)
+    assert caught.value.loc == ("body", "url")
+    assert check_url(url, allows_private=True) == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "example.com",
+        "ftp://example.com/",
+        "file:///etc/passwd",
+        "http://",
+        "http:///path",
+        "http://ann@example.com/",
+        "http://ann:pw@example.com/",
+        "http://@example.com/",
+        "http://example.com:0/",
+        "http://example.com:99999/",
+        "http://example.com:x/",
+        "http://exa mple.com/",
+        "http://example.com/\n",
+        "http://example.com\\@127.0.0.1/",
+        "http://%31%32%37.0.0.1/",
+        "http://[fe80::1%25eth0]/",
+        "http://b\u00fccher.example/",
+        "http://[::1/",
+        "http://example.com/#part",
+        "http://example.com/" + "x" * 2048,
+    ],
+)
+@pytest.mark.parametrize("allows_private", [True, False])
+def test_what_is_no_plain_url_is_refused_always(url: str, allows_private: bool) -> None:
+    with pytest.raises(InvalidRequest):
+        check_url(url, allows_private=allows_private)
+
+
+def test_a_name_must_lead_to_public_addresses_only() -> None:
+    check_addresses(["93.184.216.34", "2606:2800:220:1::1"], allows_private=False)
+    with pytest.raises(TargetRefused, match="not public"):
+        check_addresses(["93.184.216.34", "10.0.0.1"], allows_private=False)
+    check_addresses(["10.0.0.1"], allows_private=True)
+    with pytest.raises(TargetRefused, match="no address"):
+        check_addresses([], allows_private=True)
+    assert not is_public("no address")
+
+
+def test_a_signature_is_what_the_description_of_standard_webhooks_says() -> None:
+    secret = new_secret()
+    body = b'{"type":"x"}'
+    headers = sign(secret, message_id="msg", moment=NOW, body=body)
+    key = base64.b64decode(secret.reveal().removeprefix("whsec_"))
+    assert len(key) == 32
+    signed = b"msg." + headers["webhook-timestamp"].encode() + b"." + body
+    mac = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+    assert headers == {
+        "webhook-id": "msg",
+        "webhook-timestamp": str(int(NOW.timestamp())),
+        "webhook-signature": f"v1,{mac}",
+    }
+
+
+def test_a_signature_is_that_of_the_published_example() -> None:
+    headers = sign(
+        Secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+        message_id="msg_p5jXN8AQM9LWM0D4loKWxJek",
+        moment=datetime.fromtimestamp(1614265330, UTC),
+        body=b'{"test": 2432232314}',
+    )
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+@pytest.mark.parametrize(
+    ("attempts", "longest"), [(0, 2), (1, 4), (4, 32), (5, 60), (6, 60), (100000, 60)]
+)
+def test_the_wait_doubles_up_to_a_limit_and_varies(attempts: int, longest: float) -> None:
+    assert back_off(attempts, CONFIG, 0.0) == longest
+    assert back_off(attempts, CONFIG, 1.0) == longest / 2
+
+
+def test_a_failed_try_is_repeated_later() -> None:
+    noted = after_try(DELIVERY, FAILED, CONFIG, NOW, 0.0)
+    assert noted.state is DeliveryState.PENDING
+    assert (noted.attempts, noted.status) == (1, 500)
+    assert noted.due_at == NOW + timedelta(seconds=2)
+
+
+def test_a_delivery_is_given_up_at_an_age() -> None:
+    later = NOW + timedelta(seconds=100)
+    noted = after_try(DELIVERY, FAILED, CONFIG, later, 0.0)
+    assert (noted.state, noted.settled_at) == (DeliveryState.FAILED, later)
+    replayed = msgspec.structs.replace(DELIVERY, begun_at=later)
+    assert after_try(replayed, FAILED, CONFIG, later, 0.0).state is DeliveryState.PENDING
+
+
+def test_a_delivery_that_was_taken_is_done() -> None:
+    noted = after_try(DELIVERY, Outcome(is_delivered=True, status=204), CONFIG, NOW, 0.0)
+    assert (noted.state, noted.status, noted.reason) == (DeliveryState.DELIVERED, 204, "")
