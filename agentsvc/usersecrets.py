@@ -39,6 +39,7 @@ RESERVED_NAMES: Final = frozenset(
 RESERVED_PREFIX: Final = "LLM_"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
 
 class ProviderToken(Struct, frozen=True, kw_only=True):
@@ -179,8 +180,11 @@ def _read_provider(name: str, loc: tuple[str | int, ...]) -> Provider:
 
 def _read_token(raw: Any, loc: tuple[str | int, ...]) -> ProviderTokenPatch:
     wire = _convert({"token": raw} if isinstance(raw, str) else raw, _TokenWire, loc)
-    token = Secret(wire.token or "")
+    token = Secret((wire.token or "").strip())
     check_secret_value(token, loc=(*loc, "token"))
+    if _CONTROL.search(token.reveal()):
+        # It goes into headers, and into git's line by line talk about credentials.
+        raise InvalidRequest("A token must not contain control characters", loc=(*loc, "token"))
     if wire.host:
         git.check_host(wire.host, loc=(*loc, "host"))
     return ProviderTokenPatch(token=token or None, host=wire.host, user_id=wire.user_id)

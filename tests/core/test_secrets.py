@@ -78,6 +78,11 @@ def test_tokens_and_secrets_are_read_in_both_published_forms() -> None:
     }
 
 
+def test_a_token_is_kept_without_the_white_space_around_it() -> None:
+    [patch] = read_secrets({"provider_tokens": {"github": " t\n"}}).provider_tokens.values()
+    assert patch.token == Secret("t")
+
+
 @pytest.mark.parametrize("raw", [None, {}, {"provider_tokens": None, "custom_secrets": {}}])
 def test_nothing_is_read_as_no_change(raw: Any) -> None:
     assert read_secrets(raw) == SecretsPatch()
@@ -97,6 +102,11 @@ def test_nothing_is_read_as_no_change(raw: Any) -> None:
         ),
         (
             {"provider_tokens": {"github": {"token": "t" * 70000}}},
+            ["provider_tokens", "github", "token"],
+        ),
+        ({"provider_tokens": {"github": "a\nb"}}, ["provider_tokens", "github", "token"]),
+        (
+            {"provider_tokens": {"github": {"token": "a\r\nhost=x"}}},
             ["provider_tokens", "github", "token"],
         ),
         ({"custom_secrets": {"1A": "v"}}, ["custom_secrets", "1A"]),
