@@ -87,13 +87,13 @@ class Socket(Stream):
 
 @asynccontextmanager
 async def open_lines(
-    client: Client, path: str, *, last_id: str | None = None
+    client: Client, path: str, *, last_id: str | None = None, buffer_bytes: int = _LONGEST_LINE
 ) -> AsyncIterator[Lines]:
     """Open a stream of server-sent events; `last_id` is what a browser sends when it comes back."""
     headers = _key_of(client) | ({"Last-Event-ID": last_id} if last_id is not None else {})
     limit = aiohttp.ClientTimeout(sock_read=client.patience)
     async with (
-        aiohttp.ClientSession(read_bufsize=_LONGEST_LINE, timeout=limit) as session,
+        aiohttp.ClientSession(read_bufsize=buffer_bytes, timeout=limit) as session,
         session.get(client.base_url + path, headers=headers) as response,
     ):
         assert response.status == 200, await response.text()

@@ -1,0 +1,67 @@
+"""A process that is the server, as `agentsvc serve` makes it: `python -m tests.bench.server`.
+
+Its sandboxes are a fake agent inside it, or all of them one URL.
+"""
+
+import asyncio
+import os
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc import logs
+from agentsvc.app import build_app
+from agentsvc.cli.serve import bind, ensure_first_key, with_addresses
+from agentsvc.config import Config, LogLevel, SandboxesConfig, SpecConfig
+from agentsvc.datadir import DataDir
+from agentsvc.http.server import make_runner
+from agentsvc.plugins import PluginHost
+from agentsvc.testing.agent import FakeAgent
+from agentsvc.testing.backend import FakeWorld
+from tests.bench.rig import Running, serve_until_told
+from tests.conftest import FAST
+from tests.http.gateway.steps import PORTS
+
+_CONFIG: Final = msgspec.structs.replace(
+    FAST, sandboxes=SandboxesConfig(default_backend="fake"), conversations=Config().conversations
+)
+_SPEC: Final = SpecConfig(id="web", backend="fake", command=("agent",), ports=PORTS)
+
+
+async def main(data_dir: Path, sandbox_url: str) -> None:
+    places = DataDir(path=data_dir)
+    places.prepare()
+    key = await ensure_first_key(places, None)
+    assert key is not None
+    world = FakeWorld()
+    plugins = PluginHost.load(disable=["process"])
+    plugins.add("fake", world.plugin(), version="", origin="bench")
+    config = _CONFIG
+    async with AsyncExitStack() as opened:
+        opened.callback(world.close)
+        if sandbox_url:
+            config = msgspec.structs.replace(config, specs={_SPEC.id: _SPEC})
+            world.on_create = lambda order: {port.name: sandbox_url for port in order.ports}
+        else:
+            agent = await opened.enter_async_context(FakeAgent())
+            world.on_create = agent.on_create
+        listener = opened.enter_context(bind("127.0.0.1", 0))
+        config = with_addresses(config, listener)
+        app = await build_app(config, data_dir=data_dir, plugins=plugins)
+        runner = make_runner(app, grace_seconds=2, limits=config.server)
+        opened.push_async_callback(runner.cleanup)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        url = config.server.internal_url
+        await serve_until_told(Running(pid=os.getpid(), url=url, key=key.reveal()))
+
+
+if __name__ == "__main__":
+    # Every line is made, as in earnest, and read by nobody; problems are told by the exit.
+    with Path(os.devnull).open("w") as unread:
+        logs.configure(LogLevel.INFO, "json", stream=unread)
+        asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
