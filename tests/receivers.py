@@ -44,6 +44,8 @@ class Receiver:
         self.taken: list[Received] = []
         self.answer: Callable[[Received], int] = lambda _: 200
         self.location = ""
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.answer_bytes = b""
         self._came = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -96,6 +98,8 @@ class Receiver:
     async def _take(self, request: web.Request) -> web.Response:
         one = Received(headers=dict(request.headers), body=await request.read())
         self.received.append(one)
+        self._came.set()
+        await self.may_answer.wait()
         status = self.answer(one)
         if status == 200:
             self.taken.append(one)

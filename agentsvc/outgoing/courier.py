@@ -17,7 +17,7 @@ from agentsvc import values
 from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.announcements import Subscription as Listener
 from agentsvc.config import WebhooksConfig
-from agentsvc.db import Database
+from agentsvc.db import Database, Transaction
 from agentsvc.events import EventLog
 from agentsvc.outgoing.model import Delivery, DeliveryState, Subscription
 from agentsvc.outgoing.payload import make_body
@@ -31,11 +31,11 @@ from agentsvc.vault import Vault
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 10.0
+LOOK_SECONDS: Final = 5.0
 """How long it takes at most to see what another process has changed."""
 
-_LANES: Final = 8
-"""How many lanes of one subscription are served at a time."""
+_LANES: Final = 4
+"""How many lanes of one subscription are served at a time: one receiver takes not all places."""
 
 _JITTER: Final = 0.5
 
@@ -147,13 +147,27 @@ class Courier:
                 outcome = await self._sender.send(subscription.url, body, headers)
                 jitter = int.from_bytes(values.new_bytes(2)) / 0xFFFF
                 noted = after_try(head, outcome, self._config, values.now(), jitter)
-        await self._db.write(lambda tx: DeliveryTable.note(tx, noted))
-        if noted.state is DeliveryState.FAILED:
+        await self._note(noted, ends_lane=body is not None)
+
+    async def _note(self, noted: Delivery, *, ends_lane: bool) -> None:
+        """Store how a try ended; one that is given up may end all of its lane that is as old."""
+        cutoff = values.now() - timedelta(seconds=self._config.give_up_seconds)
+
+        async def body(tx: Transaction) -> int:
+            count = await DeliveryTable.note(tx, noted)
+            if noted.state is not DeliveryState.FAILED:
+                return 0
+            if not ends_lane:
+                return count
+            return count + await DeliveryTable.give_up(tx, noted, cutoff, values.now())
+
+        if given_up := await self._db.write(body):
             log.warning(
-                "webhook delivery given up",
+                "webhook deliveries given up",
                 extra={
-                    "subscription_id": head.subscription_id,
-                    "delivery_id": head.id,
+                    "subscription_id": noted.subscription_id,
+                    "delivery_id": noted.id,
+                    "deliveries": given_up,
                     "attempts": noted.attempts,
                     "reason": noted.reason,
                 },

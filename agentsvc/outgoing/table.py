@@ -105,6 +105,26 @@ class DeliveryTable:
         return await tx.run(sql, params)
 
     @staticmethod
+    async def give_up(tx: Transaction, failed: Delivery, cutoff: datetime, now: datetime) -> int:
+        """Give up what waits behind a failed delivery since before a moment; return how many."""
+        sql = """
+            UPDATE webhook_deliveries
+            SET state = 'failed', reason = :reason, settled_at = :now
+            WHERE subscription_id = :subscription_id
+              AND lane = :lane
+              AND state = 'pending'
+              AND begun_at <= :cutoff
+        """
+        params = {
+            "subscription_id": failed.subscription_id,
+            "lane": failed.lane,
+            "cutoff": to_stored(cutoff),
+            "reason": f"given up with one before it: {failed.reason}",
+            "now": to_stored(now),
+        }
+        return await tx.run(sql, params)
+
+    @staticmethod
     async def replay(
         tx: Transaction, subscription_id: str, delivery_id: str | None, now: datetime
     ) -> int:

@@ -7,8 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from agentsvc.announcements import Announcements
 from agentsvc.auth import Role
 from agentsvc.config import WebhooksConfig
+from agentsvc.datadir import DataDir
+from agentsvc.db import Transaction
+from agentsvc.errors import Conflict
+from agentsvc.events import EventLog
+from agentsvc.http.keys import COURIER, DATABASE, EVENTS, KEYRING
+from agentsvc.installation import Installation
+from agentsvc.outgoing import SubscriptionDraft, Webhooks
 from tests.http.v1.streaming import Feeder, events, feeder
 from tests.receivers import WAIT_SECONDS, Received, Receiver
 from tests.service import Client, Service
@@ -151,6 +159,84 @@ async def test_what_was_stored_is_delivered_after_a_restart(
     assert all(one.is_signed_with(made["secret"]) for one in receiver.received)
 
 
+async def test_what_is_stored_while_nobody_delivers_is_delivered_by_the_next_start(
+    client: Client, service: Service, receiver: Receiver, feed: Feeder
+) -> None:
+    made = await subscribe(client, receiver.url, event_kinds=["MessageEvent"])
+    await service.stop()
+    installation = await Installation.open(DataDir(path=service.data_dir))
+    log = EventLog(installation.database, Announcements(), store_deltas=False)
+    told = [msgspec.json.encode(one) for one in events(2)]
+    conversation_id = feed.conversation_id.replace("-", "")
+    try:
+        await installation.database.write(lambda tx: log.append(tx, conversation_id, told))
+    finally:
+        await installation.close()
+    await service.start()
+    await receiver.wait_for(lambda: len(receiver.taken) == 2)
+    assert [one.json()["data"]["event"] for one in receiver.taken] == events(2)
+    assert all(one.is_signed_with(made["secret"]) for one in receiver.received)
+
+
+async def test_an_event_that_is_not_stored_is_not_told(
+    client: Client, service: Service, receiver: Receiver, feed: Feeder
+) -> None:
+    made = await subscribe(client, receiver.url, event_kinds=["MessageEvent"])
+    conversation_id = feed.conversation_id.replace("-", "")
+
+    async def fail(tx: Transaction) -> None:
+        told = [msgspec.json.encode(one) for one in events(1)]
+        assert await service.app[EVENTS].append(tx, conversation_id, told)
+        raise Conflict("undone")
+
+    with pytest.raises(Conflict):
+        await service.app[DATABASE].write(fail)
+    assert await deliveries(client, made) == []
+
+
+async def test_a_delivery_that_the_shutdown_cuts_off_is_made_again(
+    client: Client, service: Service, receiver: Receiver, feed: Feeder
+) -> None:
+    receiver.may_answer.clear()
+    await subscribe(client, receiver.url, event_kinds=["MessageEvent"])
+    await feed.send(events(1))
+    await receiver.wait_for(lambda: len(receiver.received) == 1)
+    await service.stop()
+    receiver.may_answer.set()
+    await service.start()
+    await receiver.wait_for(lambda: len(receiver.received) == 2)
+    assert receiver.received[0].id == receiver.received[1].id
+
+
+async def test_a_webhook_made_by_another_process_is_noticed(
+    client: Client, service: Service, receiver: Receiver, feed: Feeder
+) -> None:
+    user_id = await service.app[KEYRING].find_user("admin")
+    assert user_id is not None
+    installation = await Installation.open(DataDir(path=service.data_dir))
+    try:
+        webhooks = Webhooks(installation.database, installation.vault, allows_private=True)
+        draft = SubscriptionDraft(url=receiver.url, event_kinds=("MessageEvent",))
+        _, secret = await webhooks.add(user_id, draft)
+    finally:
+        await installation.close()
+    await feed.send(events(1))
+    await receiver.wait_for(lambda: bool(receiver.taken))
+    assert receiver.taken[0].is_signed_with(secret.reveal())
+
+
+async def test_old_deliveries_are_forgotten(
+    client: Client, service: Service, receiver: Receiver, feed: Feeder
+) -> None:
+    made = await subscribe(client, receiver.url, event_kinds=["MessageEvent"])
+    await feed.send(events(2))
+    await wait_for(client, made, lambda seen: {one["state"] for one in seen} == {"delivered"})
+    await service.app[COURIER].forget_settled()
+    assert len(await deliveries(client, made)) == 2
+    await configure(service, keep_seconds=0)
+    await wait_for(client, made, lambda seen: seen == [])
+
+
 async def test_a_receiver_that_was_down_gets_everything(
     client: Client, receiver: Receiver, feed: Feeder
 ) -> None:
@@ -170,11 +256,12 @@ async def test_what_is_given_up_says_so_and_can_be_replayed(
     receiver.answer = lambda _: 500
     made = await subscribe(client, receiver.url, event_kinds=["MessageEvent"])
     await feed.send(events(2))
-    await receiver.wait_for(lambda: len(receiver.received) == 2)
     failed = await wait_for(client, made, lambda seen: len(seen) == 2, "?state=failed")
-    assert {(one["status"], one["reason"]) for one in failed} == {
-        (500, "the receiver answered 500")
-    }
+    assert [(one["attempts"], one["status"], one["reason"]) for one in failed] == [
+        (0, None, "given up with one before it: the receiver answered 500"),
+        (1, 500, "the receiver answered 500"),
+    ]
+    assert len(receiver.received) == 1
     assert all(one["settled_at"] and not one["next_attempt_at"] for one in failed)
     receiver.answer = lambda _: 200
     answer = await client.post(f"{HOOKS}/{made['id']}/replay-failed")
