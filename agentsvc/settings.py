@@ -240,10 +240,17 @@ class SettingsStore:
 
         return await self._db.write(body)
 
-    async def change(self, user_id: str, change: Callable[[Settings | None], Settings]) -> Settings:
+    async def change(
+        self,
+        user_id: str,
+        change: Callable[[Settings | None], Settings],
+        *,
+        secrets: SecretsPatch | None = None,
+    ) -> Settings:
         """Store what a pure function makes of the settings, in one transaction, and return it.
 
         The function gets None for a user who never saved any; what it raises changes nothing.
+        `secrets` are stored in the same transaction.
         """
 
         async def body(tx: Transaction) -> Settings:
@@ -251,6 +258,8 @@ class SettingsStore:
             settings = change(old)
             if settings != old:
                 await self._save(tx, user_id, settings)
+            if secrets is not None:
+                await apply_secrets(tx, self._vault, user_id, secrets)
             return settings
 
         return await self._db.write(body)

@@ -15,6 +15,7 @@ from agentsvc.http.v1.types_settings import (
     SettingsView,
     from_settings,
     to_change,
+    to_secrets,
 )
 from agentsvc.http.wire import json_response, read_json
 from agentsvc.settings import Settings
@@ -34,9 +35,13 @@ async def get_settings(request: web.Request) -> web.Response:
 
 async def post_settings(request: web.Request) -> web.Response:
     """POST /settings."""
-    change = to_change(await read_json(request, SETTINGS_BODY))
-    user_id = request[PRINCIPAL].user_id
-    await request.app[SETTINGS].change(user_id, lambda old: change(old or Settings()))
+    body = await read_json(request, SETTINGS_BODY)
+    change = to_change(body)
+    await request.app[SETTINGS].change(
+        request[PRINCIPAL].user_id,
+        lambda old: change(old or Settings()),
+        secrets=to_secrets(body),
+    )
     return json_response(SettingsStored())
 
 

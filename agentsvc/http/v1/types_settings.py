@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from agentsvc.auth import Principal, Role
 from agentsvc.errors import InvalidRequest
 from agentsvc.http.routes import shown_as
-from agentsvc.http.shapes import McpServers
+from agentsvc.http.shapes import McpServers, Secrets
 from agentsvc.http.v1.types_agent_settings import (
     AgentBody,
     Change,
@@ -32,6 +32,7 @@ from agentsvc.settings import (
     merge,
     show_settings,
 )
+from agentsvc.usersecrets import SecretsPatch, read_secrets
 from agentsvc.values import MASK, Secret, dashed
 
 _WHOLE: Final = ("agent_settings", "conversation_settings")
@@ -60,6 +61,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     llm_api_key: str | UnsetType | None = UNSET
     llm_base_url: str | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
+    secrets_store: Annotated[Any, shown_as(Secrets)] = None
     enable_default_condenser: bool | UnsetType | None = UNSET
     condenser_max_size: Int64 | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
@@ -203,6 +205,11 @@ def to_change(body: SettingsBody) -> Change:
     return change
 
 
+def to_secrets(body: SettingsBody) -> SecretsPatch:
+    """Return the secrets a body stores; raises InvalidRequest for what does not fit."""
+    return read_secrets(body.secrets_store)
+
+
 def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:
     """Return the settings as they are read; instead of secrets, whether they are set."""
     return {
@@ -234,7 +241,8 @@ def _refuse_whole(body: SettingsBody) -> None:
 
 
 def _to_patch(body: SettingsBody) -> SettingsPatch:
-    names = SettingsPatch.__struct_fields__
+    # The secrets are no part of the record.
+    names = set(SettingsPatch.__struct_fields__) - {"secrets_store"}
     given = {name: getattr(body, name) for name in names if hasattr(body, name)}
     for name in SECRET_FIELDS:
         if isinstance(given[name], str):

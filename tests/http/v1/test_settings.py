@@ -241,6 +241,21 @@ async def test_posting_back_what_was_read_changes_nothing(client: Client) -> Non
     assert await read(client) == before
 
 
+async def test_secrets_in_settings_are_kept(newcomer: Client) -> None:
+    store = {"custom_secrets": {"A": {"secret": "1", "description": "d"}}}
+    await save(newcomer, secrets_store=store)
+    await save(newcomer, secrets_store=(await read(newcomer))["secrets_store"])
+    listed = (await newcomer.get("/api/v1/secrets/search")).json()
+    assert listed["items"] == [{"name": "A", "description": "d"}]
+
+
+async def test_secrets_in_settings_that_do_not_fit_are_refused(newcomer: Client) -> None:
+    answer = await newcomer.post(SETTINGS, json={"language": "de", "secrets_store": 5})
+    assert answer.status == 422
+    assert answer.json()["detail"][0]["loc"] == ["body", "secrets_store"]
+    assert (await newcomer.get(SETTINGS)).status == 404
+
+
 async def test_tool_servers_are_replaced_as_a_whole(newcomer: Client) -> None:
     await save_agent(newcomer, mcp_config={"a": {"url": "http://a"}, "b": {"command": "b"}})
     await save_agent(newcomer, mcp_config={"b": {"command": "c"}})
