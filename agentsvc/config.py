@@ -29,6 +29,8 @@ RETIRED_KEYS: Final[Mapping[str, str]] = {}
 
 _URL = r"^(https?://[^/\s@]+(/\S*)?)?$"
 _URL_EXPECTED = {"expected": "an http or https URL, or nothing"}
+_WILDCARD = r"^(\*(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)+)?\Z"
+_WILDCARD_EXPECTED = {"expected": "a wildcard such as `*.sandboxes.example.org`, or nothing"}
 _ORIGIN = r"^(\*|https?://[^/\s@]+)$"
 _ORIGINS_EXPECTED = {"expected": "a list of origins such as `https://example.com`"}
 _NETWORK = r"^[0-9A-Fa-f.:]+(/[0-9]{1,3})?$"
@@ -151,6 +153,16 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool,
         Meta(description="Resume a paused sandbox when a request for it comes, not refuse it"),
     ] = False
+    sandbox_domain: Annotated[
+        str,
+        Meta(
+            pattern=_WILDCARD,
+            max_length=190,
+            description="Names such as *.sandboxes.example.org that lead to the server, so that each"
+            " work port has an origin of its own; empty means that URLs have paths",
+            extra=_WILDCARD_EXPECTED,
+        ),
+    ] = ""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,8 +17,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from agentsvc.auth import KEY_PREFIX
 
 KEY_HEADER: Final = "X-Session-API-Key"
-OWN_COOKIES: Final = "agentsvc"
-"""How the names of this server's own cookies begin."""
+OWN_COOKIES: Final = ("agentsvc", "__host-agentsvc")
+"""How the names of this server's own cookies begin, in lower case."""
 
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -97,6 +97,8 @@ class Confines(msgspec.Struct, frozen=True, kw_only=True):
     """The public path that stands before the paths it knows."""
     is_agent: bool
     """Whether this server, not the sandbox, says which other origins may read the answer."""
+    cookie: str = ""
+    """A cookie of this server's that the answer sets."""
 
 
 def to_sandbox(
@@ -145,6 +147,8 @@ def to_client(headers: CIMultiDictProxy[str], confines: Confines) -> CIMultiDict
         confined = _confine(lower, legible(value), confines)
         if confined is not None:
             passed.add(name, confined)
+    if confines.cookie:
+        passed.add(hdrs.SET_COOKIE, confines.cookie)
     return passed
 
 
@@ -170,10 +174,13 @@ def is_safe(headers: CIMultiDict[str]) -> bool:
 
 
 def confine_cookie(cookie: str, mount: str) -> str | None:
-    """Return a Set-Cookie value that holds below a path only; None for one that must not be set."""
+    """Return a Set-Cookie value that holds below a path only; None for one that must not be set.
+
+    Without a path the whole host is the sandbox's.
+    """
     pair, *attributes = (part.strip() for part in cookie.split(";"))
     name = pair.partition("=")[0].strip().lower()
-    if name.startswith(("__host-", OWN_COOKIES)):
+    if name.startswith(OWN_COOKIES) or (mount and name.startswith("__host-")):
         return None
     kept = []
     path = ""

@@ -16,10 +16,18 @@ from agentsvc.gateway import frames, rewrite
 from agentsvc.gateway.admission import Admission, Visitor
 from agentsvc.gateway.forward import AWAITS_CONTINUE, Forwarder
 from agentsvc.gateway.lifetime import Lifetimes
-from agentsvc.gateway.target import Place, Shown, Target, check, make_target, shown_keys
+from agentsvc.gateway.target import (
+    Place,
+    Shown,
+    Target,
+    check,
+    find_place,
+    make_target,
+    shown_keys,
+)
 from agentsvc.gateway.tunnel import Client, Tunnels
-from agentsvc.http.links import MOUNT
-from agentsvc.http.routes import Handler
+from agentsvc.http.links import MOUNT, work_origin_of
+from agentsvc.http.routes import IS_ELSEWHERE, Handler
 from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
 
@@ -147,6 +155,11 @@ async def get_port(request: web.Request) -> web.StreamResponse:
 @web.middleware
 async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Pass on what is for a sandbox though its path does not say so."""
+    origin = work_origin_of(request)
+    if origin is not None:
+        request[IS_ELSEWHERE] = True
+        sandbox_id, place = find_place(request, origin)
+        return await request.app[GATEWAY].serve(request, place, sandbox_id)
     raw_path = request.rel_url.raw_path
     if not rewrite.is_agent_path(raw_path):
         return await handler(request)

@@ -9,11 +9,12 @@ from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
 from agentsvc.errors import MalformedBody, MethodNotAllowed, NotFound
-from agentsvc.gateway import headers, rewrite
+from agentsvc.gateway import headers, own_origin, rewrite
 from agentsvc.gateway.headers import Caller, Confines
 from agentsvc.http.keys import REQUEST_ID
-from agentsvc.http.links import EDITOR_PORT, Links, Origin, is_from_proxy, mount_of, origin_of
+from agentsvc.http.links import Links, Origin, WorkOrigin, is_from_proxy, mount_of, origin_of
 from agentsvc.http.middleware import keys_of, password_of
+from agentsvc.http.origins import EDITOR_PORT, read_label
 from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
 
@@ -32,6 +33,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     query: str
     is_at_root: bool = False
     """Whether it came as a path of this server, without the sandbox's."""
+    own_origin: WorkOrigin | None = None
+    """The origin that the port has for itself, if the request came there."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,12 +71,25 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
         return not self.keys and not self.sandbox_keys
 
 
+def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, Place]:
+    """Return the sandbox and the place that are meant at an origin; raises NotFound."""
+    found = read_label(origin.label)
+    target = request.raw_path.partition("#")[0]
+    if found is None or not target.startswith("/"):
+        raise NotFound
+    sandbox_id, port = found
+    path, _, query = target.partition("?")
+    return sandbox_id, Place(port=port, path=path, query=query, own_origin=origin)
+
+
 def shown_keys(request: web.Request, place: Place) -> Shown:
     """Return every key a request shows, wherever published clients put one."""
     elsewhere = [*rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)]
     if place.port == EDITOR_PORT:
         elsewhere += rewrite.find_parameters(place.query, rewrite.EDITOR_KEY_PARAMETER)
         elsewhere.append(request.cookies.get(_EDITOR_COOKIE, ""))
+    if place.own_origin is not None:
+        elsewhere += own_origin.cookie_keys(request, place.own_origin)
     return Shown(
         keys=keys_of(request),
         sandbox_keys=tuple(key for key in elsewhere if key and key.isascii()),
@@ -97,8 +113,8 @@ def make_target(
     url = next((end.url for end in sandbox.endpoints if end.name == place.port), None)
     if url is None:
         raise NotFound(f"The sandbox has no port of this name: {place.port}")
-    origin = origin_of(request)
-    mount = origin.prefix + mount_of(sandbox.id, place.port)
+    origin = place.own_origin or origin_of(request)
+    mount = "" if place.own_origin else origin.prefix + mount_of(sandbox.id, place.port)
     is_agent = place.port == AGENT_PORT
     path, query = _inside(sandbox, place, keys, origin)
     scheme, host, port = headers.address_of(url)
@@ -118,9 +134,17 @@ def make_target(
             mount=mount,
             prefix=origin.prefix if place.is_at_root else mount,
             is_agent=is_agent,
+            cookie=_cookie_of(sandbox, place),
         ),
         edit_body=_edit_of(request, sandbox, place.path) if is_agent else None,
     )
+
+
+def _cookie_of(sandbox: Sandbox, place: Place) -> str:
+    """Return the cookie that what a page loads next opens the port with; perhaps none."""
+    key = sandbox.session_key.reveal()
+    is_shown = key in rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)
+    return own_origin.make_cookie(place.own_origin, key) if place.own_origin and is_shown else ""
 
 
 def _edit_of(request: web.Request, sandbox: Sandbox, path: str) -> Callable[[bytes], bytes] | None:

@@ -15,17 +15,24 @@ from aiohttp import hdrs, web
 
 from agentsvc.errors import StartFailed
 from agentsvc.http.keys import CONFIG
+from agentsvc.http.origins import (
+    EDITOR_PORT,
+    LOCAL_DOMAIN,
+    domain_of,
+    label_below,
+    label_of,
+    name_of,
+)
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.state import AGENT_PORT
 
 MOUNT: Final = "/sandboxes"
 """The path below which the ports of all sandboxes are."""
-EDITOR_PORT: Final = "vscode"
-"""The name of the port on which a sandbox's editor listens."""
 
 _HOST = re.compile(r"\A(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?\Z")
 _PREFIX = re.compile(r"\A(?:/[A-Za-z0-9._~%-]+)+\Z")
 _PAIR = re.compile(r'(?:^|[;\s])(proto|host|for)="?([^";,\s]+)"?', re.IGNORECASE)
+_PORT_NUMBER = re.compile(r":[0-9]+\Z")
 _ADDRESS_CHARS: Final = 64
 _SCHEMES: Final = frozenset({"http", "https"})
 
@@ -48,10 +55,32 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.scheme}://{self.host}{self.prefix}"
 
 
+class WorkOrigin(Origin, frozen=True, kw_only=True):
+    """The origin that a work port has of its own; `label` is what stands before the domain."""
+
+    label: str
+
+
 class Links(msgspec.Struct, frozen=True, kw_only=True):
     """The URLs a caller is given; each of them leads to this server."""
 
     base: str
+    domain: str = ""
+    """Below which work ports have origins of their own; empty where they have none."""
+
+    @property
+    def prefix(self) -> str:
+        """The path below which the server is, empty where there is none."""
+        return urlsplit(self.base).path
+
+    def worker(self, sandbox: Sandbox, name: str) -> str:
+        """Return where a work port of a sandbox is, at an origin of its own if it has one."""
+        label = label_of(sandbox.id, name) if self.domain else None
+        if label is None:
+            return self.port(sandbox, name)
+        parts = urlsplit(self.base)
+        number = _PORT_NUMBER.search(parts.netloc)
+        return f"{parts.scheme}://{label}.{self.domain}{number.group() if number else ''}"
 
     def port(self, sandbox: Sandbox, name: str) -> str:
         """Return where a port of a sandbox is, without a slash at the end."""
@@ -71,7 +100,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
         The sandbox's key in a request to the root says which one is meant. There is no such
         address where this server has a path itself.
         """
-        return self.agent_of(sandbox_id) if urlsplit(self.base).path else self.base
+        return self.agent_of(sandbox_id) if self.prefix else self.base
 
     def conversation(self, sandbox: Sandbox | None, conversation_id: str) -> str | None:
         """Return where a conversation is at its agent server, or None unless that runs."""
@@ -99,7 +128,8 @@ def to_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 def links_of(request: web.Request) -> Links:
     """Return the links for the caller of a request."""
-    return Links(base=origin_of(request).url)
+    domain = domain_of(request.app[CONFIG].gateway.sandbox_domain)
+    return Links(base=origin_of(request).url, domain=domain)
 
 
 def origin_of(request: web.Request) -> Origin:
@@ -108,6 +138,35 @@ def origin_of(request: web.Request) -> Origin:
     if configured:
         parts = urlsplit(configured)
         return Origin(scheme=parts.scheme, host=parts.netloc, prefix=parts.path.rstrip("/"))
+    return _seen_origin(request)
+
+
+def work_origin_of(request: web.Request) -> WorkOrigin | None:
+    """Return the origin of work ports that a request is for; None if it is for the server.
+
+    The request may be for no port that exists: what is below such a domain is never the server,
+    but for the host that `server.public_url` names.
+    """
+    config = request.app[CONFIG]
+    public = urlsplit(config.server.public_url)
+    seen = _seen_origin(request)
+    # A page can make a browser send any header but Host.
+    schemes = {
+        LOCAL_DOMAIN: seen.scheme,
+        domain_of(config.gateway.sandbox_domain): public.scheme or seen.scheme,
+    }
+    for host in (_own_host(request), seen.host):
+        name = name_of(host)
+        if config.server.public_url and name == name_of(public.netloc):
+            continue
+        for domain, scheme in schemes.items():
+            label = label_below(name, domain)
+            if label is not None:
+                return WorkOrigin(scheme=scheme, host=host, label=label)
+    return None
+
+
+def _seen_origin(request: web.Request) -> Origin:
     own = Origin(scheme=request.scheme, host=_own_host(request))
     return _as_forwarded(request, own) if is_from_proxy(request) else own
 

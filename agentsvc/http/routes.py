@@ -162,12 +162,18 @@ def mounted(app: web.Application) -> tuple[Route, ...]:
     return tuple({id(route): route for route in app.get(_MOUNTED, {}).values()}.values())
 
 
+IS_ELSEWHERE: Final[web.RequestKey[bool]] = web.RequestKey("is_elsewhere", bool)
+"""Whether a request is for a sandbox, whatever its path was resolved to."""
+
+
 def route_of(request: web.Request) -> Route | None:
     """Return the route a request was resolved to, or None if it came through no table.
 
-    The latter is so for an unknown path, for a known one with another method, and for whatever
-    was added to the application past `mount`.
+    The latter is so for an unknown path, for a known one with another method, for whatever was
+    added to the application past `mount`, and for what is not for this server.
     """
+    if request.get(IS_ELSEWHERE, False):
+        return None
     return request.app.get(_MOUNTED, {}).get(request.match_info.route)
 
 

@@ -126,7 +126,7 @@ class _Runner(web.AppRunner):
 
 
 def _without(prefix: str, message: RawRequestMessage) -> RawRequestMessage:
-    """Return a request without the path below which the server is."""
+    """Return a request without the path below which the server is; `path` stays as it was sent."""
     if not message.url.raw_path.startswith(f"{prefix}/"):
         return message
     url = yarl.URL.build(
@@ -134,7 +134,7 @@ def _without(prefix: str, message: RawRequestMessage) -> RawRequestMessage:
         query_string=message.url.raw_query_string,
         encoded=True,
     )
-    return message._replace(path=str(url), url=url)
+    return message._replace(url=url)
 
 
 def _refuse(

@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 
 from agentsvc.errors import NotFound
 from agentsvc.http.keys import IS_FORWARDED
+from agentsvc.http.routes import IS_ELSEWHERE
 
 DEPRECATED_AT: Final = datetime(2025, 11, 1, tzinfo=UTC)
 """Since when clients are to use the newer generation."""
@@ -40,7 +41,8 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     """Say on an answer of the older generation that it is deprecated, and what follows it."""
     successor = find_successor(request.path)
     # At the same paths agent servers have what they have; that is not of this generation.
-    if successor is not None and not request.get(IS_FORWARDED, False):
+    is_ours = not request.get(IS_FORWARDED, False) and not request.get(IS_ELSEWHERE, False)
+    if successor is not None and is_ours:
         response.headers["Deprecation"] = _DEPRECATION
         response.headers.add(hdrs.LINK, f'<{successor}>; rel="successor-version"')
 

@@ -226,7 +226,9 @@ def from_view(
         git_provider=conversation.git_provider,
         trigger=conversation.trigger,
         num_connections=followers.get(conversation.id, 0),
-        url=_own_url(view) if is_ours else links.conversation(view.sandbox, conversation.id),
+        url=(
+            _own_url(view, links) if is_ours else links.conversation(view.sandbox, conversation.id)
+        ),
         session_api_key=key.reveal() if key else None,
         created_at=to_stored(conversation.created_at),
         pr_number=list(conversation.pr_number),
@@ -261,9 +263,9 @@ def _runtime_status(view: ConversationView) -> RuntimeStatus | None:
     return "STATUS$ERROR" if view.execution_status in _FAILED else "STATUS$READY"
 
 
-def _own_url(view: ConversationView) -> str | None:
+def _own_url(view: ConversationView, links: Links) -> str | None:
     is_running = status_of(view) is ConversationStatus.RUNNING
-    return f"/api/conversations/{shown_id(view)}" if is_running else None
+    return f"{links.prefix}/api/conversations/{shown_id(view)}" if is_running else None
 
 
 def _first_message(body: StartBody) -> Message | None:

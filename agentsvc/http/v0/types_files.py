@@ -137,4 +137,4 @@ def web_hosts_of(view: ConversationView, links: Links) -> WebHosts:
     if sandbox is None:
         return WebHosts(hosts={})
     workers = [end for end in sandbox.endpoints if end.name.startswith(_WORKER)]
-    return WebHosts(hosts={links.port(sandbox, end.name): end.port for end in workers})
+    return WebHosts(hosts={links.worker(sandbox, end.name): end.port for end in workers})

@@ -8,7 +8,8 @@ import msgspec
 
 from agentsvc.backend import Spec
 from agentsvc.errors import BadRequest, InvalidRequest
-from agentsvc.http.links import EDITOR_PORT, Links
+from agentsvc.http.links import Links
+from agentsvc.http.origins import EDITOR_PORT
 from agentsvc.http.wire import Page, Time
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.state import AGENT_PORT
@@ -165,4 +166,6 @@ def _url_of(sandbox: Sandbox, name: str, links: Links) -> str:
         # The SDK's cloud workspace refuses an agent server whose address has a path.
         return links.agent_at_root(sandbox.id)
     editor = links.editor(sandbox, sandbox.working_dir) if name == EDITOR_PORT else None
-    return editor or links.port(sandbox, name)
+    if name == EDITOR_PORT:
+        return editor or links.port(sandbox, name)
+    return links.worker(sandbox, name)

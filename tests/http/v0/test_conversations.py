@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from agentsvc.auth import Role
@@ -77,6 +78,18 @@ async def test_a_conversation_has_every_field_of_the_contract(client: Client) ->
         "session_api_key": None,
         "sub_conversation_ids": [],
     }
+
+
+async def test_the_url_has_the_path_below_which_the_server_is(
+    service: Service, client: Client
+) -> None:
+    name = await start(client)
+    server = msgspec.structs.replace(service.config.server, public_url="https://a.example/agents")
+    service.config = msgspec.structs.replace(service.config, server=server)
+    await service.restart()
+    found = await wait_for(client, name, "RUNNING")
+    assert found["url"] == f"/agents{PATH}/{name}"
+    assert (await client.get(found["url"])).json()["conversation_id"] == name
 
 
 async def test_a_conversation_of_the_newer_generation_is_served_by_its_agent_server(

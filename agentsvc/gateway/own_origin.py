@@ -1,0 +1,54 @@
+"""The cookie that opens a work port at an origin of its own.
+
+A page that was opened with the sandbox's key in its URL loads scripts and opens WebSockets without
+it. At its own origin nobody else's page has that cookie sent: it holds for this one host only, and
+a request that another origin makes is not opened by it.
+"""
+
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from agentsvc.http.links import WorkOrigin
+from agentsvc.http.origins import name_of
+
+_NAME: Final = "agentsvc-sandbox"
+_SECURE_NAME: Final = "__Host-agentsvc-sandbox"
+"""Over TLS browsers let no other host set a cookie of this name."""
+_FETCH_SITE: Final = "Sec-Fetch-Site"
+_OWN_SITES: Final = frozenset({"same-origin", "none"})
+
+
+def make_cookie(origin: WorkOrigin, key: str) -> str:
+    """Return a Set-Cookie value with the sandbox's key, for this host only."""
+    rest = "Path=/; HttpOnly; SameSite=Strict"
+    return (
+        f"{_SECURE_NAME}={key}; {rest}; Secure" if _is_secure(origin) else f"{_NAME}={key}; {rest}"
+    )
+
+
+def cookie_keys(request: web.Request, origin: WorkOrigin) -> list[str]:
+    """Return the key in the cookie, if the request is one of the origin's own."""
+    key = request.cookies.get(_SECURE_NAME if _is_secure(origin) else _NAME, "")
+    return [key] if key and _is_own(request, origin) else []
+
+
+def _is_secure(origin: WorkOrigin) -> bool:
+    return origin.scheme == "https"
+
+
+def _is_own(request: web.Request, origin: WorkOrigin) -> bool:
+    """Whether no page of another origin makes this request: sandboxes are of the same site."""
+    made_by = request.headers.get(hdrs.ORIGIN)
+    if made_by is not None and not _is_same(made_by, origin):
+        return False
+    return request.headers.get(_FETCH_SITE, "none") in _OWN_SITES
+
+
+def _is_same(made_by: str, origin: WorkOrigin) -> bool:
+    _, _, host = made_by.partition("://")
+    return name_of(host) == name_of(origin.host) and _number(host) == _number(origin.host)
+
+
+def _number(host: str) -> str:
+    return host.rpartition(":")[2] if ":" in host else ""
