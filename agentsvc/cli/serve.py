@@ -74,9 +74,12 @@ def command(
 
 
 def read_bootstrap_key(environ: Mapping[str, str]) -> Secret | None:
-    """Return the first admin key that the environment sets, or None; raises StartFailed if it is weak."""
+    """Return the first admin key that the environment sets, or None; raises StartFailed if it is weak.
+
+    An empty variable sets none.
+    """
     text = environ.get(BOOTSTRAP_KEY_VARIABLE)
-    if text is None:
+    if not text:
         return None
     if len(text) < SHORTEST_KEY or not all("!" <= char <= "~" for char in text):
         raise StartFailed(

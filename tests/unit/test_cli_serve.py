@@ -159,7 +159,12 @@ def test_the_bootstrap_key_of_the_first_start_is_not_noted_at_the_second(start: 
     assert "note:" not in second.process.communicate()[1]
 
 
-@pytest.mark.parametrize("weak", ["", "short", "x" * 31, "with blanks " * 5, "ü" * 40])
+@pytest.mark.parametrize("environ", [{}, {"AGENTSVC_BOOTSTRAP_KEY": ""}])
+def test_an_empty_bootstrap_key_is_none(environ: dict[str, str]) -> None:
+    assert read_bootstrap_key(environ) is None
+
+
+@pytest.mark.parametrize("weak", ["short", "x" * 31, "with blanks " * 5, "ü" * 40])
 def test_a_weak_bootstrap_key_stops_the_start(tmp_path: Path, weak: str) -> None:
     with pytest.raises(StartFailed, match="AGENTSVC_BOOTSTRAP_KEY must have at least 32"):
         read_bootstrap_key({"AGENTSVC_BOOTSTRAP_KEY": weak})
