@@ -11,6 +11,7 @@ from agentsvc.devices import Claim, ClaimState, Login
 from agentsvc.errors import (
     AgentsvcError,
     BadRequest,
+    InvalidRequest,
     NotAuthenticated,
     NotFound,
     TooManyRequests,
@@ -100,7 +101,10 @@ async def post_authorize(request: web.Request) -> web.Response:
 async def post_token(request: web.Request) -> web.Response:
     """POST /oauth/device/token."""
     request.app[DEVICES].admit(address_of(request))
-    asked = await read_form(request, _TOKEN_REQUEST)
+    try:
+        asked = await read_form(request, _TOKEN_REQUEST)
+    except (InvalidRequest, BadRequest) as exc:
+        raise _refusal("invalid_request", exc.message, detail=exc.detail) from exc
     claim = await request.app[DEVICES].claim(Secret(asked.device_code))
     return json_response(_token(claim))
 
@@ -161,11 +165,14 @@ def _token(claim: Claim) -> Token:
     """Return the key; raises BadRequest in the form of RFC 8628 if there is none."""
     if claim.key is not None:
         return Token(access_token=claim.key.reveal())
-    text = _REASONS[claim.state]
-    extra = {"error": claim.state.value, "error_description": text}
-    if claim.interval_seconds:
-        raise BadRequest(text, extra={**extra, "interval": claim.interval_seconds})
-    raise BadRequest(text, extra=extra)
+    raise _refusal(claim.state.value, _REASONS[claim.state], interval=claim.interval_seconds)
+
+
+def _refusal(error: str, text: str, *, interval: int = 0, detail: str = "") -> BadRequest:
+    extra: dict[str, str | int] = {"error": error, "error_description": text}
+    if interval:
+        extra["interval"] = interval
+    return BadRequest(text, detail=detail, extra=extra)
 
 
 _UNAUTHORIZED: Final = 401

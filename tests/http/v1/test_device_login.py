@@ -20,6 +20,7 @@ from tests.service import Answer, Client, Service
 TOKEN = "/oauth/device/token"  # noqa: S105  # a path
 DECISION = "/oauth/device/verify-authenticated"
 PAGE = "/oauth/device/verify"
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 @pytest.fixture
@@ -126,6 +127,8 @@ async def test_an_expired_code_is_worth_nothing(
 
 
 async def test_refusals_have_the_one_shape_and_that_of_the_rfc(program: Client) -> None:
+    body = (await program.post(TOKEN, data=b"device_code=%ff", headers=FORM)).json()
+    assert body["error"] == "expired_token"
     body = (await ask(program, "made-up")).json()
     assert body["error"] == "expired_token"
     assert body["error_description"] == body["detail"]
@@ -134,23 +137,33 @@ async def test_refusals_have_the_one_shape_and_that_of_the_rfc(program: Client) 
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    "body",
     [
-        (b"", 422),
-        (b"device_code=", 422),
-        (b"other=1", 422),
-        (b"device_code=%ff", 400),
-        (b"device_code=a%00b", 422),
-        (b"\xff", 400),
-        (b"&".join([b"a=1"] * 50), 400),
-        (b"device_code=" + b"x" * 300, 422),
+        b"",
+        b"device_code=",
+        b"other=1",
+        b"device_code=a%00b",
+        b"&".join([b"a=1"] * 50),
+        b"device_code=" + b"x" * 300,
     ],
 )
-async def test_a_form_that_does_not_fit_is_refused(
-    program: Client, body: bytes, status: int
+async def test_a_form_that_does_not_fit_is_refused_in_the_shape_of_the_rfc(
+    program: Client, body: bytes
 ) -> None:
-    headers = {"Content-Type": "application/x-www-form-urlencoded"}
-    assert (await program.post(TOKEN, data=body, headers=headers)).status == status
+    answer = await program.post(TOKEN, data=body, headers=FORM)
+    assert answer.status == 400
+    assert (answer.json()["error"], answer.json()["code"]) == ("invalid_request", "bad_request")
+    assert answer.json()["error_description"] == answer.json()["detail"]
+
+
+async def test_json_that_does_not_fit_is_refused_alike(program: Client) -> None:
+    answer = await program.post(TOKEN, json={})
+    assert (answer.status, answer.json()["error"]) == (400, "invalid_request")
+
+
+async def test_a_form_that_is_no_text_is_a_malformed_body(program: Client) -> None:
+    answer = await program.post(TOKEN, data=b"\xff", headers=FORM)
+    assert (answer.status, answer.json()["code"]) == (400, "malformed_body")
 
 
 async def test_a_form_of_many_parts_is_not_read(program: Client) -> None:
