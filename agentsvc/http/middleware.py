@@ -104,7 +104,7 @@ def install(
     app[ACTIVITY] = Activity()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_REQUEST_SECONDS] = request_seconds
-    app.middlewares.extend((trace_request, map_errors, answer_preflight))
+    app.middlewares.extend((trace_request, close_on_bad_body, map_errors, answer_preflight))
     app.middlewares.extend((*before_callers, authenticate, limit_time))
     app.on_response_prepare.append(_add_headers)
 
@@ -123,6 +123,18 @@ async def trace_request(request: web.Request, handler: Handler) -> web.StreamRes
         status = response.status
     finally:
         _write_access_line(request, status, round((monotonic() - began) * 1000, 1))
+    return response
+
+
+@web.middleware
+async def close_on_bad_body(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Say that the connection ends, where a body nobody read may not be what its headers say."""
+    response = await handler(request)
+    body = request.content
+    is_coded = hdrs.CONTENT_ENCODING in request.headers
+    is_bad = body.exception() is not None or (is_coded and not body.is_eof())
+    if is_bad and not response.prepared:
+        response.force_close()
     return response
 
 

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from agentsvc.http.server import make_runner
+from agentsvc.values import new_id
 from tests.service import Service
 
 SECRET = "SECRETVALUE"  # noqa: S105  # what must not be repeated
@@ -196,6 +197,23 @@ async def test_a_broken_body_that_nobody_reads_leaves_no_traceback(
     assert heard.status == 404
     assert "rest of a request refused" in caplog.messages
     assert all(record.exc_info is None for record in caplog.records)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_broken_body_that_nobody_reads_ends_the_connection(
+    service: Service, is_late: bool
+) -> None:
+    client = await service.make_client()
+    raw = _request(
+        "Content-Encoding: gzip",
+        f"Content-Length: {len(SECRET)}",
+        f"X-Session-API-Key: {client.key}",
+        first=f"POST /api/v1/sandboxes/{new_id()}/resume HTTP/1.1",
+        body="" if is_late else SECRET,
+    )
+    heard = await _send(service.url, raw, later=SECRET.encode() if is_late else b"")
+    assert heard.status == 404
+    assert heard.headers["connection"] == "close"
 
 
 async def test_a_bad_chunk_that_comes_later_ends_the_request(
