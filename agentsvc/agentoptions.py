@@ -4,13 +4,12 @@ Field names are those of the agent server, because that is where they go. A fiel
 not set: the agent server decides. Secrets in here leave only through `llm_to_agent`.
 """
 
-import re
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from agentsvc.values import Secret
+from agentsvc.values import Secret, has_control
 
 type Text = Annotated[str, Meta(max_length=4096)]
 type LongText = Annotated[str, Meta(max_length=65536)]
@@ -22,7 +21,6 @@ type Part = Annotated[float, Meta(ge=0, le=1)]
 type Few = Annotated[int, Meta(ge=1, le=1000)]
 
 _SECRET_MAX: Final = 65536
-_CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
 
 class LlmOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -185,6 +183,6 @@ def secrets_of(llm: Llm) -> list[Secret]:
 def _to_secret(kind: type, value: object) -> Secret:
     if kind is not Secret or not isinstance(value, str):
         raise ValueError("Expected `str`")
-    if len(value) > _SECRET_MAX or _CONTROL.search(value):
+    if len(value) > _SECRET_MAX or has_control(value):
         raise ValueError("Expected a secret without control characters")
     return Secret(value)

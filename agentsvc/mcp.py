@@ -14,13 +14,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from agentsvc.errors import InvalidRequest
-from agentsvc.values import MASK, Secret
+from agentsvc.values import MASK, Secret, has_control
 
 DEFAULT_TIMEOUT_SECONDS: Final = 60
 MAX_TIMEOUT_SECONDS: Final = 3600
 
 _SCHEMES = frozenset({"http", "https", "ws", "wss"})
-_CONTROL = re.compile(r"[\0-\x1f\x7f]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+)\]")
@@ -313,7 +312,7 @@ def _url(text: str, loc: Loc) -> str:
     url = text.strip()
     if not url:
         raise InvalidRequest("URL cannot be empty", loc=where)
-    if re.search(r"\s", url) or _CONTROL.search(url):
+    if re.search(r"\s", url) or has_control(url):
         raise InvalidRequest("URL must not contain spaces or control characters", loc=where)
     try:
         parts = urlsplit(url)
@@ -422,7 +421,7 @@ def _is_masked(value: Secret | None) -> bool:
 
 
 def _secret(value: str | None, loc: Loc) -> Secret | None:
-    if value and _CONTROL.search(value):
+    if value and has_control(value):
         raise InvalidRequest("Key must not contain control characters", loc=(*loc, "api_key"))
     return Secret(value) if value else None
 

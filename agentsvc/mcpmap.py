@@ -30,13 +30,12 @@ from agentsvc.mcp import (
     timeout_of,
     transport_of,
 )
-from agentsvc.values import MASK, Secret
+from agentsvc.values import MASK, Secret, has_control
 
 _SERVERS_MAX: Final = 100
 _BEARER: Final = "Bearer "
 _LISTS: Final = frozenset({"sse_servers", "stdio_servers", "shttp_servers"})
 _NAME = re.compile(r"[^\0-\x1f\x7f]{1,100}")
-_CONTROL = re.compile(r"[\0-\x1f\x7f]")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
 type _Text = Annotated[str, Meta(max_length=4096)]
@@ -164,7 +163,7 @@ def _headers(wire: _ServerWire, loc: Loc) -> dict[str, Secret]:
     """Return the headers of a server, those of its way to authenticate included."""
     headers = {**(wire.headers or {}), **_auth_headers(wire.auth, loc)}
     for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name) or _CONTROL.search(value):
+        if not _HEADER_NAME.fullmatch(name) or has_control(value):
             raise InvalidRequest("This is no HTTP header", loc=(*loc, "headers", name))
     # One spelling, so that the key of a server is found again.
     return {

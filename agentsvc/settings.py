@@ -5,7 +5,6 @@ under the names of the first one, and holds beside them what only the second one
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
@@ -20,7 +19,7 @@ from agentsvc.errors import InvalidRequest
 from agentsvc.mcp import McpConfig, restore_secrets, show_mcp_config
 from agentsvc.secretstore import SecretStore, apply_secrets
 from agentsvc.usersecrets import CustomSecret, ProviderToken, SecretsPatch
-from agentsvc.values import MASK, MAX_INT, Secret
+from agentsvc.values import MASK, MAX_INT, Secret, has_control
 from agentsvc.vault import Vault
 
 __all__ = [
@@ -55,7 +54,6 @@ LEAST: Final = {
 
 _MAX_TEXT: Final = 4096
 _MAX_SKILLS: Final = 1000
-_CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
 
 class GroupingStrategy(StrEnum):
@@ -333,7 +331,7 @@ def _problem_of_size(given: float) -> str:
 def _problem_of_text(_name: str, given: str) -> str:
     if len(given) > _MAX_TEXT:
         return f"must not be longer than {_MAX_TEXT} characters"
-    return "must not contain control characters" if _CONTROL.search(given) else ""
+    return "must not contain control characters" if has_control(given) else ""
 
 
 def _problem_of_secret(name: str, given: Secret) -> str:

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from agentsvc import git
 from agentsvc.errors import InvalidRequest
 from agentsvc.orders import Provider
-from agentsvc.values import MASK, Secret
+from agentsvc.values import MASK, Secret, has_control
 
 MAX_NAME_LENGTH: Final = 256
 MAX_VALUE_BYTES: Final = 64 * 1024
@@ -39,7 +39,6 @@ RESERVED_NAMES: Final = frozenset(
 RESERVED_PREFIX: Final = "LLM_"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
 
 class ProviderToken(Struct, frozen=True, kw_only=True):
@@ -182,7 +181,7 @@ def _read_token(raw: Any, loc: tuple[str | int, ...]) -> ProviderTokenPatch:
     wire = _convert({"token": raw} if isinstance(raw, str) else raw, _TokenWire, loc)
     token = Secret((wire.token or "").strip())
     check_secret_value(token, loc=(*loc, "token"))
-    if _CONTROL.search(token.reveal()):
+    if has_control(token.reveal()):
         # It goes into headers, and into git's line by line talk about credentials.
         raise InvalidRequest("A token must not contain control characters", loc=(*loc, "token"))
     if wire.host:

@@ -7,6 +7,7 @@ clock or for randomness.
 import base64
 import binascii
 import hashlib
+import re
 import secrets
 import time
 import uuid
@@ -23,6 +24,7 @@ MAX_INT: Final = 2**63 - 1
 MASK: Final = "**********"
 """What is shown in place of a secret; sent back, it stands for the stored one."""
 
+_CONTROL = re.compile(r"[\0-\x1f\x7f]")
 _LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -106,6 +108,11 @@ def parse_uuid(text: str) -> str | None:
 def dashed(hex_id: str) -> str:
     """Return the dashed form of 32 hex digits."""
     return str(uuid.UUID(hex_id))
+
+
+def has_control(text: str) -> bool:
+    """Return whether an ASCII control character is in a text, line breaks and tabs among them."""
+    return _CONTROL.search(text) is not None
 
 
 def sha256(text: str) -> str:
