@@ -50,6 +50,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 type IsWanted = Callable[[Announcement], bool]
+type Tell = Callable[[Announcement], None]
 
 
 class Overrun(Exception):
@@ -60,12 +61,12 @@ class Announcements:
     """Passes on what is announced to those who listen for it."""
 
     def __init__(self) -> None:
-        self._listeners: defaultdict[str, set[Subscription]] = defaultdict(set)
+        self._listeners: defaultdict[str, dict[object, Tell]] = defaultdict(dict)
 
     def announce(self, news: Announcement) -> None:
         """Tell everyone who listens; call it after the transaction has committed."""
-        for listener in self._listeners.get(news.user_id, ()):
-            listener.put(news)
+        for tell in self._listeners.get(news.user_id, {}).values():
+            tell(news)
 
     def subscribe(
         self,
@@ -82,16 +83,25 @@ class Announcements:
             most_waiting_bytes=most_waiting_bytes,
             on_close=lambda ended: self._forget(user_id, ended),
         )
-        self._listeners[user_id].add(subscription)
+        self._listeners[user_id][subscription] = subscription.put
         return subscription
+
+    def watch(self, user_id: str, tell: Tell) -> Callable[[], None]:
+        """Have all of a user's announcements told at once, and return what ends it.
+
+        `tell` never waits, and starts and ends no listening.
+        """
+        key = object()
+        self._listeners[user_id][key] = tell
+        return lambda: self._forget(user_id, key)
 
     def count(self) -> int:
         """Return how many listen."""
         return sum(map(len, self._listeners.values()))
 
-    def _forget(self, user_id: str, ended: "Subscription") -> None:
-        listeners = self._listeners.get(user_id, set())
-        listeners.discard(ended)
+    def _forget(self, user_id: str, key: object) -> None:
+        listeners = self._listeners.get(user_id, {})
+        listeners.pop(key, None)
         if not listeners:
             self._listeners.pop(user_id, None)
 

@@ -7,6 +7,7 @@ one, since the command line may have made it.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -15,7 +16,6 @@ import msgspec
 
 from agentsvc import values
 from agentsvc.announcements import Announcement, Announcements, Subject
-from agentsvc.announcements import Subscription as Listener
 from agentsvc.config import WebhooksConfig
 from agentsvc.db import Database, Transaction
 from agentsvc.events import EventLog
@@ -63,7 +63,7 @@ class Courier:
         self._config = config
         self._places = asyncio.Semaphore(config.concurrency)
         self._wake = asyncio.Event()
-        self._listeners: dict[str, Listener] = {}
+        self._watched: dict[str, Callable[[], None]] = {}
 
     def wake(self) -> None:
         """Have it look at once: a subscription has changed, or there is something to deliver."""
@@ -98,16 +98,15 @@ class Courier:
         self._listen(set())
 
     def _listen(self, users: set[str]) -> None:
-        for user_id in self._listeners.keys() - users:
-            self._listeners.pop(user_id).close()
-        for user_id in users - self._listeners.keys():
-            self._listeners[user_id] = self._announcements.subscribe(user_id, self._hear)
+        for user_id in self._watched.keys() - users:
+            self._watched.pop(user_id)()
+        for user_id in users - self._watched.keys():
+            self._watched[user_id] = self._announcements.watch(user_id, self._hear)
 
-    def _hear(self, news: Announcement) -> bool:
-        """Wake up for what is in the queue by now; nothing is to wait among the announcements."""
+    def _hear(self, news: Announcement) -> None:
+        """Wake up for what is in the queue by now."""
         if news.subject is not Subject.DELTA:
             self._wake.set()
-        return False
 
     async def _due_seconds(self, subscription_id: str) -> float:
         heads = await DeliveryTable.heads(self._db, subscription_id, 1)

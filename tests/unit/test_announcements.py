@@ -132,3 +132,22 @@ async def test_the_limits_are_for_what_waits_and_not_for_all_that_was_heard() ->
         for number in range(20):
             announcements.announce(delta(number, size=8))
             assert await listener.take() == [delta(number, size=8)]
+
+
+def test_who_watches_is_told_at_once_until_the_end() -> None:
+    announcements = Announcements()
+    told: list[Announcement] = []
+    others: list[Announcement] = []
+    end = announcements.watch("u", told.append)
+    end_other = announcements.watch("u", others.append)
+    announcements.announce(news(1))
+    announcements.announce(news(2, user_id="v"))
+    assert told == [news(1)]
+
+    end()
+    end()
+    announcements.announce(news(3))
+    assert told == [news(1)]
+    assert others == [news(1), news(3)]
+    end_other()
+    assert announcements.count() == 0
