@@ -1,6 +1,7 @@
 """Requests that are refused below the application are answered and logged without what they said."""
 
 import asyncio
+import gzip
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -214,6 +215,21 @@ async def test_a_broken_body_that_nobody_reads_ends_the_connection(
     heard = await _send(service.url, raw, later=SECRET.encode() if is_late else b"")
     assert heard.status == 404
     assert heard.headers["connection"] == "close"
+
+
+async def test_a_packed_body_that_nobody_reads_leaves_the_connection_as_it_was(
+    service: Service,
+) -> None:
+    packed = gzip.compress(b"{}")
+    first = _request(
+        "Content-Encoding: gzip",
+        f"Content-Length: {len(packed)}",
+        first="POST /no/such/path HTTP/1.1",
+    )
+    second = _request("Connection: close", first="GET /alive HTTP/1.1")
+    heard = await _send(service.url, first + packed + second)
+    assert heard.status == 404
+    assert b"HTTP/1.1 200" in heard.body
 
 
 async def test_a_bad_chunk_that_comes_later_ends_the_request(
