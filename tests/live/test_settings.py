@@ -59,15 +59,15 @@ async def test_a_running_conversation_goes_on_with_a_saved_model(
     llm = {**settings["agent_settings"]["llm"], "model": "openai/second"}
     saved = await tuned.post(f"{SETTINGS}/profiles/second", json={"llm": llm})
     assert saved.status == 201, saved.text
-    conversation_id = await tuned.start_conversation(run("echo first"), sandbox_id=sandbox_id)
+    conversation_id = await tuned.start_conversation(run("echo by-first"), sandbox_id=sandbox_id)
     await tuned.wait_for_execution(conversation_id, "finished")
 
     path = f"/api/v1/app-conversations/{conversation_id}"
     switched = await tuned.post(f"{path}/switch_profile", json={"profile_name": "second"})
     assert switched.status == 200, switched.text
-    await tuned.send(conversation_id, run("echo second"))
-    await tuned.until(conversation_id, lambda events: outputs(events) == ["first", "second"])
-    assert {one["model"] for one in tuned.asked("echo second")} == {"second"}
+    await tuned.send(conversation_id, run("echo by-second"))
+    await tuned.until(conversation_id, lambda events: outputs(events) == ["by-first", "by-second"])
+    assert {one["model"] for one in tuned.asked("echo by-second")} == {"second"}
 
 
 async def test_a_title_is_made_with_the_saved_model_that_is_named(

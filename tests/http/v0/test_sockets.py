@@ -260,11 +260,15 @@ async def test_a_run_is_ended_and_taken_up_again(
     async with follow(client.base_url, client.key, name) as follower:
         await follower.until(lambda frames: any(one.get("action") == "run" for one in frames))
         await follower.wish(wish)
-        frames = await follower.until_state(state)
-        told = [one for one in frames if one.get("action") == "change_agent_state"]
-        assert (told[-1]["source"], told[-1]["args"]["agent_state"]) == ("user", wish)
+        await follower.until_state(state)
+        await follower.until(lambda frames: _wishes(frames)[-1:] == [("user", wish)])
         await follower.wish("running")
         await follower.until_state("finished")
+
+
+def _wishes(frames: Sequence[Frame]) -> list[tuple[str, str]]:
+    told = [one for one in frames if one.get("action") == "change_agent_state"]
+    return [(one["source"], one["args"]["agent_state"]) for one in told]
 
 
 @pytest.mark.parametrize(
