@@ -57,6 +57,31 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     usage_to_metrics: dict[str, UsageMetrics] = {}
 
 
+class ConfirmationPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Before which actions the agent asks."""
+
+    kind: str = "NeverConfirm"
+    threshold: str = "HIGH"
+    confirm_unknown: bool = True
+
+    def asks_at(self, risk: str) -> bool:
+        """Whether the agent asks before an action whose risk it judges so.
+
+        What an analyzer of risks says later may differ.
+        """
+        if self.kind != "ConfirmRisky":
+            return self.kind == "AlwaysConfirm"
+        if risk not in _RISKS or self.threshold not in _RISKS:
+            return self.confirm_unknown
+        return _RISKS.index(risk) >= _RISKS.index(self.threshold)
+
+
+class FullState(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a conversation's state at once."""
+
+    confirmation_policy: ConfirmationPolicy | None = None
+
+
 class Classification(msgspec.Struct, frozen=True, kw_only=True):
     """What sort of failure an error is."""
 
@@ -180,6 +205,9 @@ type AgentEvent = (
 _EVENT: msgspec.json.Decoder[AgentEvent] = msgspec.json.Decoder(AgentEvent)
 _STATUS = msgspec.json.Decoder(str)
 _STATS = msgspec.json.Decoder(Stats)
+_POLICY = msgspec.json.Decoder(ConfirmationPolicy)
+_FULL_STATE = msgspec.json.Decoder(FullState)
+_RISKS = ("LOW", "MEDIUM", "HIGH")
 
 
 def decode_event(body: bytes) -> AgentEvent | None:
@@ -195,6 +223,16 @@ def decode_status(value: msgspec.Raw) -> str | None:
 def decode_stats(value: msgspec.Raw) -> Stats | None:
     """Return what a conversation has cost, or None if the value does not say."""
     return _decode(_STATS, value)
+
+
+def find_policy(event: ConversationStateUpdateEvent) -> ConfirmationPolicy | None:
+    """Return when the agent asks from now on, or None if the event does not say."""
+    if event.key == "confirmation_policy":
+        return _decode(_POLICY, event.value)
+    if event.key == "full_state":
+        state = _decode(_FULL_STATE, event.value)
+        return state.confirmation_policy if state else None
+    return None
 
 
 def text_of(parts: list[Part]) -> str:

@@ -6,12 +6,12 @@ next event, which actions are open, what the agent is doing, what it has cost. W
 depends on nothing but the events it was given, so the numbers are the same for everybody and
 for ever. It does no I/O.
 
-The older history differs from a plain mapping in five ways: it begins with the state `loading`;
-a state is told only when it changes; an action that waits for the user's word is published again
-each time its confirmation state changes, as a new event; the end of a run is
-`awaiting_user_input` if the agent's last word was a message, `finished` if not; and after that
-end the next state is `running`, since a client that polls would take the `idle` a message causes
-for the end of the next run.
+The older history differs from a plain mapping in six ways: it begins with the state `loading`;
+a state is told only when it changes; an action the user will be asked about is held back until
+the agent asks, or goes on without asking; it is published again each time its confirmation state
+changes, as a new event; the end of a run is `awaiting_user_input` if the agent's last word was a
+message, `finished` if not; and after that end the next state is `running`, since a client that
+polls would take the `idle` a message causes for the end of the next run.
 """
 
 from collections.abc import Iterable
@@ -27,6 +27,7 @@ from agentsvc.http.v0.agent_events import (
     AgentEvent,
     Condensation,
     CondensationRequest,
+    ConfirmationPolicy,
     ConversationErrorEvent,
     ConversationStateUpdateEvent,
     InterruptEvent,
@@ -41,6 +42,7 @@ from agentsvc.http.v0.agent_events import (
     decode_event,
     decode_stats,
     decode_status,
+    find_policy,
     text_of,
 )
 from agentsvc.http.v0.event_types import (
@@ -98,6 +100,8 @@ class Translator:
         self._next_number = 0
         self._numbers: dict[str, int] = {}
         self._open: dict[str, _OpenAction] = {}
+        self._held: list[ActionEvent] = []
+        self._policy = ConfirmationPolicy()
         self._answered_early: set[str] = set()
         self._state: AgentState | None = None
         self._has_run = False
@@ -108,15 +112,11 @@ class Translator:
     def feed(self, body: bytes) -> list[Event]:
         """Return what one more stored event adds; often nothing, sometimes several events."""
         event = decode_event(body)
-        if event is None:
-            return []
-        out = list(self._steps(event))
-        for shown in out:
-            if shown.observation != _STATE_CHANGED:
-                self._numbers.setdefault(event.id, shown.id)
-        return out
+        return [] if event is None else list(self._steps(event))
 
     def _steps(self, event: AgentEvent) -> Iterable[Event]:
+        if not isinstance(event, ActionEvent | ConversationStateUpdateEvent):
+            yield from self._release(event)
         match event:
             case ConversationStateUpdateEvent():
                 yield from self._update(event)
@@ -128,7 +128,7 @@ class Translator:
                 yield from self._say(event)
             case ActionEvent():
                 yield from self._begin(event)
-                yield self._act(event)
+                yield from self._act(event)
             case ObservationEvent() | UserRejectObservation() | AgentErrorEvent():
                 yield from self._begin(event)
                 yield from self._answer(event)
@@ -160,6 +160,8 @@ class Translator:
             self._metrics = self._metrics if stats is None else _sum_up(stats)
         elif event.key == "execution_status":
             yield from self._change(event, decode_status(event.value) or "")
+        else:
+            self._policy = find_policy(event) or self._policy
 
     def _change(self, event: Reported, status: str) -> Iterable[Event]:
         state = self._state_for(status)
@@ -168,6 +170,8 @@ class Translator:
         yield from self._begin(event)
         if state is self._state:
             return
+        if state is not AgentState.AWAITING_USER_CONFIRMATION:
+            yield from self._release(event)
         if state is AgentState.RUNNING:
             self._has_run = True
             yield from self._confirm(event)
@@ -220,8 +224,28 @@ class Translator:
             if self._state is AgentState.FINISHED:
                 yield self._enter(event, AgentState.AWAITING_USER_INPUT)
 
-    def _act(self, event: ActionEvent) -> Event:
+    def _act(self, event: ActionEvent) -> Iterable[Event]:
         self._ended_on_message = False
+        if self._held or self._will_ask(event):
+            self._held.append(event)
+        else:
+            yield self._show(event, event)
+
+    def _will_ask(self, event: ActionEvent) -> bool:
+        return (
+            self._state is not AgentState.AWAITING_USER_CONFIRMATION
+            and event.id not in self._answered_early
+            and self._policy.asks_at(event.security_risk)
+            and show_action(event).needs_confirmation
+        )
+
+    def _release(self, because: Reported) -> Iterable[Event]:
+        """Publish what was held back, as of the event that ends the wait."""
+        held, self._held = self._held, []
+        for event in held:
+            yield self._show(event, because)
+
+    def _show(self, event: ActionEvent, because: Reported) -> Event:
         shown = show_action(event)
         confirmation = Confirmation.CONFIRMED
         if self._state is AgentState.AWAITING_USER_CONFIRMATION and shown.needs_confirmation:
@@ -237,7 +261,8 @@ class Translator:
             self._answered_early.discard(event.id)
         else:
             self._open[event.id] = action
-        return self._publish_action(event, action)
+        self._numbers.setdefault(event.id, action.number)
+        return self._publish_action(because, action)
 
     def _note(
         self, event: PauseEvent | InterruptEvent | Condensation | CondensationRequest
@@ -282,6 +307,7 @@ class Translator:
         for key, action in list(self._open.items()):
             if action.shown.needs_confirmation:
                 yield self._republish(event, key, Confirmation.AWAITING)
+        yield from self._release(event)
 
     def _confirm(self, event: Reported) -> Iterable[Event]:
         waiting = [
@@ -356,7 +382,7 @@ class Translator:
         args = dict(action.shown.args)
         if action.shown.needs_confirmation:
             args["confirmation_state"] = action.confirmation
-        return self._publish(
+        return self._make_action(
             event,
             "agent",
             msgspec.structs.replace(action.shown, args=args),
@@ -365,6 +391,17 @@ class Translator:
         )
 
     def _publish(
+        self,
+        event: Reported,
+        source: str,
+        shown: ShownAction,
+        *,
+        metrics: LlmMetrics | None = None,
+    ) -> Event:
+        self._numbers.setdefault(event.id, self._next_number)
+        return self._make_action(event, source, shown, metrics=metrics)
+
+    def _make_action(
         self,
         event: Reported,
         source: str,
@@ -392,6 +429,8 @@ class Translator:
         shown: ShownObservation,
         action: _OpenAction | None = None,
     ) -> Event:
+        if shown.observation != _STATE_CHANGED:
+            self._numbers.setdefault(event.id, self._next_number)
         return Event(
             id=self._take_number(),
             timestamp=event.timestamp,
