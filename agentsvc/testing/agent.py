@@ -64,10 +64,10 @@ class FakeSandbox:
         self.lost_answers: list[str] = []
         self.refused_messages: list[str] = []
 
-    def fail_next(self, status: int, *, times: int = 1, path_end: str = "") -> None:
-        """Answer the next requests to such a path, but for `/alive`, with this HTTP status.
+    def fail_next(self, status: int, path_end: str, *, times: int = 1) -> None:
+        """Answer the next requests to paths that end so, but for `/alive`, with this HTTP status.
 
-        The server asks in the background too: name the path where that must not matter.
+        The server asks in the background too: name a path that it asks only when told to.
         """
         self.failures += [(status, path_end)] * times
 

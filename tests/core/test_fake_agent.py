@@ -95,7 +95,7 @@ async def test_commands_are_answered_by_pattern(agent: FakeAgent, client: AgentC
 async def test_failures_can_be_ordered(agent: FakeAgent, client: AgentClient) -> None:
     made = order()
     server = client.at(agent.on_create(made)["agent"], KEY)
-    agent.sandboxes[made.sandbox_id].fail_next(503)
+    agent.sandboxes[made.sandbox_id].fail_next(503, "/home")
     with pytest.raises(AgentUnavailable):
         await server.home()
     await server.home()

@@ -37,7 +37,7 @@ async def test_a_message_that_is_refused_after_the_answer_stays_in_the_conversat
     seen = await client.wait_for_execution(conversation_id, "finished")
     sandbox = fake_agent.sandboxes[seen["sandbox_id"]]
     sandbox.slow_seconds = 1.0
-    sandbox.fail_next(422, path_end="/events")
+    sandbox.fail_next(422, "/events")
     answer = await client.post(
         f"/api/v1/app-conversations/{conversation_id}/send-message",
         json={"content": [{"type": "text", "text": TEXT}]},

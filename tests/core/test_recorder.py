@@ -348,7 +348,7 @@ async def test_a_title_that_takes_a_while_is_asked_for_again(
     asked = sandbox_of(fake_agent, conversation)
     before = len(asked.requests)
     message = {**status_event(1, "", "2040-01-01T00:00:01"), "kind": "MessageEvent"}
-    asked.fail_next(500)
+    asked.fail_next(500, f"/{conversation.id}")
     await deliver(sandbox, conversation.id, message)
     await eventually(lambda: len(asked.requests) >= before + 2)
     conversation.title = "at last"

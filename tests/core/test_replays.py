@@ -141,7 +141,7 @@ async def test_no_turn_is_given_before_the_model_is_in_place(
 ) -> None:
     replay = await start(client, service, fake_agent, user("begin"), run("one"))
     [sandbox] = fake_agent.sandboxes.values()
-    sandbox.fail_next(503, path_end="/switch_llm")
+    sandbox.fail_next(503, "/switch_llm")
     assert (await replay.ask()).status == 502
     assert command_of(await replay.ask()) == "one"
     await replay.ends()
@@ -239,7 +239,7 @@ async def test_an_agent_server_that_is_away_for_a_while_ends_no_replay(
 ) -> None:
     replay = await start(client, service, fake_agent, user("begin"), run("one"))
     [sandbox] = fake_agent.sandboxes.values()
-    sandbox.fail_next(503, times=3, path_end=f"/{replay.name}")
+    sandbox.fail_next(503, f"/{replay.name}", times=3)
     await eventually(lambda: not sandbox.failures)
     await replay.ask()
     await replay.ends()

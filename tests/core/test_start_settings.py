@@ -133,6 +133,6 @@ async def test_a_refused_model_for_titles_fails_no_start(
 ) -> None:
     await keep_profile(client)
     _, sandbox_id = await start(client)
-    fake_agent.sandboxes[sandbox_id].fail_next(422, path_end="/api/profiles/titles")
+    fake_agent.sandboxes[sandbox_id].fail_next(422, "/api/profiles/titles")
     conversation_id, _ = await start(client, sandbox_id=sandbox_id)
     assert "title_llm_profile" not in fake_agent.conversation_of(conversation_id).body

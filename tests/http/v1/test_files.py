@@ -208,7 +208,7 @@ async def test_what_the_agent_server_cannot_do_with_git_is_a_502(
     client: Client, path: str, sandbox: FakeSandbox
 ) -> None:
     sandbox.git_changes["/workspace/project"] = []
-    sandbox.fail_next(500, path_end="/api/git/changes")
+    sandbox.fail_next(500, "/api/git/changes")
     answer = await client.get(f"{path}/git/changes?path=/workspace/project")
     assert (answer.status, answer.json()["detail"]) == (502, "Agent server error: 500")
 
@@ -313,7 +313,7 @@ async def test_skills_and_hooks_say_what_is_wrong_where_clients_look(
 ) -> None:
     answer = await client.get(f"{UNKNOWN}/{what}")
     assert (answer.status, answer.json()["error"]) == (404, answer.json()["detail"])
-    sandbox.fail_next(500, path_end=f"/api/{what}")
+    sandbox.fail_next(500, f"/api/{what}")
     answer = await client.get(f"{path}/{what}")
     assert (answer.status, answer.json()["error"]) == (502, answer.json()["detail"])
     sandbox.skills, sandbox.hook_config = [{"name": 1}], {"stop": 1}

@@ -175,7 +175,7 @@ async def test_an_agent_that_refuses_is_a_bad_gateway_that_tells_no_secret(
 ) -> None:
     await save(client, model="openai/x", api_key="key-x", extra_headers={"X-A": "header-x"})
     conversation_id = await client.start_conversation(None)
-    newest(fake_agent).fail_next(422)
+    newest(fake_agent).fail_next(422, "/switch_llm")
     answer = await switch(client, conversation_id)
     assert (answer.status, answer.json()["code"]) == (502, "agent_refused")
     assert "key-x" not in answer.text
