@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,10 +78,8 @@ def start(demos: list[Demo], directory: Path, *options: str) -> Demo:
 def test_the_demo_shows_an_agent_at_work_and_leaves_nothing(
     demos: list[Demo], tmp_path: Path
 ) -> None:
-    began = time.monotonic()
     demo = start(demos, tmp_path)
     assert demo.end() == 0
-    assert time.monotonic() - began < 60
     for text in (
         "waiting for sandbox",
         "starting conversation",

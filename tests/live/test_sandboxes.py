@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from agentsvc.backends.tree import send
-from agentsvc.values import monotonic
 from tests.live.client import LiveClient
 from tests.live.events import finishes, of_kind, outputs
 from tests.live.installation import Installation, eventually, size
@@ -114,10 +113,8 @@ async def test_a_sandbox_whose_process_died_is_an_error_and_can_be_brought_back(
     seen = await client.wait_for_execution(conversation_id, "running")
     sandbox_id = seen["sandbox_id"]
     [pid] = own.agent_servers(sandbox_id)
-    began = monotonic()
     os.kill(pid, signal.SIGKILL)
     failed = await client.wait_for_sandbox(sandbox_id, "ERROR", time_limit=30)
-    assert monotonic() - began < 30
     assert "SIGKILL" in failed["status_detail"]
     assert own.processes(sandbox_id) == []
     refused = await client.post(
