@@ -1,0 +1,175 @@
+"""How much may run at the same time, who waits for room, and who makes room. Pure.
+
+The one notion of capacity for all who need one: limits of the server, of a backend and of a user
+are a `Room`, what runs is a `Load`. Whoever places sandboxes asks `roomiest`.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """What may run at the same time; None is no limit."""
+
+    sandboxes: int | None = None
+    memory_bytes: int | None = None
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs, or is about to. Memory counts where a sandbox has a limit of it."""
+
+    sandboxes: int = 0
+    memory_bytes: int = 0
+
+    def plus(self, other: "Load") -> "Load":
+        """Return both together."""
+        return Load(
+            sandboxes=self.sandboxes + other.sandboxes,
+            memory_bytes=self.memory_bytes + other.memory_bytes,
+        )
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox that takes room, or waits for some."""
+
+    id: str
+    user_id: str
+    backend: str
+    load: Load
+    since: datetime
+    """When it was last used; of one that waits, since when it does."""
+
+
+def total(loads: Iterable[Load]) -> Load:
+    """Return all together."""
+    together = Load()
+    for load in loads:
+        together = together.plus(load)
+    return together
+
+
+def fits(room: Room, load: Load, wanted: Load) -> bool:
+    """Whether there is room for what is wanted beside what runs."""
+    after = load.plus(wanted)
+    return (room.sandboxes is None or after.sandboxes <= room.sandboxes) and (
+        room.memory_bytes is None or after.memory_bytes <= room.memory_bytes
+    )
+
+
+def left(room: Room, load: Load) -> Room:
+    """Return what may run beside what runs."""
+    return Room(
+        sandboxes=None if room.sandboxes is None else max(0, room.sandboxes - load.sandboxes),
+        memory_bytes=(
+            None if room.memory_bytes is None else max(0, room.memory_bytes - load.memory_bytes)
+        ),
+    )
+
+
+def roomiest(places: Mapping[str, tuple[Room, Load]], wanted: Load) -> list[str]:
+    """Return the names of the places where something fits, the one with most room left first.
+
+    A place without a limit has more room than any with one; of those, the emptiest comes first.
+    """
+
+    def rank(name: str) -> tuple[float, float, int, str]:
+        room, load = places[name]
+        rest = left(room, load)
+        sandboxes = float("inf") if rest.sandboxes is None else rest.sandboxes
+        memory = float("inf") if rest.memory_bytes is None else rest.memory_bytes
+        return -sandboxes, -memory, load.sandboxes, name
+
+    fitting = [name for name, (room, load) in places.items() if fits(room, load, wanted)]
+    return sorted(fitting, key=rank)
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """All the limits there are: of the server, of each backend and of every user."""
+
+    server: Room = Room()
+    user: Room = Room()
+    backends: Mapping[str, Room] = {}
+
+    def blocks(self, held: Collection[Held], wanted: Held) -> str | None:
+        """Return which limit stands in the way of one more, in words, or None if it fits."""
+        of_user = total(one.load for one in held if one.user_id == wanted.user_id)
+        if not fits(self.user, of_user, wanted.load):
+            return "as many sandboxes of yours run as may"
+        of_backend = total(one.load for one in held if one.backend == wanted.backend)
+        if not fits(self.backends.get(wanted.backend, Room()), of_backend, wanted.load):
+            return f"the backend `{wanted.backend}` is full"
+        if not fits(self.server, total(one.load for one in held), wanted.load):
+            return "the server is full"
+        return None
+
+    def can_ever_hold(self, wanted: Held) -> bool:
+        """Whether it would fit if nothing else ran."""
+        return self.blocks((), wanted) is None
+
+
+def in_turn(waiting: Sequence[Held], held: Iterable[Held]) -> list[Held]:
+    """Return those who wait in the order in which they get room, fair between users.
+
+    Whoever has least running, counting those of theirs that are before it, comes first; between
+    equals it is the one that has waited longest.
+    """
+    running = Counter(one.user_id for one in held)
+    ranked: list[tuple[int, datetime, str, Held]] = []
+    for one in sorted(waiting, key=lambda one: (one.since, one.id)):
+        ranked.append((running[one.user_id], one.since, one.id, one))
+        running[one.user_id] += 1
+    return [one for *_, one in sorted(ranked, key=lambda item: item[:3])]
+
+
+def admit(limits: Limits, held: Collection[Held], waiting: Sequence[Held]) -> list[Held]:
+    """Return those who wait and get room now, in turn.
+
+    Who is first for a backend keeps its turn until it fits there: one that needs less does not
+    overtake. One whose own user is at the limit holds up nobody else.
+    """
+    present, admitted = list(held), list[Held]()
+    closed: set[str] = set()
+    for one in in_turn(waiting, held):
+        of_user = total(other.load for other in present if other.user_id == one.user_id)
+        if one.backend in closed or not fits(limits.user, of_user, one.load):
+            continue
+        if limits.blocks(present, one) is not None:
+            closed.add(one.backend)
+            continue
+        present.append(one)
+        admitted.append(one)
+    return admitted
+
+
+def idlest(
+    limits: Limits, held: Collection[Held], idle: Collection[Held], wanted: Held
+) -> list[Held]:
+    """Return the idle sandboxes whose pause would make room, those idle longest first.
+
+    A user's own may always go. Those of others go only as long as they have more running than
+    the one who wants room.
+    """
+    running = Counter(one.user_id for one in held)
+    found = []
+    for one in sorted(idle, key=lambda one: (one.since, one.id)):
+        is_own = one.user_id == wanted.user_id
+        if not is_own and running[one.user_id] <= running[wanted.user_id]:
+            continue
+        if _relieves(limits, held, one, wanted):
+            found.append(one)
+    return found
+
+
+def _relieves(limits: Limits, held: Collection[Held], one: Held, wanted: Held) -> bool:
+    """Whether a limit that stands in the way counts this sandbox."""
+    mine = [other for other in held if other.user_id == wanted.user_id]
+    if not fits(limits.user, total(other.load for other in mine), wanted.load):
+        return one.user_id == wanted.user_id
+    there = [other for other in held if other.backend == wanted.backend]
+    room = limits.backends.get(wanted.backend, Room())
+    if not fits(room, total(other.load for other in there), wanted.load):
+        return one.backend == wanted.backend
+    return True
