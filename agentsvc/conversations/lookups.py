@@ -10,7 +10,10 @@ from typing import Final
 import msgspec
 
 from agentsvc.errors import AgentsvcError, NotAuthenticated
+from agentsvc.git import token_variable
 from agentsvc.orders import Provider
+from agentsvc.sandboxes import Sandbox
+from agentsvc.secretstore import SecretStore
 from agentsvc.values import Secret
 from agentsvc.vault import Vault
 
@@ -54,3 +57,28 @@ class Passes:
             return _DECODER.decode(self._vault.unseal(sealed, _CONTEXT))
         except (ValueError, AgentsvcError) as exc:
             raise NotAuthenticated(detail="the pass was not signed by this server") from exc
+
+
+async def make_lookups(
+    sandbox: Sandbox, secrets: SecretStore, passes: Passes, internal_url: str
+) -> dict[str, Lookup]:
+    """Return how a sandbox asks for each secret of its user, by the name that commands know."""
+    base = f"{internal_url}/api/v1"
+    found = {
+        token_variable(Provider(provider)): Lookup(
+            url=f"{base}/webhooks/secrets",
+            header="X-Access-Token",
+            key=passes.sign(ProviderPass(sandbox_id=sandbox.id, provider=Provider(provider))),
+            description=f"{provider} token",
+        )
+        for provider in await secrets.provider_hosts(sandbox.user_id)
+    }
+    names = await secrets.custom_secret_names(sandbox.user_id)
+    for name, description in names.items():
+        found[name] = Lookup(
+            url=f"{base}/sandboxes/{sandbox.id}/settings/secrets/{name}",
+            header="X-Session-API-Key",
+            key=sandbox.session_key,
+            description=description,
+        )
+    return found

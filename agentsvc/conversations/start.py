@@ -7,15 +7,14 @@ start has come; nothing else is remembered between steps.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
-from typing import Any, Final
+from datetime import timedelta
+from typing import Final
 
 import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer, ConversationInfo
 from agentsvc.agentoptions import llm_to_agent, secrets_of
 from agentsvc.announcements import Announcements
-from agentsvc.backend import Spec
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.agent_body import (
     AgentInputs,
@@ -23,21 +22,23 @@ from agentsvc.conversations.agent_body import (
     make_agent_body,
     require_model,
 )
-from agentsvc.conversations.failure import (
-    explain_error,
-    explain_sandbox,
-    unknown_sandbox,
-    with_tail,
-)
+from agentsvc.conversations.failure import explain_error, explain_sandbox, with_tail
 from agentsvc.conversations.first_answer import watch_first_answer
-from agentsvc.conversations.grouping import choose_sandbox
-from agentsvc.conversations.lookups import Lookup, Passes, ProviderPass
-from agentsvc.conversations.model import Conversation, Stage, StartTask
+from agentsvc.conversations.lookups import Passes, make_lookups
+from agentsvc.conversations.progress import (
+    OnTaskChange,
+    Progress,
+    Start,
+    entered,
+    made,
+    milliseconds,
+)
 from agentsvc.conversations.prompts import first_message
 from agentsvc.conversations.recorder import Recorder
 from agentsvc.conversations.recording import recording_of
 from agentsvc.conversations.removal import Remover
 from agentsvc.conversations.replays import play
+from agentsvc.conversations.seats import Seats
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.conversations.workspace import Clone, Workspace
@@ -51,37 +52,19 @@ from agentsvc.errors import (
     NotFound,
     StartRefused,
 )
-from agentsvc.git import DEFAULT_HOSTS, check_branch, check_host, locate, token_variable
+from agentsvc.git import DEFAULT_HOSTS, check_branch, check_host, locate
 from agentsvc.orders import Provider, StartStatus
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
 from agentsvc.sandboxes.order import CallbackRules
 from agentsvc.secretstore import SecretStore
-from agentsvc.settings import GroupingStrategy, Settings, SettingsStore
-from agentsvc.values import Secret, now
+from agentsvc.settings import SettingsStore
+from agentsvc.values import now
 from agentsvc.vault import Vault
 
 log = logging.getLogger(__name__)
 
-_ORDER: Final = list(StartStatus)
 _FIRST_RETRY_SECONDS: Final = 0.5
 _LAST_RETRY_SECONDS: Final = 10.0
-
-type OnTaskChange = Callable[[StartTask], None]
-
-
-class Start(msgspec.Struct, kw_only=True):
-    """What the steps of one start hand on to each other."""
-
-    task: StartTask
-    conversation: Conversation
-    deadline: datetime
-    """Until when steps are tried again; the time the server was down does not count."""
-    settings: Settings = Settings()
-    tokens: dict[Provider, tuple[str, Secret]] = {}
-    sandbox: Sandbox | None = None
-    agent: AgentServer | None = None
-    workspace: Workspace | None = None
-    hook_config: dict[str, Any] | None = None
 
 
 class Starter:
@@ -116,6 +99,14 @@ class Starter:
         self._config = config
         self._callbacks = callbacks
         self._on_change = on_change
+        self._progress = Progress(db=db, table=self._table, tasks=self._tasks, on_change=on_change)
+        self._seats = Seats(
+            db=db,
+            table=self._table,
+            sandboxes=sandboxes,
+            progress=self._progress,
+            explain=self._sandbox_failure,
+        )
 
     async def run(self, task_id: str) -> None:
         """Take a start task to READY or ERROR; returns at once if it is there or gone."""
@@ -127,7 +118,7 @@ class Starter:
         start = Start(task=task, conversation=conversation, deadline=now() + time_limit)
         try:
             for status, step in self._steps():
-                await self._enter(start, status)
+                await self._progress.enter(start, status)
                 await self._retry(start, step)
         except ConversationDeleted:
             await self._forget(start)
@@ -166,7 +157,7 @@ class Starter:
                 start.tokens[provider] = (base_url, stored.token)
 
     async def _get_sandbox(self, start: Start) -> None:
-        sandbox = await self._choose_sandbox(start)
+        sandbox = await self._seats.choose(start)
         time_limit = max(0.0, (start.deadline - now()).total_seconds())
         waited = await self._sandboxes.wait_for(
             sandbox.id,
@@ -185,77 +176,9 @@ class Starter:
             text = f"{exc.message}. Raise `conversations.agent_seconds` in the server's config"
             raise StartRefused(with_tail(text, await self._log_tail(waited))) from exc
 
-    async def _choose_sandbox(self, start: Start) -> Sandbox:
-        task, order = start.task, start.task.request
-        wanted = task.sandbox_id or order.sandbox_id or start.conversation.sandbox_id
-        if wanted is None:
-            return await self._join_sandbox(start) or await self._new_sandbox(start)
-        [sandbox] = await self._sandboxes.find_many(task.user_id, [wanted])
-        if sandbox is None:
-            is_lost = task.sandbox_id is not None
-            raise StartRefused(
-                await self._sandbox_failure(None) if is_lost else unknown_sandbox(wanted)
-            )
-        # Not what the user has paused since, but what was paused when the server stopped.
-        is_resumable = sandbox.status is SandboxStatus.PAUSED and start.sandbox is None
-        if is_resumable or (sandbox.status is SandboxStatus.ERROR and not task.sandbox_id):
-            await self._sandboxes.resume(task.user_id, wanted)
-        if task.sandbox_id is None:
-            await self._db.write(lambda tx: self._link_sandbox(tx, start, wanted))
-        return sandbox
-
-    async def _join_sandbox(self, start: Start) -> Sandbox | None:
-        strategy, spec = start.settings.sandbox_grouping_strategy, self._spec(start)
-        running = [
-            sandbox
-            for sandbox in await self._sandboxes.find_running(start.task.user_id)
-            if sandbox.spec_id == spec.id and sandbox.agent_url is not None
-        ]
-        occupancy = await self._table.occupancy([sandbox.id for sandbox in running])
-        chosen = choose_sandbox(strategy, running, occupancy)
-        if chosen is not None:
-            sandbox_id = chosen.id
-            await self._db.write(lambda tx: self._link_sandbox(tx, start, sandbox_id))
-        return chosen
-
-    async def _new_sandbox(self, start: Start) -> Sandbox:
-        task, spec = start.task, self._spec(start)
-        factor = start.settings.remote_runtime_resource_factor
-        if factor is not None:
-            spec = msgspec.structs.replace(spec, resource_factor=factor)
-
-        async def body(tx: Transaction) -> Sandbox:
-            # One transaction: a sandbox that no task knows would be started twice.
-            sandbox = await self._sandboxes.start(task.user_id, spec, tx=tx)
-            await self._link_sandbox(tx, start, sandbox.id)
-            return sandbox
-
-        return await self._db.write(body)
-
-    def _spec(self, start: Start) -> Spec:
-        """Return the spec that is asked for, else the user's usual one if there is one of that id."""
-        wanted, usual = start.task.request.spec_id, start.settings.default_sandbox_spec_id
-        if wanted is None and usual is not None:
-            try:
-                return self._sandboxes.get_spec(usual)
-            except NotFound:
-                log.warning("sandbox spec of the settings is not known", extra={"spec_id": usual})
-        return self._sandboxes.get_spec(wanted)
-
-    async def _link_sandbox(self, tx: Transaction, start: Start, sandbox_id: str) -> None:
-        conversation = await self._table.find(start.conversation.id, tx)
-        if conversation is None:
-            raise ConversationDeleted
-        start.conversation = msgspec.structs.replace(conversation, sandbox_id=sandbox_id)
-        start.task = msgspec.structs.replace(start.task, sandbox_id=sandbox_id, updated_at=now())
-        await self._table.update(tx, start.conversation)
-        await self._tasks.update(tx, start.task)
-        task = start.task
-        tx.after_commit(lambda: self._on_change(task))
-
     async def _prepare_repository(self, start: Start) -> None:
-        sandbox, agent = _made(start.sandbox), _made(start.agent)
-        base = await self._base_dir(start, sandbox)
+        sandbox, agent = made(start.sandbox), made(start.agent)
+        base = await self._seats.base_dir(start, sandbox)
         order, settings = start.task.request, start.settings
         repository = start.conversation.selected_repository
         if repository is None or order.parent_conversation_id:
@@ -279,33 +202,19 @@ class Starter:
             await start.workspace.clone(clone)
         await start.workspace.set_identity(settings.git_user_name, settings.git_user_email)
 
-    async def _base_dir(self, start: Start, sandbox: Sandbox) -> str:
-        parent_id = start.task.request.parent_conversation_id
-        if parent_id is not None:
-            parent = await self._table.find(parent_id)
-            if parent is not None and parent.working_dir:
-                return parent.working_dir
-        base = sandbox.working_dir.rstrip("/") or f"{await _made(start.agent).home()}/project"
-        mates = await self._table.of_sandbox(sandbox.id)
-        # The first one must leave room for those that join it.
-        is_grouped = start.settings.sandbox_grouping_strategy is not GroupingStrategy.NO_GROUPING
-        if is_grouped or any(mate.id != start.conversation.id for mate in mates):
-            return f"{base}/{start.conversation.id}"
-        return base
-
     async def _run_setup_script(self, start: Start) -> None:
-        problem = await _made(start.workspace).run_setup_script(self._config.setup_script_seconds)
-        await self._note(start, problem)
+        problem = await made(start.workspace).run_setup_script(self._config.setup_script_seconds)
+        await self._progress.note(start, problem)
 
     async def _install_hooks(self, start: Start) -> None:
-        await self._note(start, await _made(start.workspace).install_hooks())
+        await self._progress.note(start, await made(start.workspace).install_hooks())
 
     async def _load_hooks(self, start: Start) -> None:
         # Skills of the project and the user are loaded by the agent itself, in the sandbox.
-        start.hook_config = await _made(start.agent).load_hooks(_made(start.workspace).project_dir)
+        start.hook_config = await made(start.agent).load_hooks(made(start.workspace).project_dir)
 
     async def _start_conversation(self, start: Start) -> None:
-        sandbox, agent = _made(start.sandbox), _made(start.agent)
+        sandbox, agent = made(start.sandbox), made(start.agent)
         await self._show_agent_url(start, sandbox)
         order = start.task.request
         steps = recording_of(order)
@@ -314,9 +223,11 @@ class Starter:
             conversation_id=start.conversation.id,
             order=order,
             settings=start.settings,
-            working_dir=_made(start.workspace).project_dir,
+            working_dir=made(start.workspace).project_dir,
             first_message=steps[0].message if steps else first_message(order),
-            lookups=await self._lookups(sandbox),
+            lookups=await make_lookups(
+                sandbox, self._secrets, self._passes, self._callbacks.internal_url
+            ),
             usable_tools=await agent.usable_tools(),
             has_public_skills=self._config.public_skills,
             hook_config=start.hook_config,
@@ -352,45 +263,22 @@ class Starter:
             return None
         saved = start.settings.llm_profiles.get(name)
         if saved is None:
-            await self._note(start, f"title_llm_profile: there is no profile `{name}`")
+            await self._progress.note(start, f"title_llm_profile: there is no profile `{name}`")
             return None
         saved = msgspec.structs.replace(saved, api_key=saved.api_key or start.settings.llm_api_key)
         llm = llm_to_agent(saved, usage_id="title", stream=False)
         try:
             await agent.save_profile(name, llm, hide=secrets_of(saved))
         except (AgentRefused, Conflict, NotFound) as exc:
-            await self._note(start, f"title_llm_profile: {exc.message}")
+            await self._progress.note(start, f"title_llm_profile: {exc.message}")
             return None
         return name
-
-    async def _lookups(self, sandbox: Sandbox) -> dict[str, Lookup]:
-        base = f"{self._callbacks.internal_url}/api/v1"
-        found = {
-            token_variable(Provider(provider)): Lookup(
-                url=f"{base}/webhooks/secrets",
-                header="X-Access-Token",
-                key=self._passes.sign(
-                    ProviderPass(sandbox_id=sandbox.id, provider=Provider(provider))
-                ),
-                description=f"{provider} token",
-            )
-            for provider in await self._secrets.provider_hosts(sandbox.user_id)
-        }
-        names = await self._secrets.custom_secret_names(sandbox.user_id)
-        for name, description in names.items():
-            found[name] = Lookup(
-                url=f"{base}/sandboxes/{sandbox.id}/settings/secrets/{name}",
-                header="X-Session-API-Key",
-                key=sandbox.session_key,
-                description=description,
-            )
-        return found
 
     async def _show_agent_url(self, start: Start, sandbox: Sandbox) -> None:
         start.task = msgspec.structs.replace(
             start.task, agent_server_url=sandbox.agent_url, updated_at=now()
         )
-        await self._store_task(start)
+        await self._progress.store(start)
 
     async def _finish(self, start: Start, info: ConversationInfo) -> None:
         async def body(tx: Transaction) -> None:
@@ -401,12 +289,12 @@ class Starter:
                 conversation,
                 is_ready=True,
                 # One that was started before a restart may work elsewhere than it would now.
-                working_dir=info.workspace.working_dir or _made(start.workspace).project_dir,
+                working_dir=info.workspace.working_dir or made(start.workspace).project_dir,
                 llm_model=info.agent.llm.model or conversation.llm_model,
                 updated_at=now(),
             )
             await self._table.update(tx, start.conversation)
-            start.task = _entered(start.task, StartStatus.READY)
+            start.task = entered(start.task, StartStatus.READY)
             await self._tasks.update(tx, start.task)
             task = start.task
             tx.after_commit(lambda: self._on_change(task))
@@ -418,28 +306,11 @@ class Starter:
             extra={
                 "conversation_id": start.conversation.id,
                 "sandbox_id": start.task.sandbox_id,
-                "duration_ms": _milliseconds(now() - start.task.created_at),
+                "duration_ms": milliseconds(now() - start.task.created_at),
             },
         )
 
     # How they are run
-
-    async def _enter(self, start: Start, status: StartStatus) -> None:
-        # After a restart the steps run again from the first one; clients only see the way on.
-        if _ORDER.index(status) > _ORDER.index(start.task.status):
-            start.task = _entered(start.task, status)
-            await self._store_task(start)
-
-    async def _store_task(self, start: Start) -> None:
-        task = start.task
-
-        async def body(tx: Transaction) -> None:
-            if await self._tasks.find(task.id, tx) is None:
-                raise ConversationDeleted
-            await self._tasks.update(tx, task)
-            tx.after_commit(lambda: self._on_change(task))
-
-        await self._db.write(body)
 
     async def _retry(self, start: Start, step: Callable[[Start], Awaitable[None]]) -> None:
         pause, reason = _FIRST_RETRY_SECONDS, ""
@@ -477,18 +348,6 @@ class Starter:
         # The agent server may have got it after it was told to forget it.
         await self._remover.tell_again(start.conversation.id)
 
-    async def _note(self, start: Start, problem: str | None) -> None:
-        if problem is None:
-            return
-        log.warning(
-            "start goes on without",
-            extra={"task_id": start.task.id, "reason": problem.partition("\n")[0]},
-        )
-        *earlier, last = start.task.stages
-        stages = (*earlier, msgspec.structs.replace(last, note=problem))
-        start.task = msgspec.structs.replace(start.task, stages=stages, updated_at=now())
-        await self._store_task(start)
-
     async def _fail(self, start: Start, message: str, detail: str) -> None:
         stage = start.task.status
         text = f"{message}\n(at stage {stage})"
@@ -497,7 +356,7 @@ class Starter:
             if await self._tasks.find(start.task.id, tx) is None:
                 return False
             start.task = msgspec.structs.replace(
-                _entered(start.task, StartStatus.ERROR), detail=text
+                entered(start.task, StartStatus.ERROR), detail=text
             )
             await self._tasks.update(tx, start.task)
             await self._recorder.announce_failure(tx, start.conversation.id, "StartFailed", text)
@@ -520,25 +379,6 @@ class Starter:
         )
 
 
-def _made[T](value: T | None) -> T:
-    """Return what an earlier step has made."""
-    if value is None:
-        raise NotFound("A step of the start ran before the one it needs")
-    return value
-
-
 def _public_host(provider: Provider) -> str | None:
     host = DEFAULT_HOSTS.get(provider)
     return check_host(host) if host else None
-
-
-def _entered(task: StartTask, status: StartStatus) -> StartTask:
-    moment = now()
-    *earlier, last = task.stages
-    ended = msgspec.structs.replace(last, duration_ms=_milliseconds(moment - last.started_at))
-    stages = (*earlier, ended, Stage(status=status, started_at=moment))
-    return msgspec.structs.replace(task, status=status, stages=stages, updated_at=moment)
-
-
-def _milliseconds(duration: timedelta) -> int:
-    return round(duration / timedelta(milliseconds=1))
