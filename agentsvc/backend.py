@@ -141,6 +141,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where the server connects."""
     public_url: str | None = None
     """Where an API client connects, if that differs."""
+    needs_key: bool = False
+    """Whether it is behind another gateway, which wants the sandbox's key in X-Session-API-Key."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +158,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The workspace as an absolute path, as seen inside."""
     facts: dict[str, str] = {}
     """What a client may want to know, such as `isolation`; no secrets."""
+    session_key: Secret | None = None
+    """The key its agent server takes, where the other side makes one; None for the ordered one."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +198,18 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+type FindKey = Callable[[str], Awaitable[Secret | None]]
+
+
+async def no_key(_sandbox_id: str) -> Secret | None:
+    """Stand for an installation in which no user has a key of their own."""
+    return None
+
+
+NOT_CALLING: Final[Mapping[str, str]] = {"callbacks": "none"}
+"""The fact of a sandbox that cannot reach this server, which then asks for its events itself."""
+
+
 class BackendContext(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend instance is told about the installation it works for."""
 
@@ -201,6 +217,8 @@ class BackendContext(msgspec.Struct, frozen=True, kw_only=True):
     """Of this installation; label everything with it."""
     state_dir: Path
     """Private to this backend; may be empty after a restore."""
+    owner_key: FindKey = no_key
+    """Returns what the owner of a sandbox has stored as their `sandbox_api_key`, now."""
 
 
 type SaveHandle = Callable[[Handle], Awaitable[None]]

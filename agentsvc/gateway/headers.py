@@ -91,6 +91,8 @@ class Confines(msgspec.Struct, frozen=True, kw_only=True):
 
     upstream: str
     """The sandbox's own address: scheme, host and port."""
+    base: str
+    """The path below which the sandbox's port lies there; empty but behind another gateway."""
     mount: str
     """The public path below which its cookies are."""
     prefix: str
@@ -107,12 +109,12 @@ def to_sandbox(
     *,
     keys: AbstractSet[str],
     own_key: str,
-    is_agent: bool,
+    needs_key: bool,
 ) -> CIMultiDict[str]:
     """Return the headers of a request as the sandbox gets them.
 
-    `keys` open this server and are left out. `own_key` is the sandbox's: its agent server is shown
-    it in the header, and its editor keeps it in a cookie.
+    `keys` open this server and are left out. `own_key` is the sandbox's: where it is needed, as by
+    the agent server, it is shown in the header; the editor keeps it in a cookie.
     """
     dropped = _HOP_BY_HOP | _SET_HERE | _named(headers)
     passed: CIMultiDict[str] = CIMultiDict()
@@ -131,7 +133,7 @@ def to_sandbox(
         passed["X-Forwarded-Prefix"] = caller.mount
     if caller.request_id:
         passed["X-Request-Id"] = caller.request_id
-    if is_agent:
+    if needs_key:
         passed[KEY_HEADER] = own_key
     return passed
 
@@ -173,10 +175,10 @@ def is_safe(headers: CIMultiDict[str]) -> bool:
     return not any(_CONTROL.search(value) for value in headers.values())
 
 
-def confine_cookie(cookie: str, mount: str) -> str | None:
+def confine_cookie(cookie: str, mount: str, *, base: str = "") -> str | None:
     """Return a Set-Cookie value that holds below a path only; None for one that must not be set.
 
-    Without a path the whole host is the sandbox's.
+    Without a path the whole host is the sandbox's. `base` is the path it was confined to already.
     """
     pair, *attributes = (part.strip() for part in cookie.split(";"))
     name = pair.partition("=")[0].strip().lower()
@@ -190,7 +192,8 @@ def confine_cookie(cookie: str, mount: str) -> str | None:
             path = value.strip()
         elif key.strip().lower() != "domain":
             kept.append(attribute)
-    return "; ".join((pair, *kept, f"Path={_below(path if path.startswith('/') else '/', mount)}"))
+    inner = _without(path, base) if path.startswith("/") else "/"
+    return "; ".join((pair, *kept, f"Path={_below(inner, mount)}"))
 
 
 def _named(headers: CIMultiDictProxy[str]) -> frozenset[str]:
@@ -238,7 +241,7 @@ def _is_own_cookie(pair: str, keys: AbstractSet[str]) -> bool:
 
 def _confine(name: str, value: str, confines: Confines) -> str | None:
     if name == "set-cookie":
-        return confine_cookie(value, confines.mount)
+        return confine_cookie(value, confines.mount, base=confines.base)
     if name == "service-worker-allowed":
         return f"{confines.mount}/"
     if name in _LOCATIONS:
@@ -253,8 +256,16 @@ def _relocate(location: str, confines: Confines) -> str:
         if not rest or rest[0] in "/?#":
             location = rest if rest.startswith("/") else f"/{rest}"
     if location.startswith("/") and not location.startswith("//"):
-        return _below(location, confines.prefix)
+        return _below(_without(location, confines.base), confines.prefix)
     return location
+
+
+def _without(path: str, base: str) -> str:
+    """Return a path as the sandbox itself knows it, without that of a gateway before it."""
+    rest = path.removeprefix(base)
+    if not base or rest == path or (rest and rest[0] not in "/?#"):
+        return path
+    return rest if rest.startswith("/") else f"/{rest}"
 
 
 def _below(path: str, mount: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import hdrs, web
@@ -110,9 +111,10 @@ def make_target(
     request: web.Request, sandbox: Sandbox, place: Place, *, keys: frozenset[str]
 ) -> Target:
     """Return the request for a sandbox that runs; `keys` do not reach it. Raises NotFound."""
-    url = next((end.url for end in sandbox.endpoints if end.name == place.port), None)
-    if url is None:
+    end = next((end for end in sandbox.endpoints if end.name == place.port), None)
+    if end is None:
         raise NotFound(f"The sandbox has no port of this name: {place.port}")
+    url = end.url
     origin = place.own_origin or origin_of(request)
     mount = "" if place.own_origin else origin.prefix + mount_of(sandbox.id, place.port)
     is_agent = place.port == AGENT_PORT
@@ -124,13 +126,15 @@ def make_target(
         path=f"{path}?{query}" if query else path,
         headers=headers.to_sandbox(
             request.headers,
-            _caller(request, origin, "" if place.is_at_root else mount),
+            # A gateway on the way has a mount of its own, which it takes off again.
+            _caller(request, origin, "" if place.is_at_root or end.needs_key else mount),
             keys=keys,
             own_key=sandbox.session_key.reveal(),
-            is_agent=is_agent,
+            needs_key=is_agent or end.needs_key,
         ),
         confines=Confines(
             upstream=f"{scheme}://{own}",
+            base=urlsplit(url).path.rstrip("/"),
             mount=mount,
             prefix=origin.prefix if place.is_at_root else mount,
             is_agent=is_agent,

@@ -23,7 +23,7 @@ from agentsvc.sandboxes.order import CallbackRules, make_order
 from agentsvc.sandboxes.state import Action, Sandbox, Target, is_settled, next_action
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.supervisor import Supervisor
-from agentsvc.values import now
+from agentsvc.values import Secret, now, sha256
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +163,8 @@ class Driver:
         log.info("sandbox deleted", extra={"sandbox_id": sandbox.id})
 
     async def _store(self, sandbox: Sandbox, report: Report) -> _Progress:
+        if report.session_key is not None and report.session_key != sandbox.session_key:
+            await self._adopt_key(sandbox, report.session_key)
         if report.phase is Phase.STARTING and sandbox.ready_by < now():
             report = await self._too_late(sandbox, report)
         is_news = (report.phase, report.reason) != (sandbox.phase, sandbox.reason)
@@ -183,6 +185,19 @@ class Driver:
         if is_settled(sandbox.target, report.phase):
             return _Progress.SETTLED
         return _Progress.MOVING
+
+    async def _adopt_key(self, sandbox: Sandbox, key: Secret) -> None:
+        """Store the key that the other side made for a sandbox; raises BackendBroken."""
+
+        async def store(tx: Transaction) -> None:
+            other = await self._table.find_by_key_hash(sha256(key.reveal()), tx)
+            if other is not None and other.id != sandbox.id:
+                raise BackendBroken(
+                    "The backend reports the key of another sandbox", detail=f"that of {other.id}"
+                )
+            await self._table.set_session_key(tx, sandbox.id, key)
+
+        await self._write(sandbox, store)
 
     async def _too_late(self, sandbox: Sandbox, report: Report) -> Report:
         reason = (

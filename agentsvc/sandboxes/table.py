@@ -120,6 +120,19 @@ class SandboxTable:
             },
         )
 
+    async def set_session_key(self, tx: Transaction, sandbox_id: str, key: Secret) -> None:
+        """Store the key that a sandbox's agent server takes from now on."""
+        await tx.run(
+            "UPDATE sandboxes SET session_key_sealed = :sealed, session_key_hash = :hash,"
+            " updated_at = :now WHERE id = :id",
+            {
+                "id": sandbox_id,
+                "sealed": self._vault.seal(key.reveal().encode(), _context(sandbox_id)),
+                "hash": sha256(key.reveal()),
+                "now": to_stored(now()),
+            },
+        )
+
     async def set_deadlines(self, tx: Transaction, ready_by: datetime) -> None:
         """Give every sandbox that is starting until then."""
         await tx.run(
@@ -140,9 +153,16 @@ class SandboxTable:
         )
         return self._from_row(row) if row else None
 
-    async def find_by_key_hash(self, key_hash: str) -> Sandbox | None:
+    async def find_owner(self, sandbox_id: str) -> str | None:
+        """Return the id of the user whose sandbox this is."""
+        row = await self._db.one("SELECT user_id FROM sandboxes WHERE id = :id", {"id": sandbox_id})
+        return row["user_id"] if row else None
+
+    async def find_by_key_hash(
+        self, key_hash: str, reader: Queryable | None = None
+    ) -> Sandbox | None:
         """Return the sandbox whose session key has this SHA-256."""
-        row = await self._db.one(
+        row = await (reader or self._db).one(
             _SELECT + " WHERE session_key_hash = :hash",
             {"hash": key_hash},
         )
