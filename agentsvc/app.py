@@ -31,6 +31,7 @@ from agentsvc.gateway.admission import Admission
 from agentsvc.gitproviders import GitProviders
 from agentsvc.hookspecs import Event
 from agentsvc.http import description, ops, v0, v1
+from agentsvc.http.doorstep import DOORSTEP, Doorstep
 from agentsvc.http.keys import (
     ANNOUNCEMENTS,
     BACKENDS,
@@ -99,6 +100,9 @@ async def build_app(
     app[TRUSTED] = to_networks(config.server.trusted_proxies)
     app[CATALOGUE] = Catalogue()
     app[LIVE] = LiveAnswers()
+    app[DOORSTEP] = Doorstep(
+        time_limit=config.server.first_message_seconds, most=config.server.max_keyless_sockets
+    )
     app[_PLACES] = DataDir(path=data_dir)
     app[_HOST] = plugins or PluginHost.load(
         dirs=[Path(folder) for folder in config.plugins.dirs],
@@ -340,7 +344,9 @@ def _news(before: Sandbox, after: Sandbox | None) -> Announcement:
 async def _gateway(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG].gateway
     admission = Admission(keyring=app[KEYRING], sandboxes=app[SANDBOXES], config=config)
-    app[gateway.GATEWAY] = made = gateway.Gateway(admission, connect_seconds=config.connect_seconds)
+    app[gateway.GATEWAY] = made = gateway.Gateway(
+        admission, app[DOORSTEP], connect_seconds=config.connect_seconds
+    )
     await made.open()
     yield
     await made.close()

@@ -133,6 +133,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_connections: Annotated[
         int, Meta(ge=8, le=100_000, description="Most connections at a time; more are refused")
     ] = 500
+    first_message_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Longest time a WebSocket without a key may take to send one"),
+    ] = 10.0
+    max_keyless_sockets: Annotated[
+        int,
+        Meta(ge=0, le=100_000, description="Most WebSockets that may wait for their key at a time"),
+    ] = 100
     shutdown_grace_seconds: Annotated[
         float, Meta(ge=0, description="Time that requests and tasks get to end at shutdown")
     ] = 10.0

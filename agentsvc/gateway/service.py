@@ -1,9 +1,8 @@
 """The gateway as the application has it: requests in, answers of sandboxes out."""
 
 import asyncio
-from typing import Final, Literal
+from typing import Final
 
-import msgspec
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
@@ -15,7 +14,7 @@ from agentsvc.errors import (
 from agentsvc.gateway import frames, rewrite
 from agentsvc.gateway.admission import Admission, Visitor
 from agentsvc.gateway.forward import AWAITS_CONTINUE, Forwarder
-from agentsvc.gateway.lifetime import Lifetimes
+from agentsvc.gateway.lifetime import Lifetimes, with_client
 from agentsvc.gateway.target import (
     Place,
     Shown,
@@ -26,13 +25,12 @@ from agentsvc.gateway.target import (
     shown_keys,
 )
 from agentsvc.gateway.tunnel import Client, Tunnels
+from agentsvc.http.doorstep import LARGEST_FIRST_BYTES, Doorstep
 from agentsvc.http.links import MOUNT, work_origin_of
 from agentsvc.http.routes import IS_ELSEWHERE, Handler
 from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
 
-_AUTH_SECONDS: Final = 10.0
-_AUTH_BYTES: Final = 4096
 _BAD_KEY: Final = 4001
 _NO_SUCH: Final = 4004
 _TRY_AGAIN: Final = 1013
@@ -40,21 +38,12 @@ _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
 _SOCKETS: Final = "/sockets/"
 
 
-class AuthMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of a client that opened a WebSocket without a key."""
-
-    type: Literal["auth"]
-    session_api_key: str
-
-
-_AUTH = msgspec.json.Decoder(AuthMessage)
-
-
 class Gateway:
     """Passes requests on to sandboxes."""
 
-    def __init__(self, admission: Admission, *, connect_seconds: float) -> None:
+    def __init__(self, admission: Admission, doorstep: Doorstep, *, connect_seconds: float) -> None:
         self._admission = admission
+        self._doorstep = doorstep
         self._lifetimes = Lifetimes()
         self._forwarder = Forwarder(self._lifetimes, connect_seconds=connect_seconds)
         self._tunnels = Tunnels(self._lifetimes, connect_seconds=connect_seconds)
@@ -97,9 +86,12 @@ class Gateway:
     ) -> web.StreamResponse:
         """Answer a WebSocket whose first message has the key; it may name the sandbox, too."""
         client = Client(request)
-        response = await client.open(CIMultiDict())
+        with self._doorstep.place():
+            response = await client.open(CIMultiDict())
+            visitor = await self._meet(client)
+        if visitor is None:
+            return response
         try:
-            visitor = await self._read_key(client)
             wanted = sandbox_id or (visitor.sandbox.id if visitor.sandbox else "")
             target = await self._find_target(request, place, wanted, visitor)
             # What was agreed with the client had to be agreed before there was a sandbox.
@@ -117,17 +109,20 @@ class Gateway:
         sandbox = await self._admission.wait_usable(sandbox)
         return make_target(request, sandbox, place, keys=visitor.keys)
 
-    async def _read_key(self, client: Client) -> Visitor:
+    async def _meet(self, client: Client) -> Visitor | None:
+        """Return who a client is by its first message; one that says no key is let go."""
+        life = with_client(client.request)
         try:
-            async with asyncio.timeout(_AUTH_SECONDS):
-                text = await frames.read_text(client.reader, limit=_AUTH_BYTES)
-            key = _AUTH.decode(text).session_api_key
-        except (TimeoutError, frames.NotAText, msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise NotAuthenticated("The first message has no key") from exc
-        except asyncio.IncompleteReadError as exc:
-            raise ConnectionResetError("the client has gone") from exc
-        keys = (key,) if key.isascii() else ()
-        return await self._admission.identify(Shown(keys=keys, sandbox_keys=(), others=()))
+            async with life:
+                with self._lifetimes.endless(life):
+                    key = await self._doorstep.key_from(_first_text(client))
+                    shown = Shown(keys=(key,), sandbox_keys=(), others=())
+                    return await self._admission.identify(shown)
+        except TimeoutError as exc:
+            raise ConnectionResetError("the client has gone, or the server stops") from exc
+        except NotAuthenticated as exc:
+            await client.close(_close_code(exc), exc.message)
+            return None
 
 
 GATEWAY: Final[web.AppKey[Gateway]] = web.AppKey("gateway", Gateway)
@@ -198,8 +193,24 @@ def _is_health_check(request: web.Request, place: Place) -> bool:
 
 
 def _may_show_key_later(request: web.Request, place: Place) -> bool:
-    is_socket = place.port == AGENT_PORT and place.path.startswith(_SOCKETS)
-    return is_socket and frames.is_upgrade(request)
+    """Whether the key may be the first message of a WebSocket.
+
+    Not where sandbox and client would have to agree on a protocol first, nor at an origin of its
+    own, whose pages have a cookie.
+    """
+    if not frames.is_upgrade(request) or place.own_origin is not None:
+        return False
+    is_agents = place.port == AGENT_PORT and place.path.startswith(_SOCKETS)
+    return is_agents or not (place.is_at_root or hdrs.SEC_WEBSOCKET_PROTOCOL in request.headers)
+
+
+async def _first_text(client: Client) -> bytes:
+    try:
+        return await frames.read_text(client.reader, limit=LARGEST_FIRST_BYTES)
+    except frames.NotAText as exc:
+        raise NotAuthenticated("The first message has no key") from exc
+    except asyncio.IncompleteReadError as exc:
+        raise ConnectionResetError("the client has gone") from exc
 
 
 def _close_code(exc: AgentsvcError) -> int:

@@ -7,13 +7,14 @@ the client and with the server. What is told is decided elsewhere.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Final, Protocol
 
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
-from agentsvc.errors import BadRequest
+from agentsvc.errors import AgentsvcError, BadRequest, NotAuthenticated, NotFound
+from agentsvc.http.doorstep import DOORSTEP, LARGEST_FIRST_BYTES, wants_socket
 from agentsvc.http.keys import CONFIG, KEYRING, ON_LOST, PRINCIPAL
 from agentsvc.http.wire import encode
 from agentsvc.values import monotonic
@@ -27,8 +28,6 @@ _KEY_CODE: Final = 4001
 _GONE_CODE: Final = 4004
 _RETRY_MS: Final = 1000
 _MOST_MISSED_BEATS: Final = 3
-_LARGEST_MESSAGE_BYTES: Final = 4096
-"""Of what a client sends over a WebSocket; nothing is expected."""
 _LAST_SECONDS: Final = 1.0
 """How long a client has to take the end of a stream."""
 _BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
@@ -52,6 +51,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 type Item = Message | Ending | None
 """None says that nothing has happened for a while."""
+type Items = AsyncGenerator[Item, None]
 
 DELETED: Final = Ending(
     message=Message(type="end", data=b'{"reason":"deleted"}'), code=_GONE_CODE, reason="deleted"
@@ -103,18 +103,21 @@ def resync(last: int | None) -> Ending:
     )
 
 
-async def serve(request: web.Request, items: AsyncGenerator[Item, None]) -> web.StreamResponse:
-    """Answer with all items, to the end of them, of the client, of its key or of the server."""
-    line = _Socket(request) if _wants_socket(request) else _Lines(request)
-    await line.open()
-    ending: Ending | None = None
-    async with contextlib.aclosing(items):
-        with request.app[LIVE].opened() as over:
-            gone = asyncio.Event()
-            request[ON_LOST] = gone.set
-            if request.transport is None:
-                gone.set()
-            ending = await _first(_tell(request, line, items), line.listen(gone), _wait(over))
+async def serve(
+    request: web.Request, find_items: Callable[[], Awaitable[Items]]
+) -> web.StreamResponse:
+    """Answer with all items, to the end of them, of the client, of its key or of the server.
+
+    Who calls is known when the items are asked for: the key may be the first message.
+    """
+    line = _Socket(request) if wants_socket(request) else _Lines(request)
+    with request.app[LIVE].opened() as over:
+        if PRINCIPAL in request:
+            items = await find_items()
+            await line.open()
+            ending = await _tell_all(request, line, items, over)
+        else:
+            ending = await _tell_late(request, line, find_items, over)
     with contextlib.suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(_LAST_SECONDS):
             await line.end(ending or _STOPPING)
@@ -122,6 +125,50 @@ async def serve(request: web.Request, items: AsyncGenerator[Item, None]) -> web.
     if request.transport is not None:
         request.transport.abort()
     return line.response
+
+
+async def _tell_late(
+    request: web.Request,
+    line: "_Line",
+    find_items: Callable[[], Awaitable[Items]],
+    over: asyncio.Event,
+) -> Ending | None:
+    """Tell a client that shows its key first; what is wrong can only end the WebSocket."""
+    with request.app[DOORSTEP].place():
+        await line.open()
+        ending = await _first(_meet(request, line), _wait(over))
+    if PRINCIPAL not in request:
+        return ending
+    try:
+        items = await find_items()
+    except AgentsvcError as exc:
+        return Ending(message=None, code=_code_of(exc), reason=exc.code)
+    return await _tell_all(request, line, items, over)
+
+
+async def _meet(request: web.Request, line: "_Line") -> Ending | None:
+    """Note who a client is."""
+    try:
+        key = await request.app[DOORSTEP].key_from(line.first_text())
+        request[PRINCIPAL] = await request.app[KEYRING].identify(key)
+    except NotAuthenticated:
+        return _KEY_LOST
+    return None
+
+
+async def _tell_all(
+    request: web.Request, line: "_Line", items: Items, over: asyncio.Event
+) -> Ending | None:
+    async with contextlib.aclosing(items):
+        gone = asyncio.Event()
+        request[ON_LOST] = gone.set
+        if request.transport is None:
+            gone.set()
+        return await _first(_tell(request, line, items), line.listen(gone), _wait(over))
+
+
+def _code_of(exc: AgentsvcError) -> int:
+    return _GONE_CODE if isinstance(exc, NotFound) else WSCloseCode.INTERNAL_ERROR
 
 
 class _Line(Protocol):
@@ -133,6 +180,9 @@ class _Line(Protocol):
 
     async def open(self) -> None:
         """Begin the answer."""
+
+    async def first_text(self) -> str:
+        """Return what the client says first; raises NotAuthenticated if it is no text."""
 
     async def listen(self, gone: asyncio.Event) -> Ending | None:
         """Return once the client has gone."""
@@ -158,6 +208,9 @@ class _Lines:
     async def open(self) -> None:
         await self.response.prepare(self._request)
         await self.response.write(b"retry: %d\n\n" % _RETRY_MS)
+
+    async def first_text(self) -> str:
+        raise NotAuthenticated
 
     async def listen(self, gone: asyncio.Event) -> Ending | None:
         await gone.wait()
@@ -189,11 +242,21 @@ class _Socket:
             autoping=False,
             compress=False,
             timeout=_LAST_SECONDS,
-            max_msg_size=_LARGEST_MESSAGE_BYTES,
+            max_msg_size=LARGEST_FIRST_BYTES,
         )
 
     async def open(self) -> None:
         await self._socket.prepare(self._request)
+
+    async def first_text(self) -> str:
+        async for said in self._socket:
+            if said.type is WSMsgType.PING:
+                await self._socket.pong(said.data)
+            elif said.type is WSMsgType.TEXT:
+                return str(said.data)
+            elif said.type is not WSMsgType.PONG:
+                break
+        raise NotAuthenticated
 
     async def listen(self, gone: asyncio.Event) -> Ending | None:
         async for said in self._socket:
@@ -215,9 +278,7 @@ class _Socket:
         await self._socket.close(code=ending.code, message=ending.reason.encode())
 
 
-async def _tell(
-    request: web.Request, line: _Line, items: AsyncGenerator[Item, None]
-) -> Ending | None:
+async def _tell(request: web.Request, line: _Line, items: Items) -> Ending | None:
     """Send items until one is the end; a key that has lost its worth is noticed between two."""
     every = request.app[CONFIG].events.heartbeat_seconds
     checked_at = monotonic()
@@ -255,10 +316,6 @@ async def _quietly(work: Awaitable[Ending | None]) -> Ending | None:
     with contextlib.suppress(ConnectionError):
         return await work
     return None
-
-
-def _wants_socket(request: web.Request) -> bool:
-    return request.headers.get(hdrs.UPGRADE, "").strip().lower() == "websocket"
 
 
 def _to_lines(message: Message) -> bytes:

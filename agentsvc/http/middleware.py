@@ -26,6 +26,7 @@ from agentsvc.errors import (
     NotFound,
     TimedOut,
 )
+from agentsvc.http.doorstep import wants_socket
 from agentsvc.http.keys import (
     CONVERSATIONS,
     IS_FORWARDED,
@@ -181,7 +182,7 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
         request[SANDBOX] = await _identify_sandbox(request)
     elif scope is Scope.PASS:
         request[PASS] = await _identify_pass(request)
-    elif scope is not Scope.OPEN:
+    elif scope is not Scope.OPEN and not _shows_key_later(request):
         request[PRINCIPAL] = await _identify_user(request)
     if scope is Scope.ADMIN and request[PRINCIPAL].role is not Role.ADMIN:
         raise NotAllowed("This is for administrators")
@@ -238,6 +239,13 @@ def _query_keys(request: web.Request) -> list[str]:
     route = route_of(request)
     takes_them = route is not None and route.takes_query_key
     return request.query.getall(KEY_PARAMETER, []) if takes_them else []
+
+
+def _shows_key_later(request: web.Request) -> bool:
+    """Whether the key may be the first message of a WebSocket, since there is none yet."""
+    route = route_of(request)
+    takes_them = route is not None and route.takes_query_key and wants_socket(request)
+    return takes_them and not keys_of(request) and not _query_keys(request)
 
 
 async def _identify_user(request: web.Request) -> Principal:

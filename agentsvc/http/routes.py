@@ -109,7 +109,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     A stream may go on for longer than a request may take. A page is what a browser goes to: its
     key may come as the password of HTTP Basic authentication, too. Where `takes_query_key`, it may
-    come in the query: programs in a browser cannot send headers with everything.
+    come in the query, or as the first message of a WebSocket: programs in a browser cannot send
+    headers with everything.
     """
 
     method: str

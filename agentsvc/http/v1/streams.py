@@ -1,6 +1,5 @@
 """Handlers of streams: the events of a conversation, and whatever changes for a user."""
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Final, assert_never
 
@@ -9,11 +8,11 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from agentsvc.conversations import ConversationView, StartTask
-from agentsvc.errors import BadRequest, InvalidRequest, NotFound
+from agentsvc.errors import BadRequest, CapacityExceeded, InvalidRequest, NotFound
 from agentsvc.events import StoredEvent
 from agentsvc.http.keys import PRINCIPAL, STREAMS
 from agentsvc.http.links import Links, links_of
-from agentsvc.http.live import DELETED, EVENT_STREAM, Item, Message, resync, serve
+from agentsvc.http.live import DELETED, EVENT_STREAM, Item, Items, Message, resync, serve
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.v1.types_conversations import from_view
 from agentsvc.http.v1.types_sandboxes import from_sandbox
@@ -37,16 +36,23 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
 
 async def stream_events(request: web.Request) -> web.StreamResponse:
     """GET /conversation/{conversation_id}/events/stream."""
-    stream = await request.app[STREAMS].of_conversation(
-        request[PRINCIPAL].user_id, path_id(request, "conversation_id"), after=_after(request)
-    )
-    return await serve(request, _events(stream))
+    conversation_id, after = path_id(request, "conversation_id"), _after(request)
+
+    async def find() -> Items:
+        user_id, streams = request[PRINCIPAL].user_id, request.app[STREAMS]
+        return _events(await streams.of_conversation(user_id, conversation_id, after=after))
+
+    return await serve(request, find)
 
 
 async def stream_changes(request: web.Request) -> web.StreamResponse:
     """GET /events/stream."""
-    stream = request.app[STREAMS].of_user(request[PRINCIPAL].user_id)
-    return await serve(request, _changes(stream, links_of(request)))
+
+    async def find() -> Items:
+        stream = request.app[STREAMS].of_user(request[PRINCIPAL].user_id)
+        return _changes(stream, links_of(request))
+
+    return await serve(request, find)
 
 
 def _after(request: web.Request) -> int:
@@ -68,7 +74,7 @@ def _after(request: web.Request) -> int:
     return int(header)
 
 
-async def _events(stream: ConversationStream) -> AsyncGenerator[Item, None]:
+async def _events(stream: ConversationStream) -> Items:
     async with aclosing(stream.read()) as items:
         async for item in items:
             match item:
@@ -82,7 +88,7 @@ async def _events(stream: ConversationStream) -> AsyncGenerator[Item, None]:
                     assert_never(item)
 
 
-async def _changes(stream: UserStream, links: Links) -> AsyncGenerator[Item, None]:
+async def _changes(stream: UserStream, links: Links) -> Items:
     async with aclosing(stream.read()) as items:
         async for item in items:
             match item:
@@ -134,7 +140,7 @@ ROUTES: Final = (
         query=Resumption,
         answer=str,
         media=EVENT_STREAM,
-        errors=(BadRequest, NotFound),
+        errors=(BadRequest, NotFound, CapacityExceeded),
         example=Example(query={"after": 0}),
         is_stream=True,
         takes_query_key=True,
@@ -148,7 +154,7 @@ ROUTES: Final = (
         summary="Follow what changes of the user's, as server-sent events or over a WebSocket",
         answer=str,
         media=EVENT_STREAM,
-        errors=(BadRequest,),
+        errors=(BadRequest, CapacityExceeded),
         is_stream=True,
         takes_query_key=True,
     ),

@@ -8,7 +8,11 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
+from agentsvc.auth import Role
+from agentsvc.config import GatewayConfig
+from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import LONG_SECONDS, Box, Wire, head, session, until
+from tests.http.gateway.upstream import Upstream
 
 HANDSHAKE = (
     "Connection: keep-alive, Upgrade",
@@ -251,9 +255,41 @@ async def test_an_open_socket_does_not_hold_up_a_stop(box: Box) -> None:
         assert await box.upstream.socket_ends.get() == 1006
 
 
-async def test_a_socket_without_a_key_is_refused_where_no_key_is_awaited(box: Box) -> None:
+@pytest.mark.parametrize("port", ["agent", "vscode", "worker_1"])
+@pytest.mark.parametrize("is_owners", [True, False])
+async def test_the_first_message_opens_every_port(port: str, box: Box, *, is_owners: bool) -> None:
+    key = box.owner.key if is_owners else box.key
+    async with session() as client, client.ws_connect(box.url("/ws", port)) as socket:
+        await socket.send_str(_auth(key))
+        assert (await _next(socket)).data == "hello"
+        await socket.send_str("words")
+        assert (await _next(socket)).data == "WORDS"
+    seen = box.upstream.seen[-1]
+    assert not any(str(box.owner.key) in value for _, value in seen.headers)
+
+
+async def test_a_socket_that_has_to_agree_on_a_protocol_shows_its_key_at_once(box: Box) -> None:
     async with session() as client:
-        for url in (box.url("/ws", "agent"), box.url("/ws")):
-            with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-                await client.ws_connect(url)
-            assert caught.value.status == 401
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await client.ws_connect(box.url("/ws"), protocols=("chat",))
+        assert caught.value.status == 401
+
+
+async def test_who_says_no_key_in_time_is_let_go(start_gate: StartGate, upstream: Upstream) -> None:
+    gate = await start_gate(GatewayConfig(), first_message_seconds=0.2, max_keyless_sockets=1)
+    box = await Box.start(gate, upstream, await gate.make_client("owner", Role.MEMBER))
+    async with session() as client, client.ws_connect(box.url(SOCKET, "agent")) as socket:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await client.ws_connect(box.url(SOCKET, "agent"))
+        assert caught.value.status == 503
+        assert (await _next(socket)).data == 4001
+
+
+async def test_waiting_for_a_key_does_not_hold_up_a_stop(
+    start_gate: StartGate, upstream: Upstream
+) -> None:
+    gate = await start_gate(GatewayConfig(), first_message_seconds=3600)
+    box = await Box.start(gate, upstream, await gate.make_client("owner", Role.MEMBER))
+    async with session() as client, client.ws_connect(box.url(SOCKET, "agent")) as socket:
+        await gate.stop()
+        assert (await _next(socket)).type in (WSMsgType.CLOSED, WSMsgType.ERROR)
