@@ -1,0 +1,178 @@
+"""Offers unix sockets on ports of the loopback interface of a sandbox that has no other network.
+
+One file, standard library only, run inside as `python -I -S relay.py PORT=SOCKET ...`. With
+`PORT=SOCKET=HOST:PORT` what connects is sent through the proxy behind the socket to that one
+target, so that a program finds it where it is told it is and needs to know of no proxy. Prints
+"ready" and the ports when every one is open. One thread, bounded memory; ends with SIGTERM.
+"""
+
+import contextlib
+import selectors
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+_BUFFER_MAX: Final = 65536
+_PAIRS_MAX: Final = 512
+_HEAD_MAX: Final = 4096
+_HEAD_END: Final = b"\r\n\r\n"
+
+
+class Side:
+    """One end of a connection that is passed on: its socket, and what waits to be sent there."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self.waiting = b""
+        self.ends = False
+        """Nothing more will be added to what waits."""
+        self.is_open = True
+        """More may be read here."""
+        self.other: Side = self
+        self.answer: bytes | None = None
+        """The beginning of the proxy's answer, as long as it is not whole."""
+
+    def wanted(self) -> int:
+        """Return what to wait for here."""
+        reads = self.is_open and len(self.other.waiting) < _BUFFER_MAX
+        return (selectors.EVENT_READ if reads else 0) | (
+            selectors.EVENT_WRITE if self.waiting else 0
+        )
+
+
+class Relay:
+    """Listens, connects, and passes bytes until it is ended."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._targets: dict[socket.socket, tuple[str, bytes]] = {}
+        self._pairs = 0
+
+    def listen(self, port: int, path: str, target: str) -> int:
+        """Offer a unix socket on a port, 0 for a free one, and return its number.
+
+        With a target, through the proxy behind the socket.
+        """
+        listener = socket.create_server(("127.0.0.1", port), backlog=64)
+        listener.setblocking(False)
+        ask = f"CONNECT {target} HTTP/1.1\r\n\r\n".encode() if target else b""
+        self._targets[listener] = (path, ask)
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        return int(listener.getsockname()[1])
+
+    def run(self) -> None:
+        """Serve for ever."""
+        while True:
+            for key, events in self._selector.select():
+                if key.data is None:
+                    self._accept(key.fileobj)  # type: ignore[arg-type]  # a listener
+                else:
+                    self._move(key.data, events)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            near, _ = listener.accept()
+        except OSError:
+            return
+        if self._pairs >= _PAIRS_MAX:
+            near.close()
+            return
+        path, ask = self._targets[listener]
+        far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        near.setblocking(False)
+        far.setblocking(False)
+        try:
+            far.connect(path)
+        except OSError:
+            # The server that runs the proxy is away, or busy: try again later.
+            near.close()
+            far.close()
+            return
+        self._pairs += 1
+        one, two = Side(near), Side(far)
+        one.other, two.other = two, one
+        if ask:
+            two.waiting, two.answer = ask, b""
+        for side in (one, two):
+            self._selector.register(side.link, selectors.EVENT_READ | selectors.EVENT_WRITE, side)
+            self._settle(side)
+
+    def _move(self, side: Side, events: int) -> None:
+        if side.link.fileno() < 0:
+            return  # dropped since these events were told
+        try:
+            if events & selectors.EVENT_WRITE and side.waiting:
+                sent = side.link.send(side.waiting)
+                side.waiting = side.waiting[sent:]
+            if events & selectors.EVENT_READ and side.is_open:
+                self._read(side)
+            for each in (side, side.other):
+                if each.ends and not each.waiting:
+                    each.link.shutdown(socket.SHUT_WR)
+                    each.ends = False
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(side)
+            return
+        if not (side.is_open or side.other.is_open or side.waiting or side.other.waiting):
+            self._drop(side)
+            return
+        self._settle(side)
+        self._settle(side.other)
+
+    def _read(self, side: Side) -> None:
+        data = side.link.recv(_BUFFER_MAX)
+        if not data:
+            side.is_open = False
+            side.other.ends = True
+            return
+        if side.answer is None:
+            side.other.waiting += data
+            return
+        side.answer += data
+        head, end, rest = side.answer.partition(_HEAD_END)
+        if end:
+            if b" 200 " not in head.partition(b"\r\n")[0] + b" ":
+                raise OSError
+            side.answer = None
+            side.other.waiting += rest
+        elif len(side.answer) > _HEAD_MAX:
+            raise OSError
+
+    def _settle(self, side: Side) -> None:
+        wanted = side.wanted()
+        is_registered = side.link in self._selector.get_map()
+        if not wanted:
+            if is_registered:
+                self._selector.unregister(side.link)
+        elif is_registered:
+            self._selector.modify(side.link, wanted, side)
+        else:
+            self._selector.register(side.link, wanted, side)
+
+    def _drop(self, side: Side) -> None:
+        for each in (side, side.other):
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(each.link)
+            each.link.close()
+            each.waiting, each.is_open, each.ends = b"", False, False
+        self._pairs -= 1
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Listen on what the arguments say, tell so on standard output, and serve."""
+    relay = Relay()
+    ports = []
+    for argument in arguments:
+        port, _, rest = argument.partition("=")
+        path, _, target = rest.partition("=")
+        ports.append(relay.listen(int(port), path, target))
+    sys.stdout.write(" ".join(["ready", *map(str, ports)]) + "\n")
+    sys.stdout.flush()
+    relay.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,88 @@
+"""Patterns of allow_hosts: what each means, and which are refused."""
+
+import ipaddress
+
+import pytest
+
+from agentsvc.egress import from_json, parse_policy, to_json
+from agentsvc.egress.addresses import BadHost, is_public, parse_host
+
+
+@pytest.mark.parametrize(
+    ("pattern", "destination", "is_allowed"),
+    [
+        ("pypi.org", "pypi.org:443", True),
+        ("pypi.org", "pypi.org:80", True),
+        ("pypi.org", "PyPI.org.:443", True),
+        ("PyPI.org.", "pypi.org:443", True),
+        ("pypi.org", "pypi.org:22", False),
+        ("pypi.org", "test.pypi.org:443", False),
+        ("pypi.org:22", "pypi.org:22", True),
+        ("pypi.org:22", "pypi.org:443", False),
+        ("*.example.org", "a.example.org:443", True),
+        ("*.example.org", "a.b.example.org:443", True),
+        ("*.example.org", "example.org:443", False),
+        ("*.example.org", "aexample.org:443", False),
+        ("*.example.org:8443", "a.example.org:8443", True),
+        ("bücher.example", "xn--bcher-kva.example:443", True),
+        ("10.0.0.5", "10.0.0.5:443", True),
+        ("10.0.0.5", "167772165:443", True),
+        ("10.0.0.5", "[::ffff:10.0.0.5]:443", True),
+        ("10.0.0.5", "10.0.0.6:443", False),
+        ("10.0.0.0/8", "10.9.8.7:80", True),
+        ("10.0.0.0/8:5432", "10.9.8.7:5432", True),
+        ("10.0.0.0/8:5432", "10.9.8.7:80", False),
+        ("[fd00::1]:8080", "[fd00:0::1]:8080", True),
+        ("fd00::/8", "[fd12::1]:443", True),
+        ("fd00::1", "[fd00::1]:443", True),
+        ("1.1.1.1", "1.1.1.1:443", True),
+        ("1.1.1.0/24", "1.1.2.1:443", False),
+    ],
+)
+def test_a_pattern_allows_what_it_says(pattern: str, destination: str, is_allowed: bool) -> None:
+    policy = parse_policy("allowlist", [pattern])
+    text, _, port = destination.rpartition(":")
+    host = parse_host(text)
+    reason = policy.refuse_host(host, int(port))
+    if not isinstance(host, str):
+        reason = reason or policy.refuse_address(host, int(port), host)
+    assert (not reason) is is_allowed
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["", "*", "*.org", "*.", "a.*.org", "http://pypi.org", "pypi.org/", "pypi.org:0", "pypi.org:x",
+     "pypi.org:70000", "10.0.0.0/33", "10.0.0.1/8", "[::1", "*.10.0.0.1", "a b", "fe80::1%eth0"],
+)  # fmt: skip
+def test_a_pattern_that_cannot_be_meant_is_refused_by_name(pattern: str) -> None:
+    with pytest.raises(BadHost) as raised:
+        parse_policy("allowlist", [pattern])
+    assert str(raised.value).startswith(f"`{pattern}` cannot be allowed: ")
+
+
+def test_a_name_that_leads_to_a_private_address_needs_that_address_listed() -> None:
+    inner = ipaddress.ip_address("10.0.0.5")
+    by_name = parse_policy("allowlist", ["git.corp.example"])
+    by_both = parse_policy("allowlist", ["git.corp.example", "10.0.0.0/24"])
+    assert "add `10.0.0.5`" in by_name.refuse_address("git.corp.example", 443, inner)
+    assert by_both.refuse_address("git.corp.example", 443, inner) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["1.1.1.1", "2606:4700::1111", "2002:101:101::1", "64:ff9b::101:101"]
+)
+def test_addresses_of_the_internet_are_public(text: str) -> None:
+    assert is_public(ipaddress.ip_address(text))
+
+
+def test_a_policy_survives_its_document() -> None:
+    policy = parse_policy("allowlist", ["pypi.org", "10.0.0.0/8:1"], [("Localhost", 3000)])
+    assert from_json(to_json(policy)) == policy
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"mode": "some"}', '{"mode": "none", "needed": [1]}']
+)
+def test_a_document_that_is_no_policy_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        from_json(text)
