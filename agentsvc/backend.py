@@ -59,6 +59,71 @@ class Phase(StrEnum):
     """The control plane was reached and says it does not exist."""
 
 
+class Isolation(StrEnum):
+    """How far a sandbox is kept from everything else, from the weakest to the strongest."""
+
+    NONE = "none"
+    """A directory and an environment of its own, and the rights of whoever runs it."""
+    REMOTE = "remote"
+    """Somebody else's matter, who does not say; counts as none."""
+    LANDLOCK = "landlock"
+    """Files and signals are out of reach; other processes can be seen."""
+    BUBBLEWRAP = "bubblewrap"
+    """Namespaces of its own on the same kernel, without privileges, with fewer system calls."""
+    CONTAINER = "container"
+    """The same with the file system of an image, by a container engine."""
+    GVISOR = "gvisor"
+    """A kernel of its own in user space."""
+    VM = "vm"
+    """A machine of its own."""
+
+    def meets(self, floor: "Isolation") -> bool:
+        """Say whether this is at least as strong as a floor."""
+        return _STRENGTH[self] >= _STRENGTH[floor]
+
+
+_STRENGTH: Final = {level: number for number, level in enumerate(Isolation)} | {Isolation.REMOTE: 0}
+
+
+class Network(StrEnum):
+    """Where a sandbox may connect to; it is reached from the server in each of them."""
+
+    OPEN = "open"
+    """Wherever this machine, or the network of the container, reaches."""
+    ALLOWLIST = "allowlist"
+    """To this server and to the hosts in `allow_hosts`, and to nothing else."""
+    NONE = "none"
+    """To this server only."""
+
+
+class PausedAs(StrEnum):
+    """What a paused sandbox still has."""
+
+    FROZEN = "frozen"
+    """Its memory: every process goes on where it was."""
+    STOPPED = "stopped"
+    """Its files only: its command is started anew."""
+
+
+class Cause(StrEnum):
+    """Why a sandbox has failed, for programs; `Report.reason` is for people."""
+
+    EXITED = "exited"
+    """The command ended by itself."""
+    SIGNALLED = "signalled"
+    """A signal ended the command."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """It, or what it runs, wanted more memory than it may use."""
+    DISK_FULL = "disk_full"
+    """It wanted more disk than it may use."""
+    NOT_STARTED = "not_started"
+    """It never got as far as its command."""
+    LOST = "lost"
+    """What held it was ended from outside."""
+    HOST_RESTARTED = "host_restarted"
+    """The machine, or the engine, was started anew."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a sandbox may use; None means no limit."""
 
@@ -97,6 +162,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """For this kind of backend only."""
     resource_factor: int = 1
     """How many times the usual size; a hint for backends that have sizes."""
+    isolation: Isolation = Isolation.NONE
+    """The floor: what isolates less must not run it."""
+    network: Network = Network.OPEN
+    allow_hosts: tuple[str, ...] = ()
+    """Host names, `*.` before one for all below it, where the network is `allowlist`."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +188,11 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The spec's backend-specific part, already checked by the backend."""
     resource_factor: int = 1
     """How many times the usual size; a hint for backends that have sizes."""
+    isolation: Isolation = Isolation.NONE
+    """The floor: what isolates less must not run it."""
+    network: Network = Network.OPEN
+    allow_hosts: tuple[str, ...] = ()
+    """Host names, `*.` before one for all below it, where the network is `allowlist`."""
 
 
 class Handle(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +232,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     working_dir: str = ""
     """The workspace as an absolute path, as seen inside."""
     facts: dict[str, str] = {}
-    """What a client may want to know, such as `isolation`; no secrets."""
+    """What a client may want to know; no secrets."""
+    isolation: Isolation | None = None
+    """What is in force for this sandbox; None says no more than that it is not known now."""
+    paused_as: PausedAs | None = None
+    """For a paused sandbox."""
+    cause: Cause | None = None
+    """For one that has failed, where it is known."""
+    enforced: tuple[str, ...] | None = None
+    """The fields of its order's limits that are really enforced; None if not known now."""
     session_key: Secret | None = None
     """The key its agent server takes, where the other side makes one; None for the ordered one."""
 
@@ -176,6 +259,17 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     facts: dict[str, str] = {}
     """Versions, free slots; shown to the operator."""
+
+
+class Fences(msgspec.Struct, frozen=True, kw_only=True):
+    """How sandboxes are held at a backend, here and now."""
+
+    isolation: Isolation = Isolation.NONE
+    remedy: str = ""
+    """What the operator can do for more isolation: "install the package `bubblewrap`"."""
+    networks: frozenset[Network] = frozenset({Network.OPEN})
+    limits: frozenset[str] = frozenset()
+    """The fields of Limits that are enforced."""
 
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,6 +349,34 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
     async def probe(self) -> Health:
         """Say whether a sandbox could be created now, and if not, why. Cheap; changes nothing."""
 
+    def fences(self, asked: Spec | Order) -> Fences:
+        """Say how what is made of a spec or an order is held; known once the backend is open.
+
+        No I/O. The server refuses what asks for more, and so does `check_fences` in `create`.
+        """
+        del asked
+        has_limits = Capability.LIMITS in self.capabilities
+        return Fences(limits=frozenset(Limits.__struct_fields__ if has_limits else ()))
+
+    def check_fences(self, asked: Spec | Order) -> None:
+        """Raise OrderRejected for more isolation, another network or limits than there are here."""
+        fences = self.fences(asked)
+        if not fences.isolation.meets(asked.isolation):
+            remedy = f"; {fences.remedy}" if fences.remedy else ""
+            raise OrderRejected(
+                f"The {self.name} backend runs sandboxes with isolation `{fences.isolation}`,"
+                f" and at least `{asked.isolation}` is asked for{remedy}"
+            )
+        if asked.network not in fences.networks:
+            raise OrderRejected(
+                f"The {self.name} backend cannot enforce the network `{asked.network}`"
+            )
+        if asked.allow_hosts and asked.network is not Network.ALLOWLIST:
+            raise OrderRejected("`allow_hosts` needs the network `allowlist`")
+        for name, value in msgspec.structs.asdict(asked.limits).items():
+            if value is not None and name not in fences.limits:
+                raise OrderRejected(f"The {self.name} backend cannot enforce the limit `{name}`")
+
     def check_spec(self, spec: Spec) -> None:  # noqa: B027  # optional: a backend may take anything
         """Raise OrderRejected if sandboxes of this spec could never be created. No I/O."""
 
@@ -265,7 +387,8 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         Label what is made with the instance id and the sandbox id *as it is made*, so that
         scan finds it whatever happens next. Call save as soon as there is something to clean
         up, and again when more is known; when save returns, the handle is on disk.
-        The same order twice gives the same one sandbox. Refuse limits you cannot enforce.
+        The same order twice gives the same one sandbox. Refuse limits, a network and a floor of
+        isolation that you cannot enforce (`check_fences`).
         If cancelled, leave either nothing or something that scan lists.
         """
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from agentsvc import layers
+from agentsvc.backend import Isolation, Network
 from agentsvc.errors import StartFailed
 from agentsvc.layers import Origin
 
@@ -194,6 +195,13 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     default_spec: Annotated[
         str, Meta(description="Spec of sandboxes that name none; empty means the first one")
     ] = ""
+    isolation: Annotated[
+        Isolation,
+        Meta(
+            description="How far every sandbox must be isolated at least; what is held less is not"
+            " started: none, landlock, bubblewrap, container, gvisor, vm"
+        ),
+    ] = Isolation.NONE
     sweep_seconds: Annotated[
         float, Meta(gt=0, description="Time between two looks at every sandbox")
     ] = 10.0
@@ -414,6 +422,20 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             },
         ),
     ] = LimitsConfig()
+    isolation: Annotated[
+        Isolation, Meta(description="How far it must be isolated; see sandboxes.isolation")
+    ] = Isolation.NONE
+    network: Annotated[
+        Network,
+        Meta(description="Where it may connect to: open, allowlist, or none but this server"),
+    ] = Network.OPEN
+    allow_hosts: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...],
+        Meta(
+            description='Hosts an `allowlist` lets through; "*." before one for all below it',
+            extra={"expected": "a list of host names", "example": ["pypi.org", "*.example.org"]},
+        ),
+    ] = ()
     options: Annotated[
         dict[str, Any], Meta(description="Anything more the backend understands")
     ] = {}

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Phase
+from agentsvc.backend import Cause, Phase
 from agentsvc.backends import cgroup
 from agentsvc.backends.places import Place, Record, State
 from agentsvc.backends.tree import Tree, boot_id, is_alive, is_stopped, reap
@@ -33,6 +33,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     reason: str = ""
     exit_code: int | None = None
+    cause: Cause | None = None
     is_paused: bool = False
     is_orphaned: bool = False
     """Processes run without the shim that should hold them."""
@@ -88,7 +89,11 @@ def _without_directory(place: Place, mark: str) -> Look:
     if not Tree(mark=mark).members():
         return seen
     return msgspec.structs.replace(
-        seen, phase=Phase.FAILED, reason="its files are gone", is_orphaned=True
+        seen,
+        phase=Phase.FAILED,
+        reason="its files are gone",
+        cause=Cause.LOST,
+        is_orphaned=True,
     )
 
 
@@ -99,7 +104,7 @@ def _without_state(place: Place, record: Record | None, mark: str) -> Look:
     # It may have got there while the process table was read.
     if place.read_state() is not None:
         return look_at(place, mark)
-    return _failed(seen, None, "it was never started")
+    return _failed(seen, None, "it was never started", Cause.NOT_STARTED)
 
 
 def _look_at_processes(
@@ -108,8 +113,9 @@ def _look_at_processes(
     if state.boot != boot_id():
         # The pids in the state are other processes' by now.
         seen = Look(place=place, exists=True, record=record, phase=Phase.FAILED)
-        code, reason = (state.exit.code, state.exit.reason) if state.exit else (None, _RESTARTED)
-        return _failed(seen, code, reason)
+        if state.exit is None:
+            return _failed(seen, None, _RESTARTED, Cause.HOST_RESTARTED)
+        return _failed(seen, state.exit.code, state.exit.reason)
     is_held = is_alive(state.shim)
     is_running = state.command is not None and is_alive(state.command)
     if not is_held:
@@ -120,12 +126,12 @@ def _look_at_processes(
     if state.exit is not None:
         return _failed(seen, state.exit.code, state.exit.reason)
     if not is_held:
-        lost = _failed(seen, None, "the process that holds the sandbox was killed")
+        lost = _failed(seen, None, "the process that holds the sandbox was killed", Cause.LOST)
         return msgspec.structs.replace(lost, is_orphaned=True)
     if is_running:
         return _paused_or_not(seen, state)
     # The shim will make a note of how the command ended in a moment, unless it is paused.
-    return _failed(seen, None, "the command was killed") if is_last else None
+    return _failed(seen, None, "the command was killed", Cause.SIGNALLED) if is_last else None
 
 
 def _paused_or_not(seen: Look, state: State) -> Look:
@@ -143,10 +149,18 @@ def _paused_or_not(seen: Look, state: State) -> Look:
     return msgspec.structs.replace(seen, phase=Phase.PAUSED, is_paused=True)
 
 
-def _failed(seen: Look, code: int | None, reason: str) -> Look:
+def cause_of_exit(code: int | None) -> Cause:
+    """Return why a command ended that ended with this code, None if it never began."""
+    if code is None:
+        return Cause.NOT_STARTED
+    return Cause.SIGNALLED if code > _SIGNALLED else Cause.EXITED
+
+
+def _failed(seen: Look, code: int | None, reason: str, cause: Cause | None = None) -> Look:
     return msgspec.structs.replace(
         seen,
         phase=Phase.FAILED,
         exit_code=code,
+        cause=cause or cause_of_exit(code),
         reason=describe_exit(code, reason, seen.place.last_line()),
     )

@@ -1,7 +1,7 @@
 """Sandboxes as local processes, each with its own directories, ports and clean environment.
 
 It separates sandboxes by courtesy, not by force: what runs in one has the rights of the server's
-own user, and every report says `isolation: none`. A sandbox is a directory below the state
+own user, and every report says isolation `none`. A sandbox is a directory below the state
 directory, a short temporary directory and the tree of processes below its shim; it outlives the
 server, and a later one finds it by these alone.
 """
@@ -26,8 +26,10 @@ from agentsvc.backend import (
     Found,
     Handle,
     Health,
+    Isolation,
     LogLine,
     Order,
+    PausedAs,
     Phase,
     Report,
     RuntimeBackend,
@@ -47,7 +49,6 @@ from agentsvc.values import now
 HANDLE_VERSION: Final = 1
 
 _HOST = "127.0.0.1"
-_FACTS = {"isolation": "none"}
 _FOLLOW_SECONDS = 0.2
 _HEAD_MAX = 65536
 
@@ -119,11 +120,13 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         what was started is listed by scan.
         """
         check(order)
+        self.check_fences(order)
         return await self._start(order, save)
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
         """Start the command again on the same files; raises Conflict if they are gone."""
         check(order)
+        self.check_fences(order)
         place = self._place(handle)
         look = await self._look(place, handle)
         if not look.exists:
@@ -152,7 +155,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             ),
             exit_code=look.exit_code,
             working_dir=look.working_dir(),
-            facts=_FACTS,
+            isolation=Isolation.NONE,
+            paused_as=PausedAs.FROZEN if phase is Phase.PAUSED else None,
+            cause=look.cause,
+            enforced=(),
         )
 
     async def scan(self) -> Sequence[Found]:
@@ -235,7 +241,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             "tmux": shutil.which("tmux", path=launch.search_path(self.config.path)) or "not found",
             "cgroup": str(self._group or "not usable"),
             "free disk bytes": str(free),
-            **_FACTS,
+            "isolation": Isolation.NONE,
         }
         hint = (
             "" if agent else "the agent server is not installed: run `pip install agentsvc[agent]`"

@@ -57,7 +57,7 @@ CREATE TABLE sandboxes (
     ready_by TEXT NOT NULL,
     created_at TEXT NOT NULL,
     updated_at TEXT NOT NULL
-) STRICT;
+, isolation TEXT, paused_as TEXT, cause TEXT, enforced BLOB NOT NULL DEFAULT x'5b5d') STRICT;
 
 CREATE INDEX sandboxes_by_user ON sandboxes (user_id, created_at, id);
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Capability, Handle, Phase, Report
+from agentsvc.backend import Capability, Cause, Handle, Isolation, Phase, Report
 from agentsvc.config import SandboxesConfig
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, BackendBroken, Conflict
@@ -167,7 +167,13 @@ class Driver:
             await self._adopt_key(sandbox, report.session_key)
         if report.phase is Phase.STARTING and sandbox.ready_by < now():
             report = await self._too_late(sandbox, report)
-        is_news = (report.phase, report.reason) != (sandbox.phase, sandbox.reason)
+        if report.phase is Phase.RUNNING and not _is_held(sandbox, report):
+            report = await self._too_weak(sandbox, report)
+        is_news = (report.phase, report.reason, report.paused_as) != (
+            sandbox.phase,
+            sandbox.reason,
+            sandbox.paused_as,
+        )
         if is_news or (report.endpoints and report.endpoints != sandbox.endpoints):
             await self._write(sandbox, lambda tx: self._table.set_report(tx, sandbox.id, report))
         if report.phase is not sandbox.phase:
@@ -209,6 +215,17 @@ class Driver:
             reason = f"{reason}. Its last output was:\n{tail}"
         await self._halt(sandbox)
         return msgspec.structs.replace(report, phase=Phase.FAILED, reason=reason)
+
+    async def _too_weak(self, sandbox: Sandbox, report: Report) -> Report:
+        level = report.isolation or Isolation.NONE
+        await self._halt(sandbox)
+        return msgspec.structs.replace(
+            report,
+            phase=Phase.FAILED,
+            cause=Cause.NOT_STARTED,
+            reason=f"its backend runs it with isolation `{level}`,"
+            f" and at least `{sandbox.spec.isolation}` is asked for",
+        )
 
     async def _halt(self, sandbox: Sandbox) -> None:
         """Keep a sandbox that counts as failed from using more time; its files stay."""
@@ -274,3 +291,8 @@ class Driver:
             tx.after_commit(lambda: self._changes.announce(before, after))
 
         await self._db.write(change)
+
+
+def _is_held(sandbox: Sandbox, report: Report) -> bool:
+    level = report.isolation or Isolation.NONE
+    return level.meets(sandbox.spec.isolation)

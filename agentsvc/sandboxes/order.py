@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Order
+from agentsvc.backend import Isolation, Order, Spec
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.values import Secret, sha256
 
@@ -25,6 +25,11 @@ class CallbackRules(msgspec.Struct, frozen=True, kw_only=True):
     """How long an event may wait for company before it is sent."""
     buffer_size: int = 50
     """How many events are sent together at the most."""
+
+
+def with_floor(spec: Spec, floor: Isolation) -> Spec:
+    """Return the spec, asking for no less isolation than the floor of all sandboxes."""
+    return spec if spec.isolation.meets(floor) else msgspec.structs.replace(spec, isolation=floor)
 
 
 def make_order(sandbox: Sandbox, rules: CallbackRules) -> Order:
@@ -64,4 +69,7 @@ def make_order(sandbox: Sandbox, rules: CallbackRules) -> Order:
         limits=spec.limits,
         options=spec.options,
         resource_factor=spec.resource_factor,
+        isolation=spec.isolation,
+        network=spec.network,
+        allow_hosts=spec.allow_hosts,
     )

@@ -24,7 +24,7 @@ from agentsvc.plugins import BackendRegistry
 from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.changes import Changes, OnChange
 from agentsvc.sandboxes.driver import LOG_LINES, Driver
-from agentsvc.sandboxes.order import CallbackRules
+from agentsvc.sandboxes.order import CallbackRules, with_floor
 from agentsvc.sandboxes.state import Sandbox, Target, is_settled
 from agentsvc.sandboxes.sweep import Sweeper
 from agentsvc.sandboxes.table import SandboxTable
@@ -162,7 +162,9 @@ class Sandboxes:
 
     async def start(self, user_id: str, spec: Spec, *, tx: Transaction | None = None) -> Sandbox:
         """Ask for a new sandbox; it is stored and starting when this returns."""
+        spec = with_floor(spec, self._config.isolation)
         backend = spec.backend or self._config.default_backend
+        self._registry.get(backend).check_fences(spec)
         self._registry.get(backend).check_spec(spec)
         moment = now()
         sandbox = Sandbox(

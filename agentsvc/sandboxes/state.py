@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Endpoint, Handle, Phase, Spec
+from agentsvc.backend import Cause, Endpoint, Handle, Isolation, PausedAs, Phase, Spec
 from agentsvc.values import Secret
 
 AGENT_PORT: Final = "agent"
@@ -71,6 +71,12 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     ready_by: datetime
     created_at: datetime
     updated_at: datetime
+    isolation: Isolation | None = None
+    """What the backend last said is in force."""
+    paused_as: PausedAs | None = None
+    cause: Cause | None = None
+    enforced: tuple[str, ...] = ()
+    """The limits of its spec that are enforced."""
 
     @property
     def status(self) -> SandboxStatus:

@@ -6,14 +6,15 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.backend import Endpoint, Handle, Phase, Report, Spec
+from agentsvc.backend import Cause, Endpoint, Handle, Isolation, PausedAs, Phase, Report, Spec
 from agentsvc.db import Database, Queryable, Row, Transaction
 from agentsvc.sandboxes.state import Sandbox, Target
 from agentsvc.values import Secret, from_stored, now, sha256, to_stored
 from agentsvc.vault import Vault
 
 _SELECT: Final = """SELECT id, user_id, spec_id, spec, backend, target, phase, reason, exit_code, handle,
-    endpoints, working_dir, facts, session_key_sealed, ready_by, created_at, updated_at
+    endpoints, working_dir, facts, session_key_sealed, ready_by, created_at, updated_at,
+    isolation, paused_as, cause, enforced
     FROM sandboxes"""
 
 _OF_USER_BY_IDS: Final = """ WHERE user_id = :user_id AND target <> 'deleted'
@@ -22,6 +23,7 @@ _OF_USER_BY_IDS: Final = """ WHERE user_id = :user_id AND target <> 'deleted'
 _spec = msgspec.json.Decoder(Spec)
 _handle = msgspec.json.Decoder(Handle)
 _endpoints = msgspec.json.Decoder(tuple[Endpoint, ...])
+_enforced = msgspec.json.Decoder(tuple[str, ...])
 _facts = msgspec.json.Decoder(dict[str, str])
 _encode = msgspec.json.encode
 
@@ -79,7 +81,7 @@ class SandboxTable:
     async def set_started(self, tx: Transaction, sandbox_id: str) -> None:
         """Store that the backend has taken the order to start, for the first time or again."""
         await tx.run(
-            "UPDATE sandboxes SET phase = 'starting', reason = '', exit_code = NULL,"
+            "UPDATE sandboxes SET phase = 'starting', reason = '', exit_code = NULL, cause = NULL,"
             " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END,"
             " updated_at = :now WHERE id = :id",
             {"id": sandbox_id, "now": to_stored(now())},
@@ -106,7 +108,9 @@ class SandboxTable:
         await tx.run(
             "UPDATE sandboxes SET phase = :phase, reason = :reason, exit_code = :exit_code,"
             " endpoints = coalesce(:endpoints, endpoints), facts = coalesce(:facts, facts),"
-            " working_dir = coalesce(:working_dir, working_dir), updated_at = :now"
+            " working_dir = coalesce(:working_dir, working_dir),"
+            " isolation = coalesce(:isolation, isolation), paused_as = :paused_as,"
+            " cause = :cause, enforced = coalesce(:enforced, enforced), updated_at = :now"
             " WHERE id = :id",
             {
                 "id": sandbox_id,
@@ -116,6 +120,10 @@ class SandboxTable:
                 "endpoints": _encode(report.endpoints) if report.endpoints else None,
                 "facts": _encode(report.facts) if report.facts else None,
                 "working_dir": report.working_dir or None,
+                "isolation": report.isolation,
+                "paused_as": report.paused_as,
+                "cause": report.cause,
+                "enforced": _encode(report.enforced) if report.enforced is not None else None,
                 "now": to_stored(now()),
             },
         )
@@ -255,6 +263,10 @@ class SandboxTable:
             ready_by=from_stored(row["ready_by"]),
             created_at=from_stored(row["created_at"]),
             updated_at=from_stored(row["updated_at"]),
+            isolation=Isolation(row["isolation"]) if row["isolation"] else None,
+            paused_as=PausedAs(row["paused_as"]) if row["paused_as"] else None,
+            cause=Cause(row["cause"]) if row["cause"] else None,
+            enforced=_enforced.decode(row["enforced"]),
         )
 
 

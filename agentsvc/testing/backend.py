@@ -22,13 +22,17 @@ from agentsvc.backend import (
     API_VERSION,
     BackendContext,
     Capability,
+    Cause,
     Endpoint,
+    Fences,
     Found,
     Handle,
     Health,
+    Isolation,
     Limits,
     LogLine,
     Order,
+    PausedAs,
     Phase,
     Port,
     Report,
@@ -137,6 +141,10 @@ class FakeWorld:
         """New sandboxes do not become usable until `finish_start` is called."""
         self.on_create: Callable[[Order], Urls] | None = None
         """Returns the URL to report for each port; then no workload is run."""
+        self.fences = Fences()
+        """How sandboxes are held here."""
+        self.isolation = Isolation.NONE
+        """What every report says is in force, be it true or not."""
 
     def backend(self, instance_id: str = "test", state_dir: Path = Path()) -> "FakeBackend":
         """Return a backend on this world; a further one is what comes after a restart."""
@@ -208,12 +216,18 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         await self._call("probe")
         return Health(ok=True, facts={"sandboxes": str(len(self.world.sandboxes))})
 
+    def fences(self, asked: Spec | Order) -> Fences:
+        """Say what the world was told to say."""
+        del asked
+        return self.world.fences
+
     def check_spec(self, spec: Spec) -> None:
         """Refuse limits, which nothing here would enforce."""
         _check(spec)
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
         """Make a sandbox that runs at once, or the one there is."""
+        self.check_fences(order)
         _check(order)
         await self._call("create", order.sandbox_id)
         if order.sandbox_id not in self.world.sandboxes:
@@ -234,7 +248,10 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             reason=sandbox.reason,
             exit_code=sandbox.exit_code,
             working_dir=sandbox.order.working_dir or WORKING_DIR,
-            facts={"isolation": "none"},
+            isolation=self.world.isolation,
+            paused_as=PausedAs.STOPPED if sandbox.phase is Phase.PAUSED else None,
+            cause=Cause.EXITED if sandbox.phase is Phase.FAILED else None,
+            enforced=(),
             endpoints=tuple(
                 Endpoint(name=name, port=urlsplit(url).port or 80, url=url)
                 for name, url in sandbox.urls.items()

@@ -13,7 +13,16 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.backend import HANDLE_BYTES_MAX, Capability, Handle, Limits, Phase, Spec
+from agentsvc.backend import (
+    HANDLE_BYTES_MAX,
+    Capability,
+    Handle,
+    Isolation,
+    Limits,
+    Network,
+    Phase,
+    Spec,
+)
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected, Unsupported
 from agentsvc.testing.rig import (
     Backend,
@@ -418,6 +427,26 @@ async def limits_that_are_not_enforced_are_refused(rig: Rig) -> None:
         await expect_error(OrderRejected, rig.create(order), f"create with {field}")
         await expect_error(OrderRejected, _check_spec(rig, spec), f"check_spec with {field}")
         expect(not await rig.is_listed(order.sandbox_id), "what was refused was made")
+
+
+@check()
+async def what_is_not_fenced_is_refused_and_what_is_reported_is(rig: Rig) -> None:
+    """Check that more isolation and other networks than there are are refused, by name."""
+    order = rig.order()
+    fences = rig.backend.fences(order)
+    changes: list[dict[str, Any]] = [
+        *({"isolation": one} for one in Isolation if not fences.isolation.meets(one)),
+        *({"network": one} for one in Network if one not in fences.networks),
+    ]
+    for change in changes:
+        more = rig.order(**change)
+        await expect_error(OrderRejected, rig.create(more), f"create with {change}")
+        expect(not await rig.is_listed(more.sandbox_id), "what was refused was made")
+    _, report = await rig.run(order)
+    expect(
+        (report.isolation or Isolation.NONE).meets(fences.isolation),
+        f"it runs as {report.isolation}, and fences says {fences.isolation}",
+    )
 
 
 def _declares_everything(kind: type[Backend], _options: KitOptions) -> str:

@@ -107,6 +107,7 @@ class ListsLate(FakeBackend):
     """Starts the workload first and makes a note of it afterwards."""
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
+        self.check_fences(order)
         if order.limits == Limits() and order.sandbox_id not in self.world.sandboxes:
             sandbox = FakeSandbox(order, self.context.instance_id)
             stray(self.world, sandbox)
@@ -266,6 +267,13 @@ class IgnoresLimits(FakeBackend):
         return await super().create(replace(order, limits=Limits()), save)
 
 
+class IgnoresFloors(FakeBackend):
+    """Makes what asks for more isolation than there is."""
+
+    def check_fences(self, asked: Spec | Order) -> None:
+        """Take everything."""
+
+
 class DoesMoreThanItSays(FakeBackend):
     """Has logs without declaring them."""
 
@@ -337,6 +345,7 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
     (RestartsFromNothing, {"a_failed_sandbox_starts_again_on_its_files"}),
     (LogsNewestFirst, {"logs_are_in_order_and_end_at_delete"}),
     (IgnoresLimits, {"limits_that_are_not_enforced_are_refused"}),
+    (IgnoresFloors, {"what_is_not_fenced_is_refused_and_what_is_reported_is"}),
     (DoesMoreThanItSays, {"an_undeclared_capability_is_unsupported"}),
     (GuessesAtNewHandles, {"a_handle_of_a_newer_version_is_refused"}),
     (TakesSilenceForAbsence, {"an_unreachable_control_plane_is_not_gone"}),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.backend import BackendContext, Limits, Order, Phase, Port, Spec
+from agentsvc.backend import BackendContext, Isolation, Limits, Order, Phase, Port, Spec
 from agentsvc.backends import launch, tree
 from agentsvc.backends.process import ProcessBackend, ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC
@@ -189,7 +189,7 @@ async def test_the_agent_works_in_the_workspace_and_the_command_beside_it(bench:
     assert report.working_dir == str(bench.directory(handle) / "workspace/project/inner")
     assert (await bench.run(handle, "pwd")).strip() == report.working_dir
     assert (bench.directory(handle) / "agent/left").exists()
-    assert report.facts["isolation"] == "none"
+    assert report.isolation is Isolation.NONE
 
 
 async def test_many_sandboxes_started_at_once_never_share_a_port(bench: Bench) -> None:

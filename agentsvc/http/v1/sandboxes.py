@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.errors import BadRequest, NotAllowed, NotFound
+from agentsvc.errors import BadRequest, NotAllowed, NotFound, OrderRejected
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOX, SANDBOXES
 from agentsvc.http.links import links_of
 from agentsvc.http.middleware import ACTIVITY
@@ -164,7 +164,7 @@ ROUTES: Final = (
         body=SpecChoice | None,
         query=SpecChoice,
         answer=SandboxInfo,
-        errors=(NotFound, *OF_SANDBOXES),
+        errors=(NotFound, OrderRejected, *OF_SANDBOXES),
     ),
     Route(
         method="POST",

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Spec
+from agentsvc.backend import Cause, Isolation, PausedAs, Spec
 from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.links import Links
 from agentsvc.http.origins import EDITOR_PORT
@@ -30,7 +30,11 @@ class ExposedUrl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """SandboxInfo; `status_detail` says why a sandbox is as it is."""
+    """SandboxInfo; `status_detail` says why a sandbox is as it is, `status_cause` to programs.
+
+    `isolation` is what is in force, null until it is known; `enforced_limits` names the limits of
+    its spec that are; `paused_as` says what a paused one still has.
+    """
 
     id: str
     created_by_user_id: str | None
@@ -41,6 +45,10 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_at: Time
     status_detail: str | None
     facts: dict[str, str]
+    isolation: Isolation | None
+    paused_as: PausedAs | None
+    status_cause: Cause | None
+    enforced_limits: list[str]
 
 
 class SandboxSpecInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +113,10 @@ def from_sandbox(sandbox: Sandbox, links: Links) -> SandboxInfo:
         created_at=to_stored(sandbox.created_at),
         status_detail=sandbox.reason or None,
         facts=sandbox.facts,
+        isolation=sandbox.isolation,
+        paused_as=sandbox.paused_as,
+        status_cause=sandbox.cause,
+        enforced_limits=list(sandbox.enforced),
     )
 
 
