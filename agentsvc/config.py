@@ -16,6 +16,7 @@ from agentsvc import layers
 from agentsvc.backend import Isolation, Network
 from agentsvc.errors import StartFailed
 from agentsvc.layers import Origin
+from agentsvc.orders import WhenFull
 
 CONFIG_VARIABLE: Final = "AGENTSVC_CONFIG"
 BOOTSTRAP_KEY_VARIABLE: Final = "AGENTSVC_BOOTSTRAP_KEY"
@@ -211,6 +212,31 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     call_seconds: Annotated[
         float, Meta(gt=0, description="Longest time one call to a backend may take")
     ] = 60.0
+    max_running: Annotated[
+        int, Meta(ge=0, le=10**6, description="Most sandboxes that run at a time; 0 is no limit")
+    ] = 0
+    max_running_per_user: Annotated[
+        int, Meta(ge=0, le=10**6, description="Most that run at a time for one user; 0 is no limit")
+    ] = 0
+    max_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**60,
+            description="Most memory that the running ones together may be limited to;"
+            " 0 is no limit, and so counts a spec without one",
+        ),
+    ] = 0
+    when_full: Annotated[
+        WhenFull,
+        Meta(
+            description="What to do over these limits, where a request does not say: reject, queue,"
+            " or pause_idle, which pauses the one idle longest"
+        ),
+    ] = WhenFull.REJECT
+    max_queued: Annotated[
+        int, Meta(ge=0, le=10**6, description="Most sandboxes that may wait for room at a time")
+    ] = 100
     orphan_grace_seconds: Annotated[
         float,
         Meta(ge=0, description="Age at which a sandbox of ours that no record knows is deleted"),
@@ -219,6 +245,13 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         OnShutdown,
         Meta(description="What happens to running sandboxes at shutdown: leave, pause or delete"),
     ] = OnShutdown.LEAVE
+
+
+class RoomConfig(Struct, frozen=True, kw_only=True):
+    """What every `backends.NAME` table may say: how much runs there at a time; 0 is no limit."""
+
+    max_running: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    max_memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 0
 
 
 class ConversationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

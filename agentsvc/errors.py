@@ -173,6 +173,15 @@ class TooManyRequests(AgentsvcError):
     retryable = True
 
 
+class SandboxLimitReached(AgentsvcError):
+    """As many sandboxes run as may, and the caller does not wait for room."""
+
+    code = "sandbox_limit_reached"
+    status = 429
+    retryable = True
+    retry_after_seconds = 30
+
+
 class CapacityExceeded(AgentsvcError):
     """Full now, may fit later."""
 

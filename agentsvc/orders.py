@@ -126,6 +126,17 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class WhenFull(StrEnum):
+    """What is to happen where as many sandboxes run as may."""
+
+    REJECT = "reject"
+    """Nothing: the request is refused and may be tried again."""
+    QUEUE = "queue"
+    """It waits for its turn."""
+    PAUSE_IDLE = "pause_idle"
+    """The sandbox idle longest is paused for it; where none is idle it is refused."""
+
+
 class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a caller may fix when a conversation is started; all of it is optional.
 
@@ -155,6 +166,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     secrets: dict[str, Secret] = {}
     mcp_config: McpConfig | None = None
     settings_required: bool = False
+    when_full: WhenFull | None = None
+    """None for what the server is configured to do."""
     replay: tuple[RecordedStep, ...] = ()
     """What is done again before the model goes on, and before the initial message is said."""
 

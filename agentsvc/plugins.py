@@ -31,7 +31,7 @@ from agentsvc.backend import (
     Spec,
 )
 from agentsvc.backends import process
-from agentsvc.config import Config
+from agentsvc.config import Config, RoomConfig
 from agentsvc.errors import AgentsvcError, BackendUnavailable, OrderRejected, StartFailed
 from agentsvc.hookspecs import NAME, Event
 
@@ -43,6 +43,7 @@ EVENT_SECONDS: Final = 5.0
 
 _QUEUE_SIZE = 1000
 _PACKAGE = "agentsvc_plugins"
+_ROOM_KEYS: Final = frozenset(RoomConfig.__struct_fields__)
 
 type Backend = RuntimeBackend[Any]
 type BackendType = type[RuntimeBackend[Any]]
@@ -182,8 +183,14 @@ class PluginHost:
 class BackendRegistry:
     """The backends this server uses, by the names of their config tables, and the specs."""
 
-    def __init__(self, backends: Mapping[str, Backend], specs: Sequence[Spec]) -> None:
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        specs: Sequence[Spec],
+        rooms: Mapping[str, RoomConfig] | None = None,
+    ) -> None:
         self._backends = dict(backends)
+        self._rooms = dict(rooms or {})
         self._specs = list(specs)
         self._open: set[str] = set()
 
@@ -198,6 +205,7 @@ class BackendRegistry:
         """
         types = host.backend_types()
         tables = {**({"process": {}} if "process" in types else {}), **config.backends}
+        rooms = {name: _room(name, table) for name, table in tables.items()}
         backends = {
             name: _make(name, table, types, instance_id, state_dir)
             for name, table in tables.items()
@@ -208,7 +216,7 @@ class BackendRegistry:
                 f"sandboxes.default_backend is `{default}`, and there is no such backend",
                 hint=f"add a table [backends.{default}] or choose one of: {_list(backends)}",
             )
-        return cls(backends, _ordered_specs(host, config, backends))
+        return cls(backends, _ordered_specs(host, config, backends), rooms)
 
     async def open(self) -> None:
         """Open every backend that is not open; one that cannot be reached is logged and stays so.
@@ -237,6 +245,10 @@ class BackendRegistry:
     def names(self) -> list[str]:
         """Return the names of the configured backends."""
         return list(self._backends)
+
+    def rooms(self) -> dict[str, RoomConfig]:
+        """Return how much may run at a time at each configured backend."""
+        return dict(self._rooms)
 
     def get(self, name: str) -> Backend:
         """Return an open backend; raises BackendUnavailable for one that is not, or is unknown.
@@ -408,7 +420,7 @@ def _make(
     instance_id: str,
     state_dir: Path,
 ) -> Backend:
-    values = dict(table)
+    values = {key: value for key, value in table.items() if key not in _ROOM_KEYS}
     type_name = values.pop("type", name)
     kind = types.get(type_name)
     if kind is None:
@@ -432,6 +444,17 @@ def _make(
         ) from exc
     context = BackendContext(instance_id=instance_id, state_dir=state_dir / name)
     return kind(config, context)
+
+
+def _room(name: str, table: Mapping[str, Any]) -> RoomConfig:
+    values = {key: value for key, value in table.items() if key in _ROOM_KEYS}
+    try:
+        return msgspec.convert(values, RoomConfig, strict=False)
+    except msgspec.ValidationError as exc:
+        raise StartFailed(
+            f"The table [backends.{name}] does not fit: {exc}",
+            hint="max_running and max_memory_bytes are whole numbers, 0 for no limit",
+        ) from exc
 
 
 def _ordered_specs(host: PluginHost, config: Config, backends: Mapping[str, Backend]) -> list[Spec]:

@@ -58,6 +58,8 @@ class StartTask(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[Stage, ...]
     created_at: datetime
     updated_at: datetime
+    queue_position: int | None = None
+    """The place of its sandbox among those that wait for room, counted from 1."""
 
 
 class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,6 +88,16 @@ class Progress:
         task = start.task
         tx.after_commit(lambda: self._on_change(task))
 
+    async def set_position(self, start: Start, position: int | None) -> None:
+        """Store the place in the queue for room, if it has changed; None is the end of the wait."""
+        if position == start.task.queue_position:
+            return
+        detail = f"Waiting for room: position {position} in the queue" if position else None
+        start.task = msgspec.structs.replace(
+            start.task, queue_position=position, detail=detail, updated_at=now()
+        )
+        await self.store(start)
+
     async def note(self, start: Start, problem: str | None) -> None:
         """Store what went wrong without stopping the start, if anything did."""
         if problem is None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from agentsvc.agent import AgentClient
-from agentsvc.conversations.model import Conversation
+from agentsvc.conversations.model import Conversation, StartTask
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.db import Database, Queryable, Transaction
@@ -97,6 +97,14 @@ class Remover:
             return tasks
 
         return await self._db.write(body)
+
+    async def give_back(self, tx: Transaction, task: StartTask) -> None:
+        """Give up the sandbox that was reserved for a start which failed before it used it."""
+        order = task.request
+        if task.sandbox_id is None or order.sandbox_id or order.parent_conversation_id:
+            return
+        if len(await self._table.of_sandbox(task.sandbox_id, tx)) == 1:
+            await self._sandboxes.release(tx, task.sandbox_id)
 
     async def is_removed(
         self, conversation_id: str, sandbox_id: str, reader: Queryable | None = None

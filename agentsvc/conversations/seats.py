@@ -1,5 +1,6 @@
 """In which sandbox a conversation works: the one that is named, one that it joins, or its own."""
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -11,7 +12,8 @@ from agentsvc.conversations.grouping import choose_sandbox
 from agentsvc.conversations.progress import Progress, Start, made
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.db import Database, Transaction
-from agentsvc.errors import NotFound, StartRefused
+from agentsvc.errors import BackendUnavailable, NotFound, StartRefused
+from agentsvc.orders import WhenFull
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.settings import GroupingStrategy
 
@@ -36,6 +38,23 @@ class Seats:
         self._progress = progress
         self._explain = explain
 
+    async def reserve(self, tx: Transaction, start: Start) -> None:
+        """Ask at once for the room a new start needs, where room is limited.
+
+        So its caller hears of it: raises SandboxLimitReached or OrderRejected. A start that may
+        join a running sandbox finds out later, and then waits for room if it needs some.
+        """
+        if not self._sandboxes.gate.is_limited:
+            return
+        user_id, order = start.task.user_id, start.task.request
+        named = order.sandbox_id or start.conversation.sandbox_id
+        if named is not None:
+            await self._sandboxes.resume_named(tx, user_id, named, order.when_full)
+        elif not await self._find_joinable(start):
+            # A backend that is away is waited for in the background.
+            with contextlib.suppress(BackendUnavailable):
+                await self._make(tx, start, order.when_full)
+
     async def choose(self, start: Start) -> Sandbox:
         """Return the sandbox, asked for and linked to the conversation; raises StartRefused."""
         task, order = start.task, start.task.request
@@ -49,38 +68,44 @@ class Seats:
         # Not what the user has paused since, but what was paused when the server stopped.
         is_resumable = sandbox.status is SandboxStatus.PAUSED and start.sandbox is None
         if is_resumable or (sandbox.status is SandboxStatus.ERROR and not task.sandbox_id):
-            await self._sandboxes.resume(task.user_id, wanted)
+            await self._sandboxes.resume(task.user_id, wanted, when_full=WhenFull.QUEUE)
         if task.sandbox_id is None:
             await self._db.write(lambda tx: self._progress.link_sandbox(tx, start, wanted))
         return sandbox
 
     async def _join_sandbox(self, start: Start) -> Sandbox | None:
+        chosen = await self._find_joinable(start)
+        if chosen is not None:
+            sandbox_id = chosen.id
+            await self._db.write(lambda tx: self._progress.link_sandbox(tx, start, sandbox_id))
+        return chosen
+
+    async def _find_joinable(self, start: Start) -> Sandbox | None:
         strategy, spec = start.settings.sandbox_grouping_strategy, self._spec(start)
+        if strategy is GroupingStrategy.NO_GROUPING:
+            return None
         running = [
             sandbox
             for sandbox in await self._sandboxes.find_running(start.task.user_id)
             if sandbox.spec_id == spec.id and sandbox.agent_url is not None
         ]
         occupancy = await self._table.occupancy([sandbox.id for sandbox in running])
-        chosen = choose_sandbox(strategy, running, occupancy)
-        if chosen is not None:
-            sandbox_id = chosen.id
-            await self._db.write(lambda tx: self._progress.link_sandbox(tx, start, sandbox_id))
-        return chosen
+        return choose_sandbox(strategy, running, occupancy)
 
     async def _new_sandbox(self, start: Start) -> Sandbox:
-        task, spec = start.task, self._spec(start)
+        # Where room is limited, the caller was told when the start was asked for.
+        return await self._db.write(lambda tx: self._make(tx, start, WhenFull.QUEUE))
+
+    async def _make(self, tx: Transaction, start: Start, when_full: WhenFull | None) -> Sandbox:
+        spec = self._spec(start)
         factor = start.settings.remote_runtime_resource_factor
         if factor is not None:
             spec = msgspec.structs.replace(spec, resource_factor=factor)
-
-        async def body(tx: Transaction) -> Sandbox:
-            # One transaction: a sandbox that no task knows would be started twice.
-            sandbox = await self._sandboxes.start(task.user_id, spec, tx=tx)
-            await self._progress.link_sandbox(tx, start, sandbox.id)
-            return sandbox
-
-        return await self._db.write(body)
+        # One transaction: a sandbox that no task knows would be started twice.
+        user_id = start.task.user_id
+        sandbox = await self._sandboxes.start(user_id, spec, tx=tx, when_full=when_full)
+        await self._progress.link_sandbox(tx, start, sandbox.id)
+        return sandbox
 
     def _spec(self, start: Start) -> Spec:
         """Return the spec that is asked for, else the user's usual one if there is one of that id."""

@@ -28,6 +28,7 @@ from agentsvc.conversations.model import (
     Generation,
     StartTask,
 )
+from agentsvc.conversations.progress import Start
 from agentsvc.conversations.prompts import first_message
 from agentsvc.conversations.recorder import Recorder
 from agentsvc.conversations.removal import Remover
@@ -46,7 +47,7 @@ from agentsvc.sandboxes.order import CallbackRules
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import Settings, SettingsStore
 from agentsvc.supervisor import Supervisor
-from agentsvc.values import new_id, parse_uuid
+from agentsvc.values import new_id, now, parse_uuid
 from agentsvc.vault import Vault
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,8 @@ class Conversations:
         """Ask for a conversation; what was asked is stored when this returns.
 
         The same order for a known conversation id gives its task; another one is a Conflict.
-        Raises BadRequest or NotFound for what can never be started.
+        Raises BadRequest or NotFound for what can never be started, and SandboxLimitReached where
+        there is no room for it now.
         """
         settings = await self._settings.find(user_id)
         if order.settings_required:
@@ -171,8 +173,15 @@ class Conversations:
                 raise Conflict("A conversation with this name exists")
             await self._table.insert(tx, conversation)
             await self._tasks.insert(tx, task)
+            asked = Start(
+                task=task,
+                conversation=conversation,
+                deadline=now(),
+                settings=settings or Settings(),
+            )
+            await self._starter.reserve(tx, asked)
             tx.after_commit(lambda: self._run(task.id))
-            return task
+            return asked.task
 
         return await self._db.write(body)
 

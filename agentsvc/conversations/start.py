@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -65,6 +66,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_SECONDS: Final = 0.5
 _LAST_RETRY_SECONDS: Final = 10.0
+_QUEUE_LOOK_SECONDS: Final = 10.0
 
 
 class Starter:
@@ -158,6 +160,7 @@ class Starter:
 
     async def _get_sandbox(self, start: Start) -> None:
         sandbox = await self._seats.choose(start)
+        await self._wait_for_room(start, sandbox.id)
         time_limit = max(0.0, (start.deadline - now()).total_seconds())
         waited = await self._sandboxes.wait_for(
             sandbox.id,
@@ -175,6 +178,23 @@ class Starter:
             await self._check_sandbox(start)
             text = f"{exc.message}. Raise `conversations.agent_seconds` in the server's config"
             raise StartRefused(with_tail(text, await self._log_tail(waited))) from exc
+
+    async def _wait_for_room(self, start: Start, sandbox_id: str) -> None:
+        """Wait until it is the sandbox's turn to run; only then the time for the start begins."""
+        while True:
+            seen = await self._sandboxes.find_any(sandbox_id)
+            position = await self._sandboxes.gate.find_position(sandbox_id)
+            if seen is None or position is None:
+                break
+            await self._progress.set_position(start, position)
+            await self._sandboxes.wait_for(
+                sandbox_id,
+                partial(_differs_from, seen.reason),
+                time_limit=_QUEUE_LOOK_SECONDS,
+            )
+        if start.task.queue_position is not None:
+            await self._progress.set_position(start, None)
+            start.deadline = now() + timedelta(seconds=self._config.start_seconds)
 
     async def _prepare_repository(self, start: Start) -> None:
         sandbox, agent = made(start.sandbox), made(start.agent)
@@ -310,6 +330,10 @@ class Starter:
             },
         )
 
+    async def reserve(self, tx: Transaction, start: Start) -> None:
+        """Ask for room in the transaction that stores a start; raises as `Seats.reserve`."""
+        await self._seats.reserve(tx, start)
+
     # How they are run
 
     async def _retry(self, start: Start, step: Callable[[Start], Awaitable[None]]) -> None:
@@ -359,6 +383,8 @@ class Starter:
                 entered(start.task, StartStatus.ERROR), detail=text
             )
             await self._tasks.update(tx, start.task)
+            if stage is StartStatus.WORKING:
+                await self._remover.give_back(tx, start.task)
             await self._recorder.announce_failure(tx, start.conversation.id, "StartFailed", text)
             task = start.task
             tx.after_commit(lambda: self._on_change(task))
@@ -377,6 +403,10 @@ class Starter:
                 "why": detail,
             },
         )
+
+
+def _differs_from(reason: str, seen: Sandbox | None) -> bool:
+    return seen is None or seen.reason != reason
 
 
 def _public_host(provider: Provider) -> str | None:

@@ -19,7 +19,7 @@ from agentsvc.values import Secret, encode_cursor, from_stored, to_stored
 from agentsvc.vault import Vault
 
 _SELECT_TASK: Final = """SELECT id, user_id, conversation_id, status, detail, sandbox_id, agent_server_url,
-    sealed, generation, stages, created_at, updated_at FROM start_tasks"""
+    sealed, generation, stages, created_at, updated_at, queue_position FROM start_tasks"""
 
 _COUNT_TASKS: Final = "SELECT count(*) AS n FROM start_tasks WHERE "
 
@@ -71,7 +71,7 @@ class StartTaskTable:
         await tx.run(
             "UPDATE start_tasks SET status = :status, detail = :detail,"
             " sandbox_id = :sandbox_id, agent_server_url = :agent_server_url, stages = :stages,"
-            " updated_at = :updated_at WHERE id = :id",
+            " queue_position = :queue_position, updated_at = :updated_at WHERE id = :id",
             _task_row(task),
         )
         self._announce(tx, task)
@@ -172,6 +172,7 @@ class StartTaskTable:
             stages=_stages.decode(row["stages"]),
             created_at=from_stored(row["created_at"]),
             updated_at=from_stored(row["updated_at"]),
+            queue_position=row["queue_position"],
         )
 
 
@@ -205,4 +206,5 @@ def _task_row(task: StartTask) -> dict[str, Any]:
         "stages": _encode(task.stages),
         "created_at": to_stored(task.created_at),
         "updated_at": to_stored(task.updated_at),
+        "queue_position": task.queue_position,
     }

@@ -23,6 +23,8 @@ from agentsvc.errors import (
     NotAllowed,
     NotAuthenticated,
     NotFound,
+    OrderRejected,
+    SandboxLimitReached,
     SandboxNotUsable,
     Unsupported,
 )
@@ -84,7 +86,14 @@ OF_SANDBOXES: Final = (
     BackendBroken,
 )
 """What stands in the way of an operation that wants another state of a sandbox."""
-OF_STARTS: Final = (BadRequest, NotFound, Conflict, BackendUnavailable)
+OF_STARTS: Final = (
+    BadRequest,
+    NotFound,
+    Conflict,
+    OrderRejected,
+    SandboxLimitReached,
+    BackendUnavailable,
+)
 """What stands in the way of the start of a conversation."""
 
 EXAMPLE_ID: Final = "7c9e6679742540de944be07fc1f90ae7"

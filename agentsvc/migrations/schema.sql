@@ -115,7 +115,7 @@ CREATE TABLE start_tasks (
     stages BLOB NOT NULL,
     created_at TEXT NOT NULL,
     updated_at TEXT NOT NULL
-) STRICT;
+, queue_position INTEGER) STRICT;
 
 CREATE INDEX start_tasks_by_created ON start_tasks (user_id, created_at, id);
 
@@ -173,7 +173,7 @@ CREATE TABLE pending_messages (
     -- How often the same was said before the first try to deliver it; NULL until then.
     said_before INTEGER,
     created_at TEXT NOT NULL
-) STRICT;
+, run INTEGER NOT NULL DEFAULT 1) STRICT;
 
 CREATE INDEX pending_messages_by_conversation ON pending_messages (conversation_id, seq);
 
@@ -380,3 +380,21 @@ BEGIN
       AND s.is_enabled
       AND 'sandbox' IN (SELECT value FROM json_each(s.changes));
 END;
+
+CREATE TABLE sandbox_uses (
+    sandbox_id TEXT NOT NULL PRIMARY KEY REFERENCES sandboxes (id) ON DELETE CASCADE,
+    active_at TEXT,
+    -- Paused by a rule or to make room, so that the next message resumes it.
+    culled_at TEXT,
+    -- Waits for room since then.
+    queued_at TEXT,
+    -- Removals that failed, and when the next one is due.
+    removal_tries INTEGER NOT NULL DEFAULT 0,
+    removal_due_at TEXT
+) STRICT;
+
+CREATE INDEX sandbox_uses_queued ON sandbox_uses (queued_at)
+WHERE queued_at IS NOT NULL;
+
+CREATE INDEX sandbox_uses_removals ON sandbox_uses (removal_tries)
+WHERE removal_tries > 0;

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from enum import Enum, auto
 from typing import Final
 
@@ -22,6 +23,7 @@ from agentsvc.sandboxes.changes import Changes
 from agentsvc.sandboxes.order import CallbackRules, make_order
 from agentsvc.sandboxes.state import Action, Sandbox, Target, is_settled, next_action
 from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.sandboxes.use_table import UseTable
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import Secret, now, sha256
 
@@ -34,6 +36,7 @@ _FIRST_LOOK_SECONDS: Final = 0.05
 _LAST_LOOK_SECONDS: Final = 1.0
 _FIRST_RETRY_SECONDS: Final = 0.5
 _LAST_RETRY_SECONDS: Final = 30.0
+_REMOVAL_RETRY_SECONDS: Final = 300.0
 
 
 class _Progress(Enum):
@@ -52,6 +55,7 @@ class Driver:
         *,
         db: Database,
         table: SandboxTable,
+        uses: UseTable,
         calls: BackendCalls,
         changes: Changes,
         supervisor: Supervisor,
@@ -60,6 +64,7 @@ class Driver:
     ) -> None:
         self._db = db
         self._table = table
+        self._uses = uses
         self._calls = calls
         self._changes = changes
         self._supervisor = supervisor
@@ -97,8 +102,9 @@ class Driver:
         if sandbox is None:
             return _Progress.SETTLED
         action = next_action(sandbox.target, sandbox.phase, has_handle=sandbox.handle is not None)
-        if action is Action.REST:
-            return _Progress.SETTLED
+        rest = await self._rest(sandbox, action)
+        if rest is not None:
+            return rest
         try:
             async with self._calls.to(sandbox.backend) as backend:
                 if action in (Action.DELETE, Action.SCAN_AND_CLOSE):
@@ -107,9 +113,23 @@ class Driver:
                 report = await self._do(action, backend, sandbox)
             return await self._store(sandbox, report)
         except AgentsvcError as exc:
-            if exc.retryable:
-                return await self._put_off(sandbox, exc)
-            return await self._give_up(sandbox, action, exc)
+            return await self._fail(sandbox, action, exc)
+
+    async def _rest(self, sandbox: Sandbox, action: Action) -> _Progress | None:
+        """Return how it ends where nothing is to be done now, None where something is."""
+        if action is Action.REST or await self._uses.is_waiting(sandbox.id):
+            return _Progress.SETTLED
+        if sandbox.target is Target.DELETED:
+            due_at = await self._uses.find_removal_due(sandbox.id)
+            return None if due_at is None or due_at <= now() else _Progress.BLOCKED
+        return None
+
+    async def _fail(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
+        if sandbox.target is Target.DELETED:
+            return await self._put_off_removal(sandbox, exc)
+        if exc.retryable:
+            return await self._put_off(sandbox, exc)
+        return await self._give_up(sandbox, action, exc)
 
     async def _do(self, action: Action, backend: Backend, sandbox: Sandbox) -> Report:
         try:
@@ -241,6 +261,38 @@ class Driver:
                 "failed sandbox goes on at its backend",
                 extra={"sandbox_id": found.id, "reason": f"{exc.message} {exc.detail}".strip()},
             )
+
+    async def _put_off_removal(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
+        """Count a removal that failed; the waits between the tries grow, whatever went wrong."""
+
+        async def change(tx: Transaction) -> int:
+            tries = 1 + await self._uses.count_tries(tx, sandbox.id)
+            wait_seconds = min(
+                _FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 20), _REMOVAL_RETRY_SECONDS
+            )
+            due_at = now() + timedelta(seconds=wait_seconds)
+            await self._uses.count_failed_removal(tx, sandbox.id, due_at)
+            await self._table.set_reason(tx, sandbox.id, exc.message)
+            after = await self._table.find(sandbox.id, tx)
+            tx.after_commit(lambda: self._changes.announce(sandbox, after))
+            return tries
+
+        tries = await self._db.write(change)
+        is_news = exc.message != sandbox.reason
+        level = logging.WARNING if exc.retryable else logging.ERROR
+        log.log(
+            level if is_news else logging.DEBUG,
+            "sandbox could not be removed, and will be tried again",
+            extra={
+                "sandbox_id": sandbox.id,
+                "backend": sandbox.backend,
+                "code": exc.code,
+                "tries": tries,
+                "reason": f"{exc.message} {exc.detail}".strip(),
+            },
+            exc_info=exc if is_news and isinstance(exc, BackendBroken) else None,
+        )
+        return _Progress.BLOCKED
 
     async def _put_off(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
         is_first_start = sandbox.phase is None or sandbox.target is Target.RESTARTED

@@ -20,14 +20,17 @@ from agentsvc.errors import (
     SandboxNotUsable,
     Unsupported,
 )
+from agentsvc.orders import WhenFull
 from agentsvc.plugins import BackendRegistry
 from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.changes import Changes, OnChange
 from agentsvc.sandboxes.driver import LOG_LINES, Driver
+from agentsvc.sandboxes.gate import Gate
 from agentsvc.sandboxes.order import CallbackRules, with_floor
-from agentsvc.sandboxes.state import Sandbox, Target, is_settled
+from agentsvc.sandboxes.state import Sandbox, Target, holds_room, is_settled
 from agentsvc.sandboxes.sweep import Sweeper
 from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.sandboxes.use_table import UseTable
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import (
     decode_cursor,
@@ -61,9 +64,22 @@ class Sandboxes:
         self._config = config
         self._changes = Changes()
         self._calls = BackendCalls(registry, config.call_seconds)
+        self._uses = UseTable(db)
+        self.gate = Gate(
+            db=db,
+            table=self._table,
+            uses=self._uses,
+            changes=self._changes,
+            supervisor=supervisor,
+            config=config,
+            rooms=registry.rooms(),
+            let_in=self._let_in,
+        )
+        """Who may run, and who waits."""
         self._driver = Driver(
             db=db,
             table=self._table,
+            uses=self._uses,
             calls=self._calls,
             changes=self._changes,
             supervisor=supervisor,
@@ -160,8 +176,18 @@ class Sandboxes:
 
     # What is wanted
 
-    async def start(self, user_id: str, spec: Spec, *, tx: Transaction | None = None) -> Sandbox:
-        """Ask for a new sandbox; it is stored and starting when this returns."""
+    async def start(
+        self,
+        user_id: str,
+        spec: Spec,
+        *,
+        tx: Transaction | None = None,
+        when_full: WhenFull | None = None,
+    ) -> Sandbox:
+        """Ask for a new sandbox; it is stored and starting, or waiting, when this returns.
+
+        Raises SandboxLimitReached where there is no room and it is not to wait.
+        """
         spec = with_floor(spec, self._config.isolation)
         backend = spec.backend or self._config.default_backend
         self._registry.get(backend).check_fences(spec)
@@ -187,13 +213,15 @@ class Sandboxes:
             updated_at=moment,
         )
 
-        async def insert(tx: Transaction) -> None:
+        async def insert(tx: Transaction) -> Sandbox:
             await self._table.insert(tx, sandbox)
-            tx.after_commit(lambda: self._changes.announce(sandbox, sandbox))
+            await self.gate.enter(tx, sandbox, when_full)
+            stored = await self._table.find(sandbox.id, tx) or sandbox
+            tx.after_commit(lambda: self._changes.announce(stored, stored))
             tx.after_commit(lambda: self._driver.wake(sandbox.id))
+            return stored
 
-        await (insert(tx) if tx else self._db.write(insert))
-        return sandbox
+        return await (insert(tx) if tx else self._db.write(insert))
 
     async def pause(self, user_id: str, sandbox_id: str) -> None:
         """Ask for a paused sandbox, and wait for it unless its backend cannot be reached now.
@@ -205,20 +233,39 @@ class Sandboxes:
         if sandbox.phase is Phase.FAILED:
             raise SandboxNotUsable(f"The sandbox has failed: {sandbox.reason}")
         self._require(sandbox, Capability.PAUSE)
+        if sandbox.phase is None and await self._uses.is_waiting(sandbox_id):
+            raise Conflict("The sandbox waits for room and was not made yet; it can be deleted")
         await self._wait(await self._set_target(sandbox_id, Target.PAUSED), _is_settled)
 
-    async def resume(self, user_id: str, sandbox_id: str) -> None:
+    async def resume(
+        self, user_id: str, sandbox_id: str, *, when_full: WhenFull | None = None
+    ) -> None:
         """Ask for a running sandbox, and wait as `pause` does until the backend was told.
 
         One that has failed is started again on its files where its backend can do that.
-        Resuming a running sandbox is fine. Raises as `pause`.
+        Resuming a running sandbox is fine. Raises as `pause`, and SandboxLimitReached where there
+        is no room and it is not to wait.
         """
         sandbox = await self._usable(user_id, sandbox_id)
         if sandbox.phase is Phase.FAILED:
-            await self._restart(sandbox)
+            await self._restart(sandbox, when_full)
             return
-        wanted = await self._set_target(sandbox_id, Target.RUNNING)
+        wanted = await self._set_target(sandbox_id, Target.RUNNING, when_full)
+        if await self._uses.is_waiting(sandbox_id):
+            return
         await self._wait(wanted, lambda seen: seen is None or seen.phase is not Phase.PAUSED)
+
+    async def resume_named(
+        self, tx: Transaction, user_id: str, sandbox_id: str, when_full: WhenFull | None
+    ) -> None:
+        """Ask for a paused sandbox to run again, in the caller's own transaction.
+
+        Any other state, and a sandbox that is not the user's, is left to whoever needs it next.
+        Raises SandboxLimitReached.
+        """
+        found = await self._table.find(sandbox_id, tx)
+        if found is not None and found.user_id == user_id and found.phase is Phase.PAUSED:
+            await self._want(tx, sandbox_id, Target.RUNNING, when_full)
 
     async def delete(self, user_id: str, sandbox_id: str) -> None:
         """Ask for a sandbox to be removed with all its files; raises NotFound.
@@ -288,14 +335,14 @@ class Sandboxes:
 
         await self.wait_for(wanted.id, is_enough, time_limit=self._config.call_seconds)
 
-    async def _restart(self, sandbox: Sandbox) -> None:
+    async def _restart(self, sandbox: Sandbox, when_full: WhenFull | None) -> None:
         if Capability.RESTART not in self._registry.get(sandbox.backend).capabilities:
             raise SandboxNotUsable(
                 f"The sandbox has failed and cannot be started again: {sandbox.reason}"
             )
         if sandbox.handle is None:
             raise SandboxNotUsable(f"The sandbox was never made: {sandbox.reason}")
-        await self._set_target(sandbox.id, Target.RESTARTED)
+        await self._set_target(sandbox.id, Target.RESTARTED, when_full)
 
     async def _usable(self, user_id: str, sandbox_id: str) -> Sandbox:
         sandbox = await self.get(user_id, sandbox_id)
@@ -314,25 +361,50 @@ class Sandboxes:
             return False
         return sandbox.phase is Phase.RUNNING
 
-    async def _set_target(self, sandbox_id: str, target: Target) -> Sandbox:
-        wanted = await self._want_now(sandbox_id, target)
+    async def _set_target(
+        self, sandbox_id: str, target: Target, when_full: WhenFull | None = None
+    ) -> Sandbox:
+        wanted = await self._want_now(sandbox_id, target, when_full)
         if wanted is None:
             raise Conflict("The sandbox is being deleted")
         return wanted
 
-    async def _want_now(self, sandbox_id: str, target: Target) -> Sandbox | None:
-        return await self._db.write(lambda tx: self._want(tx, sandbox_id, target))
+    async def _want_now(
+        self, sandbox_id: str, target: Target, when_full: WhenFull | None = None
+    ) -> Sandbox | None:
+        return await self._db.write(lambda tx: self._want(tx, sandbox_id, target, when_full))
 
-    async def _want(self, tx: Transaction, sandbox_id: str, target: Target) -> Sandbox | None:
+    async def _want(
+        self,
+        tx: Transaction,
+        sandbox_id: str,
+        target: Target,
+        when_full: WhenFull | None = None,
+    ) -> Sandbox | None:
         """Store what is wanted of a sandbox; None if it is being deleted or gone already."""
         before = await self._table.find(sandbox_id, tx)
         if before is None or before.target is Target.DELETED:
             return None
         await self._table.set_target(tx, sandbox_id, target, self._deadline())
+        await self._uses.set_culled(tx, sandbox_id, None)
+        if target in (Target.PAUSED, Target.DELETED):
+            await self.gate.leave(tx, sandbox_id)
+        elif not holds_room(before):
+            await self.gate.enter(tx, before, when_full)
         after = await self._table.find(sandbox_id, tx)
         tx.after_commit(lambda: self._changes.announce(before, after))
         tx.after_commit(lambda: self._driver.wake(sandbox_id))
         return after
+
+    async def _let_in(self, tx: Transaction, sandbox_id: str) -> None:
+        """Let a sandbox run that has waited for room; it has all its time to start."""
+        before = await self._table.find(sandbox_id, tx)
+        if before is None:
+            return
+        await self._table.set_target(tx, sandbox_id, before.target, self._deadline())
+        after = await self._table.find(sandbox_id, tx)
+        tx.after_commit(lambda: self._changes.announce(before, after))
+        tx.after_commit(lambda: self._driver.wake(sandbox_id))
 
     def _deadline(self) -> datetime:
         return now() + timedelta(seconds=self._config.start_seconds)

@@ -114,6 +114,14 @@ def status_of(target: Target, phase: Phase | None) -> SandboxStatus:
     return SandboxStatus.STARTING if is_restarting or is_resuming else _SHOWN[phase]
 
 
+def holds_room(sandbox: Sandbox) -> bool:
+    """Whether it takes room already, so that to want it running takes no more."""
+    if sandbox.phase in (Phase.STARTING, Phase.RUNNING):
+        return True
+    is_wanted = sandbox.target in (Target.RUNNING, Target.RESTARTED)
+    return is_wanted and sandbox.phase not in (Phase.FAILED, Phase.GONE)
+
+
 def next_action(target: Target, phase: Phase | None, *, has_handle: bool) -> Action:
     """Return the step that brings a sandbox from what was last seen nearer to what is wanted."""
     if target is Target.DELETED:

@@ -5,13 +5,20 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.errors import BadRequest, NotAllowed, NotFound, OrderRejected
+from agentsvc.errors import (
+    BadRequest,
+    NotAllowed,
+    NotFound,
+    OrderRejected,
+    SandboxLimitReached,
+)
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOX, SANDBOXES
 from agentsvc.http.links import links_of
 from agentsvc.http.middleware import ACTIVITY
 from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Example, Route, Scope
 from agentsvc.http.v1.types_sandboxes import (
     Ids,
+    RoomChoice,
     SandboxChoice,
     SandboxInfo,
     SandboxSpecInfo,
@@ -63,10 +70,12 @@ async def get_sandboxes(request: web.Request) -> web.Response:
 
 async def post_sandbox(request: web.Request) -> web.Response:
     """POST /sandboxes: the spec is named in the query, else in the body."""
-    chosen = read_query(request, SpecChoice).sandbox_spec_id
+    chosen = read_query(request, SpecChoice)
     body = await read_json(request, _CHOICE, default=None) or SpecChoice()
-    spec = request.app[SANDBOXES].get_spec(chosen or body.sandbox_spec_id)
-    sandbox = await request.app[SANDBOXES].start(request[PRINCIPAL].user_id, spec)
+    spec = request.app[SANDBOXES].get_spec(chosen.sandbox_spec_id or body.sandbox_spec_id)
+    sandbox = await request.app[SANDBOXES].start(
+        request[PRINCIPAL].user_id, spec, when_full=chosen.when_full or body.when_full
+    )
     return json_response(from_sandbox(sandbox, links_of(request)))
 
 
@@ -80,7 +89,8 @@ async def post_pause(request: web.Request) -> web.Response:
 async def post_resume(request: web.Request) -> web.Response:
     """POST /sandboxes/{sandbox_id}/resume."""
     sandbox_id = path_text(request, "sandbox_id")
-    await request.app[SANDBOXES].resume(request[PRINCIPAL].user_id, sandbox_id)
+    when_full = read_query(request, RoomChoice).when_full
+    await request.app[SANDBOXES].resume(request[PRINCIPAL].user_id, sandbox_id, when_full=when_full)
     return json_response(SUCCESS)
 
 
@@ -164,7 +174,7 @@ ROUTES: Final = (
         body=SpecChoice | None,
         query=SpecChoice,
         answer=SandboxInfo,
-        errors=(NotFound, OrderRejected, *OF_SANDBOXES),
+        errors=(OrderRejected, *OF_SANDBOXES, SandboxLimitReached),
     ),
     Route(
         method="POST",
@@ -183,8 +193,9 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P0",
         summary="Resume a sandbox",
+        query=RoomChoice,
         answer=Success,
-        errors=OF_SANDBOXES,
+        errors=(*OF_SANDBOXES, SandboxLimitReached),
     ),
     Route(
         method="DELETE",

@@ -11,6 +11,7 @@ from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.links import Links
 from agentsvc.http.origins import EDITOR_PORT
 from agentsvc.http.wire import Page, Time
+from agentsvc.orders import WhenFull
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.state import AGENT_PORT
 from agentsvc.values import decode_cursor, encode_cursor, to_stored
@@ -67,8 +68,17 @@ class Ids(msgspec.Struct, frozen=True, kw_only=True):
     ids: list[str] = msgspec.field(name="id")
 
 
-class SpecChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which spec a new sandbox follows; the same in the query and in the body."""
+class RoomChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do where as many sandboxes run as may; left out, as the server is configured."""
+
+    when_full: WhenFull | None = None
+
+
+class SpecChoice(RoomChoice, frozen=True, kw_only=True):
+    """Which spec a new sandbox follows, and what to do where there is no room for it.
+
+    The same in the query and in the body.
+    """
 
     sandbox_spec_id: str | None = None
 

@@ -20,6 +20,7 @@ from agentsvc.orders import (
     SuggestedTask,
     TaskType,
     Trigger,
+    WhenFull,
 )
 from agentsvc.values import MASK, Secret, to_stored
 
@@ -53,7 +54,11 @@ class PluginBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What POST /app-conversations reads; `processors` is read and has no effect."""
+    """What POST /app-conversations reads; `processors` is read and has no effect.
+
+    `when_full` says what to do where as many sandboxes run as may: reject, queue or pause_idle;
+    left out, it is as the server is configured.
+    """
 
     sandbox_id: Name | None = None
     conversation_id: UUID | None = None
@@ -73,6 +78,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     agent_type: AgentType = AgentType.DEFAULT
     public: bool | None = None
     plugins: Annotated[list[PluginBody], msgspec.Meta(max_length=100)] | None = None
+    when_full: WhenFull | None = None
     secrets: (
         Annotated[dict[SecretName, SecretValue], msgspec.Meta(max_length=SECRETS_MAX)] | None
     ) = None
@@ -103,7 +109,7 @@ class StartRequestView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
-    """AppConversationStartTask."""
+    """AppConversationStartTask; `queue_position` counts from 1 while it waits for room."""
 
     id: str
     created_by_user_id: str | None
@@ -115,6 +121,7 @@ class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
     request: StartRequestView
     created_at: Time
     updated_at: Time
+    queue_position: int | None
 
 
 class StartTaskIds(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +173,7 @@ def to_order(body: StartBody) -> StartOrder:
         agent_type=body.agent_type,
         public=body.public,
         plugins=tuple(_to_plugin(plugin) for plugin in body.plugins or ()),
+        when_full=body.when_full,
         secrets={name: Secret(value) for name, value in (body.secrets or {}).items()},
     )
 
@@ -184,6 +192,7 @@ def from_start_task(task: StartTask, links: Links) -> StartTaskView:
         request=_from_order(task.request),
         created_at=to_stored(task.created_at),
         updated_at=to_stored(task.updated_at),
+        queue_position=task.queue_position,
     )
 
 
