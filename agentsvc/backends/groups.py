@@ -1,0 +1,295 @@
+"""Which control groups the server may make here, and limits set through them.
+
+A sandbox has one group of version 2 where there is one, which holds, freezes and ends it, and
+one of version 1 for each limit that version 1 keeps. Both are made below the server's own group,
+so that what limits the server limits its sandboxes, too. All functions block for a moment; call
+them from a thread.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agentsvc.backend import Limits
+from agentsvc.values import new_id
+
+_PERIOD_MICROSECONDS: Final = 100_000
+_QUOTA_MICROSECONDS_MIN: Final = 1_000
+_DELEGATED: Final = ("trusted.delegate", "user.delegate")
+"""What systemd marks a group with that its service may divide."""
+
+_OWN_LEAF: Final = "agentsvc-server"
+
+CONTROLLERS: Final = {"cpus": "cpu", "memory_bytes": "memory", "pids": "pids"}
+"""The controller behind each field of Limits that a group can enforce."""
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    """A hierarchy as it is mounted here, and the server's own group in it."""
+
+    controllers: frozenset[str]
+    """Of version 1; empty for version 2."""
+    is_unified: bool
+    own: Path
+
+
+class Groups(msgspec.Struct, frozen=True, kw_only=True):
+    """Where groups can be made, and which limits they enforce."""
+
+    unified: Path | None = None
+    """The group of version 2 in which sandboxes get theirs."""
+    controllers: frozenset[str] = frozenset()
+    """What groups in it can limit."""
+    legacy: dict[str, Path] = {}
+    """The group of version 1 in which sandboxes get theirs, by controller."""
+
+    def limits(self) -> frozenset[str]:
+        """Return the fields of Limits that are enforced."""
+        kept = self.controllers | self.legacy.keys()
+        return frozenset(field for field, name in CONTROLLERS.items() if name in kept)
+
+    def describe(self) -> str:
+        """Say in a line where groups are made."""
+        parts = [f"version 2 at {self.unified}"] if self.unified else []
+        if self.controllers:
+            parts[0] += f" with {', '.join(sorted(self.controllers))}"
+        parts += [f"version 1 for {name}" for name in sorted(self.legacy)]
+        return "; ".join(parts) or "not usable"
+
+    def legacy_paths(self, name: str) -> list[Path]:
+        """Return where a sandbox's groups of version 1 are, or would be."""
+        return [parent / name for parent in self.legacy.values()]
+
+    def make(self, name: str, limits: Limits) -> "Held":
+        """Make what enforces the limits, and set them; raises OSError if one is not taken."""
+        held = Held()
+        for field, controller in CONTROLLERS.items():
+            value = getattr(limits, field)
+            if value is None:
+                continue
+            if controller in self.controllers and self.unified is not None:
+                group = self.unified / name
+                group.mkdir(exist_ok=True)
+                _limit_unified(group, controller, value)
+                held.note(controller, group / "memory.events", group)
+            else:
+                group = self.legacy[controller] / name
+                group.mkdir(exist_ok=True)
+                _limit_legacy(group, controller, value)
+                held.note(controller, group / "memory.oom_control", group)
+        return held
+
+
+class Held:
+    """What was made for one sandbox: what its processes have to join, and what counts its kills."""
+
+    def __init__(self) -> None:
+        self.joined: list[str] = []
+        self.kills = ""
+
+    def note(self, controller: str, counter: Path, group: Path) -> None:
+        """Remember a group, and the file that counts kills for want of memory."""
+        if str(group) not in self.joined:
+            self.joined.append(str(group))
+        if controller == "memory":
+            self.kills = str(counter)
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox uses, as its groups count it; None where nothing counts it."""
+
+    memory_bytes: int | None = None
+    pids: int | None = None
+
+
+def find() -> Groups:
+    """Return what can be used here; nothing at all where nothing can."""
+    try:
+        mounts = list(_mounts())
+    except OSError:
+        return Groups()
+    unified, controllers = None, frozenset[str]()
+    legacy: dict[str, Path] = {}
+    for mount in mounts:
+        if mount.is_unified:
+            unified, controllers = _try_unified(mount.own)
+    for mount in mounts:
+        for name in mount.controllers & set(CONTROLLERS.values()) - controllers:
+            if _is_makeable(mount.own, _LEGACY_FILES[name]):
+                legacy[name] = mount.own
+    return Groups(unified=unified, controllers=controllers, legacy=legacy)
+
+
+def usage(unified: Path | None, joined: list[Path]) -> Usage:
+    """Read what the groups of a sandbox count."""
+    places = [*joined, *([unified] if unified else [])]
+    return Usage(
+        memory_bytes=_first(places, ("memory.current", "memory.usage_in_bytes")),
+        pids=_first(places, ("pids.current",)),
+    )
+
+
+def _first(places: list[Path], names: tuple[str, ...]) -> int | None:
+    for path in (place / name for place in places for name in names):
+        with contextlib.suppress(OSError, ValueError):
+            return int(path.read_text())
+    return None
+
+
+_LEGACY_FILES: Final = {
+    "cpu": "cpu.cfs_quota_us",
+    "memory": "memory.limit_in_bytes",
+    "pids": "pids.max",
+}
+
+
+def _limit_legacy(group: Path, controller: str, value: float) -> None:
+    match controller:
+        case "cpu":
+            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
+            (group / "cpu.cfs_quota_us").write_text(str(_quota(value)))
+        case "memory":
+            _limit_legacy_memory(group, int(value))
+        case _:
+            (group / "pids.max").write_text(str(int(value)))
+
+
+def _limit_legacy_memory(group: Path, value: int) -> None:
+    # The limit of memory and swap together may not be below that of memory, nor be passed by it.
+    both = group / "memory.memsw.limit_in_bytes"
+    if both.exists():
+        with contextlib.suppress(OSError):
+            both.write_text("-1")
+    (group / "memory.limit_in_bytes").write_text(str(value))
+    if both.exists():
+        both.write_text(str(value))
+
+
+def _limit_unified(group: Path, controller: str, value: float) -> None:
+    match controller:
+        case "cpu":
+            (group / "cpu.max").write_text(f"{_quota(value)} {_PERIOD_MICROSECONDS}")
+        case "memory":
+            (group / "memory.max").write_text(str(int(value)))
+            if (group / "memory.swap.max").exists():
+                (group / "memory.swap.max").write_text("0")
+        case _:
+            (group / "pids.max").write_text(str(int(value)))
+
+
+def _quota(cpus: float) -> int:
+    return max(int(cpus * _PERIOD_MICROSECONDS), _QUOTA_MICROSECONDS_MIN)
+
+
+def _try_unified(own: Path) -> tuple[Path | None, frozenset[str]]:
+    """Return the group in which others can be made, and what those can limit."""
+    for parent in _parents(own):
+        if _is_makeable(parent, "cgroup.freeze"):
+            return parent, _enable(parent, own)
+    return None, frozenset()
+
+
+def _parents(own: Path) -> list[Path]:
+    # A service's manager may have put it into a leaf of the group that it gave it.
+    return [own.parent, own] if _is_delegated(own.parent) else [own]
+
+
+def _enable(parent: Path, own: Path) -> frozenset[str]:
+    """Hand controllers down to the groups in `parent`, and return which they have."""
+    try:
+        offered = set((parent / "cgroup.controllers").read_text().split())
+    except OSError:
+        return frozenset()
+    wanted = sorted(offered & set(CONTROLLERS.values()))
+    control = parent / "cgroup.subtree_control"
+    with contextlib.suppress(OSError):
+        if _may_divide(parent, own):
+            for name in wanted:
+                control.write_text(f"+{name}")
+    try:
+        return frozenset(control.read_text().split()) & set(wanted)
+    except OSError:
+        return frozenset()
+
+
+def _may_divide(parent: Path, own: Path) -> bool:
+    """Say whether controllers may be handed down in a group; ours is first emptied for that.
+
+    Only the top of all groups may have both processes and groups that are limited. Below it, what
+    is not marked as ours to divide belongs to whoever manages this machine.
+    """
+    if not (parent / "cgroup.type").exists():
+        return True
+    if not _is_delegated(parent):
+        return False
+    if parent == own:
+        _move_to_leaf(own)
+    return True
+
+
+def _move_to_leaf(own: Path) -> None:
+    leaf = own / _OWN_LEAF
+    leaf.mkdir(exist_ok=True)
+    for pid in (own / "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            (leaf / "cgroup.procs").write_text(pid)
+
+
+def _is_delegated(group: Path) -> bool:
+    for name in _DELEGATED:
+        with contextlib.suppress(OSError):
+            if os.getxattr(group, name) == b"1":
+                return True
+    return False
+
+
+def _is_makeable(parent: Path, file: str) -> bool:
+    trial = parent / f"agentsvc-trial-{new_id()}"
+    try:
+        trial.mkdir()
+        fits = os.access(trial / file, os.W_OK)
+        trial.rmdir()
+    except OSError:
+        return False
+    return fits
+
+
+def _mounts() -> Iterator[Mount]:
+    own = dict(_own_paths())
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        root, point = left.split()[3:5]
+        kind, _, options = right.split()[:3]
+        if kind == "cgroup2":
+            names = frozenset({""})
+        elif kind == "cgroup":
+            names = frozenset(options.split(",")) & own.keys()
+        else:
+            continue
+        path = next((own[name] for name in names if name in own), None)
+        below = _below(path, root) if path is not None else None
+        if below is not None:
+            place = Path(point.replace(r"\040", " ")) / below
+            yield Mount(controllers=names - {""}, is_unified=kind == "cgroup2", own=place)
+
+
+def _own_paths() -> Iterator[tuple[str, str]]:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            yield name, path
+
+
+def _below(path: str, root: str) -> str | None:
+    # A container may see its own group mounted as if it were the top one.
+    if "/.." in path:
+        return None
+    if root == "/":
+        return path.lstrip("/")
+    if path == root or path.startswith(f"{root}/"):
+        return path[len(root) :].lstrip("/")
+    return None
