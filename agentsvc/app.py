@@ -7,6 +7,7 @@ decides anything.
 import logging
 import os
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,7 @@ from agentsvc.http.keys import (
     FILES,
     GIT_PROVIDERS,
     KEYRING,
+    LOGINS,
     PENDING,
     REPLAYS,
     SANDBOXES,
@@ -61,6 +63,7 @@ from agentsvc.http.live import LIVE, LiveAnswers
 from agentsvc.http.middleware import install
 from agentsvc.http.routes import Route, mount, mounted
 from agentsvc.installation import Installation
+from agentsvc.logins import Logins
 from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.outgoing.sender import Sender
 from agentsvc.plugins import BackendRegistry, Notifier, PluginHost
@@ -159,6 +162,8 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[DATABASE] = database = installation.database
     app[KEYRING] = KeyRing(database)
     app[DEVICES] = DeviceLogins(database)
+    lifetime = timedelta(seconds=app[CONFIG].server.login_seconds)
+    app[LOGINS] = Logins(database, app[KEYRING], lifetime=lifetime)
     app[SETTINGS] = SettingsStore(database, vault)
     app[SECRETS] = SecretStore(database, vault)
     app[ANNOUNCEMENTS] = announcements = Announcements()
@@ -343,7 +348,9 @@ def _news(before: Sandbox, after: Sandbox | None) -> Announcement:
 
 async def _gateway(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG].gateway
-    admission = Admission(keyring=app[KEYRING], sandboxes=app[SANDBOXES], config=config)
+    admission = Admission(
+        keyring=app[KEYRING], logins=app[LOGINS], sandboxes=app[SANDBOXES], config=config
+    )
     app[gateway.GATEWAY] = made = gateway.Gateway(
         admission, app[DOORSTEP], connect_seconds=config.connect_seconds
     )

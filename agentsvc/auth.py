@@ -37,12 +37,13 @@ class Role(StrEnum):
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is calling."""
+    """Who is calling; `login_id` is there where a browser's login stands for the key."""
 
     user_id: str
     user_name: str
     role: Role
     key_id: int
+    login_id: str | None = None
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):

@@ -119,6 +119,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             " a person with a key approves it"
         ),
     ] = True
+    login_seconds: Annotated[
+        float,
+        Meta(gt=0, le=10**9, description="Time after which a browser has to log in again"),
+    ] = 604800.0
     max_body_bytes: Annotated[
         int, Meta(ge=1024, le=2**31, description="Largest request body that is read")
     ] = 10 * 1024 * 1024

@@ -48,6 +48,8 @@ class Client:
     def __init__(self, base_url: str, key: str | None, *, patience: float = WAIT_SECONDS) -> None:
         self.base_url = base_url
         self.key = key
+        self.headers: dict[str, str] = {}
+        """What streams are opened with, beside the key."""
         self.patience = patience
         self._session = aiohttp.ClientSession(
             headers={"X-Session-API-Key": key} if key else {},

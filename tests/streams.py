@@ -125,4 +125,4 @@ def path_of(conversation_id: str, after: str | int | None = None) -> str:
 
 
 def _key_of(client: Client) -> dict[str, str]:
-    return {"X-Session-API-Key": client.key} if client.key else {}
+    return {"X-Session-API-Key": client.key, **client.headers} if client.key else client.headers

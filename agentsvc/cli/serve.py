@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -24,11 +25,14 @@ from agentsvc.db import lock_data_dir
 from agentsvc.errors import NotAuthenticated, StartFailed
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.http.links import prefix_of
+from agentsvc.http.routes import LOGIN_PATH
 from agentsvc.http.server import make_runner
 from agentsvc.installation import Installation
+from agentsvc.logins import LINK_LIFETIME, Logins
 from agentsvc.values import Secret
 
 FIRST_USER: Final = "admin"
+LINK_MINUTES: Final = round(LINK_LIFETIME.total_seconds() / 60)
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only compared with
 
 
@@ -69,6 +73,12 @@ def command(
             if first_key is not None and bootstrap_key is None:
                 click.echo("This is a new installation. Its admin API key, shown only this once:")
                 click.echo(f"\n    {first_key.reveal()}\n")
+                link = asyncio.run(make_login_link(places, config, listener, first_key))
+                masker.add(Secret(link.rpartition("=")[2]))
+                click.echo(
+                    f"Or log a browser in with this link, once, within {LINK_MINUTES} minutes:"
+                )
+                click.echo(f"\n    {link}\n")
             _say_where(places, loaded.path)
             _run(config, places, listener)
 
@@ -148,6 +158,22 @@ async def ensure_first_key(places: DataDir, bootstrap_key: Secret | None) -> Sec
         return None
     finally:
         await installation.close()
+
+
+async def make_login_link(
+    places: DataDir, config: Config, listener: socket.socket, key: Secret
+) -> str:
+    """Return a URL that logs a browser in, once, with a key."""
+    installation = await Installation.open(places)
+    try:
+        keyring = KeyRing(installation.database)
+        lifetime = timedelta(seconds=config.server.login_seconds)
+        logins = Logins(installation.database, keyring, lifetime=lifetime)
+        token = await logins.make_link((await keyring.identify(key.reveal())).key_id)
+    finally:
+        await installation.close()
+    base = config.server.public_url.rstrip("/") or url_of(listener)
+    return f"{base}{LOGIN_PATH}?token={token.reveal()}"
 
 
 async def _note_unused(keys: KeyRing, bootstrap_key: Secret) -> None:

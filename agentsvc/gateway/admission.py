@@ -19,6 +19,7 @@ from agentsvc.errors import (
     SandboxStarting,
 )
 from agentsvc.gateway.target import Shown
+from agentsvc.logins import Logins
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
 
 _RESUME: Final = "POST /api/v1/sandboxes/{}/resume"
@@ -35,8 +36,11 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
 class Admission:
     """Knows who has a key, and waits for sandboxes that start."""
 
-    def __init__(self, *, keyring: KeyRing, sandboxes: Sandboxes, config: GatewayConfig) -> None:
+    def __init__(
+        self, *, keyring: KeyRing, logins: Logins, sandboxes: Sandboxes, config: GatewayConfig
+    ) -> None:
         self._keyring = keyring
+        self._logins = logins
         self._sandboxes = sandboxes
         self._config = config
 
@@ -55,6 +59,8 @@ class Admission:
             visitor = await self._add(visitor, key)
         for key in shown.sandbox_keys:
             visitor = _merge(visitor, Visitor(sandbox=await self._find(key), keys=frozenset({key})))
+        if visitor.principal is None and shown.login:
+            visitor = await self._add_login(visitor, shown.login)
         if visitor.principal is None and visitor.sandbox is None:
             raise NotAuthenticated
         hidden = visitor
@@ -114,6 +120,13 @@ class Admission:
         except NotAuthenticated:
             return visitor
         return _merge(visitor, Visitor(principal=principal, keys=keys))
+
+    async def _add_login(self, visitor: Visitor, token: str) -> Visitor:
+        try:
+            principal = await self._logins.identify(token)
+        except NotAuthenticated:
+            return visitor
+        return _merge(visitor, Visitor(principal=principal))
 
     async def _find(self, key: str) -> Sandbox | None:
         # A user's key cannot be a sandbox's, and is by far the more common one.

@@ -17,7 +17,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from agentsvc.auth import KEY_PREFIX
 
 KEY_HEADER: Final = "X-Session-API-Key"
-OWN_COOKIES: Final = ("agentsvc", "__host-agentsvc")
+OWN_COOKIES: Final = ("agentsvc", "__host-agentsvc", "__secure-agentsvc")
 """How the names of this server's own cookies begin, in lower case."""
 
 _HOP_BY_HOP: Final = frozenset(
@@ -70,6 +70,7 @@ _FOR_THE_ORIGIN: Final = frozenset(
 _LOCATIONS: Final = frozenset({"location", "content-location"})
 _CORS: Final = "access-control-"
 _DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
+_APART: Final = "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts"
 _CONTROL = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
 
 
@@ -99,6 +100,8 @@ class Confines(msgspec.Struct, frozen=True, kw_only=True):
     """The public path that stands before the paths it knows."""
     is_agent: bool
     """Whether this server, not the sandbox, says which other origins may read the answer."""
+    is_apart: bool = False
+    """Whether a page is kept apart from those of this server, whose origin it would have."""
     cookie: str = ""
     """A cookie of this server's that the answer sets."""
 
@@ -149,6 +152,8 @@ def to_client(headers: CIMultiDictProxy[str], confines: Confines) -> CIMultiDict
         confined = _confine(lower, legible(value), confines)
         if confined is not None:
             passed.add(name, confined)
+    if confines.is_apart:
+        passed.add("Content-Security-Policy", _APART)
     if confines.cookie:
         passed.add(hdrs.SET_COOKIE, confines.cookie)
     return passed

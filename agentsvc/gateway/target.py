@@ -14,6 +14,7 @@ from agentsvc.gateway import headers, own_origin, rewrite
 from agentsvc.gateway.headers import Caller, Confines
 from agentsvc.http.keys import REQUEST_ID
 from agentsvc.http.links import Links, Origin, WorkOrigin, is_from_proxy, mount_of, origin_of
+from agentsvc.http.login_cookie import login_token
 from agentsvc.http.middleware import keys_of, password_of
 from agentsvc.http.origins import EDITOR_PORT, read_label
 from agentsvc.sandboxes import Sandbox
@@ -65,11 +66,13 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """In URLs and cookies, where pages of the sandbox may read them: the sandbox's own only."""
     others: tuple[str, ...]
     """Of no use here, and not for the sandbox either."""
+    login: str = ""
+    """In the cookie of a browser's login."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no key that could open anything."""
-        return not self.keys and not self.sandbox_keys
+        return not (self.keys or self.sandbox_keys or self.login)
 
 
 def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, Place]:
@@ -95,6 +98,7 @@ def shown_keys(request: web.Request, place: Place) -> Shown:
         keys=keys_of(request),
         sandbox_keys=tuple(key for key in elsewhere if key and key.isascii()),
         others=password_of(request),
+        login="" if place.own_origin or place.is_at_root else login_token(request),
     )
 
 
@@ -138,6 +142,7 @@ def make_target(
             mount=mount,
             prefix=origin.prefix if place.is_at_root else mount,
             is_agent=is_agent,
+            is_apart=place.own_origin is None and place.port != EDITOR_PORT,
             cookie=_cookie_of(sandbox, place),
         ),
         edit_body=_edit_of(request, sandbox, place.path) if is_agent else None,

@@ -23,6 +23,7 @@ from agentsvc.db import Database
 from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
 from agentsvc.gitproviders import GitProviders
+from agentsvc.logins import Logins
 from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.plugins import BackendRegistry
 from agentsvc.sandboxes import Sandbox, Sandboxes
@@ -37,6 +38,7 @@ BACKENDS: Final[web.AppKey[BackendRegistry]] = web.AppKey("backends")
 SUPERVISOR: Final[web.AppKey[Supervisor]] = web.AppKey("supervisor")
 KEYRING: Final[web.AppKey[KeyRing]] = web.AppKey("keyring")
 DEVICES: Final[web.AppKey[DeviceLogins]] = web.AppKey("devices")
+LOGINS: Final[web.AppKey[Logins]] = web.AppKey("logins")
 SETTINGS: Final[web.AppKey[SettingsStore]] = web.AppKey("settings")
 SECRETS: Final[web.AppKey[SecretStore]] = web.AppKey("secrets")
 GIT_PROVIDERS: Final[web.AppKey[GitProviders]] = web.AppKey("git_providers")

@@ -15,7 +15,7 @@ from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
 from agentsvc.errors import AgentsvcError, BadRequest, NotAuthenticated, NotFound
 from agentsvc.http.doorstep import DOORSTEP, LARGEST_FIRST_BYTES, wants_socket
-from agentsvc.http.keys import CONFIG, KEYRING, ON_LOST, PRINCIPAL
+from agentsvc.http.keys import CONFIG, KEYRING, LOGINS, ON_LOST, PRINCIPAL
 from agentsvc.http.wire import encode
 from agentsvc.values import monotonic
 
@@ -284,7 +284,7 @@ async def _tell(request: web.Request, line: _Line, items: Items) -> Ending | Non
     checked_at = monotonic()
     async for item in items:
         if monotonic() - checked_at >= every:
-            if not await request.app[KEYRING].is_valid(request[PRINCIPAL].key_id):
+            if not await _is_admitted(request):
                 return _KEY_LOST
             checked_at = monotonic()
         match item:
@@ -295,6 +295,14 @@ async def _tell(request: web.Request, line: _Line, items: Items) -> Ending | Non
             case None:
                 await line.beat()
     return None
+
+
+async def _is_admitted(request: web.Request) -> bool:
+    """Tell whether the key is still valid, or the login that stands for it."""
+    caller = request[PRINCIPAL]
+    if caller.login_id is None:
+        return await request.app[KEYRING].is_valid(caller.key_id)
+    return await request.app[LOGINS].is_valid(caller.login_id)
 
 
 async def _wait(over: asyncio.Event) -> None:

@@ -31,12 +31,14 @@ from agentsvc.http.keys import (
     CONVERSATIONS,
     IS_FORWARDED,
     KEYRING,
+    LOGINS,
     PASS,
     PRINCIPAL,
     REQUEST_ID,
     SANDBOX,
     SANDBOXES,
 )
+from agentsvc.http.login_cookie import login_token
 from agentsvc.http.routes import KEY_PARAMETER, Handler, Scope, is_page, route_of
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
@@ -245,7 +247,8 @@ def _shows_key_later(request: web.Request) -> bool:
     """Whether the key may be the first message of a WebSocket, since there is none yet."""
     route = route_of(request)
     takes_them = route is not None and route.takes_query_key and wants_socket(request)
-    return takes_them and not keys_of(request) and not _query_keys(request)
+    is_shown = keys_of(request) or _query_keys(request) or login_token(request)
+    return takes_them and not is_shown
 
 
 async def _identify_user(request: web.Request) -> Principal:
@@ -254,7 +257,10 @@ async def _identify_user(request: web.Request) -> Principal:
             return await request.app[KEYRING].identify(key)
         except NotAuthenticated:
             continue
-    raise NotAuthenticated
+    token = login_token(request)
+    if not token:
+        raise NotAuthenticated
+    return await request.app[LOGINS].identify(token)
 
 
 async def _identify_sandbox(request: web.Request) -> Sandbox:

@@ -102,6 +102,9 @@ EXAMPLE_ID: Final = "7c9e6679742540de944be07fc1f90ae7"
 KEY_PARAMETER: Final = "session_api_key"
 """The query parameter in which a stream may get its key."""
 
+LOGIN_PATH: Final = "/login"
+"""The page on which a browser logs in."""
+
 SHOWN_AS: Final = "x-shown-as"
 """Names, in a schema, the type that describes a value which is decoded later."""
 

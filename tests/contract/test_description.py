@@ -249,6 +249,15 @@ async def _new_delivery(client: Client) -> Json:
     return {"subscription_id": made["id"], "delivery_id": delivery["id"]}
 
 
+async def _key(world: World) -> Json:
+    return {"api_key": world.user.key}
+
+
+async def _browser_login(world: World) -> Json:
+    login = await world.user.post("/api/v1/logins", json=await _key(world))
+    return {"login_id": login.json()["id"]}
+
+
 async def _login(world: World) -> Json:
     """Return what a program gets that begins a login."""
     login: Json = (await world.user.post("/oauth/device/authorize")).json()
@@ -286,7 +295,10 @@ async def _replay(world: World) -> Json:
 
 
 PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
+    "delete /api/v1/logins/{login_id}": _browser_login,
+    "post /api/v1/logins": _key,
     "post /api/v1/webhooks/replays/{conversation_id}/chat/completions": _replay,
+    "post /login": _key,
     "post /oauth/device/token": _approved_login,
     "post /oauth/device/verify": _waiting_login,
     "post /oauth/device/verify-authenticated": _waiting_login,
@@ -319,7 +331,8 @@ async def send_example(world: World, operation: Operation) -> list[str]:
             async with open_lines(client, path) as stream:
                 problems += [] if await stream.until("ready") else [f"{operation.name}: no events"]
             continue
-        answer = await client.request(operation.method.upper(), path, **options)
+        method = operation.method.upper()
+        answer = await client.request(method, path, allow_redirects=False, **options)
         if answer.status != operation.route.status:
             problems.append(f"{operation.name}: {answer.status} {answer.text[:500]}")
         media = answer.headers.get("Content-Type", "").partition(";")[0]

@@ -87,17 +87,20 @@ async def test_there_are_no_saved_agents(client: Client) -> None:
 ALWAYS_OPEN = {"/alive", "/health", "/ready", "/server_info", "/api/v1/web-client/config"}
 
 
-async def test_only_five_operations_are_open_without_the_device_login(tmp_path: Path) -> None:
+LOGIN_OPEN = {"/api/v1/logins", "/login", "/login.css"}
+
+
+async def test_only_these_operations_are_open_without_the_device_login(tmp_path: Path) -> None:
     config = Config(server=ServerConfig(device_login=False))
     app = await build_app(config, data_dir=tmp_path)
     opened = {route.path for route in mounted(app) if route.scope is Scope.OPEN}
-    assert opened == ALWAYS_OPEN
+    assert opened == ALWAYS_OPEN | LOGIN_OPEN
 
 
 async def test_the_device_login_opens_its_own_and_is_on_by_default(tmp_path: Path) -> None:
     app = await build_app(Config(), data_dir=tmp_path)
     opened = {route.path for route in mounted(app) if route.scope is Scope.OPEN}
-    assert opened - ALWAYS_OPEN == {
+    assert opened - ALWAYS_OPEN - LOGIN_OPEN == {
         "/oauth/device/authorize",
         "/oauth/device/token",
         "/oauth/device/verify",

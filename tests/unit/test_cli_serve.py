@@ -115,6 +115,26 @@ def test_the_first_start_prints_a_key_that_opens_the_server_and_where_everything
     assert "config      defaults, no file was read\n" in server.said
 
 
+def test_the_first_start_prints_a_link_that_logs_a_browser_in_once(start: Start) -> None:
+    server = start()
+    found = re.search(r"^    (http\S+/login)\?token=(\S+)$", server.said, re.MULTILINE)
+    assert found is not None
+    assert found[1] == f"{server.url}/login"
+    body = json.dumps({"token": found[2]}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{server.url}/api/v1/logins", data=body, headers=headers)
+    with urllib.request.urlopen(request) as response:
+        cookie = response.headers["Set-Cookie"].partition(";")[0]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request)
+    asked = urllib.request.Request(f"{server.url}/api/v1/users/me", headers={"Cookie": cookie})
+    with urllib.request.urlopen(asked) as response:
+        assert response.status == 200
+    server.stop()
+    assert found[2] not in server.process.communicate()[1]
+    assert "?token=" not in start().said
+
+
 def test_what_the_server_keeps_is_for_its_owner_only(start: Start, tmp_path: Path) -> None:
     start()
     modes = {

@@ -42,6 +42,7 @@ _TAGS: Final = {
     "config": "Language models to choose from",
     "web-client": "What a web front end asks for at page load",
     "keys": "API keys of a user",
+    "logins": "Logins of browsers",
     "oauth": "Login of programs that have no browser (RFC 8628)",
     "server": "The server itself",
 }
@@ -76,6 +77,13 @@ _SCHEMES: Final[dict[str, Json]] = {
         "type": "http",
         "scheme": "basic",
         "description": "API key of a user as the password; the name is not read",
+    },
+    "login": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": "agentsvc-login",
+        "description": "Login of a browser, for pages of this server; over https the name begins with"
+        " `__Host-` or `__Secure-`",
     },
     "queryKey": {
         "type": "apiKey",

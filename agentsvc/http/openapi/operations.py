@@ -20,13 +20,15 @@ _SEPARATORS: Final = re.compile(r"[^A-Za-z0-9]+")
 
 _WORDS: Final = {
     **dict.fromkeys(("alive", "health", "ready", "server_info", "openapi.json", "docs"), "server"),
+    "login": "logins",
+    "login.css": "logins",
     "reset-settings": "settings",
     "add-git-providers": "secrets",
     "unset-provider-tokens": "secrets",
 }
 """The groups of operations whose path does not begin with the name of one."""
 
-USER_KEYS: Final = ("apiKey", "bearer", "accessToken")
+USER_KEYS: Final = ("apiKey", "bearer", "accessToken", "login")
 _SECURITY: Final[dict[Scope, tuple[str, ...]]] = {
     Scope.OPEN: (),
     Scope.USER: USER_KEYS,

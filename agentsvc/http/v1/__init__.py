@@ -11,6 +11,7 @@ from agentsvc.http.v1 import (
     events,
     files,
     git,
+    logins,
     pending_messages,
     profiles,
     sandboxes,
@@ -43,6 +44,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *catalogue.ROUTES,
     *web_client.ROUTES,
     *api_keys.ROUTES,
+    *logins.ROUTES,
     *webhook_subscriptions.ROUTES,
 )
 """Every operation of version 1 that is always there."""

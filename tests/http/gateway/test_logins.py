@@ -1,0 +1,115 @@
+"""What the cookie of a browser's login opens at the gateway, and where it never goes."""
+
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import WSMsgType
+
+from agentsvc.auth import Role
+from agentsvc.http.keys import LOGINS
+from tests.http.gateway.steps import LONG_SECONDS, Box
+from tests.service import Client
+
+
+class Browser:
+    """A browser of the sandbox's owner that is logged in."""
+
+    def __init__(self, box: Box, token: str) -> None:
+        self.box = box
+        self.token = token
+        self.anyone: Client = box.service.client_with(None)
+
+    def headers(self, **more: str) -> dict[str, str]:
+        cookie = f"mine=1; agentsvc-login={self.token}; __Host-agentsvc-login=x"
+        return {"Cookie": f"{cookie}; __Secure-agentsvc-login=y", **more}
+
+    async def status(self, method: str = "GET", path: str = "", **more: str) -> int:
+        path = path or self.box.path("/data")
+        return (await self.anyone.request(method, path, headers=self.headers(**more))).status
+
+
+@pytest.fixture
+async def browser(box: Box) -> Browser:
+    assert box.owner.key
+    _, token = await box.service.app[LOGINS].begin(box.owner.key, client="")
+    return Browser(box, token.reveal())
+
+
+@pytest.mark.parametrize("port", ["agent", "vscode", "worker_1"])
+async def test_a_login_opens_ports_and_its_cookie_stays_here(browser: Browser, port: str) -> None:
+    assert await browser.status(path=browser.box.path("/data", port)) == 200
+    seen = browser.box.upstream.seen[-1]
+    assert seen.all("Cookie") == ["mine=1"]
+    assert not any(browser.token in value for _, value in seen.headers)
+
+
+async def test_a_login_changes_something_for_pages_of_the_server_only(browser: Browser) -> None:
+    own = browser.box.service.url
+    path = browser.box.path("/sink")
+    assert await browser.status("POST", path, Origin=own) == 200
+    assert await browser.status("POST", path, **{"Sec-Fetch-Site": "same-origin"}) == 200
+    before = len(browser.box.upstream.seen)
+    refused: list[dict[str, str]] = [
+        {},
+        {"Origin": "null"},
+        {"Origin": "https://elsewhere.example"},
+        {"Origin": own, "Sec-Fetch-Site": "same-site"},
+    ]
+    for more in refused:
+        assert await browser.status("POST", path, **more) == 401, more
+    assert len(browser.box.upstream.seen) == before
+
+
+async def test_a_login_opens_a_socket_for_pages_of_the_server_only(browser: Browser) -> None:
+    own = browser.box.service.url
+    async with aiohttp.ClientSession() as session:
+        options: dict[str, Any] = {"headers": browser.headers(Origin=own)}
+        async with session.ws_connect(browser.box.url("/ws"), **options) as socket:
+            assert (await socket.receive(timeout=LONG_SECONDS)).data == "hello"
+        options = {"headers": browser.headers(Origin="https://elsewhere.example")}
+        async with session.ws_connect(browser.box.url("/ws"), **options) as socket:
+            await socket.send_str("hello?")
+            ended = await socket.receive(timeout=LONG_SECONDS)
+            assert (ended.type, ended.data) == (WSMsgType.CLOSE, 4001)
+
+
+async def test_a_login_opens_no_sandbox_of_another_user(browser: Browser) -> None:
+    owner = await browser.box.service.make_client("other", Role.MEMBER)
+    other = await Box.start(browser.box.service, browser.box.upstream, owner)
+    assert await browser.status(path=other.path("/data")) == 404
+
+
+async def test_a_login_that_is_over_opens_nothing(browser: Browser) -> None:
+    browser.token = browser.token[1:]
+    assert await browser.status() == 401
+
+
+async def test_a_login_opens_no_origin_of_a_work_port(browser: Browser) -> None:
+    """A browser never sends it there; whoever does is not let in by it."""
+    port = browser.box.service.url.rpartition(":")[2]
+    host = f"worker-1-{browser.box.id}.localhost:{port}"
+    assert await browser.status(path="/data", Host=host) == 401
+    key = {"X-Session-API-Key": browser.box.key}
+    assert await browser.status(path="/data", Host=host, **key) == 200
+    assert browser.box.upstream.seen[-1].all("Cookie") == ["mine=1"]
+
+
+@pytest.mark.parametrize("name", ["agentsvc-login", "__Host-agentsvc-login", "__Secure-agentsvc-x"])
+async def test_a_sandbox_sets_no_cookie_of_ours(browser: Browser, name: str) -> None:
+    browser.box.upstream.answer_headers = [("Set-Cookie", f"{name}=stolen; Path=/")]
+    answer = await browser.box.get("/data")
+    assert answer.status == 200
+    assert "Set-Cookie" not in answer.headers
+
+
+async def test_pages_of_work_ports_are_kept_apart_from_those_of_the_server(box: Box) -> None:
+    for port, is_apart in (("worker_1", True), ("agent", True), ("vscode", False)):
+        answer = await box.get("/data", port)
+        policy = answer.headers.get("Content-Security-Policy", "")
+        assert policy.startswith("sandbox ") is is_apart
+        assert "allow-same-origin" not in policy
+    answer = await box.service.client_with(box.key).get(
+        "/data", headers={"Host": f"worker-1-{box.id}.localhost"}
+    )
+    assert (answer.status, "Content-Security-Policy" in answer.headers) == (200, False)
