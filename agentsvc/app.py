@@ -235,6 +235,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[SUPERVISOR],
         config=config.sandboxes,
         callbacks=callbacks,
+        settings=app[SETTINGS],
     )
     app[CONVERSATIONS] = conversations = Conversations(
         db=app[DATABASE],

@@ -131,6 +131,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     disk_bytes: int | None = None
     pids: int | None = None
+    """Processes and threads together."""
+    open_files: int | None = None
+    """Of each process."""
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +170,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     network: Network = Network.OPEN
     allow_hosts: tuple[str, ...] = ()
     """Host names, `*.` before one for all below it, where the network is `allowlist`."""
+    reaches: tuple[str, ...] = ()
+    """`host:port` of what the agent needs in every network besides the server: its models."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +198,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     network: Network = Network.OPEN
     allow_hosts: tuple[str, ...] = ()
     """Host names, `*.` before one for all below it, where the network is `allowlist`."""
+    reaches: tuple[str, ...] = ()
+    """`host:port` of what the agent needs in every network besides the server: its models."""
 
 
 class Handle(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,7 +220,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     """The number inside the sandbox, the chosen one where the order said 0."""
     url: str
-    """Where the server connects."""
+    """Where the server connects: `http`, `https`, or `http+unix` with a socket's quoted path as host."""
     public_url: str | None = None
     """Where an API client connects, if that differs."""
     needs_key: bool = False
@@ -311,6 +318,8 @@ class BackendContext(msgspec.Struct, frozen=True, kw_only=True):
     """Of this installation; label everything with it."""
     state_dir: Path
     """Private to this backend; may be empty after a restore."""
+    callback_url: str = ""
+    """Where sandboxes reach the server, also those without a network; empty if that is not known."""
     owner_key: FindKey = no_key
     """Returns what the owner of a sandbox has stored as their `sandbox_api_key`, now."""
 

@@ -418,6 +418,7 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     memory_bytes: Annotated[int, Meta(gt=0)] | None = None
     disk_bytes: Annotated[int, Meta(gt=0)] | None = None
     pids: Annotated[int, Meta(gt=0)] | None = None
+    open_files: Annotated[int, Meta(gt=0)] | None = None
 
 
 class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,9 @@ from typing import Final
 import msgspec
 
 from agentsvc.backend import Isolation, Order, Spec
+from agentsvc.modelhosts import host_of
 from agentsvc.sandboxes.state import Sandbox
+from agentsvc.settings import Settings, llm_of
 from agentsvc.values import Secret, sha256
 
 WEBHOOK_PATH: Final = "/api/v1/webhooks"
@@ -30,6 +32,16 @@ class CallbackRules(msgspec.Struct, frozen=True, kw_only=True):
 def with_floor(spec: Spec, floor: Isolation) -> Spec:
     """Return the spec, asking for no less isolation than the floor of all sandboxes."""
     return spec if spec.isolation.meets(floor) else msgspec.structs.replace(spec, isolation=floor)
+
+
+def with_models(spec: Spec, settings: Settings | None) -> Spec:
+    """Return the spec, reaching the models of its user whatever its network."""
+    if settings is None:
+        return spec
+    models = (llm_of(settings), *settings.llm_profiles.values())
+    hosts = (host_of(llm.model or "", llm.base_url) for llm in models)
+    reaches = tuple(dict.fromkeys((*spec.reaches, *filter(None, hosts))))
+    return msgspec.structs.replace(spec, reaches=reaches)
 
 
 def make_order(sandbox: Sandbox, rules: CallbackRules) -> Order:
@@ -72,4 +84,5 @@ def make_order(sandbox: Sandbox, rules: CallbackRules) -> Order:
         isolation=spec.isolation,
         network=spec.network,
         allow_hosts=spec.allow_hosts,
+        reaches=spec.reaches,
     )

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from agentsvc.backend import Capability, Phase, Spec
+from agentsvc.backend import Capability, Network, Phase, Spec
 from agentsvc.config import SandboxesConfig
 from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.errors import (
@@ -26,11 +26,12 @@ from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.changes import Changes, OnChange
 from agentsvc.sandboxes.driver import LOG_LINES, Driver
 from agentsvc.sandboxes.gate import Gate
-from agentsvc.sandboxes.order import CallbackRules, with_floor
+from agentsvc.sandboxes.order import CallbackRules, with_floor, with_models
 from agentsvc.sandboxes.state import Sandbox, Target, holds_room, is_settled
 from agentsvc.sandboxes.sweep import Sweeper
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.sandboxes.use_table import UseTable
+from agentsvc.settings import SettingsStore
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import (
     decode_cursor,
@@ -57,8 +58,10 @@ class Sandboxes:
         supervisor: Supervisor,
         config: SandboxesConfig,
         callbacks: CallbackRules,
+        settings: SettingsStore,
     ) -> None:
         self._db = db
+        self._settings = settings
         self._table = SandboxTable(db, vault)
         self._registry = registry
         self._config = config
@@ -189,6 +192,8 @@ class Sandboxes:
         Raises SandboxLimitReached where there is no room and it is not to wait.
         """
         spec = with_floor(spec, self._config.isolation)
+        if spec.network is not Network.OPEN:
+            spec = with_models(spec, await self._settings.find(user_id))
         backend = spec.backend or self._config.default_backend
         self._registry.get(backend).check_fences(spec)
         self._registry.get(backend).check_spec(spec)

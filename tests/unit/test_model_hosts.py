@@ -1,0 +1,49 @@
+"""At which host a model is, by its name and its base URL."""
+
+import pytest
+
+from agentsvc.agentoptions import Llm
+from agentsvc.backend import Spec
+from agentsvc.modelhosts import host_of
+from agentsvc.sandboxes.order import with_models
+from agentsvc.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("model", "base_url", "host"),
+    [
+        ("openai/gpt-5", None, "api.openai.com:443"),
+        ("gpt-5", "", "api.openai.com:443"),
+        ("claude-sonnet-4-5", None, "api.anthropic.com:443"),
+        ("anthropic/claude-opus-4", None, "api.anthropic.com:443"),
+        ("openhands/claude-sonnet-4", None, "llm-proxy.app.all-hands.dev:443"),
+        ("ollama/llama3", None, "localhost:11434"),
+        ("openai/x", "http://127.0.0.1:4000/v1", "127.0.0.1:4000"),
+        ("openai/x", "https://Models.Corp.Example/v1", "models.corp.example:443"),
+        ("openai/x", "http://[fd00::1]:8080", "[fd00::1]:8080"),
+        ("litellm_proxy/x", None, ""),
+        ("bedrock/x", None, ""),
+        ("something", None, ""),
+        ("openai/x", "no url", ""),
+        ("openai/x", "http://h:99999", ""),
+        ("openai/x", "http://[", ""),
+    ],
+)
+def test_the_host_of_a_model_is_known_where_it_can_be(
+    model: str, base_url: str | None, host: str
+) -> None:
+    assert host_of(model, base_url) == host
+
+
+def test_a_spec_reaches_every_model_of_its_user_once() -> None:
+    settings = Settings(
+        llm_model="openai/gpt-5",
+        llm_profiles={
+            "near": Llm(model="openai/x", base_url="http://127.0.0.1:4000"),
+            "same": Llm(model="gpt-5-mini"),
+            "unknown": Llm(model="bedrock/x"),
+        },
+    )
+    spec = with_models(Spec(id="x"), settings)
+    assert spec.reaches == ("api.openai.com:443", "127.0.0.1:4000")
+    assert with_models(Spec(id="x"), None).reaches == ()
