@@ -12,7 +12,7 @@ import click
 from agentsvc import __version__
 from agentsvc.errors import AgentsvcError, StartFailed
 
-COMMANDS: Final = ("serve", "demo", "keys", "webhooks", "config", "plugins", "openapi")
+COMMANDS: Final = ("serve", "demo", "keys", "webhooks", "config", "plugins", "images", "openapi")
 """The subcommands, in the order in which help lists them; each is `agentsvc.cli.NAME.command`."""
 
 

@@ -1,0 +1,89 @@
+"""The sandbox image's recipe: what goes into the build, and what must not go into the image."""
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agentsvc.cli import cli
+from agentsvc.images import default_name, find_recipe
+from agentsvc.images.recipe import CONTAINERFILE, find_certificates, find_indexes
+
+
+def test_the_image_is_called_what_no_registry_has() -> None:
+    assert default_name().startswith("localhost/agentsvc-sandbox:1.")
+
+
+def test_the_context_has_the_recipe_and_the_certificates_only(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "own.crt").write_text("one")
+    (tmp_path / "other.pem").write_text("not one")
+    certificates = find_certificates(tmp_path)
+    assert certificates == {"below-own.crt": b"one"}
+    recipe = find_recipe({"PIP_INDEX_URL": "https://user:pa55@index.example/simple"})
+    packed = gzip.decompress(recipe.context())
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        names = archive.getnames()
+    assert names == ["Containerfile", *recipe.certificates]
+    assert b"pa55" not in packed
+    assert find_certificates(tmp_path / "absent") == {}
+
+
+def test_indexes_are_those_of_pip_and_uv_that_a_build_can_reach() -> None:
+    told = {
+        "UV_INDEX_URL": "https://uv.example/simple",
+        "PIP_INDEX_URL": "https://pip.example/simple",
+        "PIP_FIND_LINKS": "/opt/wheels https://links.example/",
+    }
+    pip = {"extra-index-url": "file:///opt/simple\nhttps://more.example/simple"}
+    assert find_indexes(told, pip) == {
+        "INDEX": "https://uv.example/simple",
+        "MORE_INDEXES": "https://more.example/simple",
+        "FIND_LINKS": "https://links.example/",
+    }
+    assert find_indexes({}, {}) == {}
+
+
+def test_pips_own_files_are_read_and_may_be_broken(tmp_path: Path) -> None:
+    file = tmp_path / "pip.conf"
+    file.write_text("[install]\nindex-url = https://company.example/simple\n")
+    recipe = find_recipe({"PIP_CONFIG_FILE": str(file), "https_proxy": "http://proxy.example:3128"})
+    assert recipe.arguments["INDEX"] == "https://company.example/simple"
+    assert recipe.arguments["https_proxy"] == "http://proxy.example:3128"
+    file.write_text("no section\n")
+    assert "company" not in str(find_recipe({"PIP_CONFIG_FILE": str(file)}).arguments)
+
+
+def test_an_image_is_the_same_as_long_as_what_goes_into_it_is() -> None:
+    first = find_recipe({})
+    assert find_recipe({"PIP_INDEX_URL": "https://x.example/"}).fingerprint == first.fingerprint
+    assert find_recipe({}, base="other:1").fingerprint != first.fingerprint
+
+
+def test_where_packages_come_from_is_said_in_a_stage_that_is_left_behind() -> None:
+    stages = CONTAINERFILE.read_text().split("\nFROM ")
+    assert [name for name in ("INDEX", "MORE_INDEXES", "FIND_LINKS") if name in stages[-1]] == []
+    assert "ARG INDEX=" in stages[-2]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["images", *arguments])
+
+
+@pytest.mark.parametrize("verb", ["build", "list"])
+def test_an_engine_that_does_not_answer_is_an_error_with_a_remedy(
+    tmp_path: Path, verb: str
+) -> None:
+    result = run(verb, "--engine", f"unix://{tmp_path}/absent.sock")
+    assert result.exit_code == 1
+    assert "error: the container engine does not answer" in result.output
+    assert "hint: start Docker or Podman" in result.output
+
+
+def test_an_address_that_is_none_is_an_error_with_a_remedy() -> None:
+    result = run("list", "--engine", "nonsense")
+    assert result.exit_code == 1
+    assert "error: no container engine was found\nhint: start Docker or Podman" in result.output
