@@ -20,6 +20,10 @@ from agentsvc.plugins import BUILT_IN, BackendRegistry, Notifier, Plugin, Plugin
 from agentsvc.testing import FakeBackend, FakeWorld
 from agentsvc.values import now
 
+PLUGINS = Path(__file__).parents[2] / "plugins"
+OURS = ["process", *(file.stem for file in PLUGINS.iterdir() if file.suffix in ("", ".py"))]
+"""What comes with the server, so that a test sees its own plugin alone."""
+
 BACKEND = """
 from __future__ import annotations
 
@@ -62,7 +66,7 @@ def write(directory: Path, **files: str) -> Path:
 
 
 def load(directory: Path, **options: Any) -> PluginHost:
-    return PluginHost.load(dirs=[directory], disable=["process"], **options)
+    return PluginHost.load(dirs=[directory], disable=OURS, **options)
 
 
 def build(host: PluginHost, directory: Path, **tables: Any) -> BackendRegistry:
@@ -111,7 +115,7 @@ def test_a_plugin_directory_with_init_is_loaded(tmp_path: Path) -> None:
 
 def test_a_disabled_plugin_is_not_even_imported(tmp_path: Path) -> None:
     write(tmp_path, broken="1 / 0")
-    host = PluginHost.load(dirs=[tmp_path], disable=["process", "broken"])
+    host = PluginHost.load(dirs=[tmp_path], disable=[*OURS, "broken"])
     assert host.plugins() == []
 
 
@@ -125,9 +129,9 @@ def test_an_installed_package_is_found_by_its_entry_point(
     (info / "entry_points.txt").write_text("[agentsvc]\ncloud = agentsvc_cloud\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
-    [plugin] = PluginHost.load(disable=["process"]).plugins()
+    [plugin] = PluginHost.load(disable=OURS).plugins()
     assert (plugin.name, plugin.version, plugin.origin) == ("cloud", "3.1", "agentsvc-cloud")
-    assert PluginHost.load(disable=["process", "cloud"]).plugins() == []
+    assert PluginHost.load(disable=[*OURS, "cloud"]).plugins() == []
 
 
 HOOK = "from agentsvc.hookspecs import hookimpl\n@hookimpl\n"

@@ -18,7 +18,10 @@ def imported_by(source: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
+            if node.level:
+                # A part of the plugin itself, if it is not outside its package.
+                assert node.level == 1
+                continue
             # `from agentsvc import backend` names a module, `from agentsvc.backend import Spec` a part.
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 

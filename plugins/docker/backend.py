@@ -1,0 +1,360 @@
+"""The docker backend: the contract of `agentsvc.backend`, kept with containers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Final
+from urllib.parse import urlsplit, urlunsplit
+
+from agentsvc.backend import (
+    API_VERSION,
+    BackendContext,
+    Capability,
+    ExecResult,
+    Fences,
+    Found,
+    Handle,
+    Health,
+    LogLine,
+    Network,
+    Order,
+    Phase,
+    Report,
+    RuntimeBackend,
+    SaveHandle,
+    Spec,
+)
+from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew
+
+from . import commands, gateways, look, names, plan
+from .engine import Engine, Json
+from .fleet import Fleet
+from .images import Images
+from .making import Maker
+from .reach import answers
+from .settings import DockerConfig, engines
+from .streams import lines, to_time
+from .watch import Watch
+
+HANDLE_VERSION: Final = 1
+
+_FOLLOW_SECONDS: Final = 0.3
+_LIMITS: Final = ("cpus", "memory_bytes", "pids")
+_CONFLICT: Final = 409
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # noqa: S104  # recognised only
+
+
+class DockerBackend(RuntimeBackend[DockerConfig]):
+    """Runs each sandbox as a container of Docker or Podman, on one engine or on several."""
+
+    name: ClassVar[str] = "docker"
+    api_version: ClassVar[int] = API_VERSION
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(
+        {
+            Capability.PAUSE,
+            Capability.RESTART,
+            Capability.EXECUTE,
+            Capability.LOGS,
+            Capability.SURVIVES_RESTART,
+        }
+    )
+    Config = DockerConfig
+
+    def __init__(self, config: DockerConfig, context: BackendContext) -> None:
+        super().__init__(config, context)
+        limit = config.request_seconds
+        found = [Engine(host, time_limit=limit) for host in engines(config)]
+        self._fleet = Fleet(found, context.instance_id, context.state_dir)
+        self._images = Images(config.auth_file)
+        self._watches = {one.name: Watch(one, context.instance_id) for one in found}
+
+    async def open(self) -> None:
+        """Connect to every engine; raises BackendUnavailable if none answers."""
+        away = await self._fleet.look()
+        if len(away) == len(self._fleet.engines):
+            await self.close()
+            raise BackendUnavailable(
+                "The container engine cannot be reached", detail="; ".join(away.values())
+            )
+        for watch in self._watches.values():
+            watch.start()
+
+    async def close(self) -> None:
+        """Let go of the connections; containers keep running."""
+        for watch in self._watches.values():
+            await watch.stop()
+        await self._images.close()
+        for engine in self._fleet.engines.values():
+            await engine.close()
+
+    async def probe(self) -> Health:
+        """Ask each engine what it is now."""
+        away = await self._fleet.look()
+        facts: dict[str, str] = {}
+        is_one = len(self._fleet.engines) == 1
+        for name, found in self._fleet.facts.items():
+            prefix = "" if is_one else f"{name} "
+            shown = {"away": "yes"} if name in away else found.shown()
+            facts |= {f"{prefix}{key}": value for key, value in shown.items()}
+        if self.config.runtime:
+            facts["runtime"] = self.config.runtime
+        reasons = [*away.values(), *self._lacking_runtime(away)]
+        is_ok = len(away) < len(self._fleet.engines) and len(reasons) == len(away)
+        return Health(ok=is_ok, reason="; ".join(reasons), facts=facts)
+
+    def fences(self, asked: Spec | Order) -> Fences:
+        """Say what the engines enforce; where they differ, what all of them do."""
+        options = plan.to_options(asked)
+        known = list(self._fleet.facts.values())
+        default = known[0].default_runtime if known else ""
+        enforced = {
+            "cpus": all(facts.has_cpus for facts in known),
+            "memory_bytes": all(facts.has_memory for facts in known),
+            "pids": all(facts.has_pids for facts in known),
+        }
+        return Fences(
+            isolation=plan.isolation_of(options.runtime or self.config.runtime or default),
+            remedy="set `runtime` to runsc where the engine has gVisor",
+            networks=frozenset(Network),
+            limits=frozenset(name for name, is_so in enforced.items() if is_so),
+        )
+
+    def check_spec(self, spec: Spec) -> None:
+        """Raise OrderRejected for what no engine could make."""
+        self._check(spec)
+
+    def callback_url(self, internal_url: str) -> str:
+        """Return the server's URL as containers see it: not their own loopback."""
+        if self.config.callback:
+            return self.config.callback.rstrip("/")
+        url = urlsplit(internal_url)
+        if url.hostname not in _LOOPBACK:
+            return internal_url
+        port = f":{url.port}" if url.port else ""
+        return urlunsplit(url._replace(netloc=f"{plan.CALLBACK_NAME}{port}"))
+
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        """Make networks, volumes and containers, and start them.
+
+        Cancelled, it ends the request that is under way first, so that what was made is listed
+        by scan. While an image is being fetched it raises BackendUnavailable with the progress.
+        """
+        self._check(order)
+        engine = await self._fleet.place(order.sandbox_id, plan.to_options(order).host_labels)
+        data = {"engine": engine.name}
+        handle = Handle(sandbox_id=order.sandbox_id, version=HANDLE_VERSION, data=data)
+        await save(handle)
+        await self._maker(engine).make(order)
+        return handle
+
+    async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
+        """Start the container again, or make it anew on the same volume."""
+        self._check(order)
+        _, maker = self._of(handle)
+        found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
+        if found is None or look.status_of(found) == "created":
+            if not await maker.has_files(handle.sandbox_id):
+                raise Conflict("The sandbox cannot be started again: its files are gone")
+            await save(handle)
+            await maker.make(order)
+        elif look.status_of(found) not in ("running", "paused"):
+            if await maker.is_marked_paused(handle.sandbox_id):
+                return handle
+            await maker.start_gateway(handle.sandbox_id)
+            await maker.start(found["Id"])
+        return handle
+
+    async def inspect(self, handle: Handle) -> Report:
+        """Look at the container and, where it runs, try its awaited ports."""
+        seen = await self._see(handle)
+        if seen is None:
+            return Report(phase=Phase.GONE)
+        report = look.to_report(seen)
+        if report.phase is not Phase.RUNNING:
+            return report
+        is_relayed = bool(seen.publish) or seen.front is not seen.container
+        urls = look.awaited(report, seen.container)
+        limit = self.config.connect_seconds
+        if urls is None or not await answers(urls, limit, is_relayed=is_relayed):
+            return look.still_starting(report)
+        return report
+
+    async def scan(self) -> Sequence[Found]:
+        """List what has a container, a network or a volume of this installation."""
+        found: dict[str, Found] = {}
+        for engine in self._fleet.engines.values():
+            for sandbox_id, made in (await self._list(engine)).items():
+                data = {"engine": engine.name}
+                handle = Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data)
+                found.setdefault(sandbox_id, Found(handle=handle, created_at=made))
+        return list(found.values())
+
+    async def delete(self, handle: Handle) -> None:
+        """Remove the containers, then their networks and volumes."""
+        _, maker = self._of(handle)
+        await maker.remove(handle.sandbox_id)
+        await self._fleet.forget(handle.sandbox_id)
+
+    async def pause(self, handle: Handle) -> None:
+        """Freeze the container; where the engine cannot, stop it."""
+        engine, maker = self._of(handle)
+        found = await self._existing(maker, handle)
+        status = look.status_of(found)
+        if status == "paused":
+            return
+        if status != "running":
+            if await maker.is_marked_paused(handle.sandbox_id):
+                return
+            raise Conflict("The sandbox does not run, so that it cannot be paused")
+        await maker.mark_paused(handle.sandbox_id)
+        path = f"containers/{found['Id']}"
+        if (await engine.facts()).can_freeze:
+            await engine.ask("POST", f"{path}/pause", expect=(_CONFLICT,))
+            return
+        await engine.ask(
+            "POST",
+            f"{path}/stop",
+            params={"t": self.config.stop_seconds},
+            time_limit=self.config.stop_seconds + self.config.request_seconds,
+        )
+
+    async def resume(self, handle: Handle) -> Handle:
+        """Let the container go on, or start it anew where it was stopped meanwhile."""
+        engine, maker = self._of(handle)
+        found = await self._existing(maker, handle)
+        status = look.status_of(found)
+        if status == "paused":
+            await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(_CONFLICT,))
+        elif status != "running":
+            if not await maker.is_marked_paused(handle.sandbox_id):
+                raise Conflict("The sandbox has failed and cannot go on")
+            await maker.start_gateway(handle.sandbox_id)
+            await maker.start(found["Id"])
+        await maker.unmark_paused(handle.sandbox_id)
+        return handle
+
+    async def execute(
+        self,
+        handle: Handle,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        time_limit: float,
+        max_output: int,
+    ) -> ExecResult:
+        """Run a command with the sandbox's environment and more, as the sandbox's user."""
+        engine, maker = self._of(handle)
+        found = await self._existing(maker, handle)
+        if look.status_of(found) != "running":
+            raise Conflict("The sandbox does not run, and runs no commands")
+        return await commands.execute(
+            engine,
+            found["Id"],
+            argv,
+            env=env,
+            time_limit=time_limit,
+            max_output=max_output,
+        )
+
+    async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
+        """Yield what the command wrote, also before it was last started."""
+        engine, maker = self._of(handle)
+        name = names.container(handle.sandbox_id)
+        last = datetime.fromtimestamp(0, UTC)
+        query: dict[str, Any] = {"stdout": True, "stderr": True, "timestamps": True}
+        query |= {"tail": tail, "follow": follow}
+        while (found := await maker.find(name, handle.sandbox_id)) is not None:
+            async for line in _log(engine, found["Id"], query):
+                if line.at > last or "since" not in query:
+                    last = max(last, line.at)
+                    yield line
+            if not follow:
+                return
+            # It has ended, for now or for good; if it is started again, so is what it writes.
+            query |= {"tail": "all", "since": f"{last.timestamp():.6f}"}
+            await asyncio.sleep(_FOLLOW_SECONDS)
+
+    # Shared parts
+
+    def _check(self, asked: Spec | Order) -> None:
+        self.check_fences(asked)
+        plan.check(asked, self.config)
+        gateways.check(asked)
+
+    def _of(self, handle: Handle) -> tuple[Engine, Maker]:
+        if handle.version > HANDLE_VERSION:
+            raise HandleTooNew(
+                "The sandbox was made by a newer version of the docker backend",
+                detail=f"handle version {handle.version}",
+            )
+        engine = self._fleet.get(str(handle.data.get("engine", "default")))
+        return engine, self._maker(engine)
+
+    def _maker(self, engine: Engine) -> Maker:
+        return Maker(engine, self.config, self._images, self.context.instance_id)
+
+    async def _existing(self, maker: Maker, handle: Handle) -> Json:
+        found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
+        if found is None:
+            raise Conflict("The sandbox does not exist any more")
+        return found
+
+    async def _see(self, handle: Handle) -> look.Seen | None:
+        engine, maker = self._of(handle)
+        sandbox_id = handle.sandbox_id
+        found = await maker.find(names.container(sandbox_id), sandbox_id)
+        if found is None:
+            return None
+        front: Json | None = found
+        if look.labels_of(found).get("agentsvc.network") != Network.OPEN:
+            front = await maker.find(names.gateway(sandbox_id), sandbox_id)
+        facts = await engine.facts()
+        is_over = look.status_of(found) not in ("running", "paused", "created")
+        return look.Seen(
+            container=found,
+            front=front,
+            is_paused=is_over and await maker.is_marked_paused(sandbox_id),
+            had_oom=self._watches[engine.name].has_heard(found["Id"]),
+            publish="" if facts.is_beside else engine.publish_address,
+            limits=_LIMITS,
+            default_runtime=facts.default_runtime,
+        )
+
+    async def _list(self, engine: Engine) -> dict[str, datetime]:
+        filters = names.of_installation(self.context.instance_id)
+        query = {"all": True, "filters": filters}
+        found = [
+            (one.get("Labels") or {}, datetime.fromtimestamp(one["Created"], UTC))
+            for one in await engine.ask("GET", "containers/json", params=query)
+        ]
+        networks = await engine.ask("GET", "networks", params={"filters": filters})
+        found += [(one.get("Labels") or {}, to_time(one["Created"])) for one in networks]
+        volumes = await engine.ask("GET", "volumes", params={"filters": filters})
+        found += [
+            (one.get("Labels") or {}, to_time(one["CreatedAt"]))
+            for one in volumes.get("Volumes") or []
+        ]
+        first: dict[str, datetime] = {}
+        for labels, made in found:
+            sandbox_id = labels.get(names.SANDBOX, "")
+            if names.is_own(labels, self.context.instance_id, sandbox_id):
+                first[sandbox_id] = min(made, first.get(sandbox_id, made))
+        return first
+
+    def _lacking_runtime(self, away: Mapping[str, str]) -> list[str]:
+        wanted = self.config.runtime
+        return [
+            f"the engine `{name}` has no runtime `{wanted}`"
+            for name, facts in self._fleet.facts.items()
+            if wanted and name not in away and wanted not in facts.runtimes
+        ]
+
+
+async def _log(
+    engine: Engine, container_id: str, query: Mapping[str, Any]
+) -> AsyncIterator[LogLine]:
+    path = f"containers/{container_id}/logs"
+    async with engine.stream("GET", path, params=query, expect=(404, 409)) as answer:
+        if answer is not None:
+            async for line in lines(answer.content):
+                yield line

@@ -1,0 +1,112 @@
+"""Commands inside a running sandbox, ended in time with everything they started."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from agentsvc.backend import ExecResult
+from agentsvc.errors import AgentsvcError, Conflict, OrderRejected
+from agentsvc.values import new_id
+
+from .engine import Engine
+from .plan import INSIDE
+from .streams import Output, frames
+
+_MARK: Final = "AGENTSVC_EXEC"
+_ROUNDS: Final = 50
+_NOT_FOUND: Final = 127
+
+# Everything a command started has its mark among its variables, however it was detached. Until
+# two rounds find nothing: what is just being forked may not show in the first.
+_KILL: Final = """
+clean=0
+while [ $clean -lt 2 ]; do
+  found=
+  for d in /proc/[0-9]*; do
+    case "$(cat $d/environ 2>/dev/null)" in
+      *"$0"*) p=${d#/proc/}; [ $p = $$ ] || { kill -9 $p 2>/dev/null && found=1; } ;;
+    esac
+  done
+  if [ "$found" ]; then clean=0; else clean=$((clean+1)); fi
+done
+"""
+
+
+async def execute(
+    engine: Engine,
+    container_id: str,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    time_limit: float,
+    max_output: int,
+) -> ExecResult:
+    """Run one command; see `RuntimeBackend.execute`."""
+    mark = new_id()
+    output = Output(limit=max_output)
+    exec_id = await _make(engine, container_id, ["/bin/sh", "-c", INSIDE, "sh", *argv], env, mark)
+    try:
+        async with asyncio.timeout(time_limit):
+            await _attend(engine, exec_id, output)
+    except TimeoutError:
+        await asyncio.shield(_end(engine, container_id, mark))
+        return ExecResult(
+            exit_code=None,
+            stdout=bytes(output.stdout),
+            stderr=bytes(output.stderr),
+            timed_out=True,
+            truncated=output.is_cut,
+        )
+    except asyncio.CancelledError:
+        await asyncio.shield(_end(engine, container_id, mark))
+        raise
+    except OrderRejected as exc:
+        return ExecResult(exit_code=_NOT_FOUND, stderr=exc.detail.encode())
+    seen = await engine.ask("GET", f"exec/{exec_id}/json")
+    return ExecResult(
+        exit_code=int(seen.get("ExitCode") or 0),
+        stdout=bytes(output.stdout),
+        stderr=bytes(output.stderr),
+        truncated=output.is_cut,
+    )
+
+
+async def _make(
+    engine: Engine, container_id: str, argv: list[str], env: Mapping[str, str], mark: str
+) -> str:
+    made = await engine.ask(
+        "POST",
+        f"containers/{container_id}/exec",
+        body={
+            "AttachStdout": True,
+            "AttachStderr": True,
+            "Tty": False,
+            "Cmd": argv,
+            "Env": [f"{name}={value}" for name, value in env.items()] + [f"{_MARK}={mark}"],
+        },
+        expect=(404, 409),
+    )
+    if made is None:
+        raise Conflict("The sandbox is not running and runs no commands")
+    return str(made["Id"])
+
+
+async def _attend(engine: Engine, exec_id: str, output: Output) -> None:
+    async with engine.stream(
+        "POST", f"exec/{exec_id}/start", body={"Detach": False, "Tty": False}, expect=(404, 409)
+    ) as answer:
+        if answer is None:
+            raise Conflict("The sandbox is not running and runs no commands")
+        async for stream, data in frames(answer.content):
+            output.add(stream, data)
+
+
+async def _end(engine: Engine, container_id: str, mark: str) -> None:
+    """Kill what carries the mark; a sandbox that is gone meanwhile has nothing left to kill."""
+    argv = ["/bin/sh", "-c", _KILL, f"{_MARK}={mark}"]
+    try:
+        exec_id = await _make(engine, container_id, argv, {}, "none")
+        async with asyncio.timeout(_ROUNDS):
+            await _attend(engine, exec_id, Output(limit=0))
+    except (AgentsvcError, TimeoutError):
+        return

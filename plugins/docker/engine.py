@@ -1,0 +1,377 @@
+"""One engine's API over its socket: requests, streams, and what it can do.
+
+What it refuses is turned into our errors here, unless a caller says which answers it expects.
+"""
+
+import asyncio
+import base64
+import contextlib
+import ipaddress
+import json
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from agentsvc.errors import AgentsvcError, BackendUnavailable
+
+from .failures import from_engine, one_line
+from .settings import Host, address_of, resolve_tls_dir, resolve_url
+from .tunnel import Tunnel
+
+if TYPE_CHECKING:
+    import aiodocker
+    import aiohttp
+
+_API_NEWEST: Final = (1, 47)
+_BAD: Final = 400
+_NOT_MODIFIED: Final = 304
+_LOOPBACK: Final = "127.0.0.1"
+
+type Json = dict[str, Any]
+type Explain = Callable[[int, str], AgentsvcError]
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine is and can do."""
+
+    kind: str
+    version: str
+    api: str
+    runtimes: tuple[str, ...]
+    default_runtime: str
+    has_init: bool
+    has_pids: bool
+    has_memory: bool
+    has_cpus: bool
+    can_freeze: bool
+    is_rootless: bool
+    has_quota: bool
+    cpus: int
+    memory_bytes: int
+    is_beside: bool
+    """Whether containers' own addresses can be reached from here."""
+
+    def shown(self) -> dict[str, str]:
+        """Return it for the operator."""
+        limits = {"cpus": self.has_cpus, "memory": self.has_memory, "pids": self.has_pids}
+        return {
+            "engine": f"{self.kind} {self.version}, API {self.api}",
+            "runtimes": ", ".join(self.runtimes),
+            "limits": ", ".join(name for name, has in limits.items() if has) or "none",
+            "can freeze": _yes(self.can_freeze),
+            "init": _yes(self.has_init),
+            "rootless": _yes(self.is_rootless),
+            "disk quota": _yes(self.has_quota),
+            "reached by": "container addresses" if self.is_beside else "published ports",
+        }
+
+
+class Engine:
+    """A connection to one engine; made without I/O, opened by the first request."""
+
+    def __init__(self, host: Host, *, time_limit: float) -> None:
+        self.host = host
+        self.name = host.name
+        self.url = resolve_url(host)
+        self._time_limit = time_limit
+        self._client: aiodocker.Docker | None = None
+        self._tunnel: Tunnel | None = None
+        self._facts: Facts | None = None
+        self._base = ""
+        self._opening = asyncio.Lock()
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        client, self._client = self._client, None
+        tunnel, self._tunnel = self._tunnel, None
+        self._facts = None
+        if client is not None:
+            await client.close()
+        if tunnel is not None:
+            await tunnel.close()
+
+    @property
+    def publish_address(self) -> str:
+        """Where ports are published and reached when the containers' addresses cannot be."""
+        return self.host.publish or _LOOPBACK
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the engine is on another machine than this server."""
+        return address_of(self.url) not in ("", "localhost", _LOOPBACK, "::1")
+
+    async def facts(self, *, fresh: bool = False) -> Facts:
+        """Return what the engine is; asked once a connection, or anew."""
+        if self._facts is None or fresh:
+            self._facts = await self._look()
+        return self._facts
+
+    async def get(self, path: str, **params: Any) -> Any:
+        """Return the answer to a GET, or None for 404."""
+        return await self.ask("GET", path, params=params, expect=(404,))
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: object = None,
+        data: bytes | None = None,
+        expect: Collection[int] = (),
+        time_limit: float | None = None,
+    ) -> Any:
+        """Send one request and return what came back as JSON; None for a status in `expect`.
+
+        Raises BackendUnavailable where nobody answers, and for other refusals what they mean.
+        What changes something is waited for when the caller is cancelled, so that nothing comes
+        to be after that.
+        """
+
+        async def exchange() -> Any:
+            try:
+                async with (
+                    asyncio.timeout(time_limit or self._time_limit),
+                    self._send(method, path, params=params, body=body, data=data) as answer,
+                ):
+                    return await _read(answer, expect)
+            except TimeoutError as exc:
+                raise self._away("it gives no answer in time") from exc
+
+        if method == "GET":
+            return await exchange()
+        return await finish(exchange())
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        expect: Collection[int] = (),
+        explain: Explain = from_engine,
+    ) -> AsyncIterator["aiohttp.ClientResponse | None"]:
+        """Send a request and give the answer to be read as it comes; None for `expect`."""
+        async with self._send(method, path, params=params, body=body, headers=headers) as answer:
+            if answer.status in expect:
+                yield None
+            elif answer.status >= _BAD:
+                await _read(answer, (), explain)
+            else:
+                yield answer
+
+    @asynccontextmanager
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None,
+        body: object,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator["aiohttp.ClientResponse"]:
+        import aiohttp  # noqa: PLC0415  # a client library, and only of use once there is a config
+
+        session = (await self._connected()).session
+        try:
+            async with session.request(
+                method,
+                f"{self._base}/{path}",
+                params=_to_params(params or {}),
+                json=body,
+                data=data,
+                headers=headers,
+            ) as answer:
+                yield answer
+        except (aiohttp.ClientError, OSError) as exc:
+            raise self._away(str(exc) or type(exc).__name__) from exc
+
+    async def _connected(self) -> "aiodocker.Docker":
+        async with self._opening:
+            if self._client is None or (self._tunnel is not None and self._tunnel.is_down):
+                await self.close()
+                await self._open()
+            assert self._client is not None  # noqa: S101  # made by what comes before
+            return self._client
+
+    async def _open(self) -> None:
+        import aiodocker  # noqa: PLC0415  # nothing is imported for a backend nobody configured
+
+        url, context = self.url, None
+        if url.startswith("ssh:"):
+            self._tunnel = Tunnel(url)
+            url = "unix://" + await self._tunnel.open(self._time_limit)
+        elif tls_dir := resolve_tls_dir(self.host):
+            context = await asyncio.to_thread(_certificates, tls_dir)
+            url = re.sub(r"^\w+:", "https:", url)
+        url = re.sub(r"^tcp:", "http:", url)
+        client = aiodocker.Docker(url=url, ssl_context=context, api_version="v1.40")
+        base = client.docker_host
+        try:
+            async with (
+                asyncio.timeout(self._time_limit),
+                client.session.get(f"{base}/version") as answer,
+            ):
+                version = await answer.json(content_type=None)
+                api = _version(version["ApiVersion"])
+        except (TimeoutError, KeyError, ValueError, OSError) as exc:
+            await client.close()
+            raise self._away(str(exc) or type(exc).__name__) from exc
+        except BaseException as exc:
+            await client.close()
+            if isinstance(exc, Exception):
+                raise self._away(str(exc) or type(exc).__name__) from exc
+            raise
+        self._client = client
+        self._base = "{}/v{}.{}".format(base, *min(api, _API_NEWEST))
+
+    async def _look(self) -> Facts:
+        info = await self.ask("GET", "info")
+        version = await self.ask("GET", "version")
+        bridge = await self.get("networks/bridge") or {}
+        is_near = not self.is_remote and not self.host.publish and self._tunnel is None
+        return to_facts(info, version, is_beside=is_near and _is_beside(info, bridge))
+
+    def _away(self, why: str) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"The container engine `{self.name}` cannot be reached",
+            detail=f"{self.url}: {one_line(why)}",
+        )
+
+
+async def finish[T](work: Coroutine[Any, Any, T]) -> T:
+    """Do something to its end, also when the caller is cancelled meanwhile."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+def to_facts(info: Json, version: Json, *, is_beside: bool) -> Facts:
+    """Return what the engine's own account of itself means."""
+    parts = [part.get("Name", "") for part in version.get("Components") or []]
+    kind = "podman" if any("podman" in part.lower() for part in parts) else "docker"
+    security = " ".join(info.get("SecurityOptions") or [])
+    is_rootless = "rootless" in security or bool(info.get("Rootless"))
+    has_v1 = str(info.get("CgroupVersion", "1")) == "1"
+    status = {name: value for name, value, *_ in info.get("DriverStatus") or []}
+    has_quota = info.get("Driver") in ("btrfs", "zfs") or (
+        status.get("Backing Filesystem") == "xfs" and info.get("Driver") == "overlay2"
+    )
+    return Facts(
+        kind=kind,
+        version=version.get("Version", "unknown"),
+        api=version.get("ApiVersion", "unknown"),
+        runtimes=tuple(sorted(info.get("Runtimes") or {})),
+        default_runtime=info.get("DefaultRuntime") or "",
+        has_init=kind == "podman" or bool(info.get("InitBinary")),
+        has_pids=bool(info.get("PidsLimit")),
+        has_memory=bool(info.get("MemoryLimit")),
+        has_cpus=bool(info.get("CpuCfsQuota") or info.get("CPUCfsQuota")),
+        can_freeze=not (is_rootless and has_v1),
+        is_rootless=is_rootless,
+        has_quota=has_quota,
+        cpus=int(info.get("NCPU") or 1),
+        memory_bytes=int(info.get("MemTotal") or 0),
+        is_beside=is_beside and not is_rootless,
+    )
+
+
+def registry_login(file_text: str, image: str) -> str:
+    """Return the header that logs in at an image's registry, or an empty text.
+
+    The file is the one `docker login` writes; raises ValueError if it is not.
+    """
+    first, slash, _ = image.partition("/")
+    is_server = bool(slash) and (("." in first) or (":" in first) or first == "localhost")
+    servers = [first] if is_server else ["https://index.docker.io/v1/", "docker.io"]
+    auths = json.loads(file_text).get("auths") or {}
+    for server in servers:
+        for name in (server, f"https://{server}", f"https://{server}/v1/", f"https://{server}/v2/"):
+            if login := (auths.get(name) or {}).get("auth"):
+                user, _, password = base64.b64decode(login).decode().partition(":")
+                header = {"username": user, "password": password, "serveraddress": server}
+                return base64.urlsafe_b64encode(json.dumps(header).encode()).decode()
+    return ""
+
+
+def _is_beside(info: Json, bridge: Json) -> bool:
+    if "Docker Desktop" in str(info.get("OperatingSystem", "")):
+        return False
+    parts = (bridge.get("IPAM") or {}).get("Config") or []
+    gateways = [part["Gateway"] for part in parts if part.get("Gateway")]
+    if not gateways:
+        return True
+    # The engine may be in another network namespace; then its bridge has no address of ours.
+    return any(_is_ours(gateway) for gateway in gateways)
+
+
+def _is_ours(address: str) -> bool:
+    if ipaddress.ip_address(address).version != 4:  # noqa: PLR2004
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+        return True
+
+
+def _certificates(directory: str) -> ssl.SSLContext:
+    path = Path(directory)
+    try:
+        context = ssl.create_default_context(cafile=str(path / "ca.pem"))
+        context.load_cert_chain(str(path / "cert.pem"), str(path / "key.pem"))
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"The certificates in {directory} cannot be read", detail=str(exc)
+        ) from exc
+    return context
+
+
+async def _read(
+    answer: "aiohttp.ClientResponse", expect: Collection[int], explain: Explain = from_engine
+) -> Any:
+    content = await answer.read()
+    if answer.status in expect or answer.status == _NOT_MODIFIED:
+        return None
+    is_json = "json" in answer.content_type
+    if answer.status < _BAD:
+        return json.loads(content) if content.strip() and is_json else content
+    text = content.decode(errors="replace")
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = json.loads(text)["message"]
+    raise explain(answer.status, str(text))
+
+
+def _to_params(values: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, bool):
+            found[name] = "true" if value else "false"
+        elif isinstance(value, dict | list):
+            found[name] = json.dumps(value)
+        else:
+            found[name] = str(value)
+    return found
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "no"

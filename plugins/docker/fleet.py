@@ -1,0 +1,136 @@
+"""The engines of one backend: which of them gets a new sandbox, and which one has an old one."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from agentsvc.errors import BackendUnavailable, CapacityExceeded, OrderRejected
+
+from . import names
+from .engine import Engine, Facts
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine has to do now."""
+
+    name: str
+    sandboxes: int
+    cpus: int
+    memory_bytes: int
+    max_sandboxes: int = 0
+    has_it: bool = False
+    """Whether the sandbox that is to be placed is there already."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more."""
+        return bool(self.max_sandboxes) and self.sandboxes >= self.max_sandboxes
+
+
+def choose(loads: Iterable[Load]) -> str:
+    """Return the engine for a sandbox: where it is, else the one with the most room for each.
+
+    Raises CapacityExceeded where all of them are full.
+    """
+    known = list(loads)
+    for load in known:
+        if load.has_it:
+            return load.name
+    free = [load for load in known if not load.is_full]
+    if not free:
+        raise CapacityExceeded("Every container engine has as many sandboxes as it may have")
+    return min(free, key=_busyness).name
+
+
+def fits(asked: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Say whether an engine has the labels a spec asks for."""
+    return all(labels.get(name) == value for name, value in asked.items())
+
+
+class Fleet:
+    """All engines of a backend by name, and what was last known of each."""
+
+    def __init__(self, engines: Iterable[Engine], instance_id: str, state_dir: Path) -> None:
+        self.engines = {engine.name: engine for engine in engines}
+        self.facts: dict[str, Facts] = {}
+        self._instance_id = instance_id
+        self._placements = state_dir / "placements"
+
+    def get(self, name: str) -> Engine:
+        """Return an engine; raises BackendUnavailable for one that is not configured any more."""
+        engine = self.engines.get(name)
+        if engine is None:
+            raise BackendUnavailable(f"The container engine `{name}` is not configured any more")
+        return engine
+
+    async def look(self) -> dict[str, str]:
+        """Ask every engine what it is; return why those did not answer that did not."""
+        away = {}
+        for engine in self.engines.values():
+            try:
+                self.facts[engine.name] = await engine.facts(fresh=True)
+            except BackendUnavailable as exc:
+                away[engine.name] = f"{exc.message}: {exc.detail}"
+        return away
+
+    async def place(self, sandbox_id: str, labels: Mapping[str, str]) -> Engine:
+        """Return the engine for a sandbox, always the same one for the same sandbox."""
+        fitting = [one for one in self.engines.values() if fits(labels, one.host.labels)]
+        if not fitting:
+            raise OrderRejected("No container engine has the labels that `host_labels` asks for")
+        if len(self.engines) == 1:
+            return fitting[0]
+        note = self._placements / sandbox_id
+        if (noted := await asyncio.to_thread(_read, note)) in self.engines:
+            return self.get(noted)
+        loads, away = [], BackendUnavailable("No container engine can be reached")
+        for engine in fitting:
+            try:
+                loads.append(await self._load(engine, sandbox_id))
+            except BackendUnavailable as exc:
+                away = exc
+        if not loads:
+            raise away
+        chosen = choose(loads)
+        # On disk before anything is made: the engine may be away when the order comes again.
+        await asyncio.to_thread(_write, note, chosen)
+        return self.get(chosen)
+
+    async def forget(self, sandbox_id: str) -> None:
+        """Drop the note of where a sandbox was."""
+        await asyncio.to_thread((self._placements / sandbox_id).unlink, missing_ok=True)
+
+    async def _load(self, engine: Engine, sandbox_id: str) -> Load:
+        facts = await engine.facts()
+        self.facts[engine.name] = facts
+        query = {"all": True, "filters": names.of_installation(self._instance_id)}
+        found = await engine.ask("GET", "containers/json", params=query)
+        own = [one for one in found if (one.get("Labels") or {}).get(names.ROLE) == "sandbox"]
+        return Load(
+            name=engine.name,
+            sandboxes=sum(one.get("State") in ("running", "created") for one in own),
+            cpus=facts.cpus,
+            memory_bytes=facts.memory_bytes,
+            max_sandboxes=engine.host.max_sandboxes,
+            has_it=any(one["Labels"].get(names.SANDBOX) == sandbox_id for one in own),
+        )
+
+
+def _busyness(load: Load) -> tuple[float, int]:
+    return (load.sandboxes + 1) / max(load.cpus, 1), -load.memory_bytes
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)

@@ -1,0 +1,106 @@
+"""The gateway container of a sandbox that may not go everywhere.
+
+Such a sandbox is alone with it in a network without an address of the engine's machine. It carries
+connections of the server in, reports to the server out, and what `allow_hosts` names through the
+proxy of `agentsvc.egress`, which is copied into it.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Final
+
+from agentsvc import backend
+from agentsvc.backend import Network, Order, Spec
+from agentsvc.errors import OrderRejected
+
+from . import names
+from .plan import Json, archive_of, bindings, choose_ports
+
+PROXY_PORT: Final = 3128
+
+_DIRECTORY: Final = "opt/agentsvc-gateway"
+_POLICY: Final = f"{_DIRECTORY}/policy.json"
+_PROGRAM: Final = f"{_DIRECTORY}/gateway.py"
+_USER: Final = "65534:65534"
+_MEMORY: Final = 256 * 1024 * 1024
+_PIDS: Final = 128
+_HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9_.\[\]:/-]{1,255}")
+
+
+def check(asked: Spec | Order) -> None:
+    """Raise OrderRejected for a list of hosts that cannot be one."""
+    for host in asked.allow_hosts:
+        if not _HOST.fullmatch(host):
+            raise OrderRejected(f"`{host}` in `allow_hosts` is no name of a host")
+
+
+def body(
+    order: Order,
+    image: str,
+    *,
+    networks: tuple[str, str],
+    addresses: tuple[str, str, str],
+    publish: str,
+    callback: tuple[str, int] | None,
+    hosts: tuple[str, ...],
+    has_init: bool,
+    instance_id: str,
+) -> Json:
+    """Return the body of the request that makes the gateway.
+
+    `networks` are the outer and the inner one; `addresses` the gateway's in both of them and the
+    sandbox's; `callback` is where this server is reached.
+    """
+    ports = choose_ports(order.ports)
+    outer, inner, sandbox = addresses
+    relays = [([outer, number], [sandbox, number]) for number in ports.values()]
+    if callback is not None:
+        relays.append(([inner, callback[1]], list(callback)))
+    arguments = {
+        "relays": relays,
+        "proxy": [inner, PROXY_PORT] if order.network == Network.ALLOWLIST else None,
+        "policy": f"/{_POLICY}",
+    }
+    return {
+        "Image": image,
+        "Entrypoint": ["python3", "-B", f"/{_PROGRAM}"],
+        "Cmd": [json.dumps(arguments)],
+        "Env": [f"PYTHONPATH=/{_DIRECTORY}"],
+        "User": _USER,
+        "WorkingDir": "/",
+        "Labels": names.labels(instance_id, order.sandbox_id, "gateway"),
+        "ExposedPorts": {f"{number}/tcp": {} for number in ports.values()},
+        "HostConfig": {
+            "Init": has_init,
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "Memory": _MEMORY,
+            "PidsLimit": _PIDS,
+            "RestartPolicy": {"Name": "unless-stopped"},
+            "NetworkMode": networks[0],
+            "ExtraHosts": list(hosts),
+            "PortBindings": bindings(ports, publish),
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "2"}},
+        },
+        "NetworkingConfig": {
+            "EndpointsConfig": {networks[0]: {"IPAMConfig": {"IPv4Address": outer}}}
+        },
+    }
+
+
+def archive(order: Order) -> bytes:
+    """Return the files of a gateway: its program, the proxy, and where the sandbox may go.
+
+    Reads them from the installed package; blocks.
+    """
+    package = Path(backend.__file__).parent
+    policy = {"mode": str(order.network), "allow_hosts": order.allow_hosts, "needed": []}
+    files = {
+        f"{_DIRECTORY}/agentsvc/__init__.py": b"",
+        _PROGRAM: Path(__file__).with_name("gateway_program.py").read_bytes(),
+        _POLICY: json.dumps(policy).encode(),
+    }
+    for file in (package / "egress").glob("*.py"):
+        files[f"{_DIRECTORY}/agentsvc/egress/{file.name}"] = file.read_bytes()
+    return archive_of(files)

@@ -1,0 +1,150 @@
+"""Images: the one there is, or fetched, with news of how far that has come.
+
+A fetch may take longer than a call; it goes on in the background, once for each engine and image,
+and whoever waits is told with a retryable error how far it is.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from agentsvc.errors import AgentsvcError, BackendUnavailable, OrderRejected
+
+from .engine import Engine, registry_login
+from .failures import from_pull
+from .plan import Image, Json, to_image
+
+_MEGABYTE = 1_000_000
+_LOADING = "Downloading"
+_DONE = ("Pull complete", "Already exists", "Download complete")
+
+
+class Progress:
+    """How far one fetch has come, by what the engine says of each layer."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, tuple[int, int]] = {}
+
+    def take(self, news: Json) -> None:
+        """Note one line of the engine's."""
+        layer, status = news.get("id"), str(news.get("status", ""))
+        if not layer or status.startswith("Pulling from"):
+            return
+        detail = news.get("progressDetail") or {}
+        current, total = self._layers.get(layer, (0, 0))
+        if status == _LOADING:
+            current, total = int(detail.get("current") or 0), int(detail.get("total") or total)
+        elif status in _DONE:
+            total = max(total, 1)
+            current = total
+        self._layers[layer] = (current, total)
+
+    def __str__(self) -> str:
+        done = sum(current for current, _ in self._layers.values())
+        total = sum(total for _, total in self._layers.values())
+        parts = sum(total > 0 and current >= total for current, total in self._layers.values())
+        if not self._layers:
+            return "asking the registry"
+        return (
+            f"{parts} of {len(self._layers)} layers,"
+            f" {done / _MEGABYTE:.1f} of {total / _MEGABYTE:.1f} MB"
+        )
+
+
+class Images:
+    """The fetches that are under way."""
+
+    def __init__(self, auth_file: str) -> None:
+        self._auth_file = auth_file
+        self._fetches: dict[tuple[str, str], tuple[asyncio.Task[None], Progress]] = {}
+
+    async def close(self) -> None:
+        """Break off every fetch; the engine keeps the layers it has."""
+        fetches, self._fetches = self._fetches, {}
+        for task, _ in fetches.values():
+            task.cancel()
+        await asyncio.gather(*(task for task, _ in fetches.values()), return_exceptions=True)
+
+    async def get(
+        self,
+        engine: Engine,
+        name: str,
+        *,
+        pull: Literal["missing", "always", "never"],
+        patience: float,
+    ) -> Image:
+        """Return an image, fetched if need be.
+
+        Raises BackendUnavailable with the progress while that takes longer than the patience.
+        """
+        found = await engine.get(f"images/{name}/json")
+        if found is not None and pull != "always":
+            return to_image(found)
+        if pull == "never":
+            raise OrderRejected(
+                f"The engine has no image `{name}`, and `pull` is `never`: put it there"
+            )
+        await self._fetch(engine, name, patience)
+        found = await engine.get(f"images/{name}/json")
+        if found is None:
+            raise BackendUnavailable(f"The image `{name}` was fetched and is not there")
+        return to_image(found)
+
+    async def _fetch(self, engine: Engine, name: str, patience: float) -> None:
+        key = (engine.name, name)
+        if key not in self._fetches:
+            progress = Progress()
+            work = self._run(engine, name, progress)
+            task = asyncio.get_running_loop().create_task(work, name=f"pull {name}")
+            self._fetches[key] = task, progress
+        task, progress = self._fetches[key]
+        await asyncio.wait({task}, timeout=patience)
+        if not task.done():
+            raise BackendUnavailable(f"The image `{name}` is being fetched: {progress}")
+        self._fetches.pop(key, None)
+        task.result()
+
+    async def _run(self, engine: Engine, name: str, progress: Progress) -> None:
+        headers = {}
+        if login := await asyncio.to_thread(read_login, self._auth_file, name):
+            headers["X-Registry-Auth"] = login
+
+        def explain(_status: int, message: str) -> AgentsvcError:
+            return from_pull(name, message)
+
+        async with engine.stream(
+            "POST", "images/create", params=to_query(name), headers=headers, explain=explain
+        ) as answer:
+            assert answer is not None  # noqa: S101  # no status was expected
+            async for line in answer.content:
+                news: Any = json.loads(line) if line.strip() else {}
+                if problem := news.get("error"):
+                    raise from_pull(name, str(problem))
+                progress.take(news)
+
+
+def read_login(auth_file: str, image: str) -> str:
+    """Return the header that logs in at an image's registry, or an empty text. Blocks."""
+    if not auth_file:
+        return ""
+    try:
+        return registry_login(Path(auth_file).expanduser().read_text(encoding="utf-8"), image)
+    except OSError as exc:
+        raise OrderRejected(
+            f"The file with registry logins cannot be read: {exc.strerror}", detail=auth_file
+        ) from exc
+    except (ValueError, AttributeError, TypeError) as exc:
+        raise OrderRejected(
+            "The file with registry logins is not one that `docker login` wrote", detail=auth_file
+        ) from exc
+
+
+def to_query(image: str) -> dict[str, str]:
+    """Return the parameters that fetch exactly this image: a name alone would mean every tag."""
+    last = image.rpartition("/")[2]
+    return (
+        {"fromImage": image}
+        if ":" in last or "@" in last
+        else {"fromImage": image, "tag": "latest"}
+    )

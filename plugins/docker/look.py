@@ -1,0 +1,156 @@
+"""From what the engine says of a container to what the server is told. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.backend import NOT_CALLING, Cause, Endpoint, PausedAs, Phase, Report
+
+from .plan import Json, isolation_of
+
+_SIGNAL: Final = 128
+_KILLED: Final = 137
+_TERMINATED: Final = 143
+_UNKNOWN: Final = 255
+_OOM_REASON: Final = "a process in it wanted more memory than the sandbox may use, and was killed"
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at a sandbox's containers."""
+
+    container: Json
+    front: Json | None
+    """The container whose address or published ports lead to the sandbox; None if it is away."""
+    is_paused: bool = False
+    """Whether it was paused on purpose."""
+    had_oom: bool = False
+    """Whether the engine told of a process killed for want of memory."""
+    publish: str = ""
+    """The address at which ports are published; empty where containers' own are used."""
+    limits: tuple[str, ...] = ()
+    default_runtime: str = ""
+
+
+def to_report(seen: Seen) -> Report:
+    """Return a report; a sandbox that runs is still to be tried at its awaited ports."""
+    labels = labels_of(seen.container)
+    report = Report(
+        phase=Phase.STARTING,
+        working_dir=labels.get("agentsvc.workdir", ""),
+        isolation=isolation_of(labels.get("agentsvc.runtime") or seen.default_runtime),
+        enforced=seen.limits,
+        facts=dict(NOT_CALLING) if labels.get("agentsvc.callback") != "yes" else {},
+    )
+    match status_of(seen.container):
+        case "running":
+            return _running(report, seen)
+        case "paused":
+            return _with(
+                report,
+                phase=Phase.PAUSED,
+                paused_as=PausedAs.FROZEN,
+                endpoints=endpoints(seen),
+            )
+        case "created" | "initialized" | "configured" | "restarting":
+            return _with(report, reason="its container is being started")
+        case _:
+            return _ended(report, seen)
+
+
+def _ended(report: Report, seen: Seen) -> Report:
+    if seen.is_paused:
+        return _with(report, phase=Phase.PAUSED, paused_as=PausedAs.STOPPED)
+    state = seen.container.get("State") or {}
+    code, cause, reason = ended(state, had_oom=seen.had_oom)
+    return _with(report, phase=Phase.FAILED, exit_code=code, cause=cause, reason=reason)
+
+
+def _running(report: Report, seen: Seen) -> Report:
+    if seen.front is None or not is_running(seen.front):
+        return _with(report, reason="its gateway is not running")
+    facts = {**report.facts, **({"out_of_memory": _OOM_REASON} if seen.had_oom else {})}
+    return _with(report, phase=Phase.RUNNING, endpoints=endpoints(seen), facts=facts)
+
+
+def _with(report: Report, **changes: Any) -> Report:
+    return msgspec.structs.replace(report, **changes)
+
+
+def status_of(container: Json) -> str:
+    """Return the engine's own word for a container's state."""
+    state = container.get("State") or {}
+    return str(state.get("Status") or ("running" if state.get("Running") else "exited"))
+
+
+def still_starting(report: Report) -> Report:
+    """Return what it is while an awaited port does not answer yet."""
+    return _with(report, phase=Phase.STARTING, reason="its ports do not answer yet")
+
+
+def ended(state: Mapping[str, Any], *, had_oom: bool) -> tuple[int, Cause, str]:
+    """Return how a container's command ended: its code, the cause, and a line for people."""
+    code = int(state.get("ExitCode") or 0)
+    if state.get("OOMKilled") or (had_oom and code == _KILLED):
+        return code, Cause.OUT_OF_MEMORY, "it wanted more memory than it may use, and was killed"
+    if error := str(state.get("Error") or ""):
+        return code, Cause.NOT_STARTED, _line(error)
+    if code == _UNKNOWN:
+        reason = "its container was ended while the engine was away"
+        return code, Cause.HOST_RESTARTED, reason
+    if code in (_KILLED, _TERMINATED):
+        reason = f"its container was stopped from outside, with exit code {code}"
+        return code, Cause.LOST, reason
+    if code > _SIGNAL:
+        return code, Cause.SIGNALLED, f"its command was ended by signal {code - _SIGNAL}"
+    return code, Cause.EXITED, f"its command ended with exit code {code}"
+
+
+def endpoints(seen: Seen) -> tuple[Endpoint, ...]:
+    """Return where each port is reached now; none for ports that are not."""
+    found = []
+    for name, number in ports_of(seen.container).items():
+        if target := _target(seen, number):
+            found.append(Endpoint(name=name, port=number, url=f"http://{target}"))
+    return tuple(found)
+
+
+def awaited(report: Report, container: Json) -> list[str] | None:
+    """Return the URLs of the ports that must answer; None while one of them has no address."""
+    found = {end.name: end.url for end in report.endpoints}
+    names = [name for name in labels_of(container).get("agentsvc.awaited", "").split(",") if name]
+    return [found[name] for name in names] if found.keys() >= set(names) else None
+
+
+def ports_of(container: Json) -> dict[str, int]:
+    """Return the ports of a sandbox by name."""
+    text = labels_of(container).get("agentsvc.ports", "")
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    return {name: int(number) for name, _, number in pairs}
+
+
+def labels_of(container: Json) -> dict[str, str]:
+    """Return a container's labels."""
+    return (container.get("Config") or {}).get("Labels") or {}
+
+
+def is_running(container: Json) -> bool:
+    """Say whether a container runs and is not frozen."""
+    state = container.get("State") or {}
+    return bool(state.get("Running")) and not state.get("Paused")
+
+
+def _target(seen: Seen, number: int) -> str:
+    settings = (seen.front or {}).get("NetworkSettings") or {}
+    if seen.publish:
+        bound = (settings.get("Ports") or {}).get(f"{number}/tcp") or []
+        host_port = next((one["HostPort"] for one in bound if one.get("HostPort")), "")
+        return f"{seen.publish}:{host_port}" if host_port else ""
+    for name, network in (settings.get("Networks") or {}).items():
+        if name.endswith("-outer") and network.get("IPAddress"):
+            return f"{network['IPAddress']}:{number}"
+    return ""
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]

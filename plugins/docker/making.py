@@ -1,0 +1,311 @@
+"""The steps by which a sandbox is made on one engine, and unmade; each may be repeated.
+
+Everything is labelled as it is made. A name that is taken by somebody else's thing is refused, and
+that thing is left alone.
+"""
+
+import asyncio
+import ipaddress
+import re
+from typing import cast
+
+from agentsvc.backend import Network, Order
+from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
+
+from . import gateways, names, networks
+from .engine import Engine, Facts
+from .images import Images
+from .plan import (
+    CALLBACK_NAME,
+    PRIVATE,
+    Image,
+    Json,
+    Placement,
+    callback_of,
+    container,
+    parse_user,
+    private_archive,
+    to_options,
+    user_of,
+    working_dir,
+    workspace_archive,
+)
+from .settings import DockerConfig
+from .streams import untar
+
+_CONFLICT = 409
+_GONE = 404
+_IN_USE = (_GONE, _CONFLICT)
+_NO_INIT = re.compile(r"catatonit|container-init|init binary")
+_REMOVE_TRIES = 40
+_REMOVE_SECONDS = 0.25
+
+
+class Maker:
+    """Makes and removes sandboxes of one installation on one engine."""
+
+    def __init__(
+        self, engine: Engine, config: DockerConfig, images: Images, instance_id: str
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._images = images
+        self._instance_id = instance_id
+
+    async def make(self, order: Order) -> None:
+        """Make everything and start it; what is there already stays."""
+        facts = await self._engine.facts()
+        found = await self.find(names.container(order.sandbox_id), order.sandbox_id)
+        if found is not None and (found.get("State") or {}).get("Status") != "created":
+            return
+        image = await self._image(order.image)
+        place = await self._networks(order, facts)
+        await self._volumes(order)
+        await self.start(await self._container(order, image, place, facts))
+
+    async def find(self, name: str, sandbox_id: str) -> Json | None:
+        """Return our container of that name, or None; what is not of this sandbox is not ours."""
+        found: Json | None = await self._engine.get(f"containers/{name}/json")
+        labels = ((found or {}).get("Config") or {}).get("Labels")
+        return found if names.is_own(labels, self._instance_id, sandbox_id) else None
+
+    async def start(self, container_id: str) -> None:
+        """Start a container; one that runs is fine."""
+        await self._engine.ask("POST", f"containers/{container_id}/start")
+
+    async def start_gateway(self, sandbox_id: str) -> None:
+        """Start a sandbox's gateway, if it has one."""
+        found = await self.find(names.gateway(sandbox_id), sandbox_id)
+        if found is not None and not (found.get("State") or {}).get("Running"):
+            await self.start(found["Id"])
+
+    async def remove(self, sandbox_id: str) -> None:
+        """Remove everything of a sandbox, and return when it is gone."""
+        for name in (names.container(sandbox_id), names.gateway(sandbox_id)):
+            await self._remove_container(name, sandbox_id)
+        query = {"filters": names.of_sandbox(self._instance_id, sandbox_id)}
+        for network in await self._engine.ask("GET", "networks", params=query):
+            await networks.remove(self._engine, network["Name"])
+        volumes = await self._engine.ask("GET", "volumes", params=query)
+        for volume in volumes.get("Volumes") or []:
+            await self._remove_volume(volume["Name"])
+
+    async def mark_paused(self, sandbox_id: str) -> None:
+        """Note on the engine that what follows is a pause, so that its end is not a failure."""
+        await self._volume(names.paused(sandbox_id), sandbox_id, "paused")
+
+    async def unmark_paused(self, sandbox_id: str) -> None:
+        """Take that back."""
+        await self._remove_volume(names.paused(sandbox_id))
+
+    async def is_marked_paused(self, sandbox_id: str) -> bool:
+        """Say whether that was noted."""
+        found = await self._engine.get(f"volumes/{names.paused(sandbox_id)}")
+        return found is not None and names.is_own(
+            found.get("Labels"), self._instance_id, sandbox_id
+        )
+
+    async def has_files(self, sandbox_id: str) -> bool:
+        """Say whether the sandbox's workspace is there."""
+        return await self._engine.get(f"volumes/{names.workspace(sandbox_id)}") is not None
+
+    # The parts
+
+    async def _image(self, name: str) -> Image:
+        return await self._images.get(
+            self._engine, name, pull=self._config.pull, patience=self._config.pull_wait_seconds
+        )
+
+    async def _networks(self, order: Order, facts: Facts) -> Placement:
+        sandbox_id, pool = order.sandbox_id, self._config.subnets
+        labels = names.labels(self._instance_id, sandbox_id, "network")
+        outer = names.outer(sandbox_id)
+        part = await networks.ensure(self._engine, pool, outer, is_inner=False, labels=labels)
+        bridge, gateway, sandbox = networks.addresses(part)
+        publish = "" if facts.is_beside else self._engine.publish_address
+        callback = callback_of(order.env)
+        hosts, is_calling = await self._way_back(callback, facts, bridge)
+        if order.network == Network.OPEN:
+            return Placement(
+                network=outer, address=sandbox, hosts=hosts, is_calling=is_calling, publish=publish
+            )
+        inner = names.inner(sandbox_id)
+        part = await networks.ensure(self._engine, pool, inner, is_inner=True, labels=labels)
+        _, inner_gateway, inner_sandbox = networks.addresses(part)
+        is_named = callback is not None and not _is_address(callback[0])
+        if not is_calling or not is_named:
+            callback = None
+        image = await self._image(self._config.gateway_image or order.image)
+        body = gateways.body(
+            order,
+            image.id,
+            networks=(outer, inner),
+            addresses=(gateway, inner_gateway, inner_sandbox),
+            publish=publish,
+            callback=callback,
+            hosts=hosts,
+            has_init=facts.has_init,
+            instance_id=self._instance_id,
+        )
+        await self._gateway(order, body, inner, inner_gateway)
+        is_proxied = order.network == Network.ALLOWLIST
+        return Placement(
+            network=inner,
+            address=inner_sandbox,
+            hosts=(f"{callback[0]}:{inner_gateway}",) if callback else (),
+            is_calling=callback is not None,
+            proxy_url=f"http://{inner_gateway}:{gateways.PROXY_PORT}" if is_proxied else "",
+        )
+
+    async def _way_back(
+        self, callback: tuple[str, int] | None, facts: Facts, bridge: str
+    ) -> tuple[tuple[str, ...], bool]:
+        """Return the names a sandbox must be told for it, and whether there is one."""
+        if callback is None:
+            return (), False
+        host, port = callback
+        if host != CALLBACK_NAME:
+            return (), not _is_loopback(host)
+        if facts.is_beside:
+            return (f"{host}:{bridge}",), await self._listens(bridge, port)
+        if self._engine.is_remote:
+            return (), False
+        return (f"{host}:host-gateway",), True
+
+    async def _listens(self, address: str, port: int) -> bool:
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                _, writer = await asyncio.open_connection(address, port)
+        except OSError:  # which TimeoutError is, too
+            return False
+        writer.transport.abort()
+        return True
+
+    async def _gateway(self, order: Order, body: Json, inner: str, address: str) -> None:
+        name = names.gateway(order.sandbox_id)
+        found = await self.find(name, order.sandbox_id)
+        container_id = found["Id"] if found else await self._create(name, body)
+        await self._put(container_id, "/", await asyncio.to_thread(gateways.archive, order))
+        attached = ((found or {}).get("NetworkSettings") or {}).get("Networks") or {}
+        if inner not in attached:
+            await self._engine.ask(
+                "POST",
+                f"networks/{inner}/connect",
+                body={
+                    "Container": container_id,
+                    "EndpointConfig": {"IPAMConfig": {"IPv4Address": address}},
+                },
+            )
+        await self.start(container_id)
+
+    async def _volumes(self, order: Order) -> None:
+        sandbox_id = order.sandbox_id
+        await self._volume(names.workspace(sandbox_id), sandbox_id, "workspace")
+        await self._volume(names.private(sandbox_id), sandbox_id, "private")
+
+    async def _volume(self, name: str, sandbox_id: str, role: str) -> None:
+        found = await self._engine.get(f"volumes/{name}")
+        if found is None:
+            labels = names.labels(self._instance_id, sandbox_id, role)
+            found = await self._engine.ask(
+                "POST", "volumes/create", body={"Name": name, "Labels": labels}
+            )
+        if not names.is_own(found.get("Labels"), self._instance_id, sandbox_id):
+            raise OrderRejected(f"The engine has a volume `{name}` that is not of this server")
+
+    async def _container(self, order: Order, image: Image, place: Placement, facts: Facts) -> str:
+        body = container(
+            order,
+            image,
+            self._config,
+            place=place,
+            has_init=facts.has_init,
+            instance_id=self._instance_id,
+        )
+        container_id = await self._create(names.container(order.sandbox_id), body)
+        await self._put(container_id, PRIVATE, private_archive(order.secret_env))
+        await self._give_workspace(order, image, container_id)
+        return container_id
+
+    async def _give_workspace(self, order: Order, image: Image, container_id: str) -> None:
+        options = to_options(order)
+        user = user_of(image, options, self._config)
+        owner = parse_user(user)
+        if owner is None:
+            passwd = await self._engine.ask(
+                "GET",
+                f"containers/{container_id}/archive",
+                params={"path": "/etc/passwd"},
+                expect=(_GONE,),
+            )
+            owner = parse_user(user, untar(passwd or b""))
+        if owner is None:
+            raise OrderRejected(f"The image `{order.image}` has no user `{user}`")
+        inside = working_dir(order, options).removeprefix(options.workspace).strip("/")
+        parts = inside.split("/") if inside else []
+        directories = ["/".join(parts[: count + 1]) for count in range(len(parts))]
+        archive = workspace_archive(owner, [*directories, ".home"])
+        await self._put(container_id, options.workspace, archive)
+
+    async def _create(self, name: str, body: Json) -> str:
+        made = await self._ask_for(name, body)
+        if made is not None:
+            return str(made["Id"])
+        # The name is taken: by a request before this one, or by somebody else's container.
+        found = await self.find(name, body["Labels"][names.SANDBOX])
+        if found is None:
+            raise OrderRejected(f"The engine has a container `{name}` that is not of this server")
+        return str(found["Id"])
+
+    async def _ask_for(self, name: str, body: Json) -> Json | None:
+        query, path = {"name": name}, "containers/create"
+        try:
+            return cast(
+                "Json | None",
+                await self._engine.ask("POST", path, params=query, body=body, expect=(_CONFLICT,)),
+            )
+        except AgentsvcError as exc:
+            # Podman finds out only now that it has no program for it.
+            if not body["HostConfig"]["Init"] or not _NO_INIT.search(exc.detail):
+                raise
+        body = {**body, "HostConfig": {**body["HostConfig"], "Init": False}}
+        made = await self._engine.ask("POST", path, params=query, body=body, expect=(_CONFLICT,))
+        return cast("Json | None", made)
+
+    async def _put(self, container_id: str, path: str, archive: bytes) -> None:
+        await self._engine.ask(
+            "PUT", f"containers/{container_id}/archive", params={"path": path}, data=archive
+        )
+
+    async def _remove_container(self, name: str, sandbox_id: str) -> None:
+        found = await self.find(name, sandbox_id)
+        if found is None:
+            return
+        for _ in range(_REMOVE_TRIES):
+            query = {"force": True, "v": True}
+            path = f"containers/{found['Id']}"
+            await self._engine.ask("DELETE", path, params=query, expect=_IN_USE)
+            if await self._engine.get(f"{path}/json") is None:
+                return
+            await asyncio.sleep(_REMOVE_SECONDS)
+        raise BackendUnavailable("The engine does not remove the sandbox's container")
+
+    async def _remove_volume(self, name: str) -> None:
+        for _ in range(_REMOVE_TRIES):
+            await self._engine.ask("DELETE", f"volumes/{name}", expect=_IN_USE)
+            if await self._engine.get(f"volumes/{name}") is None:
+                return
+            await asyncio.sleep(_REMOVE_SECONDS)
+        raise Conflict("A volume of the sandbox is in use and cannot be removed", detail=name)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)

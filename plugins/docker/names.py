@@ -1,0 +1,72 @@
+"""What things on an engine are called and labelled, so that they are found again. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+INSTALLATION: Final = "agentsvc.installation"
+SANDBOX: Final = "agentsvc.sandbox"
+ROLE: Final = "agentsvc.role"
+
+_PREFIX: Final = "oh-agent-server-"
+
+
+def container(sandbox_id: str) -> str:
+    """Return the name of a sandbox's container, which clients and operators know it by."""
+    return _PREFIX + sandbox_id
+
+
+def gateway(sandbox_id: str) -> str:
+    """Return the name of the container that is the sandbox's only neighbour."""
+    return f"{_PREFIX}{sandbox_id}-gateway"
+
+
+def workspace(sandbox_id: str) -> str:
+    """Return the name of the volume with the sandbox's files."""
+    return f"{_PREFIX}{sandbox_id}-workspace"
+
+
+def private(sandbox_id: str) -> str:
+    """Return the name of the volume with what the sandbox's entry reads."""
+    return f"{_PREFIX}{sandbox_id}-private"
+
+
+def paused(sandbox_id: str) -> str:
+    """Return the name of the empty volume that says: this sandbox was paused on purpose."""
+    return f"{_PREFIX}{sandbox_id}-paused"
+
+
+def inner(sandbox_id: str) -> str:
+    """Return the name of the network that leads nowhere but to the gateway."""
+    return f"{_PREFIX}{sandbox_id}-inner"
+
+
+def outer(sandbox_id: str) -> str:
+    """Return the name of the network that leads out."""
+    return f"{_PREFIX}{sandbox_id}-outer"
+
+
+def bridge(network_name: str) -> str:
+    """Return the name of a network's interface on the engine's machine, of 15 letters at most."""
+    sandbox_id, _, kind = network_name.removeprefix(_PREFIX).rpartition("-")
+    return f"agsv{kind[0]}{sandbox_id[:10]}"
+
+
+def labels(instance_id: str, sandbox_id: str, role: str) -> dict[str, str]:
+    """Return what everything that is made for a sandbox is labelled with."""
+    return {INSTALLATION: instance_id, SANDBOX: sandbox_id, ROLE: role}
+
+
+def is_own(labels: Mapping[str, Any] | None, instance_id: str, sandbox_id: str) -> bool:
+    """Say whether labels are those of a sandbox of this installation."""
+    found = labels or {}
+    return (found.get(INSTALLATION), found.get(SANDBOX)) == (instance_id, sandbox_id)
+
+
+def of_installation(instance_id: str) -> dict[str, list[str]]:
+    """Return the filter of a list for everything of this installation."""
+    return {"label": [f"{INSTALLATION}={instance_id}"]}
+
+
+def of_sandbox(instance_id: str, sandbox_id: str) -> dict[str, list[str]]:
+    """Return the filter of a list for everything of one sandbox."""
+    return {"label": [f"{INSTALLATION}={instance_id}", f"{SANDBOX}={sandbox_id}"]}

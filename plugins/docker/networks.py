@@ -1,0 +1,119 @@
+"""A sandbox's own networks: small parts of a range, made and removed again."""
+
+import contextlib
+import ipaddress
+import random
+from collections.abc import Iterable
+from typing import Final
+
+from agentsvc.errors import AgentsvcError, BackendUnavailable, CapacityExceeded
+
+from . import names
+from .engine import Engine
+from .plan import Json
+
+_BITS: Final = 29
+"""Of a part: room for the bridge, the sandbox and its gateway."""
+_TRIES: Final = 8
+_GONE: Final = 404
+_CONFLICT: Final = 409
+
+type Network = ipaddress.IPv4Network
+
+
+def taken(networks: Iterable[Json]) -> list[Network]:
+    """Return the ranges that an engine's networks have."""
+    found = []
+    for network in networks:
+        for part in (network.get("IPAM") or {}).get("Config") or []:
+            with contextlib.suppress(ValueError):
+                found.append(ipaddress.IPv4Network(part.get("Subnet", ""), strict=False))
+    return found
+
+
+def choose(pool: str, used: Iterable[Network], start: int) -> Network:
+    """Return a free part of the range, the first from a place on; raises CapacityExceeded."""
+    whole = ipaddress.IPv4Network(pool)
+    blocked = [one for one in used if one.overlaps(whole)]
+    count = 2 ** (_BITS - whole.prefixlen)
+    for number in range(count):
+        first = int(whole.network_address) + (start + number) % count * 2 ** (32 - _BITS)
+        part = ipaddress.IPv4Network((first, _BITS))
+        if not any(part.overlaps(one) for one in blocked):
+            return part
+    raise CapacityExceeded(f"All networks of {pool} are in use; give `subnets` a larger range")
+
+
+def addresses(part: Network) -> tuple[str, str, str]:
+    """Return the addresses of the bridge, the gateway container and the sandbox."""
+    first = part.network_address
+    return str(first + 1), str(first + 2), str(first + 3)
+
+
+def body(name: str, part: Network, *, is_inner: bool, labels: dict[str, str]) -> Json:
+    """Return the body of the request that makes a network."""
+    options = {
+        "com.docker.network.bridge.name": names.bridge(name),
+        "com.docker.network.bridge.enable_icc": "true",
+    }
+    if is_inner:
+        # Without an address on the bridge, the engine's machine is not in the network at all.
+        options["com.docker.network.bridge.inhibit_ipv4"] = "true"
+    return {
+        "Name": name,
+        "Driver": "bridge",
+        "CheckDuplicate": True,
+        "Internal": is_inner,
+        "EnableIPv6": False,
+        "IPAM": {"Config": [{"Subnet": str(part), "Gateway": addresses(part)[0]}]},
+        "Options": options,
+        "Labels": labels,
+    }
+
+
+async def ensure(
+    engine: Engine, pool: str, name: str, *, is_inner: bool, labels: dict[str, str]
+) -> Network:
+    """Make a network, or find the one there is, and return its range."""
+    why = ""
+    for _ in range(_TRIES):
+        known = await engine.ask("GET", "networks")
+        for network in known:
+            if network["Name"] == name and network.get("Labels") == labels:
+                return taken([network])[0]
+        start = random.randrange(2**16)  # noqa: S311  # to be out of others' way, not a secret
+        part = choose(pool, taken(known), start)
+        try:
+            await engine.ask(
+                "POST",
+                "networks/create",
+                body=body(name, part, is_inner=is_inner, labels=labels),
+            )
+        except AgentsvcError as exc:
+            # Somebody else may have taken it meanwhile; what else is wrong shows in the last try.
+            if not _is_taken(exc):
+                raise
+            why = exc.detail
+            continue
+        return part
+    raise BackendUnavailable("The engine makes no network for the sandbox", detail=why)
+
+
+async def remove(engine: Engine, name: str) -> None:
+    """Remove a network and whatever is still attached to it."""
+    network = await engine.get(f"networks/{name}")
+    if network is None:
+        return
+    for container_id in network.get("Containers") or {}:
+        await engine.ask(
+            "POST",
+            f"networks/{network['Id']}/disconnect",
+            body={"Container": container_id, "Force": True},
+            expect=(_GONE, _CONFLICT, 500),
+        )
+    await engine.ask("DELETE", f"networks/{network['Id']}", expect=(_GONE,))
+
+
+def _is_taken(exc: AgentsvcError) -> bool:
+    said = f"{exc.message} {exc.detail}".lower()
+    return any(word in said for word in ("overlap", "already exists", "already used", "in use"))

@@ -1,0 +1,398 @@
+"""From an order to what the engine is asked to make. Pure."""
+
+import io
+import posixpath
+import re
+import shlex
+import tarfile
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agentsvc.backend import Isolation, Order, Port, Spec, fill
+from agentsvc.errors import OrderRejected
+from agentsvc.values import Secret
+
+from . import names
+from .settings import DockerConfig
+
+type Json = dict[str, Any]
+
+WORKSPACE: Final = "/workspace"
+PRIVATE: Final = "/run/agentsvc"
+CALLBACK_NAME: Final = "agentsvc.internal"
+"""The name by which this server is known inside a sandbox."""
+
+_CALLBACK_VARIABLE: Final = "OH_WEBHOOKS_0_BASE_URL"
+_KNOWN_PORTS: Final = {"agent": 8000, "vscode": 8001, "worker_1": 8011, "worker_2": 8012}
+_FIRST_PORT: Final = 8100
+_ENV_FILE: Final = f"{PRIVATE}/env"
+_OWNER: Final = 1000
+_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{2,62}")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBERS: Final = re.compile(r"[0-9]+(:[0-9]+)?")
+_TMPFS: Final = "rw,nosuid,nodev,mode=1777"
+_DEAD_SOCKETS: Final = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
+_SOCKET_DIRS: Final = ("/run", "/var/run", "/var/lib/docker", "/var/lib/containers")
+
+# What comes before the command: the secrets, which the engine is not told of, and the directories.
+ENTRY: Final = f'. {_ENV_FILE} && mkdir -p "$0" && cd "$0" && exec "$@"'
+INSIDE: Final = f'. {_ENV_FILE}; exec "$@"'
+
+_GVISOR: Final = re.compile(r"runsc|gvisor", re.IGNORECASE)
+_VM: Final = re.compile(r"kata|firecracker", re.IGNORECASE)
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A directory of the engine's machine inside a sandbox."""
+
+    source: Annotated[str, msgspec.Meta(pattern=r"^/[^:\0]*$", max_length=1024)]
+    target: Annotated[str, msgspec.Meta(pattern=r"^/[^:\0]+$", max_length=1024)]
+    writable: bool = False
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a spec for this backend may say in `options`."""
+
+    runtime: str = ""
+    """OCI runtime by name; empty for that of the backend's table."""
+    user: str = ""
+    """User and group as numbers; empty for that of the backend's table."""
+    read_only: bool = False
+    """Nothing but the workspace and /tmp can be written to."""
+    tmpfs: dict[str, str] = {}
+    """Further directories in memory, with their mount options."""
+    mounts: tuple[Mount, ...] = ()
+    workspace: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9_./-]+$")] = WORKSPACE
+    """Where the volume with the sandbox's files is."""
+    host_labels: dict[str, str] = {}
+    """What the engine's entry in `hosts` must have among its labels."""
+    shm_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 256 * 1024 * 1024
+    """Size of /dev/shm, which browsers need."""
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """What an image says of itself."""
+
+    id: str = ""
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    user: str = ""
+    env: tuple[str, ...] = ()
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """The addresses of a sandbox that is to be made."""
+
+    network: str
+    """The name of the network the sandbox is in."""
+    address: str
+    """Its own one there."""
+    hosts: tuple[str, ...] = ()
+    """Names with their addresses, as the engine takes them: `NAME:ADDRESS`."""
+    is_calling: bool = False
+    """Whether there is a way to this server."""
+    publish: str = ""
+    """The address at which its ports are published; empty where they are not."""
+    proxy_url: str = ""
+
+
+def to_options(asked: Spec | Order) -> Options:
+    """Return the options; raises OrderRejected for what is not one."""
+    try:
+        return msgspec.convert(asked.options, Options)
+    except msgspec.ValidationError as exc:
+        raise OrderRejected(f"The options do not fit: {exc}") from exc
+
+
+def to_image(inspected: Json) -> Image:
+    """Return what matters of an image."""
+    config = inspected.get("Config") or {}
+    return Image(
+        id=inspected.get("Id", ""),
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        command=tuple(config.get("Cmd") or ()),
+        user=config.get("User") or "",
+        env=tuple(config.get("Env") or ()),
+    )
+
+
+def isolation_of(runtime: str) -> Isolation:
+    """Return how far containers of a runtime are kept apart."""
+    if _GVISOR.search(runtime):
+        return Isolation.GVISOR
+    return Isolation.VM if _VM.search(runtime) else Isolation.CONTAINER
+
+
+def check(asked: Spec | Order, config: DockerConfig) -> None:
+    """Raise OrderRejected for what could never be made."""
+    options = to_options(asked)
+    if not asked.image:
+        raise OrderRejected("A docker sandbox needs an image")
+    if isinstance(asked, Order):
+        if not _ID.fullmatch(asked.sandbox_id):
+            raise OrderRejected("The sandbox's id cannot be part of a container's name")
+        if bad := [name for name in asked.secret_env if not _VARIABLE.fullmatch(name)]:
+            raise OrderRejected(f"`{bad[0]}` cannot be the name of a variable")
+    ports = choose_ports(asked.ports)
+    for text in (*(asked.command or ()), *asked.env.values()):
+        fill(text, ports)
+    if options.user and not _NUMBERS.fullmatch(options.user):
+        raise OrderRejected("The option `user` is a number, or two with a colon between them")
+    working_dir(asked, options)
+    for mount in options.mounts:
+        check_mount(mount, config.bind_mounts)
+    for target in (*options.tmpfs, *(mount.target for mount in options.mounts)):
+        if _overlap(posixpath.normpath(target), PRIVATE):
+            raise OrderRejected(f"Nothing can be mounted at {target}")
+
+
+def check_mount(mount: Mount, allowed: Iterable[str]) -> None:
+    """Raise OrderRejected unless a mount's source lies below one of the allowed directories."""
+    source = posixpath.normpath(mount.source)
+    if source.endswith(_DEAD_SOCKETS) or any(_overlap(source, one) for one in _SOCKET_DIRS):
+        raise OrderRejected(f"{mount.source} is the engine's own and is not mounted in a sandbox")
+    if not any(_is_below(source, posixpath.normpath(one)) for one in allowed):
+        raise OrderRejected(
+            f"{mount.source} is not below one of the backend's `bind_mounts`; add it there"
+        )
+
+
+def choose_ports(ports: Iterable[Port]) -> dict[str, int]:
+    """Return each port's number inside; raises OrderRejected where two are the same."""
+    found: dict[str, int] = {}
+    wanted = [port for port in ports if port.number]
+    free = [port for port in ports if not port.number]
+    used = {port.number for port in wanted}
+    for port in wanted:
+        found[port.name] = port.number
+    following = _FIRST_PORT
+    for port in free:
+        number = _KNOWN_PORTS.get(port.name, 0)
+        while not number or number in used:
+            number, following = following, following + 1
+        used.add(number)
+        found[port.name] = number
+    if len(found) != len(wanted) + len(free) or len(used) != len(found):
+        raise OrderRejected("Two ports have the same name or number")
+    return found
+
+
+def working_dir(asked: Spec | Order, options: Options) -> str:
+    """Return where the command starts; raises OrderRejected unless it is in the workspace."""
+    top = posixpath.normpath(options.workspace)
+    path = posixpath.normpath(posixpath.join(top, asked.working_dir))
+    if not _is_below(path, top):
+        raise OrderRejected(
+            f"The working directory must be below {top}; the option `workspace` moves that"
+        )
+    return path
+
+
+def user_of(image: Image, options: Options, config: DockerConfig) -> str:
+    """Return the user a sandbox runs as: never root, unless that was asked for."""
+    if asked := options.user or config.user:
+        return asked
+    return f"{_OWNER}:{_OWNER}" if image.user.partition(":")[0] in ("", "0", "root") else image.user
+
+
+def argv_of(order: Order, image: Image, ports: Mapping[str, int]) -> list[str]:
+    """Return the command line; raises OrderRejected where neither order nor image has one."""
+    command = image.command if order.command is None else order.command
+    argv = [*image.entrypoint, *(fill(part, ports) for part in command)]
+    if not argv:
+        raise OrderRejected(f"The image `{order.image}` has no command, and the spec has none")
+    return argv
+
+
+def environment_of(order: Order, ports: Mapping[str, int], place: Placement) -> dict[str, str]:
+    """Return the variables that are no secret."""
+    env = {name: fill(value, ports) for name, value in order.env.items()}
+    if not place.proxy_url:
+        return env
+    direct = f"localhost,127.0.0.1,::1,{CALLBACK_NAME}"
+    proxy = {"HTTP_PROXY": place.proxy_url, "HTTPS_PROXY": place.proxy_url, "NO_PROXY": direct}
+    return {**proxy, **{name.lower(): value for name, value in proxy.items()}, **env}
+
+
+def container(
+    order: Order,
+    image: Image,
+    config: DockerConfig,
+    *,
+    place: Placement,
+    has_init: bool,
+    instance_id: str,
+) -> Json:
+    """Return the body of the request that makes a sandbox's container."""
+    options = to_options(order)
+    ports = choose_ports(order.ports)
+    env = environment_of(order, ports, place)
+    directory = working_dir(order, options)
+    if options.read_only:
+        env.setdefault("HOME", f"{options.workspace}/.home")
+    runtime = options.runtime or config.runtime
+    return {
+        "Image": image.id or order.image,
+        "Entrypoint": ["/bin/sh", "-c", ENTRY, directory],
+        "Cmd": argv_of(order, image, ports),
+        "Env": [f"{name}={value}" for name, value in env.items()],
+        "User": user_of(image, options, config),
+        "WorkingDir": "/",
+        "Labels": {
+            **names.labels(instance_id, order.sandbox_id, "sandbox"),
+            "agentsvc.ports": ",".join(f"{name}={number}" for name, number in ports.items()),
+            "agentsvc.awaited": ",".join(port.name for port in order.ports if port.awaited),
+            "agentsvc.workdir": directory,
+            "agentsvc.runtime": runtime,
+            "agentsvc.network": order.network,
+            "agentsvc.callback": "yes" if place.is_calling else "no",
+        },
+        "ExposedPorts": {f"{number}/tcp": {} for number in ports.values()},
+        "HostConfig": {
+            **limits_of(order),
+            **_hardened(options, has_init=has_init),
+            **({"Runtime": runtime} if runtime else {}),
+            "ReadonlyRootfs": options.read_only,
+            "Mounts": mounts(order, options),
+            "NetworkMode": place.network,
+            "ExtraHosts": list(place.hosts),
+            "PortBindings": bindings(ports, place.publish),
+        },
+        "NetworkingConfig": {
+            "EndpointsConfig": {
+                place.network: {"IPAMConfig": {"IPv4Address": place.address}},
+            }
+        },
+    }
+
+
+def callback_of(env: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the host and port to which a sandbox is ordered to report."""
+    url = urlsplit(env.get(_CALLBACK_VARIABLE, ""))
+    if not url.hostname:
+        return None
+    return url.hostname, url.port or (443 if url.scheme == "https" else 80)
+
+
+def bindings(ports: Mapping[str, int], address: str) -> Json:
+    """Return which ports are published at an address; the engine chooses their numbers."""
+    if not address:
+        return {}
+    return {f"{number}/tcp": [{"HostIp": address, "HostPort": ""}] for number in ports.values()}
+
+
+def limits_of(order: Order) -> Json:
+    """Return the limits as the engine's own; without one, none."""
+    limits = order.limits
+    found: Json = {}
+    if limits.cpus is not None:
+        found["NanoCpus"] = int(limits.cpus * 1_000_000_000)
+    if limits.memory_bytes is not None:
+        found |= {"Memory": limits.memory_bytes, "MemorySwap": limits.memory_bytes}
+    if limits.pids is not None:
+        found["PidsLimit"] = limits.pids
+    return found
+
+
+def _hardened(options: Options, *, has_init: bool) -> Json:
+    return {
+        "Init": has_init,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "Privileged": False,
+        "IpcMode": "private",
+        "ShmSize": options.shm_bytes,
+        "RestartPolicy": {"Name": "no"},
+        "Tmpfs": ({"/tmp": _TMPFS} if options.read_only else {}) | options.tmpfs,  # noqa: S108
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "2"}},
+    }
+
+
+def mounts(order: Order, options: Options) -> list[Json]:
+    """Return the volumes and the allowed directories of the engine's machine."""
+    own = [
+        _volume(names.workspace(order.sandbox_id), options.workspace),
+        _volume(names.private(order.sandbox_id), PRIVATE),
+    ]
+    return own + [
+        {
+            "Type": "bind",
+            "Source": posixpath.normpath(mount.source),
+            "Target": posixpath.normpath(mount.target),
+            "ReadOnly": not mount.writable,
+        }
+        for mount in options.mounts
+    ]
+
+
+def private_archive(secret_env: Mapping[str, Secret]) -> bytes:
+    """Return the archive with the file that the entry reads, readable inside for everyone."""
+    text = "".join(
+        f"export {name}={shlex.quote(value.reveal())}\n" for name, value in secret_env.items()
+    )
+    return _archive([_file("env", text.encode(), 0o444)])
+
+
+def workspace_archive(owner: tuple[int, int], directories: Iterable[str]) -> bytes:
+    """Return the archive that gives the workspace, and directories in it, to their user."""
+    return _archive(_directory(name, owner) for name in (".", *directories))
+
+
+def archive_of(files: Mapping[str, bytes]) -> bytes:
+    """Return an archive of files that everyone may read, with the directories they are in."""
+    parts = [name.split("/")[:-1] for name in files]
+    above = {"/".join(part[: count + 1]) for part in parts for count in range(len(part))}
+    return _archive(
+        [
+            *(_directory(name, (0, 0)) for name in sorted(above)),
+            *(_file(name, content, 0o644) for name, content in files.items()),
+        ]
+    )
+
+
+def parse_user(user: str, passwd: str = "") -> tuple[int, int] | None:
+    """Return the numbers of a user, from an image's /etc/passwd if it is a name."""
+    name, _, group = user.partition(":")
+    if name.isdigit():
+        return int(name), int(group) if group.isdigit() else int(name)
+    for line in passwd.splitlines():
+        parts = line.split(":")
+        if len(parts) > 3 and parts[0] == name:  # noqa: PLR2004
+            return int(parts[2]), int(parts[3])
+    return None
+
+
+def _volume(name: str, target: str) -> Json:
+    return {"Type": "volume", "Source": name, "Target": target}
+
+
+def _archive(items: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for info, content in items:
+            tar.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _file(name: str, content: bytes, mode: int) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(content), mode
+    return info, content
+
+
+def _directory(name: str, owner: tuple[int, int]) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = tarfile.DIRTYPE, 0o755
+    info.uid, info.gid = owner
+    return info, b""
+
+
+def _is_below(path: str, top: str) -> bool:
+    return path == top or path.startswith(top.rstrip("/") + "/")
+
+
+def _overlap(path: str, other: str) -> bool:
+    return _is_below(path, other) or _is_below(other, path)

@@ -1,0 +1,37 @@
+"""Whether the ports of a sandbox answer, directly or through something that relays them."""
+
+import asyncio
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+
+async def answers(urls: Iterable[str], time_limit: float, *, is_relayed: bool) -> bool:
+    """Say whether somebody listens at each of the addresses."""
+    for url in urls:
+        target = urlsplit(url)
+        if not await _answers(target.hostname or "", target.port or 0, time_limit, is_relayed):
+            return False
+    return True
+
+
+async def _answers(host: str, port: int, time_limit: float, is_relayed: bool) -> bool:
+    try:
+        async with asyncio.timeout(time_limit):
+            reader, writer = await asyncio.open_connection(host, port)
+    except OSError:  # which TimeoutError is, too
+        return False
+    try:
+        return not is_relayed or await _stays(reader, time_limit)
+    finally:
+        writer.transport.abort()
+
+
+async def _stays(reader: asyncio.StreamReader, time_limit: float) -> bool:
+    # What relays takes every connection, and ends it at once where nobody is behind it.
+    try:
+        async with asyncio.timeout(time_limit):
+            return bool(await reader.read(1))
+    except TimeoutError:
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,95 @@
+"""The engine's stream of two outputs in one: taken apart again, line by line or in whole."""
+
+import contextlib
+import io
+import struct
+import tarfile
+from asyncio import IncompleteReadError
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+import msgspec
+
+from agentsvc.backend import LogLine
+
+_HEAD: Final = struct.Struct(">BxxxL")
+_LINE_MAX: Final = 65536
+_NAMES: Final = {1: "stdout", 2: "stderr"}
+
+
+class Readable(Protocol):
+    """What bytes come from."""
+
+    async def readexactly(self, n: int) -> bytes:
+        """Return that many bytes; raises IncompleteReadError at an early end."""
+        ...
+
+
+class Output(msgspec.Struct):
+    """What a command wrote, up to a limit."""
+
+    limit: int
+    stdout: bytearray = msgspec.field(default_factory=bytearray)
+    stderr: bytearray = msgspec.field(default_factory=bytearray)
+    is_cut: bool = False
+
+    def add(self, stream: str, data: bytes) -> None:
+        """Keep what still fits."""
+        into = self.stderr if stream == "stderr" else self.stdout
+        room = self.limit - len(into)
+        self.is_cut = self.is_cut or len(data) > room
+        into += data[: max(room, 0)]
+
+
+async def frames(source: Readable) -> AsyncIterator[tuple[str, bytes]]:
+    """Yield each piece with the name of its stream until the source ends between two."""
+    while True:
+        try:
+            kind, size = _HEAD.unpack(await source.readexactly(_HEAD.size))
+            data = await source.readexactly(size)
+        except IncompleteReadError:
+            return
+        yield _NAMES.get(kind, "stdout"), data
+
+
+async def lines(source: Readable) -> AsyncIterator[LogLine]:
+    """Yield the lines of a log that was asked for with timestamps."""
+    rest = {"stdout": b"", "stderr": b""}
+    async for stream, data in frames(source):
+        *whole, last = (rest[stream] + data).split(b"\n")
+        for line in whole:
+            yield to_line(stream, line)
+        if len(last) > _LINE_MAX:
+            yield to_line(stream, last)
+            last = b""
+        rest[stream] = last
+    for stream, last in rest.items():
+        if last:
+            yield to_line(stream, last)
+
+
+def to_line(stream: str, line: bytes) -> LogLine:
+    """Return a line that begins with its time."""
+    stamp, _, text = line.decode(errors="replace").partition(" ")
+    return LogLine(at=to_time(stamp), stream=stream, text=text.rstrip("\r"))
+
+
+def to_time(text: str) -> datetime:
+    """Return a moment as the engine writes it; the beginning of time where it is none."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+
+
+def untar(archive: bytes) -> str:
+    """Return the text of the first file in an archive; empty if there is none."""
+    with (
+        contextlib.suppress(tarfile.TarError),
+        tarfile.open(fileobj=io.BytesIO(archive)) as tar,
+    ):
+        for member in tar:
+            if (file := tar.extractfile(member)) is not None:
+                return file.read().decode(errors="replace")
+    return ""

@@ -1,0 +1,87 @@
+"""The way to an engine on another machine by SSH: the system's own `ssh`, as a tunnel.
+
+It uses the operator's keys, agent, known hosts and `~/.ssh/config`, asks nothing, and gives the
+far side none of this process's environment.
+"""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from agentsvc.errors import BackendUnavailable
+
+_FAR_SOCKET: Final = "/var/run/docker.sock"
+_OPTIONS: Final = (
+    *("-N", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+    *("-o", "StreamLocalBindUnlink=yes", "-o", "ControlMaster=no", "-o", "ControlPath=none"),
+)
+_LOOK_SECONDS: Final = 0.05
+_KEPT: Final = ("PATH", "HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK")
+
+
+class Tunnel:
+    """One `ssh` that carries connections to a far engine's socket."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it has ended, so that another one is needed."""
+        return self._process is None or self._process.returncode is not None
+
+    async def open(self, time_limit: float) -> str:
+        """Start it and return the path of the socket at this end."""
+        # A directory of 0700 with a short name: the path of a socket ends at 107 bytes.
+        self._directory = tempfile.TemporaryDirectory(prefix="agentsvc-ssh-")
+        path, why = Path(self._directory.name) / "s", ""
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *arguments(self._url, path),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env={name: os.environ[name] for name in _KEPT if name in os.environ},
+            )
+            async with asyncio.timeout(time_limit):
+                # It tells nobody when its end of the tunnel is there.
+                while not path.exists() and not self.is_down:  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except FileNotFoundError as exc:
+            raise BackendUnavailable("There is no `ssh` on this machine") from exc
+        except TimeoutError as exc:
+            raise BackendUnavailable("The engine's machine does not answer by SSH") from exc
+        finally:
+            if not path.exists():
+                why = await self.close()
+        if not path.exists():
+            raise BackendUnavailable("The engine's machine cannot be reached by SSH", detail=why)
+        return str(path)
+
+    async def close(self) -> str:
+        """End it and return what it wrote."""
+        process, self._process = self._process, None
+        said = b""
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            _, said = await process.communicate()
+        if self._directory is not None:
+            self._directory.cleanup()
+        return said.decode(errors="replace").strip()
+
+
+def arguments(url: str, path: Path) -> list[str]:
+    """Return the command line of a tunnel whose near end is a socket at `path`."""
+    target = urlsplit(url)
+    port = ["-p", str(target.port)] if target.port else []
+    user = ["-l", target.username] if target.username else []
+    far = target.path if target.path not in ("", "/") else _FAR_SOCKET
+    return ["ssh", *_OPTIONS, *port, *user, "-L", f"{path}:{far}", "--", target.hostname or ""]

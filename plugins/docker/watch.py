@@ -1,0 +1,68 @@
+"""Hears from an engine which containers had a process killed for want of memory.
+
+Where that was not the container's first process, nothing else ever tells of it.
+"""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+from agentsvc.errors import AgentsvcError
+
+from . import names
+from .engine import Engine
+
+_AGAIN_SECONDS = 5.0
+_KEPT = 10_000
+
+
+class Watch:
+    """Listens to one engine from `start` to `stop`, and again whenever it has been away."""
+
+    def __init__(self, engine: Engine, instance_id: str) -> None:
+        self._engine = engine
+        self._instance_id = instance_id
+        self._heard: dict[str, int] = {}
+        self._since = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to listen; what the engine still remembers is told first."""
+        if self._task is None:
+            name = f"events of {self._engine.name}"
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
+
+    async def stop(self) -> None:
+        """End it. Safe to call twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def has_heard(self, container_id: str) -> bool:
+        """Say whether a process of a container was killed for want of memory."""
+        return container_id in self._heard
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(AgentsvcError, ValueError):
+                await self._listen()
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _listen(self) -> None:
+        filters = {"event": ["oom"], **names.of_installation(self._instance_id)}
+        query = {"since": self._since, "filters": filters}
+        async with self._engine.stream("GET", "events", params=query) as answer:
+            assert answer is not None  # noqa: S101  # no status was expected
+            async for line in answer.content:
+                if line.strip():
+                    self._take(json.loads(line))
+
+    def _take(self, event: dict[str, Any]) -> None:
+        container_id = str((event.get("Actor") or {}).get("ID") or event.get("id") or "")
+        self._since = max(self._since, int(event.get("time") or 0))
+        self._heard[container_id] = self._since
+        if len(self._heard) > _KEPT:
+            del self._heard[next(iter(self._heard))]
