@@ -207,7 +207,16 @@ class BackendRegistry:
         tables = {**({"process": {}} if "process" in types else {}), **config.backends}
         rooms = {name: _room(name, table) for name, table in tables.items()}
         backends = {
-            name: _make(name, table, types, instance_id, state_dir)
+            name: _make(
+                name,
+                table,
+                types,
+                BackendContext(
+                    instance_id=instance_id,
+                    state_dir=state_dir / name,
+                    callback_url=config.server.internal_url,
+                ),
+            )
             for name, table in tables.items()
         }
         default = config.sandboxes.default_backend
@@ -417,8 +426,7 @@ def _make(
     name: str,
     table: Mapping[str, Any],
     types: Mapping[str, BackendType],
-    instance_id: str,
-    state_dir: Path,
+    context: BackendContext,
 ) -> Backend:
     values = {key: value for key, value in table.items() if key not in _ROOM_KEYS}
     type_name = values.pop("type", name)
@@ -442,7 +450,6 @@ def _make(
             f"The table [backends.{name}] does not fit: {exc}",
             hint=f"its keys are: {_list(kind.Config.__struct_fields__)}",
         ) from exc
-    context = BackendContext(instance_id=instance_id, state_dir=state_dir / name)
     return kind(config, context)
 
 

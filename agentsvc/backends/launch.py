@@ -3,27 +3,23 @@
 Blocks for a moment; call it from a thread.
 """
 
-import errno
 import json
 import os
 import select
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from agentsvc.backend import Order
-from agentsvc.backends import places, shim
+import agentsvc
+from agentsvc.backend import Isolation, Network, Order
+from agentsvc.backends import bubblewrap, doors, places
 from agentsvc.backends.places import Place, Record
 from agentsvc.backends.tree import MARK
+from agentsvc.egress import relay
 from agentsvc.errors import BackendUnavailable
-
-FULL: Final = frozenset(
-    {errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
-)
-"""What the system says when it has no room now and may have some later."""
 
 _LOCALE = "C.UTF-8"
 
@@ -40,46 +36,75 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     pass_env: tuple[str, ...]
     log_bytes: int
     time_limit: float
+    held_by: bubblewrap.Found = bubblewrap.Found()
+    """What holds it; nothing does where there is no program."""
+    callback: str = ""
+    """Host and port at which the sandbox finds the server."""
+
+    def prepare(self) -> Record:
+        """Make the directories and the record, unless they are there, and return the record."""
+        order = self.order
+        return self.place.make(
+            lambda: places.new_record(
+                self.instance_id, order, root=self.temp_root, callback=self.callback
+            )
+        )
 
     def carry_out(self) -> Record:
         """Make what is missing and start the shim, unless it runs or has run.
 
         The record is written first, so that nothing is made which a scan would not find.
         """
-        order = self.order
-        record = self.place.make(
-            lambda: places.new_record(
-                self.instance_id,
-                order.sandbox_id,
-                root=self.temp_root,
-                working_dir=order.working_dir,
-                ports=order.ports,
-            )
-        )
-        mark = places.mark_of(self.instance_id, order.sandbox_id)
+        record = self.prepare()
+        mark = places.mark_of(self.instance_id, self.order.sandbox_id)
         temp = places.make_temp(record.temp, mark)
         if self.place.read_state() is None:
             self._start_shim(mark, self._orders(mark, record, temp))
         return record
 
     def _orders(self, mark: str, record: Record, temp: Path) -> dict[str, Any]:
-        return {
-            "directory": str(self.place.directory),
-            "control": str(control_path(record.temp)),
+        is_boxed = bool(self.held_by.program)
+        inside = {
             "argv": [_with_python(part) for part in self.order.command or ()],
-            "env": self._environment(mark, temp),
-            "secrets": [value.reveal() for value in self.order.secret_env.values()],
+            "env": self._environment(mark, record, Path(bubblewrap.TEMP) if is_boxed else temp),
             "ports": [[port.name, port.number] for port in self.order.ports],
             "cwd": str(self.place.agent),
             "workspace": str(self.place.workspace / record.working_dir),
+        }
+        return {
+            **inside,
+            "directory": str(self.place.directory),
+            "control": str(control_path(record.temp)),
+            "secrets": [value.reveal() for value in self.order.secret_env.values()],
             "cgroup": str(group_path(self.group, mark) or ""),
             "log_bytes": self.log_bytes,
+            "isolation": Isolation.BUBBLEWRAP if is_boxed else Isolation.NONE,
+            "box": self._box(mark, record, temp, inside) if is_boxed else None,
         }
 
-    def _environment(self, mark: str, temp: Path) -> dict[str, str]:
+    def _box(self, mark: str, record: Record, temp: Path, inside: dict[str, Any]) -> dict[str, Any]:
+        is_open = record.network is Network.OPEN
+        view = bubblewrap.View(
+            mark=mark,
+            writable=(self.place.workspace, self.place.home, self.place.agent),
+            temp=temp,
+            home=self.place.home,
+            network=record.network,
+            doors=None if is_open else self.place.doors,
+            readable=self.held_by.readable,
+        )
+        return {
+            **bubblewrap.orders(self.held_by.program, view),
+            "command": _run("inside"),
+            "sockets": [f"{record.temp}/p{number}" for number in range(len(self.order.ports))],
+            "inside": {**inside, "relay": relay.__file__, "outward": list(doors.outward(record))},
+        }
+
+    def _environment(self, mark: str, record: Record, temp: Path) -> dict[str, str]:
         passed = {name: os.environ[name] for name in self.pass_env if name in os.environ}
         return {
             **passed,
+            **doors.environment(record),
             "PATH": search_path(self.search_path),
             "LANG": _LOCALE,
             "LC_CTYPE": _LOCALE,
@@ -101,7 +126,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             # Not a subprocess object: nobody waits for the shim, which outlives us.
             pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-I", "-S", shim.__file__, mark],
+                [*_run("shim"), mark],
                 {MARK: mark},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, their_in, 0),
@@ -158,6 +183,15 @@ def search_path(configured: str) -> str:
     own = Path(sys.prefix, "bin") if sys.prefix != sys.base_prefix else None
     parts = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join(part for part in parts if part and Path(part) != own)
+
+
+def _run(name: str) -> list[str]:
+    # Isolated and without site packages; this package alone is found besides the standard library.
+    top = str(Path(agentsvc.__file__).parents[1])
+    code = (
+        f"import sys; sys.path.append({top!r}); from agentsvc.backends.{name} import main; main()"
+    )
+    return [sys.executable, "-I", "-S", "-c", code]
 
 
 def _with_python(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from agentsvc.backend import LogLine, Port
+from agentsvc.backend import Isolation, LogLine, Network, Order, Port
 from agentsvc.backends.tree import MARK, Identity
 from agentsvc.values import now
 
@@ -44,6 +44,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     temp: str
     working_dir: str
     ports: tuple[Port, ...]
+    network: Network = Network.OPEN
+    allow_hosts: tuple[str, ...] = ()
+    reaches: tuple[str, ...] = ()
+    callback: str = ""
+    """Host and port at which it was told that the server is."""
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +69,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     ports: dict[str, int]
     cgroup: str
     exit: Exit | None
+    isolation: Isolation = Isolation.NONE
+    sockets: dict[str, str] = {}
+    """Where ports are reached from outside, if not at their numbers."""
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +110,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     def agent(self) -> Path:
         """The command's own directory, so that its files are not among the agent's."""
         return self.directory / "agent"
+
+    @property
+    def doors(self) -> Path:
+        """The sockets of this server that lead out, for a sandbox without another network."""
+        return self.directory / "doors"
 
     @property
     def log(self) -> Path:
@@ -321,17 +334,19 @@ def _make_accessible(path: Path) -> None:
                 inner.chmod(0o700)
 
 
-def new_record(
-    instance_id: str, sandbox_id: str, *, root: Path, working_dir: str, ports: tuple[Port, ...]
-) -> Record:
+def new_record(instance_id: str, order: Order, *, root: Path, callback: str) -> Record:
     """Return the record of a sandbox that is about to be made."""
     return Record(
         instance_id=instance_id,
-        sandbox_id=sandbox_id,
+        sandbox_id=order.sandbox_id,
         created_at=now(),
         temp=new_temp_name(root),
-        working_dir=working_dir,
-        ports=ports,
+        working_dir=order.working_dir,
+        ports=order.ports,
+        network=order.network,
+        allow_hosts=order.allow_hosts,
+        reaches=order.reaches,
+        callback=callback,
     )
 
 

@@ -1,19 +1,21 @@
 """Sandboxes as local processes, each with its own directories, ports and clean environment.
 
-It separates sandboxes by courtesy, not by force: what runs in one has the rights of the server's
-own user, and every report says isolation `none`. A sandbox is a directory below the state
+Where bubblewrap works, it holds them: they see their own files, the system without its secrets and
+no other processes. Elsewhere they are kept apart by courtesy, with the rights of the server's own
+user, and every report says which of both it is. A sandbox is a directory below the state
 directory, a short temporary directory and the tree of processes below its shim; it outlives the
 server, and a later one finds it by these alone.
 """
 
 import asyncio
 import importlib.metadata
-import json
+import logging
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -23,11 +25,13 @@ from agentsvc.backend import (
     Capability,
     Endpoint,
     ExecResult,
+    Fences,
     Found,
     Handle,
     Health,
     Isolation,
     LogLine,
+    Network,
     Order,
     PausedAs,
     Phase,
@@ -36,7 +40,7 @@ from agentsvc.backend import (
     SaveHandle,
     Spec,
 )
-from agentsvc.backends import cgroup, launch, places
+from agentsvc.backends import bubblewrap, cgroup, control, doors, launch, places
 from agentsvc.backends.look import Look, look_at
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
 from agentsvc.backends.specs import DEFAULT_SPEC, check
@@ -46,11 +50,12 @@ from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRej
 from agentsvc.hookspecs import hookimpl
 from agentsvc.values import now
 
+log = logging.getLogger(__name__)
+
 HANDLE_VERSION: Final = 1
 
 _HOST = "127.0.0.1"
 _FOLLOW_SECONDS = 0.2
-_HEAD_MAX = 65536
 
 type Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -64,6 +69,10 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Names of variables of the server's environment that sandboxes see, too, such as proxies."""
     temp_dir: str = ""
     """Where the sandboxes' temporary directories go; a short path. Empty for the system's."""
+    use_bubblewrap: bool = False
+    """Whether bubblewrap holds sandboxes where it works."""
+    readable: tuple[str, ...] = ()
+    """Directories that sandboxes in bubblewrap may read besides the system and the server's Python."""
     use_cgroups: bool = True
     """Whether to use control groups where they can be used; signals do the same, less neatly."""
     log_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 10 * 1024 * 1024
@@ -100,14 +109,37 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         super().__init__(config, context)
         self._group: Path | None = None
         self._temp_root = places.temp_root(config.temp_dir)
+        self._bubblewrap = bubblewrap.Found(reason="the backend is not open")
+        self._callback = doors.callback_of(context.callback_url)
+        self._doors = doors.Doors()
 
     async def open(self) -> None:
-        """Make the state directory and find out whether control groups can be used."""
+        """Make the state directory, find out what can be used, and open the doors there are."""
         await reach(self._open)
+        for place, record in await reach(self._records):
+            await self._doors.open(place, record)
+
+    async def close(self) -> None:
+        """Close the doors; sandboxes go on and wait for the next server to open them."""
+        await self._doors.close_all()
 
     async def probe(self) -> Health:
         """Say what sandboxes will find here."""
         return await reach(self._probe)
+
+    def fences(self, asked: Spec | Order) -> Fences:
+        """Say whether bubblewrap holds sandboxes here."""
+        del asked
+        found = self._bubblewrap
+        if not found.program:
+            return Fences(
+                remedy=f"{found.reason}: {found.remedy}" if found.remedy else found.reason
+            )
+        has_doors = not self._callback or doors.is_loopback(self._callback)
+        return Fences(
+            isolation=Isolation.BUBBLEWRAP,
+            networks=frozenset(Network if has_doors else {Network.OPEN}),
+        )
 
     def check_spec(self, spec: Spec) -> None:
         """Raise OrderRejected for images, limits, options and directories elsewhere."""
@@ -144,18 +176,19 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         phase = look.phase
         if phase is Phase.GONE:
             return Report(phase=phase)
-        if phase is Phase.RUNNING and not await self._answers(look.awaited_ports()):
+        if phase is Phase.RUNNING and not await self._answers(look):
             phase = Phase.STARTING
+        sockets = look.state.sockets if look.state else {}
         return Report(
             phase=phase,
             reason=look.reason,
             endpoints=tuple(
-                Endpoint(name=name, port=port, url=f"http://{_HOST}:{port}")
+                Endpoint(name=name, port=port, url=_url_of(port, sockets.get(name)))
                 for name, port in look.ports().items()
             ),
             exit_code=look.exit_code,
             working_dir=look.working_dir(),
-            isolation=Isolation.NONE,
+            isolation=look.state.isolation if look.state else None,
             paused_as=PausedAs.FROZEN if phase is Phase.PAUSED else None,
             cause=look.cause,
             enforced=(),
@@ -171,6 +204,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         look = await self._look(place, handle)
         tree = self._tree(look, handle)
         await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
+        await self._doors.close(handle.sandbox_id)
         await finish(lambda: self._remove(place, look, handle))
 
     async def pause(self, handle: Handle) -> None:
@@ -199,20 +233,17 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         look = await self._running(handle)
         if look.is_paused or look.record is None:
             raise Conflict("The sandbox is paused and runs no commands")
-        request = {
-            "argv": list(argv),
-            "env": dict(env),
-            "time_limit": time_limit,
-            "max_output": max_output,
-        }
+        request = control.Request(
+            argv=tuple(argv), env=dict(env), time_limit=time_limit, max_output=max_output
+        )
         try:
             async with asyncio.timeout(time_limit + self.config.launch_seconds):
-                return await _ask(launch.control_path(look.record.temp), request)
+                return await control.execute(launch.control_path(look.record.temp), request)
         except TimeoutError as exc:
             raise BackendUnavailable(
                 "The sandbox does not answer", detail=handle.sandbox_id
             ) from exc
-        except (OSError, asyncio.IncompleteReadError) as exc:
+        except (OSError, control.BadAnswer) as exc:
             raise Conflict("The sandbox has ended", detail=str(exc)) from exc
 
     async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
@@ -231,6 +262,24 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _open(self) -> None:
         self.context.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._group = cgroup.find_parent() if self.config.use_cgroups else None
+        self._bubblewrap = self._find_bubblewrap()
+        if not self._bubblewrap.program:
+            log.warning(
+                "sandboxes are not isolated: they run with the rights of the server's user",
+                extra={"reason": self._bubblewrap.reason, "remedy": self._bubblewrap.remedy},
+            )
+
+    def _find_bubblewrap(self) -> bubblewrap.Found:
+        if not self.config.use_bubblewrap:
+            return bubblewrap.Found(
+                reason="`use_bubblewrap` is false", remedy="set `backends.process.use_bubblewrap`"
+            )
+        more = tuple(Path(path) for path in self.config.readable)
+        return bubblewrap.find(self.context.state_dir, more)
+
+    def _records(self) -> list[tuple[Place, places.Record]]:
+        found = places.list_places(self.context.state_dir, self.context.instance_id)
+        return [(place, record) for place, _ in found if (record := place.read_record())]
 
     def _probe(self) -> Health:
         free = shutil.disk_usage(self.context.state_dir).free
@@ -241,7 +290,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             "tmux": shutil.which("tmux", path=launch.search_path(self.config.path)) or "not found",
             "cgroup": str(self._group or "not usable"),
             "free disk bytes": str(free),
-            "isolation": Isolation.NONE,
+            "isolation": Isolation.BUBBLEWRAP if self._bubblewrap.program else Isolation.NONE,
+            "bubblewrap": self._bubblewrap.program or self._bubblewrap.reason,
         }
         hint = (
             "" if agent else "the agent server is not installed: run `pip install agentsvc[agent]`"
@@ -262,7 +312,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             pass_env=self.config.pass_env,
             log_bytes=self.config.log_bytes,
             time_limit=self.config.launch_seconds,
+            held_by=self._bubblewrap,
+            callback=self._callback,
         )
+        await self._doors.open(place, await finish(plan.prepare))
         handle = await finish(lambda: _to_handle(place, plan.carry_out()))
         await save(handle)
         return handle
@@ -368,8 +421,15 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise Conflict("The sandbox is only just being started")
         return look
 
-    async def _answers(self, ports: Iterable[int]) -> bool:
-        for port in ports:
+    async def _answers(self, look: Look) -> bool:
+        if look.state is not None and look.state.sockets and look.record is not None:
+            path = launch.control_path(look.record.temp)
+            try:
+                async with asyncio.timeout(self.config.connect_seconds):
+                    return await control.answer(path, look.awaited_ports())
+            except (OSError, control.BadAnswer):
+                return False
+        for port in look.awaited_ports():
             try:
                 async with asyncio.timeout(self.config.connect_seconds):
                     _, writer = await asyncio.open_connection(_HOST, port)
@@ -423,19 +483,7 @@ def _agent_version() -> str:
         return ""
 
 
-async def _ask(socket_path: Path, request: Mapping[str, Any]) -> ExecResult:
-    reader, writer = await asyncio.open_unix_connection(socket_path, limit=_HEAD_MAX)
-    try:
-        writer.write(msgspec.json.encode(request) + b"\n")
-        await writer.drain()
-        head = json.loads(await reader.readuntil(b"\n"))
-        return ExecResult(
-            exit_code=head["exit_code"],
-            timed_out=head["timed_out"],
-            truncated=head["truncated"],
-            stdout=await reader.readexactly(head["stdout"]),
-            stderr=await reader.readexactly(head["stderr"]),
-        )
-    finally:
-        # Hanging up is what makes the shim end a command that still runs.
-        writer.transport.abort()
+def _url_of(port: int, socket_path: str | None) -> str:
+    if socket_path is None:
+        return f"http://{_HOST}:{port}"
+    return f"http+unix://{quote(socket_path, safe='')}"

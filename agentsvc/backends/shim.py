@@ -1,15 +1,16 @@
 """The parent of everything that runs in one process sandbox.
 
-Run as a script, by `agentsvc.backends.process`, with the standard library alone. It reads its
+Run as a program, by `agentsvc.backends.process`, with the standard library alone. It reads its
 orders from standard input, so that no secret is in an argument list; holds the sandbox's ports;
 starts the command; writes its output to a log; takes further commands over a socket; and records
-how the command ended. Whatever a sandbox starts stays its descendant, even what daemonises. It
+how the command ended. Where bubblewrap is used it stays outside and believes nothing that comes
+from within: ports and commands are then the matter of `agentsvc.backends.inside`, to which it
+hands what connects. Whatever a sandbox starts stays its descendant, even what daemonises. It
 outlives the server that started it: a later one finds all it needs in the state file.
 """
 
+import base64
 import contextlib
-import ctypes
-import errno
 import fcntl
 import json
 import os
@@ -18,31 +19,40 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from agentsvc.backends.children import (
+    Command,
+    Execution,
+    Json,
+    become_reaper,
+    fill,
+    hold_ports,
+    kill,
+    kill_descendants,
+    numbers_of,
+    start_time,
+    take,
+    wake_on_child,
+)
 
 VERSION: Final = 1
 """Of the orders, the state file and the socket's language."""
 
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
-_CHUNK = 65536
-_PIPE_SIZE_MAX = 1024 * 1024
 _LINE_MAX = 8192
-_REQUEST_MAX = 4 * 1024 * 1024
-_REQUEST_SECONDS = 10.0
 _SECRET_LENGTH_MIN = 8
 _STARS = b"**********"
-
-type Json = dict[str, Any]
+_SETUP_SECONDS = 20.0
+_MESSAGE_MAX = 65536
 
 
 def main() -> None:
     """Do what the orders say until the command has ended and nothing of it is left."""
     orders: Json = json.load(sys.stdin)
     umask = os.umask(0o077)
-    _become_reaper(b"agentsvc-shim")
+    become_reaper(b"agentsvc-shim")
     try:
         lock = _lock(Path(orders["directory"]))
     except OSError:
@@ -67,54 +77,103 @@ class Shim:
             "ports": {},
             "cgroup": "",
             "exit": None,
+            "isolation": orders["isolation"],
+            "sockets": {},
         }
         self.log = Log(Path(orders["directory"], "log"), orders["log_bytes"], orders["secrets"])
-        self.held: list[socket.socket] = []
+        self.held: dict[str, socket.socket] = {}
+        self.inside: socket.socket | None = None
+        """Leads to what runs in bubblewrap, if anything does."""
 
     def run(self) -> None:
         """Start the command, tell the server, and stay until all has ended."""
         self.state["cgroup"] = _join(self.orders["cgroup"])
+        listener = _listen(self.orders["control"])
+        wake = wake_on_child()
         try:
-            self._hold_ports()
+            command = self._start_boxed() if self.orders["box"] else self._start()
         except OSError as exc:
             self._record_exit(None, f"a port cannot be had: {exc.strerror}")
             _tell_ready()
             return
-        listener = self._listen()
-        wake = _wake_on_child()
-        ports = self.state["ports"]
-        command = Command(
-            [_fill(part, ports) for part in self.orders["argv"]],
-            {name: _fill(value, ports) for name, value in self.orders["env"].items()},
-            cwd=self.orders["cwd"],
-            umask=self.umask,
-        )
         self.state["command"] = [command.pid, start_time(command.pid)]
+        problem = self._settle(command) if self.inside is not None else ""
+        if problem:
+            kill(command.pid, signal.SIGKILL)
+            self._copy_rest(command)
+            self._record_exit(None, problem)
+            kill_descendants()
+            _tell_ready()
+            return
         self._save()
         # A shutting-down machine terminates everybody; the command deserves to hear it, too.
-        signal.signal(signal.SIGTERM, lambda _number, _frame: _kill(command.pid, signal.SIGTERM))
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._terminate(command))
         _tell_ready()
         self._attend(command, listener, wake)
         self._finish(command)
 
-    def _hold_ports(self) -> None:
-        # A bound socket that does not listen keeps a port from being given to anybody, while a
-        # server that sets SO_REUSEADDR, as all do, can still listen on it. Reuse is allowed only
-        # after the bind, so that two sandboxes cannot hold the same number.
-        for name, number in self.orders["ports"]:
-            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            held.bind(("127.0.0.1", number))
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.held.append(held)
-            self.state["ports"][name] = held.getsockname()[1]
+    def _start(self) -> Command:
+        self.held = hold_ports(self.orders["ports"])
+        ports = self.state["ports"] = numbers_of(self.held)
+        return Command(
+            [fill(part, ports) for part in self.orders["argv"]],
+            {name: fill(value, ports) for name, value in self.orders["env"].items()},
+            cwd=self.orders["cwd"],
+            umask=self.umask,
+        )
 
-    def _listen(self) -> socket.socket:
-        with contextlib.suppress(FileNotFoundError):
-            Path(self.orders["control"]).unlink()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(self.orders["control"])
-        listener.listen(16)
-        return listener
+    def _start_boxed(self) -> Command:
+        # The arguments are in a file and the environment is empty: both could be read inside.
+        box = self.orders["box"]
+        self.inside, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        files = {name: _in_memory(base64.b64decode(part)) for name, part in box["data"].items()}
+        arguments = [
+            str(files[one[1:]]) if one.startswith("@") else one for one in box["arguments"]
+        ]
+        files[""] = _in_memory(b"".join(one.encode() + b"\0" for one in arguments))
+        command = Command(
+            [box["program"], "--args", str(files[""]), *box["command"], str(theirs.fileno())],
+            {},
+            cwd="/",
+            umask=self.umask,
+            keep=[*files.values(), theirs.fileno()],
+            is_deaf=True,
+        )
+        for number in files.values():
+            os.close(number)
+        theirs.close()
+        names = [name for name, _ in self.orders["ports"]]
+        paths = self.state["sockets"] = dict(zip(names, box["sockets"], strict=True))
+        listeners = [_listen(path) for path in paths.values()]
+        told = _in_memory(json.dumps({**box["inside"], "umask": self.umask}).encode())
+        numbers = [told, *(one.fileno() for one in listeners)]
+        with contextlib.suppress(OSError):  # it has ended already
+            socket.send_fds(self.inside, [b"start"], numbers)
+        os.close(told)
+        for one in listeners:
+            one.close()
+        return command
+
+    def _settle(self, command: Command) -> str:
+        """Wait until the inside says its ports; return what went wrong, or nothing."""
+        assert self.inside is not None  # noqa: S101  # for the type checker
+        self.inside.settimeout(_SETUP_SECONDS)
+        try:
+            said = self.inside.recv(_MESSAGE_MAX)
+        except OSError:
+            said = b""
+        # From here on nothing is read of it: whatever runs inside could speak for it.
+        self.inside.setblocking(False)
+        answer = json.loads(said) if said else {"failed": "bubblewrap could not be set up"}
+        self.state["ports"] = answer.get("ports", {})
+        return str(answer.get("failed", ""))
+
+    def _terminate(self, command: Command) -> None:
+        if self.inside is None:
+            kill(command.pid, signal.SIGTERM)
+            return
+        with contextlib.suppress(OSError):
+            self.inside.send(b"end")
 
     def _attend(self, command: "Command", listener: socket.socket, wake: int) -> None:
         streams = {command.out: b"o", command.err: b"e"}
@@ -124,7 +183,7 @@ class Shim:
         while not command.reap():
             for descriptor, _ in poller.poll():
                 if descriptor == wake:
-                    _take(wake)
+                    take(wake)
                 elif descriptor == listener.fileno():
                     self._serve(listener)
                 elif not self.log.copy(descriptor, streams[descriptor]):
@@ -132,7 +191,10 @@ class Shim:
 
     def _serve(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        if os.fork() == 0:
+        if self.inside is not None:
+            with contextlib.suppress(OSError):  # it takes no more now: who asked finds it closed
+                socket.send_fds(self.inside, [b"serve"], [connection.fileno()])
+        elif os.fork() == 0:
             listener.close()
             code = 1
             try:
@@ -166,126 +228,6 @@ class Shim:
             new.replace(self.state_file)
 
 
-class Command:
-    """A child in a session of its own, and the ends of its two output pipes."""
-
-    def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, cwd: str, umask: int
-    ) -> None:
-        self.exit_code: int | None = None
-        self.out, out = os.pipe()
-        self.err, err = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become(argv, env, cwd=cwd, umask=umask, out=out, err=err)
-        os.close(out)
-        os.close(err)
-        os.set_blocking(self.out, False)
-        os.set_blocking(self.err, False)
-
-    def reap(self) -> bool:
-        """Collect every child that has ended; say whether the command is among them."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return self.exit_code is not None
-            if pid == 0:
-                return self.exit_code is not None
-            if pid == self.pid:
-                code = os.waitstatus_to_exitcode(status)
-                self.exit_code = code if code >= 0 else 128 - code
-
-
-class Execution:
-    """A further command, asked for over the socket; runs in a fork of the shim.
-
-    That fork reaps for itself, so that at the time limit all that the command started can be
-    found and ended. What it leaves running on purpose falls to the shim afterwards.
-    """
-
-    def __init__(self, orders: Json, ports: Mapping[str, int], umask: int) -> None:
-        self.orders = orders
-        self.ports = ports
-        self.umask = umask
-
-    def serve(self, connection: socket.socket) -> None:
-        """Read one request, run it, answer: a line of JSON, then both streams."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _become_reaper(b"agentsvc-exec")
-        wake = _wake_on_child()
-        request = _read_request(connection)
-        if request is None:
-            return
-        env = {**self.orders["env"], **request["env"]}
-        command = Command(
-            request["argv"],
-            {name: _fill(value, self.ports) for name, value in env.items()},
-            cwd=self.orders["workspace"],
-            umask=self.umask,
-        )
-        out = Capture(command.out, request["max_output"])
-        err = Capture(command.err, request["max_output"])
-        ended = self._attend(command, connection, wake, (out, err), request["time_limit"])
-        if not ended:
-            kill_descendants()
-        out.read()
-        err.read()
-        head = {
-            "exit_code": command.exit_code if ended else None,
-            "timed_out": not ended,
-            "truncated": out.is_cut or err.is_cut,
-            "stdout": len(out.kept),
-            "stderr": len(err.kept),
-        }
-        with contextlib.suppress(OSError):
-            connection.sendall(json.dumps(head).encode() + b"\n" + out.kept + err.kept)
-
-    def _attend(
-        self,
-        command: Command,
-        connection: socket.socket,
-        wake: int,
-        captures: "Sequence[Capture]",
-        time_limit: float,
-    ) -> bool:
-        deadline = time.monotonic() + time_limit
-        poller = select.poll()
-        for descriptor in (wake, connection.fileno(), *(item.descriptor for item in captures)):
-            poller.register(descriptor, select.POLLIN)
-        by_descriptor = {item.descriptor: item for item in captures}
-        while not command.reap():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            for descriptor, _ in poller.poll(left * 1000):
-                if descriptor == wake:
-                    _take(wake)
-                elif descriptor == connection.fileno():
-                    return False  # the caller has hung up
-                elif not by_descriptor[descriptor].read():
-                    poller.unregister(descriptor)
-        return True
-
-
-class Capture:
-    """The beginning of what a pipe brought; the rest is read and dropped."""
-
-    def __init__(self, descriptor: int, limit: int) -> None:
-        self.descriptor = descriptor
-        self.limit = limit
-        self.kept = b""
-        self.is_cut = False
-
-    def read(self) -> bool:
-        """Take what is there; return False at the end of the stream."""
-        taken, is_open = _take(self.descriptor)
-        room = self.limit - len(self.kept)
-        self.kept += taken[:room]
-        self.is_cut = self.is_cut or len(taken) > room
-        return is_open
-
-
 class Log:
     """Two files of bounded size with one line of output per line, its time and its stream."""
 
@@ -299,7 +241,7 @@ class Log:
 
     def copy(self, descriptor: int, stream: bytes) -> bool:
         """Move what a pipe holds into the log; return False at the end of the stream."""
-        taken, is_open = _take(descriptor)
+        taken, is_open = take(descriptor)
         *lines, rest = (self.partial[stream] + taken).split(b"\n")
         while len(rest) > _LINE_MAX:
             lines.append(rest[:_LINE_MAX])
@@ -339,74 +281,6 @@ class Log:
         return line
 
 
-def start_time(pid: int) -> int:
-    """Return when a process started, in ticks since boot; with the pid, its identity."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    return int(stat.rpartition(")")[2].split()[19])
-
-
-def kill_descendants() -> None:
-    """End all that has come from this process; as it is their reaper, none can escape."""
-    while True:
-        for pid, job in _descendants(os.getpid()):
-            # Ended ones tell the group of whatever they became before they ended.
-            if job != os.getpgrp():
-                with contextlib.suppress(OSError):
-                    os.killpg(job, signal.SIGKILL)
-            _kill(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(0.005)
-
-
-def _descendants(root: int) -> list[tuple[int, int]]:
-    children: dict[int, list[tuple[int, int]]] = {}
-    for entry in os.listdir("/proc"):  # noqa: PTH208  # names are enough
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                stat = Path(f"/proc/{entry}/stat").read_text()
-                _, parent, job, *_ = stat.rpartition(")")[2].split()
-                children.setdefault(int(parent), []).append((int(entry), int(job)))
-    found = [(root, 0)]
-    for pid, _ in found:
-        found += children.get(pid, ())
-    return found[1:]
-
-
-def _become(
-    argv: Sequence[str], env: Mapping[str, str], *, cwd: str, umask: int, out: int, err: int
-) -> None:
-    # Runs in the child and never returns.
-    try:
-        os.setsid()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.umask(umask)
-        os.chdir(cwd)
-        os.execvpe(argv[0], list(argv), env)  # noqa: S606  # running a command is what it is for
-    except (OSError, ValueError) as exc:
-        os.write(2, f"cannot run {argv[0]}: {getattr(exc, 'strerror', exc)}\n".encode())
-        os._exit(126 if getattr(exc, "errno", 0) == errno.EACCES else 127)
-    finally:
-        os._exit(127)
-
-
-def _become_reaper(name: bytes) -> None:
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def _lock(directory: Path) -> int:
     # One shim per sandbox, ever: not while another runs, and not after the command has ended.
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -414,6 +288,22 @@ def _lock(directory: Path) -> int:
     if (directory / "state.json").exists():
         raise FileExistsError
     return descriptor
+
+
+def _listen(path: str) -> socket.socket:
+    with contextlib.suppress(FileNotFoundError):
+        Path(path).unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(64)
+    return listener
+
+
+def _in_memory(data: bytes) -> int:
+    number = os.memfd_create("agentsvc")
+    os.write(number, data)
+    os.lseek(number, 0, os.SEEK_SET)
+    return number
 
 
 def _join(cgroup: str) -> str:
@@ -437,54 +327,3 @@ def _tell_ready() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
-
-
-def _wake_on_child() -> int:
-    wake, wakened = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(wakened, False)
-    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-    signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
-    return wake
-
-
-def _take(descriptor: int) -> tuple[bytes, bool]:
-    # What a pipe can hold, and whether more may come. Bounded, so that no flood holds us here.
-    taken = b""
-    while len(taken) < _PIPE_SIZE_MAX:
-        try:
-            chunk = os.read(descriptor, _CHUNK)
-        except BlockingIOError:
-            return taken, True
-        if not chunk:
-            return taken, False
-        taken += chunk
-    return taken, True
-
-
-def _read_request(connection: socket.socket) -> Json | None:
-    connection.settimeout(_REQUEST_SECONDS)
-    received = b""
-    while not received.endswith(b"\n"):
-        chunk = connection.recv(_CHUNK)
-        if not chunk or len(received) > _REQUEST_MAX:
-            return None
-        received += chunk
-    connection.settimeout(None)
-    request: Json = json.loads(received)
-    return request
-
-
-def _fill(text: str, ports: Mapping[str, int]) -> str:
-    for name, number in ports.items():
-        text = text.replace("{port.%s}" % name, str(number))  # noqa: UP031  # braces
-    return text
-
-
-def _kill(pid: int, number: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(pid, number)
-
-
-if __name__ == "__main__":
-    main()

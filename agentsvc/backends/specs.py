@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from agentsvc.backend import Limits, Order, Port, Spec, fill
+from agentsvc.backends import doors
 from agentsvc.errors import OrderRejected
 
 _HOST: Final = "127.0.0.1"
@@ -47,6 +48,7 @@ def check(asked: Spec | Order) -> None:
         raise OrderRejected("The process backend cannot enforce limits")
     if asked.options:
         raise OrderRejected(f"The process backend has no option `{min(asked.options)}`")
+    doors.check(asked)
     directory = Path(asked.working_dir)
     if directory.is_absolute() or ".." in directory.parts:
         raise OrderRejected("The working directory must be a relative path inside the workspace")

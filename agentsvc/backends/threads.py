@@ -1,13 +1,18 @@
 """Blocking work of the process backend, done in threads, and what its failures mean."""
 
 import asyncio
+import errno
 import os
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from agentsvc.backends import launch
 from agentsvc.errors import BackendUnavailable, CapacityExceeded
 from agentsvc.values import monotonic
+
+FULL: Final = frozenset(
+    {errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
+)
+"""What the system says when it has no room now and may have some later."""
 
 _POLL_SECONDS: Final = 0.02
 
@@ -32,7 +37,7 @@ async def _translated[T](work: Awaitable[T]) -> T:
     try:
         return await work
     except OSError as exc:
-        if exc.errno in launch.FULL:
+        if exc.errno in FULL:
             raise CapacityExceeded(
                 f"This machine is full: {os.strerror(exc.errno or 0)}", detail=str(exc)
             ) from exc

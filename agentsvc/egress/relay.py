@@ -2,11 +2,13 @@
 
 One file, standard library only, run inside as `python -I -S relay.py PORT=SOCKET ...`. With
 `PORT=SOCKET=HOST:PORT` what connects is sent through the proxy behind the socket to that one
-target, so that a program finds it where it is told it is and needs to know of no proxy. Prints
+target, so that a program finds it where it is told it is and needs to know of no proxy. With
+`@NUMBER=PORT` what connects to the inherited socket of that number gets to a port inside. Prints
 "ready" and the ports when every one is open. One thread, bounded memory; ends with SIGTERM.
 """
 
 import contextlib
+import errno
 import selectors
 import socket
 import sys
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _BUFFER_MAX: Final = 65536
+_UNDER_WAY: Final = (0, errno.EINPROGRESS)
 _PAIRS_MAX: Final = 512
 _HEAD_MAX: Final = 4096
 _HEAD_END: Final = b"\r\n\r\n"
@@ -46,7 +49,7 @@ class Relay:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._targets: dict[socket.socket, tuple[str, bytes]] = {}
+        self._targets: dict[socket.socket, tuple[str | int, bytes]] = {}
         self._pairs = 0
 
     def listen(self, port: int, path: str, target: str) -> int:
@@ -60,6 +63,12 @@ class Relay:
         self._targets[listener] = (path, ask)
         self._selector.register(listener, selectors.EVENT_READ, None)
         return int(listener.getsockname()[1])
+
+    def admit(self, listener: socket.socket, port: int) -> None:
+        """Pass what connects to a socket that listens on to a port of the loopback interface."""
+        listener.setblocking(False)
+        self._targets[listener] = (port, b"")
+        self._selector.register(listener, selectors.EVENT_READ, None)
 
     def run(self) -> None:
         """Serve for ever."""
@@ -78,12 +87,15 @@ class Relay:
         if self._pairs >= _PAIRS_MAX:
             near.close()
             return
-        path, ask = self._targets[listener]
-        far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        target, ask = self._targets[listener]
+        address = target if isinstance(target, str) else ("127.0.0.1", target)
+        family = socket.AF_UNIX if isinstance(target, str) else socket.AF_INET
+        far = socket.socket(family, socket.SOCK_STREAM)
         near.setblocking(False)
         far.setblocking(False)
         try:
-            far.connect(path)
+            if far.connect_ex(address) not in _UNDER_WAY:
+                raise ConnectionRefusedError
         except OSError:
             # The server that runs the proxy is away, or busy: try again later.
             near.close()
@@ -167,6 +179,9 @@ def main(arguments: Sequence[str]) -> None:
     ports = []
     for argument in arguments:
         port, _, rest = argument.partition("=")
+        if port.startswith("@"):
+            relay.admit(socket.socket(fileno=int(port[1:])), int(rest))
+            continue
         path, _, target = rest.partition("=")
         ports.append(relay.listen(int(port), path, target))
     sys.stdout.write(" ".join(["ready", *map(str, ports)]) + "\n")

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -270,8 +270,7 @@ def web_url(report: Report) -> str:
 
 async def ask(url: str, method: str, path: str, body: bytes = b"") -> bytes:
     """Ask a workload over HTTP; OSError if nobody answers."""
-    target = urlsplit(url)
-    reader, writer = await asyncio.open_connection(target.hostname, target.port)
+    reader, writer = await _connect(url)
     try:
         head = f"{method} {path} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
@@ -282,6 +281,13 @@ async def ask(url: str, method: str, path: str, body: bytes = b"") -> bytes:
     status, _, rest = answer.partition(b"\r\n")
     expect(b" 200 " in status, f"{method} {path} answers {status.decode()}")
     return rest.partition(b"\r\n\r\n")[2]
+
+
+async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    target = urlsplit(url)
+    if target.scheme == "http+unix":
+        return await asyncio.open_unix_connection(unquote(target.netloc))
+    return await asyncio.open_connection(target.hostname, target.port)
 
 
 async def _delete_all(backend: Backend, saved: Iterable[list[Handle]]) -> None:

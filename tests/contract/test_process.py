@@ -1,4 +1,4 @@
-"""The process backend keeps the contract, with control groups and without."""
+"""The process backend keeps the contract, with bubblewrap and control groups and without."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,6 +29,15 @@ OPTIONS = KitOptions(
     quiet_seconds=0.5,
 )
 
-# Where no control group can be made, the first of these proves the same as the second.
-TestWithControlGroups = backend_contract(ProcessBackend, ProcessConfig(), OPTIONS)
-TestWithSignalsOnly = backend_contract(ProcessBackend, ProcessConfig(use_cgroups=False), OPTIONS)
+PLAIN = ProcessConfig(use_bubblewrap=False)
+
+# Where no control group can be made, the first of each pair proves the same as the second; where
+# bubblewrap does not work, both pairs do.
+TestWithControlGroups = backend_contract(ProcessBackend, PLAIN, OPTIONS)
+TestWithSignalsOnly = backend_contract(
+    ProcessBackend, ProcessConfig(use_bubblewrap=False, use_cgroups=False), OPTIONS
+)
+TestInBubblewrap = backend_contract(ProcessBackend, ProcessConfig(use_bubblewrap=True), OPTIONS)
+TestInBubblewrapWithSignalsOnly = backend_contract(
+    ProcessBackend, ProcessConfig(use_bubblewrap=True, use_cgroups=False), OPTIONS
+)

@@ -60,9 +60,8 @@ async def test_a_create_that_was_cut_short_is_finished_by_the_next(
 ) -> None:
     sandbox_id = new_id()
     place = places.Place(directory=bench.state_dir / sandbox_id)
-    record = places.new_record(
-        bench.instance_id, sandbox_id, root=places.temp_root(""), working_dir="", ports=()
-    )
+    order = Order(sandbox_id=sandbox_id)
+    record = places.new_record(bench.instance_id, order, root=places.temp_root(""), callback="")
     place.make(lambda: record)
     if with_temp:
         make_directory(record.temp)
@@ -79,9 +78,8 @@ async def test_a_temporary_directory_of_somebody_else_is_neither_used_nor_remove
 ) -> None:
     sandbox_id = new_id()
     place = places.Place(directory=bench.state_dir / sandbox_id)
-    record = places.new_record(
-        bench.instance_id, sandbox_id, root=places.temp_root(""), working_dir="", ports=()
-    )
+    order = Order(sandbox_id=sandbox_id)
+    record = places.new_record(bench.instance_id, order, root=places.temp_root(""), callback="")
     place.make(lambda: record)
     places.make_temp(record.temp, "another/sandbox")
     with pytest.raises(BackendUnavailable):

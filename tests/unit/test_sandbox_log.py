@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agentsvc.backends.children import Capture
 from agentsvc.backends.places import LogFile
-from agentsvc.backends.shim import Capture, Log
+from agentsvc.backends.shim import Log
 
 
 class Pipe:

@@ -1,0 +1,268 @@
+"""What a process sandbox sees of the machine when bubblewrap holds it, and whether it can.
+
+Everything is shown where it is outside, so that paths mean the same in all sandboxes, held or not;
+what is not listed here does not exist inside. All functions but `arguments` block for a moment.
+"""
+
+import base64
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+import agentsvc
+from agentsvc.backend import Network
+from agentsvc.backends import seccomp
+from agentsvc.backends.tree import MARK
+
+DOORS: Final = Path("/run/agentsvc")
+"""Where a sandbox without a network of the machine's finds the way out."""
+
+TEMP: Final = "/tmp"  # noqa: S108  # the sandbox's own
+"""A sandbox's TMPDIR."""
+
+_UID: Final = 1000
+_PROBE_SECONDS: Final = 20.0
+_SYSTEM_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC: Final = (
+    "alternatives",
+    "bash.bashrc",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "chromium",
+    "chromium.d",
+    "crypto-policies",
+    "debian_version",
+    "default/locale",
+    "environment.d",
+    "fonts",
+    "gai.conf",
+    "host.conf",
+    "hosts",
+    "inputrc",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "locale.alias",
+    "locale.conf",
+    "localtime",
+    "magic",
+    "mailcap",
+    "mime.types",
+    "nsswitch.conf",
+    "os-release",
+    "pki",
+    "profile",
+    "profile.d",
+    "protocols",
+    "resolv.conf",
+    "services",
+    "shells",
+    "ssl",
+    "terminfo",
+    "timezone",
+    "xdg",
+)
+"""Of the machine's configuration only what programs need that anybody may read."""
+
+_NOT_ALONE: Final = "too much would be seen: {path} holds {inner}"
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sandbox sees."""
+
+    mark: str
+    writable: tuple[Path, ...]
+    """Shown where they are."""
+    temp: Path | None
+    """Shown as /tmp; None for one that is not on a disk."""
+    home: Path
+    network: Network = Network.OPEN
+    doors: Path | None = None
+    """The directory of the sockets that lead out, if the sandbox has no other network."""
+    readable: tuple[Path, ...] = ()
+    """Shown where they are, and cannot be written to."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether bubblewrap works here."""
+
+    program: str = ""
+    """Empty if it does not."""
+    reason: str = ""
+    """Why it does not."""
+    remedy: str = ""
+    readable: tuple[Path, ...] = ()
+    """What every sandbox sees besides the system."""
+
+
+def find(hidden: Path, more: tuple[Path, ...] = ()) -> Found:
+    """Find bubblewrap and try it; `hidden` is a directory that no sandbox may see as a whole."""
+    program = shutil.which("bwrap")
+    if sys.platform != "linux":
+        return Found(reason="this is not Linux", remedy="use a container engine")
+    if program is None:
+        return Found(
+            reason="bubblewrap is not installed", remedy="install the package `bubblewrap`"
+        )
+    readable = (*environment(), *more)
+    for path in readable:
+        for inner in (hidden, Path.home()):
+            if inner.is_relative_to(path):
+                return Found(
+                    reason=_NOT_ALONE.format(path=path, inner=inner),
+                    remedy="install the server into a virtual environment of its own",
+                )
+    reason = _try(program, readable)
+    if reason:
+        return Found(
+            reason=f"bubblewrap does not work: {reason}",
+            remedy="let this user make user namespaces, see the README",
+        )
+    return Found(program=program, readable=readable)
+
+
+def environment() -> tuple[Path, ...]:
+    """Return the directories of the Python that runs this server, which runs the agents, too."""
+    found = [Path(sys.prefix), Path(sys.base_prefix)]
+    # An interpreter may be a link to a link; each must be there.
+    hop = Path(sys.executable)
+    while hop.is_symlink():
+        hop = Path(os.path.normpath(hop.parent / hop.readlink()))
+        found += [hop.parent.parent] if hop.parent.name == "bin" else []
+    found += [path.resolve() for path in found]
+    # With an editable installation this package is somewhere else.
+    found.append(Path(agentsvc.__file__).parent)
+    alone: list[Path] = []
+    for path in dict.fromkeys(found):
+        if not any(path.is_relative_to(one) for one in (Path("/usr"), *alone)):
+            alone.append(path)
+    return tuple(alone)
+
+
+def orders(program: str, view: View) -> dict[str, object]:
+    """Return what the shim needs to start bubblewrap; an argument `@NAME` is that data's file."""
+    code = seccomp.compile_filter(platform.machine())
+    data = {
+        "passwd": _passwd(view.home),
+        "group": f"root:x:0:\nagent:x:{_UID}:\nnogroup:x:65534:\n".encode(),
+        **({"seccomp": code} if code else {}),
+    }
+    return {
+        "program": program,
+        "arguments": arguments(view, has_filter=code is not None),
+        "data": {name: base64.b64encode(part).decode() for name, part in data.items()},
+    }
+
+
+def arguments(view: View, *, has_filter: bool) -> list[str]:
+    """Return bubblewrap's arguments without the command."""
+    made = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+    made += ["--unshare-cgroup-try", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"]
+    if view.network is not Network.OPEN:
+        made.append("--unshare-net")
+    made += ["--uid", str(_UID), "--gid", str(_UID), "--hostname", "sandbox"]
+    made += ["--ro-bind", "/usr", "/usr"]
+    for name in _SYSTEM_LINKS:
+        path = Path("/", name)
+        if path.is_symlink():
+            made += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            made += ["--ro-bind", str(path), str(path)]
+    for name in _ETC:
+        made += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    made += ["--ro-bind-data", "@passwd", "/etc/passwd", "--ro-bind-data", "@group", "/etc/group"]
+    made += ["--proc", "/proc", "--dev", "/dev", "--dir", "/run", "--dir", "/var"]
+    made += ["--bind", str(view.temp), TEMP] if view.temp else ["--tmpfs", TEMP]
+    made += ["--symlink", f"..{TEMP}", "/var/tmp"]  # noqa: S108  # the sandbox's own
+    for path in view.readable:
+        made += ["--ro-bind", str(path), str(path)]
+    for path in view.writable:
+        made += ["--bind", str(path), str(path)]
+    if view.doors is not None:
+        made += ["--ro-bind", str(view.doors), str(DOORS)]
+    made += ["--remount-ro", "/", "--chdir", "/"]
+    if has_filter:
+        made += ["--seccomp", "@seccomp"]
+    return [*made, "--setenv", MARK, view.mark]
+
+
+def _passwd(home: Path) -> bytes:
+    lines = (
+        "root:x:0:0:root:/root:/usr/sbin/nologin",
+        f"agent:x:{_UID}:{_UID}:agent:{home}:/bin/bash",
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
+        "",
+    )
+    return "\n".join(lines).encode()
+
+
+def _try(program: str, readable: tuple[Path, ...]) -> str:
+    """Return why a Python does not start inside, or nothing if it does."""
+    view = View(
+        mark="trial",
+        writable=(),
+        temp=None,
+        home=Path("/"),
+        network=Network.NONE,
+        readable=readable,
+    )
+    code = seccomp.compile_filter(platform.machine())
+    with _Files() as files:
+        if code:
+            files.add("seccomp", code)
+        files.add("passwd", _passwd(view.home))
+        files.add("group", b"")
+        inner = [files.put_in(one) for one in arguments(view, has_filter=code is not None)]
+        inner_file = files.add("arguments", b"\0".join(one.encode() for one in inner) + b"\0")
+        try:
+            ended = subprocess.run(  # noqa: S603  # the program the operator has installed
+                [program, "--args", str(inner_file), sys.executable, "-I", "-S", "-c", "pass"],
+                env={},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                pass_fds=files.numbers(),
+                timeout=_PROBE_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as exc:
+            return str(exc)
+    said = ended.stderr.decode(errors="replace").strip()
+    return said.rpartition("\n")[2] or (
+        f"it exits with {ended.returncode}" * bool(ended.returncode)
+    )
+
+
+class _Files:
+    """Files in memory, closed at the end."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in self._made.values():
+            os.close(number)
+
+    def add(self, name: str, data: bytes) -> int:
+        """Make one and return its number."""
+        number = os.memfd_create(name)
+        self._made[name] = number
+        os.write(number, data)
+        os.lseek(number, 0, os.SEEK_SET)
+        return number
+
+    def put_in(self, argument: str) -> str:
+        """Return the argument, `@NAME` replaced by the number of that file."""
+        return str(self._made[argument[1:]]) if argument[:1] == "@" else argument
+
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of all."""
+        return tuple(self._made.values())

@@ -1,0 +1,328 @@
+"""Commands as children of the process that runs this, and the further ones it is asked for.
+
+Shared by what holds a process sandbox and what runs inside one; standard library alone, since
+neither has more.
+"""
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_CHUNK: Final = 65536
+_PIPE_SIZE_MAX: Final = 1024 * 1024
+_REQUEST_MAX: Final = 4 * 1024 * 1024
+_REQUEST_SECONDS: Final = 10.0
+_CONNECT_SECONDS: Final = 0.4
+_DEFAULTS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD]
+"""What a command finds as if nobody had changed it."""
+
+type Json = dict[str, Any]
+
+
+class Command:
+    """A child in a session of its own, and the ends of its two output pipes."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str,
+        umask: int,
+        keep: Sequence[int] = (),
+        is_deaf: bool = False,
+        out: int | None = None,
+        err: int | None = None,
+    ) -> None:
+        """Start it; `keep` are files that it gets, too, and a deaf one ignores SIGTERM.
+
+        With `out` and `err` it writes there, and has no pipes.
+        """
+        self.exit_code: int | None = None
+        self.watched = 0
+        """Another child whose end is of interest; 0 once it has ended."""
+        self.out = self.err = -1
+        if out is None or err is None:
+            self.out, out = os.pipe()
+            self.err, err = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for number in keep:
+                os.set_inheritable(number, True)
+            if is_deaf:
+                _DEFAULTS.remove(signal.SIGTERM)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            become(argv, env, cwd=cwd, umask=umask, out=out, err=err)
+        if self.out >= 0:
+            os.close(out)
+            os.close(err)
+            os.set_blocking(self.out, False)
+            os.set_blocking(self.err, False)
+
+    def reap(self) -> bool:
+        """Collect every child that has ended; say whether the command is among them."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return self.exit_code is not None
+            if pid == 0:
+                return self.exit_code is not None
+            if pid == self.watched:
+                self.watched = 0
+            if pid == self.pid:
+                code = os.waitstatus_to_exitcode(status)
+                self.exit_code = code if code >= 0 else 128 - code
+
+
+class Execution:
+    """A further command, asked for over the socket; runs in a fork of the shim.
+
+    That fork reaps for itself, so that at the time limit all that the command started can be
+    found and ended. What it leaves running on purpose falls to the shim afterwards.
+    """
+
+    def __init__(self, orders: Json, ports: Mapping[str, int], umask: int) -> None:
+        self.orders = orders
+        self.ports = ports
+        self.umask = umask
+
+    def serve(self, connection: socket.socket) -> None:
+        """Read one request, run it, answer: a line of JSON, then both streams."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        become_reaper(b"agentsvc-exec")
+        wake = wake_on_child()
+        request = _read_request(connection)
+        if request is None:
+            return
+        if "connect" in request:
+            answer = {"open": all(_answers(port) for port in request["connect"])}
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+            return
+        env = {**self.orders["env"], **request["env"]}
+        command = Command(
+            request["argv"],
+            {name: fill(value, self.ports) for name, value in env.items()},
+            cwd=self.orders["workspace"],
+            umask=self.umask,
+        )
+        out = Capture(command.out, request["max_output"])
+        err = Capture(command.err, request["max_output"])
+        ended = self._attend(command, connection, wake, (out, err), request["time_limit"])
+        if not ended:
+            kill_descendants()
+        out.read()
+        err.read()
+        head = {
+            "exit_code": command.exit_code if ended else None,
+            "timed_out": not ended,
+            "truncated": out.is_cut or err.is_cut,
+            "stdout": len(out.kept),
+            "stderr": len(err.kept),
+        }
+        with contextlib.suppress(OSError):
+            connection.sendall(json.dumps(head).encode() + b"\n" + out.kept + err.kept)
+
+    def _attend(
+        self,
+        command: Command,
+        connection: socket.socket,
+        wake: int,
+        captures: "Sequence[Capture]",
+        time_limit: float,
+    ) -> bool:
+        deadline = time.monotonic() + time_limit
+        poller = select.poll()
+        for descriptor in (wake, connection.fileno(), *(item.descriptor for item in captures)):
+            poller.register(descriptor, select.POLLIN)
+        by_descriptor = {item.descriptor: item for item in captures}
+        while not command.reap():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            for descriptor, _ in poller.poll(left * 1000):
+                if descriptor == wake:
+                    take(wake)
+                elif descriptor == connection.fileno():
+                    return False  # the caller has hung up
+                elif not by_descriptor[descriptor].read():
+                    poller.unregister(descriptor)
+        return True
+
+
+class Capture:
+    """The beginning of what a pipe brought; the rest is read and dropped."""
+
+    def __init__(self, descriptor: int, limit: int) -> None:
+        self.descriptor = descriptor
+        self.limit = limit
+        self.kept = b""
+        self.is_cut = False
+
+    def read(self) -> bool:
+        """Take what is there; return False at the end of the stream."""
+        taken, is_open = take(self.descriptor)
+        room = self.limit - len(self.kept)
+        self.kept += taken[:room]
+        self.is_cut = self.is_cut or len(taken) > room
+        return is_open
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def hold_ports(ports: Sequence[tuple[str, int]]) -> dict[str, socket.socket]:
+    """Keep ports of the loopback interface from being given to others; OSError if one cannot be had."""
+    # A bound socket that does not listen keeps a port from being given to anybody, while a
+    # server that sets SO_REUSEADDR, as all do, can still listen on it. Reuse is allowed only
+    # after the bind, so that two sandboxes cannot hold the same number.
+    found = {}
+    for name, number in ports:
+        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        held.bind(("127.0.0.1", number))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found[name] = held
+    return found
+
+
+def numbers_of(held: Mapping[str, socket.socket]) -> dict[str, int]:
+    """Return the numbers of the ports that are held."""
+    return {name: one.getsockname()[1] for name, one in held.items()}
+
+
+def start_time(pid: int) -> int:
+    """Return when a process started, in ticks since boot; with the pid, its identity."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def kill_descendants() -> None:
+    """End all that has come from this process; as it is their reaper, none can escape."""
+    while True:
+        for pid, job in _descendants(os.getpid()):
+            # Ended ones tell the group of whatever they became before they ended.
+            if job != os.getpgrp():
+                with contextlib.suppress(OSError):
+                    os.killpg(job, signal.SIGKILL)
+            kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.005)
+
+
+def _descendants(root: int) -> list[tuple[int, int]]:
+    children: dict[int, list[tuple[int, int]]] = {}
+    for entry in os.listdir("/proc"):  # noqa: PTH208  # names are enough
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{entry}/stat").read_text()
+                _, parent, job, *_ = stat.rpartition(")")[2].split()
+                children.setdefault(int(parent), []).append((int(entry), int(job)))
+    found = [(root, 0)]
+    for pid, _ in found:
+        found += children.get(pid, ())
+    return found[1:]
+
+
+def become(
+    argv: Sequence[str], env: Mapping[str, str], *, cwd: str, umask: int, out: int, err: int
+) -> None:
+    """Turn this process, a fresh child, into a command; never returns."""
+    try:
+        os.setsid()
+        for number in _DEFAULTS:
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.umask(umask)
+        os.chdir(cwd)
+        os.execvpe(argv[0], list(argv), env)  # noqa: S606  # running a command is what it is for
+    except (OSError, ValueError) as exc:
+        os.write(2, f"cannot run {argv[0]}: {getattr(exc, 'strerror', exc)}\n".encode())
+        os._exit(126 if getattr(exc, "errno", 0) == errno.EACCES else 127)
+    finally:
+        os._exit(127)
+
+
+def become_reaper(name: bytes) -> None:
+    """Have orphaned descendants become children of this process, and name it."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def wake_on_child() -> int:
+    """Return a descriptor that can be read whenever a child has ended."""
+    wake, wakened = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(wakened, False)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+    return wake
+
+
+def take(descriptor: int) -> tuple[bytes, bool]:
+    """Return what a pipe holds, and whether more may come.
+
+    Bounded, so that no flood holds us here.
+    """
+    taken = b""
+    while len(taken) < _PIPE_SIZE_MAX:
+        try:
+            chunk = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return taken, True
+        if not chunk:
+            return taken, False
+        taken += chunk
+    return taken, True
+
+
+def _read_request(connection: socket.socket) -> Json | None:
+    connection.settimeout(_REQUEST_SECONDS)
+    received = b""
+    while not received.endswith(b"\n"):
+        chunk = connection.recv(_CHUNK)
+        if not chunk or len(received) > _REQUEST_MAX:
+            return None
+        received += chunk
+    connection.settimeout(None)
+    request: Json = json.loads(received)
+    return request
+
+
+def fill(text: str, ports: Mapping[str, int]) -> str:
+    """Replace each `{port.NAME}` by that port's number."""
+    for name, number in ports.items():
+        text = text.replace("{port.%s}" % name, str(number))  # noqa: UP031  # braces
+    return text
+
+
+def kill(pid: int, number: int) -> None:
+    """Send a signal; fine if there is no such process."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)

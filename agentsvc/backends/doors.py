@@ -1,0 +1,122 @@
+"""The ways out of process sandboxes that have no network of the machine's.
+
+For each of them the server listens on a socket in the sandbox's directory, which the sandbox sees
+and cannot change; behind it is a proxy that lets through what the sandbox's spec allows, and what
+the agent reports to the server. A server that starts opens the doors of all sandboxes there are.
+"""
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from agentsvc.backend import Network, Order, Spec
+from agentsvc.backends.bubblewrap import DOORS
+from agentsvc.backends.places import Place, Record
+from agentsvc.backends.threads import reach
+from agentsvc.egress import Proxy, Resolver, parse_policy, proxy_environment
+from agentsvc.egress.addresses import BadHost
+from agentsvc.errors import OrderRejected
+
+PROXY_PORT: Final = 3128
+"""Where programs in a sandbox find the proxy."""
+
+_NAME: Final = "proxy"
+
+
+class Doors:
+    """The doors that are open; closed ones are opened again by the next server."""
+
+    def __init__(self) -> None:
+        self._resolver: Resolver | None = None
+        self._proxies: dict[str, Proxy] = {}
+
+    async def open(self, place: Place, record: Record) -> None:
+        """Open a sandbox's door if it needs one; opening an open one is fine."""
+        if record.network is Network.OPEN or place.sandbox_id in self._proxies:
+            return
+        self._resolver = self._resolver or Resolver()
+        needed = [split(one) for one in (record.callback, *record.reaches) if one]
+        proxy = Proxy(
+            parse_policy(record.network, record.allow_hosts, needed),
+            name=place.sandbox_id,
+            resolver=self._resolver,
+        )
+        self._proxies[place.sandbox_id] = proxy
+        listener = await reach(lambda: _bind(place.doors))
+        await proxy.listen_on(listener)
+
+    async def close(self, sandbox_id: str) -> None:
+        """Close a sandbox's door; fine if it is not open."""
+        proxy = self._proxies.pop(sandbox_id, None)
+        if proxy is not None:
+            await proxy.close()
+
+    async def close_all(self) -> None:
+        """Close every door."""
+        for sandbox_id in tuple(self._proxies):
+            await self.close(sandbox_id)
+        if self._resolver is not None:
+            self._resolver.close()
+            self._resolver = None
+
+
+def check(asked: Spec | Order) -> None:
+    """Raise OrderRejected for an entry of `allow_hosts` that cannot be meant."""
+    try:
+        parse_policy(asked.network, asked.allow_hosts)
+    except BadHost as exc:
+        raise OrderRejected(f"`allow_hosts`: {exc}") from exc
+
+
+def callback_of(url: str) -> str:
+    """Return host and port of the URL at which sandboxes reach the server; empty if there is none."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return f"{parts.hostname}:{port}" if parts.hostname else ""
+
+
+def split(callback: str) -> tuple[str, int]:
+    """Return host and port."""
+    host, _, port = callback.rpartition(":")
+    return host, int(port or 0)
+
+
+def is_loopback(callback: str) -> bool:
+    """Say whether a sandbox with a network of its own finds the server where it is told it is."""
+    return split(callback)[0] in ("127.0.0.1", "localhost")
+
+
+def outward(record: Record) -> tuple[str, ...]:
+    """Return what the relay inside offers."""
+    if record.network is Network.OPEN:
+        return ()
+    door = DOORS / _NAME
+    _, port = split(record.callback)
+    called = (f"{port}={door}={record.callback}",) if port else ()
+    return (f"{PROXY_PORT}={door}", *called)
+
+
+def environment(record: Record) -> dict[str, str]:
+    """Return the variables that send programs to the proxy."""
+    return {} if record.network is Network.OPEN else proxy_environment(PROXY_PORT)
+
+
+def _bind(directory: Path) -> socket.socket:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        (directory / _NAME).unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The way to the directory may be longer than a socket's path may be.
+    held = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        listener.bind(f"/proc/self/fd/{held}/{_NAME}")
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.close(held)
+    return listener

@@ -1,0 +1,137 @@
+"""The first process in a sandbox that bubblewrap holds: ports, command, further commands.
+
+Run as a program by `agentsvc.backends.shim`, with the standard library alone; it sees what the
+sandbox sees and can do no more than anything else in it. The shim sends it the orders, sockets on
+which the server connects to the sandbox's ports, and later a connection for each further command.
+When it ends, the kernel ends all that is left inside.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from agentsvc.backends.children import (
+    Command,
+    Execution,
+    Json,
+    become_reaper,
+    fill,
+    hold_ports,
+    kill,
+    kill_descendants,
+    numbers_of,
+    take,
+    wake_on_child,
+)
+
+_MESSAGE_MAX: Final = 64
+_FILES_MAX: Final = 200
+
+
+def main() -> None:
+    """Do what the orders say, and end as the command ends."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(channel.fileno(), False)
+    _, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, _FILES_MAX)
+    if not files:
+        return
+    for number in files:
+        os.set_inheritable(number, False)
+    with os.fdopen(files[0], "rb") as file:
+        orders: Json = json.load(file)
+    become_reaper(b"agentsvc-inside")
+    inside = Inside(orders, files[1:])
+    sys.exit(inside.run(channel))
+
+
+class Inside:
+    """One run of a sandbox's command, and all that goes with it."""
+
+    def __init__(self, orders: Json, listeners: Sequence[int]) -> None:
+        self.orders = orders
+        self.listeners = listeners
+        self.ports: dict[str, int] = {}
+
+    def run(self, channel: socket.socket) -> int:
+        """Start everything, say which ports there are, and return the command's exit code."""
+        wake = wake_on_child()
+        try:
+            held = hold_ports(self.orders["ports"])
+        except OSError as exc:
+            channel.send(json.dumps({"failed": f"a port cannot be had: {exc.strerror}"}).encode())
+            return 1
+        self.ports = numbers_of(held)
+        relay = self._start_relay()
+        channel.send(json.dumps({"ports": self.ports}).encode())
+        command = Command(
+            [fill(part, self.ports) for part in self.orders["argv"]],
+            {name: fill(value, self.ports) for name, value in self.orders["env"].items()},
+            cwd=self.orders["cwd"],
+            umask=self.orders["umask"],
+            out=1,
+            err=2,
+        )
+        command.watched = relay
+        signal.signal(signal.SIGTERM, lambda _number, _frame: kill(command.pid, signal.SIGTERM))
+        self._attend(command, channel, wake)
+        kill_descendants()
+        return command.exit_code or 0
+
+    def _start_relay(self) -> int:
+        """Have what connects from outside reach the ports, and the way out be where it is told."""
+        inward = [
+            f"@{number}={port}"
+            for number, port in zip(self.listeners, self.ports.values(), strict=True)
+        ]
+        argv = [sys.executable, "-I", "-S", self.orders["relay"], *inward, *self.orders["outward"]]
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for number in self.listeners:
+                    os.set_inheritable(number, True)
+                for number in (signal.SIGTERM, signal.SIGCHLD):
+                    signal.signal(number, signal.SIG_DFL)
+                os.setsid()
+                os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+                os.execv(argv[0], argv)  # noqa: S606  # running it is what it is for
+            finally:
+                os._exit(127)
+        return pid
+
+    def _attend(self, command: Command, channel: socket.socket, wake: int) -> None:
+        poller = select.poll()
+        poller.register(wake, select.POLLIN)
+        poller.register(channel.fileno(), select.POLLIN)
+        while not command.reap():
+            if not command.watched:
+                # Something inside has ended it; without it nobody would reach the sandbox.
+                command.watched = self._start_relay()
+            for descriptor, _ in poller.poll():
+                if descriptor == wake:
+                    take(wake)
+                elif not self._hear(command, channel):
+                    poller.unregister(channel.fileno())
+
+    def _hear(self, command: Command, channel: socket.socket) -> bool:
+        message, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 1)
+        if message == b"end":
+            kill(command.pid, signal.SIGTERM)
+        for number in files:
+            self._serve(socket.socket(fileno=number), channel)
+        return bool(message)
+
+    def _serve(self, connection: socket.socket, channel: socket.socket) -> None:
+        if os.fork() == 0:
+            code = 1
+            try:
+                channel.close()
+                Execution(self.orders, self.ports, self.orders["umask"]).serve(connection)
+                code = 0
+            finally:
+                os._exit(code)
+        connection.close()

@@ -1,0 +1,204 @@
+"""The system calls that nothing in a sandbox may make, as a filter the kernel runs.
+
+What an agent never needs and what attackers of kernels like: the kernel's keyring, bpf, mounts,
+new namespaces, modules, other ways to look into the kernel. Everything else is allowed, also
+ptrace: a sandbox sees no processes but its own, and debuggers need it. New namespaces are refused
+although browsers could use them for a sandbox of their own, since most holes of recent kernels
+begin with one. Pure.
+"""
+
+import errno
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+_LOAD: Final = 0x20
+_IF_EQUAL: Final = 0x15
+_IF_AT_LEAST: Final = 0x35
+_IF_ANY_BIT: Final = 0x45
+_RETURN: Final = 0x06
+
+_ALLOW: Final = 0x7FFF0000
+_FAIL: Final = 0x00050000
+_KILL: Final = 0x80000000
+
+_NUMBER: Final = 0
+_ARCHITECTURE: Final = 4
+_ARGUMENTS: Final = 16
+"""Where things are in what the filter is given; of each argument the lower half is first."""
+
+_X32: Final = 0x40000000
+_NEW_NAMESPACES: Final = 0x7E020000
+"""Every flag of clone that makes a namespace."""
+_FAMILIES: Final = (1, 2, 10, 16)
+"""Unix, IPv4, IPv6 and netlink, which resolvers of names use."""
+_TERMINAL_INPUT: Final = (0x5412, 0x541C)
+"""TIOCSTI and TIOCLINUX, which type into somebody's terminal."""
+
+
+class _Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What is peculiar to one kind of processor."""
+
+    audit: int
+    clone: int
+    socket: int
+    ioctl: int
+    refused: Mapping[str, int]
+    has_x32: bool = False
+
+
+_EVERYWHERE: Final = {
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "fspick": 433,
+    "mount_setattr": 442,
+    "quotactl_fd": 443,
+    "open_tree_attr": 467,
+}
+
+_ABSENT: Final = {
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "clone3": 435,
+}
+"""What looks as if the kernel did not have it, so that libraries take the older way; the flags of
+clone3 cannot be seen by a filter."""
+
+_MACHINES: Final = {
+    "x86_64": _Machine(
+        audit=0xC000003E,
+        clone=56,
+        socket=41,
+        ioctl=16,
+        has_x32=True,
+        refused={
+            "syslog": 103,
+            "uselib": 134,
+            "vhangup": 153,
+            "pivot_root": 155,
+            "_sysctl": 156,
+            "chroot": 161,
+            "acct": 163,
+            "settimeofday": 164,
+            "mount": 165,
+            "umount2": 166,
+            "swapon": 167,
+            "swapoff": 168,
+            "reboot": 169,
+            "sethostname": 170,
+            "setdomainname": 171,
+            "iopl": 172,
+            "ioperm": 173,
+            "create_module": 174,
+            "init_module": 175,
+            "delete_module": 176,
+            "get_kernel_syms": 177,
+            "query_module": 178,
+            "quotactl": 179,
+            "nfsservctl": 180,
+            "lookup_dcookie": 212,
+            "clock_settime": 227,
+            "kexec_load": 246,
+            "add_key": 248,
+            "request_key": 249,
+            "keyctl": 250,
+            "unshare": 272,
+            "perf_event_open": 298,
+            "fanotify_init": 300,
+            "open_by_handle_at": 304,
+            "setns": 308,
+            "finit_module": 313,
+            "kexec_file_load": 320,
+            "bpf": 321,
+            "userfaultfd": 323,
+        },
+    ),
+    "aarch64": _Machine(
+        audit=0xC00000B7,
+        clone=220,
+        socket=198,
+        ioctl=29,
+        refused={
+            "lookup_dcookie": 18,
+            "umount2": 39,
+            "mount": 40,
+            "pivot_root": 41,
+            "nfsservctl": 42,
+            "chroot": 51,
+            "vhangup": 58,
+            "quotactl": 60,
+            "acct": 89,
+            "unshare": 97,
+            "kexec_load": 104,
+            "init_module": 105,
+            "delete_module": 106,
+            "clock_settime": 112,
+            "syslog": 116,
+            "reboot": 142,
+            "sethostname": 161,
+            "setdomainname": 162,
+            "settimeofday": 170,
+            "add_key": 217,
+            "request_key": 218,
+            "keyctl": 219,
+            "swapon": 224,
+            "swapoff": 225,
+            "perf_event_open": 241,
+            "fanotify_init": 262,
+            "open_by_handle_at": 265,
+            "setns": 268,
+            "finit_module": 273,
+            "bpf": 280,
+            "userfaultfd": 282,
+            "kexec_file_load": 294,
+        },
+    ),
+}
+
+
+def compile_filter(machine: str) -> bytes | None:
+    """Return the filter for a kind of processor as `uname -m` names it, or None for others."""
+    kind = _MACHINES.get(machine)
+    if kind is None:
+        return None
+    refused = [*kind.refused.values(), *_EVERYWHERE.values()]
+    parts = [
+        _step(_LOAD, _ARCHITECTURE),
+        _step(_IF_EQUAL, kind.audit, yes=1),
+        _step(_RETURN, _KILL),
+        _step(_LOAD, _NUMBER),
+    ]
+    if kind.has_x32:
+        parts += [_step(_IF_AT_LEAST, _X32, no=1), _fail(errno.ENOSYS)]
+    parts += _answers(refused, errno.EPERM)
+    parts += _answers(_ABSENT.values(), errno.ENOSYS)
+    parts += _when(kind.clone, 0, [_step(_IF_ANY_BIT, _NEW_NAMESPACES, no=1), _fail(errno.EPERM)])
+    parts += _when(kind.ioctl, 1, _answers(_TERMINAL_INPUT, errno.EPERM))
+    families = [_step(_IF_EQUAL, one, yes=len(_FAMILIES) - at) for at, one in enumerate(_FAMILIES)]
+    parts += _when(kind.socket, 0, [*families, _fail(errno.EAFNOSUPPORT)])
+    parts.append(_step(_RETURN, _ALLOW))
+    return b"".join(parts)
+
+
+def _answers(values: Iterable[int], number: int) -> list[bytes]:
+    return [part for one in values for part in (_step(_IF_EQUAL, one, no=1), _fail(number))]
+
+
+def _when(call: int, argument: int, steps: list[bytes]) -> list[bytes]:
+    """Return steps that look at one argument of one call, and allow it unless they end before."""
+    inner = [_step(_LOAD, _ARGUMENTS + 8 * argument), *steps, _step(_RETURN, _ALLOW)]
+    return [_step(_IF_EQUAL, call, no=len(inner)), *inner]
+
+
+def _fail(number: int) -> bytes:
+    return _step(_RETURN, _FAIL | number)
+
+
+def _step(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, yes, no, value)
