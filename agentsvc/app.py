@@ -247,7 +247,6 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         secrets=app[SECRETS],
         supervisor=app[SUPERVISOR],
         config=config.conversations,
-        callbacks=callbacks,
         announcements=app[ANNOUNCEMENTS],
     )
     app[FILES] = ConversationFiles(

@@ -386,6 +386,13 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
             if value is not None and name not in fences.limits:
                 raise OrderRejected(f"The {self.name} backend cannot enforce the limit `{name}`")
 
+    def inside_url(self, url: str) -> str:
+        """Return the URL of this server as sandboxes see it, where they see it otherwise.
+
+        No I/O, and the same each time: it is told to agent servers that outlive this process.
+        """
+        return url
+
     def check_spec(self, spec: Spec) -> None:  # noqa: B027  # optional: a backend may take anything
         """Raise OrderRejected if sandboxes of this spec could never be created. No I/O."""
 

@@ -43,7 +43,6 @@ from agentsvc.git import check_branch, check_repository
 from agentsvc.mcp import restore_secrets
 from agentsvc.orders import Message, StartOrder, StartSort
 from agentsvc.sandboxes import Sandboxes, SandboxStatus
-from agentsvc.sandboxes.order import CallbackRules
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import Settings, SettingsStore
 from agentsvc.supervisor import Supervisor
@@ -70,7 +69,6 @@ class Conversations:
         secrets: SecretStore,
         supervisor: Supervisor,
         config: ConversationsConfig,
-        callbacks: CallbackRules,
         announcements: Announcements,
     ) -> None:
         self._db = db
@@ -118,7 +116,6 @@ class Conversations:
             recorder=self._recorder,
             remover=self._remover,
             config=config,
-            callbacks=callbacks,
             on_change=self._task_changed,
             announcements=announcements,
         )

@@ -56,7 +56,6 @@ from agentsvc.errors import (
 from agentsvc.git import DEFAULT_HOSTS, check_branch, check_host, locate
 from agentsvc.orders import Provider, StartStatus
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
-from agentsvc.sandboxes.order import CallbackRules
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
 from agentsvc.values import now
@@ -84,7 +83,6 @@ class Starter:
         recorder: Recorder,
         remover: Remover,
         config: ConversationsConfig,
-        callbacks: CallbackRules,
         on_change: OnTaskChange,
         announcements: Announcements,
     ) -> None:
@@ -99,7 +97,6 @@ class Starter:
         self._recorder = recorder
         self._remover = remover
         self._config = config
-        self._callbacks = callbacks
         self._on_change = on_change
         self._progress = Progress(db=db, table=self._table, tasks=self._tasks, on_change=on_change)
         self._seats = Seats(
@@ -246,7 +243,7 @@ class Starter:
             working_dir=made(start.workspace).project_dir,
             first_message=steps[0].message if steps else first_message(order),
             lookups=await make_lookups(
-                sandbox, self._secrets, self._passes, self._callbacks.internal_url
+                sandbox, self._secrets, self._passes, self._sandboxes.inside_url(sandbox)
             ),
             usable_tools=await agent.usable_tools(),
             has_public_skills=self._config.public_skills,
@@ -268,8 +265,8 @@ class Starter:
         await self._finish(start, info)
 
     def _replay_url(self, start: Start) -> str:
-        base = f"{self._callbacks.internal_url}/api/v1/webhooks/replays"
-        return f"{base}/{start.conversation.id}"
+        server = self._sandboxes.inside_url(made(start.sandbox))
+        return f"{server}/api/v1/webhooks/replays/{start.conversation.id}"
 
     async def _check_replay(self, start: Start) -> None:
         if await self._tasks.find(start.task.id) is None:

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Capability, Cause, Handle, Isolation, Phase, Report
+from agentsvc.backend import Capability, Cause, Handle, Isolation, Order, Phase, Report
 from agentsvc.config import SandboxesConfig
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, BackendBroken, Conflict
@@ -148,11 +148,11 @@ class Driver:
         handle = sandbox.handle
         if handle is None or action is Action.CREATE:
             log.info("creating sandbox", extra={"sandbox_id": sandbox.id})
-            order = make_order(sandbox, self._callbacks)
+            order = self._order(backend, sandbox)
             return await self._started(await backend.create(order, self._save_handle), sandbox)
         if action is Action.RESTART:
             log.info("starting failed sandbox again", extra={"sandbox_id": sandbox.id})
-            order = make_order(sandbox, self._callbacks)
+            order = self._order(backend, sandbox)
             handle = await backend.restart(order, handle, self._save_handle)
             return await self._started(handle, sandbox)
         if action is Action.PAUSE:
@@ -161,6 +161,10 @@ class Driver:
             handle = await backend.resume(handle)
             await self._save_handle(handle)
         return handle
+
+    def _order(self, backend: Backend, sandbox: Sandbox) -> Order:
+        url = backend.inside_url(self._callbacks.internal_url)
+        return make_order(sandbox, msgspec.structs.replace(self._callbacks, internal_url=url))
 
     async def _started(self, handle: Handle, sandbox: Sandbox) -> Handle:
         await self._save_handle(handle)

@@ -62,6 +62,7 @@ class Sandboxes:
     ) -> None:
         self._db = db
         self._settings = settings
+        self._callbacks = callbacks
         self._table = SandboxTable(db, vault)
         self._registry = registry
         self._config = config
@@ -301,6 +302,10 @@ class Sandboxes:
         return await self._changes.wait_for(
             sandbox_id, lambda: self._table.find(sandbox_id), is_enough, time_limit=time_limit
         )
+
+    def inside_url(self, sandbox: Sandbox) -> str:
+        """Return the URL of this server as a sandbox sees it, without a slash at the end."""
+        return self._registry.get(sandbox.backend).inside_url(self._callbacks.internal_url)
 
     async def log_tail(self, sandbox: Sandbox) -> str:
         """Return the last lines a sandbox wrote, or nothing where they cannot be had."""

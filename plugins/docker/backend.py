@@ -39,7 +39,7 @@ from .watch import Watch
 HANDLE_VERSION: Final = 1
 
 _FOLLOW_SECONDS: Final = 0.3
-_LIMITS: Final = ("cpus", "memory_bytes", "pids")
+_LIMITS: Final = ("cpus", "memory_bytes", "pids", "open_files")
 _CONFLICT: Final = 409
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # noqa: S104  # recognised only
 
@@ -111,6 +111,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             "cpus": all(facts.has_cpus for facts in known),
             "memory_bytes": all(facts.has_memory for facts in known),
             "pids": all(facts.has_pids for facts in known),
+            "open_files": True,
         }
         return Fences(
             isolation=plan.isolation_of(options.runtime or self.config.runtime or default),
@@ -123,15 +124,15 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         """Raise OrderRejected for what no engine could make."""
         self._check(spec)
 
-    def callback_url(self, internal_url: str) -> str:
+    def inside_url(self, url: str) -> str:
         """Return the server's URL as containers see it: not their own loopback."""
         if self.config.callback:
             return self.config.callback.rstrip("/")
-        url = urlsplit(internal_url)
-        if url.hostname not in _LOOPBACK:
-            return internal_url
-        port = f":{url.port}" if url.port else ""
-        return urlunsplit(url._replace(netloc=f"{plan.CALLBACK_NAME}{port}"))
+        parts = urlsplit(url)
+        if parts.hostname not in _LOOPBACK:
+            return url
+        port = f":{parts.port}" if parts.port else ""
+        return urlunsplit(parts._replace(netloc=f"{plan.CALLBACK_NAME}{port}"))
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
         """Make networks, volumes and containers, and start them.
@@ -316,7 +317,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             is_paused=is_over and await maker.is_marked_paused(sandbox_id),
             had_oom=self._watches[engine.name].has_heard(found["Id"]),
             publish="" if facts.is_beside else engine.publish_address,
-            limits=_LIMITS,
+            limits=_asked_limits(found),
             default_runtime=facts.default_runtime,
         )
 
@@ -358,3 +359,8 @@ async def _log(
         if answer is not None:
             async for line in lines(answer.content):
                 yield line
+
+
+def _asked_limits(container: Json) -> tuple[str, ...]:
+    asked = look.labels_of(container).get("agentsvc.limits", "").split(",")
+    return tuple(name for name in _LIMITS if name in asked)

@@ -2,7 +2,7 @@
 
 Standard library only. Its one argument is JSON: `relays` are pairs of addresses, connections to
 the first of which are carried to the second; `proxy` is the address at which `agentsvc.egress`
-listens, with its policy in the file named by `policy`, or null. It ends when a part of it does.
+listens, with its policy in the file named by `policy`. It ends when a part of it does.
 """
 
 import asyncio
@@ -62,15 +62,11 @@ async def _proxy(host: str, port: int, policy: str) -> None:
 async def _run(arguments: str) -> None:
     given = json.loads(arguments)
     parts = [_listen(tuple(near), tuple(far)) for near, far in given["relays"]]
-    if given["proxy"]:
-        host, port = given["proxy"]
-        parts.append(_proxy(host, port, given["policy"]))
+    host, port = given["proxy"]
+    parts.append(_proxy(host, port, given["policy"]))
     loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(part) for part in parts]
-    # Without a single port there is nothing to do but to be there.
     await asyncio.wait(
-        tasks or [loop.create_task(asyncio.Event().wait())],
-        return_when=asyncio.FIRST_COMPLETED,
+        [loop.create_task(part) for part in parts], return_when=asyncio.FIRST_COMPLETED
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from agentsvc import backend
-from agentsvc.backend import Network, Order, Spec
+from agentsvc.backend import Order, Spec
 from agentsvc.errors import OrderRejected
 
 from . import names
@@ -59,7 +59,7 @@ def body(
         relays.append(([inner, callback[1]], list(callback)))
     arguments = {
         "relays": relays,
-        "proxy": [inner, PROXY_PORT] if order.network == Network.ALLOWLIST else None,
+        "proxy": [inner, PROXY_PORT],
         "policy": f"/{_POLICY}",
     }
     return {
@@ -95,7 +95,11 @@ def archive(order: Order) -> bytes:
     Reads them from the installed package; blocks.
     """
     package = Path(backend.__file__).parent
-    policy = {"mode": str(order.network), "allow_hosts": order.allow_hosts, "needed": []}
+    policy = {
+        "mode": str(order.network),
+        "allow_hosts": order.allow_hosts,
+        "needed": [_split(host) for host in order.reaches],
+    }
     files = {
         f"{_DIRECTORY}/agentsvc/__init__.py": b"",
         _PROGRAM: Path(__file__).with_name("gateway_program.py").read_bytes(),
@@ -104,3 +108,8 @@ def archive(order: Order) -> bytes:
     for file in (package / "egress").glob("*.py"):
         files[f"{_DIRECTORY}/agentsvc/egress/{file.name}"] = file.read_bytes()
     return archive_of(files)
+
+
+def _split(host: str) -> tuple[str, int]:
+    name, _, port = host.rpartition(":")
+    return name, int(port)

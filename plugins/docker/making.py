@@ -148,13 +148,12 @@ class Maker:
             instance_id=self._instance_id,
         )
         await self._gateway(order, body, inner, inner_gateway)
-        is_proxied = order.network == Network.ALLOWLIST
         return Placement(
             network=inner,
             address=inner_sandbox,
             hosts=(f"{callback[0]}:{inner_gateway}",) if callback else (),
             is_calling=callback is not None,
-            proxy_url=f"http://{inner_gateway}:{gateways.PROXY_PORT}" if is_proxied else "",
+            proxy_url=f"http://{inner_gateway}:{gateways.PROXY_PORT}",
         )
 
     async def _way_back(

@@ -247,6 +247,7 @@ def container(
             "agentsvc.awaited": ",".join(port.name for port in order.ports if port.awaited),
             "agentsvc.workdir": directory,
             "agentsvc.runtime": runtime,
+            "agentsvc.limits": ",".join(set_limits(order)),
             "agentsvc.network": order.network,
             "agentsvc.callback": "yes" if place.is_calling else "no",
         },
@@ -294,7 +295,16 @@ def limits_of(order: Order) -> Json:
         found |= {"Memory": limits.memory_bytes, "MemorySwap": limits.memory_bytes}
     if limits.pids is not None:
         found["PidsLimit"] = limits.pids
+    if limits.open_files is not None:
+        most = limits.open_files
+        found["Ulimits"] = [{"Name": "nofile", "Soft": most, "Hard": most}]
     return found
+
+
+def set_limits(order: Order) -> list[str]:
+    """Return the names of the limits an order has."""
+    limits = msgspec.structs.asdict(order.limits)
+    return [name for name, value in limits.items() if value is not None]
 
 
 def _hardened(options: Options, *, has_init: bool) -> Json:
