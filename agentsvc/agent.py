@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 
 from agentsvc.agent_answers import (
+    COUNT,
     HOME,
     OBJECT,
     PAGE,
@@ -176,6 +177,11 @@ class AgentServer(WorkspaceCalls):
         except NotFound:
             return None
         return decode_conversation(answer)
+
+    async def count_running(self, *, time_limit: float | None = None) -> int:
+        """Return in how many conversations of the server an agent is at work."""
+        path = "/api/conversations/count?status=running"
+        return decode(COUNT, await self._call("GET", path, time_limit=time_limit))
 
     async def send_message(
         self,

@@ -68,6 +68,7 @@ from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.outgoing.sender import Sender
 from agentsvc.plugins import BackendRegistry, Notifier, PluginHost
 from agentsvc.sandboxes import Sandbox, Sandboxes, Target
+from agentsvc.sandboxes.culler import Culler
 from agentsvc.sandboxes.order import CallbackRules
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
@@ -86,6 +87,7 @@ _INSTALLATION: Final = web.AppKey("installation", Installation)
 _VAULT: Final = web.AppKey("vault", Vault)
 _HOST: Final = web.AppKey("plugin_host", PluginHost)
 _AGENTS: Final = web.AppKey("agents", AgentClient)
+_CULLER: Final = web.AppKey("culler", Culler)
 _SENDER: Final = web.AppKey("webhook_sender", Sender)
 
 
@@ -281,12 +283,21 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
     app[PENDING] = pending = PendingMessages(
         db=app[DATABASE],
         conversations=conversations,
+        sandboxes=sandboxes,
         agents=app[_AGENTS],
         events=app[EVENTS],
         supervisor=app[SUPERVISOR],
     )
     sandboxes.on_change(pending.sandbox_changed)
     sandboxes.on_change(lambda before, after: app[ANNOUNCEMENTS].announce(_news(before, after)))
+    app[_CULLER] = Culler(
+        db=app[DATABASE],
+        sandboxes=sandboxes,
+        agents=app[_AGENTS],
+        settings=app[SETTINGS],
+        supervisor=app[SUPERVISOR],
+        config=config.sandboxes,
+    )
     await sandboxes.recover()
     await conversations.recover()
     yield
@@ -328,6 +339,7 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
     sweep_seconds = config.sandboxes.sweep_seconds
     supervisor.loop("backends", registry.open, every_seconds=sweep_seconds)
     supervisor.loop("sandboxes", app[SANDBOXES].sweep, every_seconds=sweep_seconds)
+    supervisor.loop("idle sandboxes", app[_CULLER].look, every_seconds=sweep_seconds)
     supervisor.loop("events", conversations.sync, every_seconds=config.conversations.sync_seconds)
     supervisor.loop(
         "pending messages",

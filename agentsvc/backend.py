@@ -149,6 +149,24 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     awaited: bool = True
 
 
+class IdleRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of a sandbox that nobody uses, after so many seconds.
+
+    None leaves it to whoever says it more generally, and 0 is never.
+    """
+
+    pause_after_seconds: float | None = None
+    delete_after_seconds: float | None = None
+
+    def over(self, general: "IdleRules") -> "IdleRules":
+        """Return these rules, with the more general ones where they say nothing."""
+        pause, delete = self.pause_after_seconds, self.delete_after_seconds
+        return IdleRules(
+            pause_after_seconds=general.pause_after_seconds if pause is None else pause,
+            delete_after_seconds=general.delete_after_seconds if delete is None else delete,
+        )
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """A template from which sandboxes are made."""
 
@@ -172,6 +190,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """Host names, `*.` before one for all below it, where the network is `allowlist`."""
     reaches: tuple[str, ...] = ()
     """`host:port` of what the agent needs in every network besides the server: its models."""
+    idle: IdleRules = IdleRules()
+    """What the server does with a sandbox that nobody uses; no matter of the backend's."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

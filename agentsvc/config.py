@@ -241,6 +241,31 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_queued: Annotated[
         int, Meta(ge=0, le=10**6, description="Most sandboxes that may wait for room at a time")
     ] = 100
+    pause_after_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Time without use after which a sandbox is paused; the next message to one"
+            " of its conversations resumes it; 0 is never",
+        ),
+    ] = 0.0
+    delete_after_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Time without use after which a sandbox is deleted with its files; 0 is never",
+        ),
+    ] = 0.0
+    min_idle_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Time without use after which a sandbox may be paused to make room",
+        ),
+    ] = 60.0
     orphan_grace_seconds: Annotated[
         float,
         Meta(ge=0, description="Age at which a sandbox of ours that no record knows is deleted"),
@@ -421,6 +446,13 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     open_files: Annotated[int, Meta(gt=0)] | None = None
 
 
+class IdleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What becomes of a sandbox of a spec that nobody uses; nothing said is as for all."""
+
+    pause_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
+    delete_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
+
+
 class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A `specs.NAME` table: a template from which sandboxes are made."""
 
@@ -474,6 +506,17 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra={"expected": "a list of host names", "example": ["pypi.org", "*.example.org"]},
         ),
     ] = ()
+    idle: Annotated[
+        IdleConfig,
+        Meta(
+            description="When one that nobody uses is paused or deleted, in place of sandboxes.*:"
+            " pause_after_seconds, delete_after_seconds; 0 is never",
+            extra={
+                "expected": "a table such as `{ pause_after_seconds = 1800.0 }`",
+                "example": {"pause_after_seconds": 1800.0, "delete_after_seconds": 0.0},
+            },
+        ),
+    ] = IdleConfig()
     options: Annotated[
         dict[str, Any], Meta(description="Anything more the backend understands")
     ] = {}

@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from agentsvc import values
 from agentsvc.agentoptions import AgentOptions, Llm, LlmOptions
+from agentsvc.backend import IdleRules
 from agentsvc.db import Database, Reader, Row, Transaction
 from agentsvc.errors import InvalidRequest
 from agentsvc.mcp import McpConfig, restore_secrets, show_mcp_config
@@ -104,6 +105,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     llm_options: LlmOptions = LlmOptions()
     agent_options: AgentOptions = AgentOptions()
     llm_profiles: dict[str, Llm] = {}
+    sandbox_idle: IdleRules = IdleRules()
+    """What becomes of the user's sandboxes that are not used; wins over specs and the server."""
     activated_profile: str | None = None
     """The profile activated last; `profiles.active_profile` says whether it still is."""
 

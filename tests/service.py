@@ -75,6 +75,9 @@ class Client:
     async def post(self, path: str, **options: Any) -> Answer:
         return await self.request("POST", path, **options)
 
+    async def put(self, path: str, **options: Any) -> Answer:
+        return await self.request("PUT", path, **options)
+
     async def patch(self, path: str, **options: Any) -> Answer:
         return await self.request("PATCH", path, **options)
 

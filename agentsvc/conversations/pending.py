@@ -25,8 +25,8 @@ from agentsvc.errors import (
     TooManyRequests,
 )
 from agentsvc.events import EventLog
-from agentsvc.orders import Message, StartStatus
-from agentsvc.sandboxes import Sandbox, SandboxStatus
+from agentsvc.orders import Message, StartStatus, WhenFull
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import new_id, now, parse_uuid, to_stored
 
@@ -48,6 +48,8 @@ class PendingMessage(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: str
     message: Message
     said_before: int | None
+    run: bool = True
+    """Whether the agent is to go on with it."""
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +69,13 @@ class PendingTable:
     async def insert(self, tx: Transaction, pending: PendingMessage) -> None:
         """Insert a message behind all others."""
         await tx.run(
-            "INSERT INTO pending_messages (id, conversation_id, message, created_at)"
-            " VALUES (:id, :conversation_id, :message, :created_at)",
+            "INSERT INTO pending_messages (id, conversation_id, message, run, created_at)"
+            " VALUES (:id, :conversation_id, :message, :run, :created_at)",
             {
                 "id": pending.id,
                 "conversation_id": pending.conversation_id,
                 "message": _encode(pending.message),
+                "run": pending.run,
                 "created_at": to_stored(now()),
             },
         )
@@ -88,7 +91,7 @@ class PendingTable:
     async def find_first(self, reader: Queryable, conversation_id: str) -> PendingMessage | None:
         """Return the message of a conversation that has waited longest."""
         row = await reader.one(
-            "SELECT id, conversation_id, message, said_before FROM pending_messages"
+            "SELECT id, conversation_id, message, run, said_before FROM pending_messages"
             " WHERE conversation_id = :conversation_id ORDER BY seq LIMIT 1",
             {"conversation_id": conversation_id},
         )
@@ -122,6 +125,7 @@ class PendingMessages:
         *,
         db: Database,
         conversations: Conversations,
+        sandboxes: Sandboxes,
         agents: AgentClient,
         events: EventLog,
         supervisor: Supervisor,
@@ -129,12 +133,48 @@ class PendingMessages:
         self._db = db
         self._table = PendingTable()
         self._conversations = conversations
+        self._sandboxes = sandboxes
         self._agents = agents
         self._events = events
         self._supervisor = supervisor
         self._woken: set[str] = set()
 
-    async def queue(self, user_id: str, reference: str, message: Message) -> Queued:
+    async def send(
+        self, user_id: str, conversation_id: str, message: Message, *, run: bool
+    ) -> SandboxStatus:
+        """Hand a message to the agent; return how its sandbox is.
+
+        Where the sandbox was paused because nobody used it, the message is kept and the sandbox
+        resumed for it. Raises as `Conversations.send_message`, and TooManyRequests.
+        """
+        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
+        if not await self._must_wait(view):
+            try:
+                return await self._conversations.send_message(
+                    user_id, conversation_id, message, run=run
+                )
+            except Conflict:
+                # It may have been culled since it was looked at.
+                view = await self._conversations.get(
+                    user_id, conversation_id, include_starting=True
+                )
+                if not await self._must_wait(view):
+                    raise
+        await self.queue(user_id, conversation_id, message, run=run)
+        return SandboxStatus.STARTING
+
+    async def _must_wait(self, view: ConversationView) -> bool:
+        """Whether a message has to wait until a culled sandbox runs again, behind earlier ones."""
+        sandbox = view.sandbox
+        if sandbox is None or not view.conversation.is_ready:
+            return False
+        if sandbox.status is SandboxStatus.STARTING:
+            return await self._table.count(self._db, view.conversation.id) > 0
+        return await self._sandboxes.is_culled(sandbox)
+
+    async def queue(
+        self, user_id: str, reference: str, message: Message, *, run: bool = True
+    ) -> Queued:
         """Take a message; it is stored when this returns, and delivered in the background.
 
         `reference` is the id of a conversation, or `task-` and that of its start task. Raises
@@ -145,7 +185,11 @@ class PendingMessages:
         view = await self._conversations.get(user_id, conversation_id, include_starting=True)
         _require_future(view)
         pending = PendingMessage(
-            id=new_id(), conversation_id=conversation_id, message=message, said_before=None
+            id=new_id(),
+            conversation_id=conversation_id,
+            message=message,
+            said_before=None,
+            run=run,
         )
 
         async def body(tx: Transaction) -> int:
@@ -226,9 +270,24 @@ class PendingMessages:
             await self._give_up(pending, exc)
             return True
         if view.agent_url is None or view.session_api_key is None:
+            await self._wake_up(view)
             return False
         agent = self._agents.at(view.agent_url, view.session_api_key)
         return await self._try(user_id, agent, pending)
+
+    async def _wake_up(self, view: ConversationView) -> None:
+        """Resume the sandbox of a message that waits, unless its user has paused it."""
+        if view.sandbox is None or not await self._sandboxes.is_culled(view.sandbox):
+            return
+        try:
+            await self._sandboxes.resume(
+                view.sandbox.user_id, view.sandbox.id, when_full=WhenFull.QUEUE
+            )
+        except AgentsvcError as exc:
+            log.info(
+                "culled sandbox cannot be resumed for a message now",
+                extra={"sandbox_id": view.sandbox.id, "reason": str(exc)},
+            )
 
     async def _try(self, user_id: str, agent: AgentServer, pending: PendingMessage) -> bool:
         try:
@@ -253,7 +312,7 @@ class PendingMessages:
         elif said > pending.said_before:
             return
         await self._conversations.deliver_message(
-            user_id, pending.conversation_id, pending.message, run=True
+            user_id, pending.conversation_id, pending.message, run=pending.run
         )
 
     async def _give_up(self, pending: PendingMessage, error: AgentsvcError) -> None:
@@ -319,4 +378,5 @@ def _from_row(row: Row) -> PendingMessage:
         conversation_id=row["conversation_id"],
         message=_message.decode(row["message"]),
         said_before=row["said_before"],
+        run=bool(row["run"]),
     )

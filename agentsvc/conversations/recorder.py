@@ -75,6 +75,7 @@ class Recorder:
             news.extend(await self._events.append(tx, conversation_id, raw))
             if not news:
                 return before
+            self._sandboxes.usage.note(before.sandbox_id)
             after = facts.learn(before, _heads(news))
             if facts.is_over_budget(after):
                 after = facts.mark_budget_stop(after)

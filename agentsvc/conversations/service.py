@@ -351,7 +351,7 @@ class Conversations:
         self, user_id: str, conversation_id: str, message: Message, *, run: bool
     ) -> None:
         """Hand a message to the agent and wait until it has it, however long its tool takes."""
-        agent = await self.agent(user_id, conversation_id)
+        agent = await self._used_agent(user_id, conversation_id)
         content = to_agent_message(message)["content"]
         await agent.send_message(
             conversation_id, content, run=run, time_limit=_LONGEST_TOOL_SECONDS
@@ -362,23 +362,30 @@ class Conversations:
         """Return the calls to the agent server of a conversation; raises as `send_message`."""
         return self._require_agent(await self.get(user_id, conversation_id, include_starting=True))
 
+    async def _used_agent(self, user_id: str, conversation_id: str) -> AgentServer:
+        """Return the same, for what counts as use of its sandbox."""
+        view = await self.get(user_id, conversation_id, include_starting=True)
+        agent = self._require_agent(view)
+        self._sandboxes.usage.note(view.conversation.sandbox_id)
+        return agent
+
     async def interrupt(self, user_id: str, conversation_id: str) -> None:
         """Stop the run at once; raises as `send_message`."""
-        await (await self.agent(user_id, conversation_id)).interrupt(conversation_id)
+        await (await self._used_agent(user_id, conversation_id)).interrupt(conversation_id)
 
     async def pause(self, user_id: str, conversation_id: str) -> None:
         """Stop the run after its present step; raises as `send_message`."""
-        await (await self.agent(user_id, conversation_id)).pause(conversation_id)
+        await (await self._used_agent(user_id, conversation_id)).pause(conversation_id)
 
     async def run(self, user_id: str, conversation_id: str) -> None:
         """Let the agent go on; raises as `send_message`."""
-        await (await self.agent(user_id, conversation_id)).run(conversation_id)
+        await (await self._used_agent(user_id, conversation_id)).run(conversation_id)
 
     async def confirm(
         self, user_id: str, conversation_id: str, *, accept: bool, reason: str | None = None
     ) -> None:
         """Answer the agent's question whether it may act; raises as `send_message`."""
-        agent = await self.agent(user_id, conversation_id)
+        agent = await self._used_agent(user_id, conversation_id)
         await agent.respond_to_confirmation(conversation_id, accept=accept, reason=reason)
 
     # What goes on by itself

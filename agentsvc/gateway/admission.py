@@ -4,6 +4,7 @@ A key of the sandbox's owner or the sandbox's own session key opens all its port
 sandbox can take a request now is decided here, too.
 """
 
+from contextlib import AbstractContextManager
 from typing import Final
 
 import msgspec
@@ -89,14 +90,20 @@ class Admission:
             raise NotFound
         return await self._sandboxes.get(visitor.principal.user_id, sandbox_id)
 
-    async def wait_usable(self, sandbox: Sandbox) -> Sandbox:
+    def using(self, sandbox_id: str) -> AbstractContextManager[None]:
+        """Let a sandbox count as used for as long as this lasts."""
+        return self._sandboxes.usage.hold(sandbox_id)
+
+    async def wait_usable(self, sandbox: Sandbox, *, wakes_culled: bool = False) -> Sandbox:
         """Return the sandbox once it runs; one that starts is waited for, within a limit.
 
-        Raises Conflict for a paused one unless traffic resumes it, Gone, NotFound for one that
+        Raises Conflict for a paused one unless traffic resumes it, which it does where
+        `wakes_culled` and nobody has paused it but for being idle, Gone, NotFound for one that
         is deleted meanwhile, SandboxNotUsable for one that failed, and SandboxStarting.
         """
         if _is_paused(sandbox):
-            if not self._config.resume_on_traffic:
+            is_woken = wakes_culled and await self._sandboxes.is_culled(sandbox)
+            if not (self._config.resume_on_traffic or is_woken):
                 raise _paused(sandbox)
             await self._sandboxes.resume(sandbox.user_id, sandbox.id)
         elif sandbox.status is not SandboxStatus.STARTING:

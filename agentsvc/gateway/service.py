@@ -1,6 +1,7 @@
 """The gateway as the application has it: requests in, answers of sandboxes out."""
 
 import asyncio
+import contextlib
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -36,6 +37,7 @@ _NO_SUCH: Final = 4004
 _TRY_AGAIN: Final = 1013
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
 _SOCKETS: Final = "/sockets/"
+_TERMINALS: Final = "/sockets/bash-events"
 
 
 class Gateway:
@@ -77,9 +79,10 @@ class Gateway:
         else:
             visitor = await self._admission.identify(shown)
         target = await self._find_target(request, place, sandbox_id, visitor)
-        if frames.is_upgrade(request):
-            return await self._tunnels.join(Client(request), target)
-        return await self._forwarder.forward(request, target)
+        with self._in_use(request, place, sandbox_id):
+            if frames.is_upgrade(request):
+                return await self._tunnels.join(Client(request), target)
+            return await self._forwarder.forward(request, target)
 
     async def serve_late(
         self, request: web.Request, place: Place, sandbox_id: str | None
@@ -97,7 +100,8 @@ class Gateway:
             # What was agreed with the client had to be agreed before there was a sandbox.
             target.headers.popall(hdrs.SEC_WEBSOCKET_EXTENSIONS, None)
             target.headers.popall(hdrs.SEC_WEBSOCKET_PROTOCOL, None)
-            await self._tunnels.join(client, target)
+            with self._in_use(request, place, wanted):
+                await self._tunnels.join(client, target)
         except AgentsvcError as exc:
             await client.close(_close_code(exc), exc.message)
         return response
@@ -106,8 +110,16 @@ class Gateway:
         self, request: web.Request, place: Place, sandbox_id: str, visitor: Visitor
     ) -> Target:
         sandbox = await self._admission.get(visitor, sandbox_id)
-        sandbox = await self._admission.wait_usable(sandbox)
+        speaks = place.port == AGENT_PORT and _is_use(request, place)
+        sandbox = await self._admission.wait_usable(sandbox, wakes_culled=speaks)
         return make_target(request, sandbox, place, keys=visitor.keys)
+
+    def _in_use(
+        self, request: web.Request, place: Place, sandbox_id: str
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let the sandbox count as used while somebody works with it."""
+        is_use = _is_use(request, place)
+        return self._admission.using(sandbox_id) if is_use else contextlib.nullcontext()
 
     async def _meet(self, client: Client) -> Visitor | None:
         """Return who a client is by its first message; one that says no key is let go."""
@@ -184,6 +196,15 @@ async def _close_unless_continued(request: web.Request, response: web.StreamResp
     if request.get(AWAITS_CONTINUE, False):
         response.force_close()
         response.headers[hdrs.CONNECTION] = "close"
+
+
+def _is_use(request: web.Request, place: Place) -> bool:
+    """Whether somebody works with the sandbox; to look at its agent, or to follow it, is none."""
+    if place.port != AGENT_PORT:
+        return True
+    if frames.is_upgrade(request):
+        return place.path.startswith(_TERMINALS)
+    return request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS)
 
 
 def _is_health_check(request: web.Request, place: Place) -> bool:

@@ -391,7 +391,7 @@ CREATE TABLE sandbox_uses (
     -- Removals that failed, and when the next one is due.
     removal_tries INTEGER NOT NULL DEFAULT 0,
     removal_due_at TEXT
-) STRICT;
+, may_pause_idle INTEGER NOT NULL DEFAULT 0) STRICT;
 
 CREATE INDEX sandbox_uses_queued ON sandbox_uses (queued_at)
 WHERE queued_at IS NOT NULL;

@@ -41,6 +41,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     load: Load
     since: datetime
     """When it was last used; of one that waits, since when it does."""
+    is_leaving: bool = False
+    """Whether it is to run no more, and is still there."""
 
 
 def total(loads: Iterable[Load]) -> Load:
@@ -149,9 +151,11 @@ def idlest(
 ) -> list[Held]:
     """Return the idle sandboxes whose pause would make room, those idle longest first.
 
-    A user's own may always go. Those of others go only as long as they have more running than
+    None, where enough are leaving already. A user's own may always go. Those of others go only as long as they have more running than
     the one who wants room.
     """
+    if limits.blocks([one for one in held if not one.is_leaving], wanted) is None:
+        return []
     running = Counter(one.user_id for one in held)
     found = []
     for one in sorted(idle, key=lambda one: (one.since, one.id)):

@@ -6,8 +6,11 @@ transaction that wants a sandbox to run.
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from agentsvc.config import RoomConfig, SandboxesConfig
 from agentsvc.db import Database, Queryable, Transaction
@@ -18,6 +21,7 @@ from agentsvc.sandboxes.capacity import Held, Limits, Load, Room
 from agentsvc.sandboxes.changes import Changes
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.sandboxes.usage import Usage
 from agentsvc.sandboxes.use_table import UseTable
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import now
@@ -42,6 +46,7 @@ class Gate:
         supervisor: Supervisor,
         config: SandboxesConfig,
         rooms: Mapping[str, RoomConfig],
+        usage: Usage,
         let_in: LetIn,
     ) -> None:
         self._db = db
@@ -50,6 +55,7 @@ class Gate:
         self._changes = changes
         self._supervisor = supervisor
         self._config = config
+        self._usage = usage
         self._let_in = let_in
         self.limits = Limits(
             server=_room(config.max_running, config.max_memory_bytes),
@@ -115,25 +121,38 @@ class Gate:
             raise SandboxLimitReached(
                 f"No further sandbox may run now: {cause}, and {len(waiting)} wait already"
             )
-        await self._uses.set_queued(tx, wanted.id, wanted.since)
+        makes_room = when_full is WhenFull.PAUSE_IDLE
+        await self._uses.set_queued(tx, wanted.id, wanted.since, may_pause_idle=makes_room)
         await self._show_places(tx, held, [*waiting, wanted])
         self._may_wait = True
         log.info("sandbox waits for room", extra={"sandbox_id": wanted.id, "reason": cause})
-        if when_full is WhenFull.PAUSE_IDLE:
+        if makes_room:
             for listener in self._on_wanted:
                 tx.after_commit(listener)
 
     async def find_idle(self, reader: Queryable, wanted: Held) -> list[Held]:
         """Return the sandboxes whose pause would make room, those idle longest first."""
         held = [one for one in await self._uses.held(reader) if one.id != wanted.id]
-        unused = {one.id for one in await self._uses.unused(reader) if one.may_pause}
-        idle = [one for one in held if one.id in unused]
+        latest = now() - timedelta(seconds=self._config.min_idle_seconds)
+        used = {
+            one.id: self._usage.latest(one.id, one.active_at)
+            for one in await self._uses.unused(reader)
+            if one.may_pause
+        }
+        idle = [
+            msgspec.structs.replace(one, since=used[one.id])
+            for one in held
+            if one.id in used and used[one.id] <= latest
+        ]
         return capacity.idlest(self.limits, held, idle, wanted)
 
-    async def find_first(self, reader: Queryable) -> Held | None:
-        """Return the sandbox whose turn is next, if one waits."""
-        waiting = await self._uses.waiting(reader)
-        return next(iter(capacity.in_turn(waiting, await self._uses.held(reader))), None)
+    async def find_wanting(self, reader: Queryable) -> list[Held]:
+        """Return the sandboxes that wait for an idle one to be paused, in turn."""
+        if not self._may_wait:
+            return []
+        ids = await self._uses.ids_wanting(reader)
+        waiting = [one for one in await self._uses.waiting(reader) if one.id in ids]
+        return capacity.in_turn(waiting, await self._uses.held(reader))
 
     async def leave(self, tx: Transaction, sandbox_id: str) -> None:
         """Let a sandbox wait no more, since nobody wants it to run."""

@@ -30,7 +30,8 @@ from agentsvc.sandboxes.order import CallbackRules, with_floor, with_models
 from agentsvc.sandboxes.state import Sandbox, Target, holds_room, is_settled
 from agentsvc.sandboxes.sweep import Sweeper
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.sandboxes.use_table import UseTable
+from agentsvc.sandboxes.usage import Usage
+from agentsvc.sandboxes.use_table import Removal, Unused, UseTable
 from agentsvc.settings import SettingsStore
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import (
@@ -69,6 +70,8 @@ class Sandboxes:
         self._changes = Changes()
         self._calls = BackendCalls(registry, config.call_seconds)
         self._uses = UseTable(db)
+        self.usage = Usage()
+        """When each was last used."""
         self.gate = Gate(
             db=db,
             table=self._table,
@@ -77,6 +80,7 @@ class Sandboxes:
             supervisor=supervisor,
             config=config,
             rooms=registry.rooms(),
+            usage=self.usage,
             let_in=self._let_in,
         )
         """Who may run, and who waits."""
@@ -310,6 +314,59 @@ class Sandboxes:
     async def log_tail(self, sandbox: Sandbox) -> str:
         """Return the last lines a sandbox wrote, or nothing where they cannot be had."""
         return await self._calls.log_tail(sandbox.backend, sandbox.handle, LOG_LINES)
+
+    # What nobody uses
+
+    async def store_usage(self) -> None:
+        """Store when sandboxes were used since the last time."""
+        moments = self.usage.take()
+        if not moments:
+            return
+        try:
+            await self._db.write(lambda tx: self._uses.set_active(tx, moments))
+        except BaseException:
+            self.usage.put_back(moments)
+            raise
+
+    async def find_unused(self) -> list[Unused]:
+        """Return the sandboxes in which no agent runs and nothing starts, as far as is stored."""
+        return await self._db.read(self._uses.unused)
+
+    def last_use(self, unused: Unused) -> datetime:
+        """Return when a sandbox was last used.
+
+        What runs may have been used while no server did; that time does not count as idle.
+        """
+        noted = self.usage.latest(unused.id, unused.active_at)
+        return max(noted, self.usage.since) if unused.may_pause else noted
+
+    async def is_culled(self, sandbox: Sandbox) -> bool:
+        """Whether it is paused because nobody used it, or to make room, and not by its user."""
+        return sandbox.target is Target.PAUSED and await self._uses.is_culled(sandbox.id)
+
+    async def cull(self, sandbox_id: str, target: Target, *, unused_since: datetime) -> bool:
+        """Ask for a paused or deleted sandbox if it was not used meanwhile; say whether that is so.
+
+        The next message resumes a paused one. One whose backend cannot pause is left alone.
+        """
+
+        async def body(tx: Transaction) -> bool:
+            found = {one.id: one for one in await self._uses.unused(tx)}.get(sandbox_id)
+            if found is None or self.usage.latest(sandbox_id, found.active_at) > unused_since:
+                return False
+            sandbox = await self._table.find(sandbox_id, tx)
+            if sandbox is None or (target is Target.PAUSED and not self._is_pausable(sandbox)):
+                return False
+            await self._want(tx, sandbox_id, target)
+            if target is Target.PAUSED:
+                await self._uses.set_culled(tx, sandbox_id, now())
+            return True
+
+        return await self._db.write(body)
+
+    async def failed_removals(self, limit: int) -> list[Removal]:
+        """Return what could not be removed so far, orphans included."""
+        return [*await self._uses.failed_removals(limit), *self._sweeper.failed_removals()][:limit]
 
     # What happens in the background
 

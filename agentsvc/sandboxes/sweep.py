@@ -12,6 +12,7 @@ from agentsvc.plugins import BackendRegistry
 from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.driver import Driver
 from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.sandboxes.use_table import Removal
 from agentsvc.values import now
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Sweeper:
         self._grace = timedelta(seconds=config.orphan_grace_seconds)
         self._silent: set[str] = set()
         self._orphans: dict[_Key, datetime] = {}
+        self._failed: dict[_Key, Removal] = {}
 
     async def sweep(self) -> None:
         """Look at every sandbox; a backend that cannot be scanned changes nothing."""
@@ -54,6 +56,10 @@ class Sweeper:
                     await self._add_handle(found[sandbox.id])
                 self._driver.wake(sandbox.id)
             await self._remove_orphans(name, found, {sandbox.id for sandbox in known})
+
+    def failed_removals(self) -> list[Removal]:
+        """Return the orphans that could not be removed so far."""
+        return list(self._failed.values())
 
     async def _scan(self, name: str) -> dict[str, Found] | None:
         try:
@@ -80,6 +86,7 @@ class Sweeper:
         unknown = {(name, sandbox_id) for sandbox_id in found.keys() - known}
         for key in [key for key in self._orphans if key[0] == name and key not in unknown]:
             del self._orphans[key]
+            self._failed.pop(key, None)
         for key in sorted(unknown):
             since = self._orphans.setdefault(key, now())
             # It may have been ordered after the table was read.
@@ -96,4 +103,14 @@ class Sweeper:
         except AgentsvcError as exc:
             # Tried again after as long a time, not at each sweep.
             self._orphans[key] = now()
+            earlier = self._failed.get(key)
+            self._failed[key] = Removal(
+                sandbox_id=sandbox_id,
+                user_id=None,
+                backend=name,
+                spec_id=None,
+                reason=exc.message,
+                tries=1 + (earlier.tries if earlier else 0),
+                due_at=now() + self._grace,
+            )
             log.warning("it could not be removed", extra={**extra, "reason": str(exc)})

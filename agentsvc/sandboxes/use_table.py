@@ -13,14 +13,15 @@ from agentsvc.sandboxes.state import Target
 from agentsvc.values import from_stored, to_stored
 
 _HELD: Final = """SELECT b.id, b.user_id, b.backend, coalesce(u.active_at, b.created_at) AS since,
-    json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes
+    json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes,
+    b.target IN ('paused', 'deleted') AS is_leaving
     FROM sandboxes AS b LEFT JOIN sandbox_uses AS u ON u.sandbox_id = b.id
     WHERE u.queued_at IS NULL AND (b.phase IN ('starting', 'running')
       OR b.target IN ('running', 'restarted') AND coalesce(b.phase, '') NOT IN ('failed', 'gone')
       OR b.target = 'restarted' AND b.phase = 'failed')"""
 
 _WAITING: Final = """SELECT b.id, b.user_id, b.backend, u.queued_at AS since,
-    json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes
+    json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes, 0 AS is_leaving
     FROM sandbox_uses AS u JOIN sandboxes AS b ON b.id = u.sandbox_id
     WHERE u.queued_at IS NOT NULL AND b.target IN ('running', 'restarted')"""
 
@@ -118,13 +119,23 @@ class UseTable:
         due_at = row["removal_due_at"] if row else None
         return from_stored(due_at) if due_at else None
 
-    async def set_queued(self, tx: Transaction, sandbox_id: str, queued_at: datetime) -> None:
+    async def set_queued(
+        self, tx: Transaction, sandbox_id: str, queued_at: datetime, *, may_pause_idle: bool
+    ) -> None:
         """Let a sandbox wait for room; one that waits keeps its place."""
         await tx.run(
-            "INSERT INTO sandbox_uses (sandbox_id, queued_at) VALUES (:id, :at)"
-            " ON CONFLICT (sandbox_id) DO UPDATE SET queued_at = coalesce(queued_at, :at)",
-            {"id": sandbox_id, "at": to_stored(queued_at)},
+            "INSERT INTO sandbox_uses (sandbox_id, queued_at, may_pause_idle)"
+            " VALUES (:id, :at, :may) ON CONFLICT (sandbox_id) DO UPDATE"
+            " SET queued_at = coalesce(queued_at, :at), may_pause_idle = :may",
+            {"id": sandbox_id, "at": to_stored(queued_at), "may": may_pause_idle},
         )
+
+    async def ids_wanting(self, reader: Queryable) -> set[str]:
+        """Return the sandboxes for which an idle one may be paused."""
+        rows = await reader.all(
+            "SELECT sandbox_id FROM sandbox_uses WHERE queued_at IS NOT NULL AND may_pause_idle"
+        )
+        return {row["sandbox_id"] for row in rows}
 
     async def clear_queued(self, tx: Transaction, sandbox_id: str) -> None:
         """Let a sandbox wait no more."""
@@ -180,6 +191,7 @@ def _to_held(row: Row) -> Held:
         backend=row["backend"],
         load=Load(sandboxes=1, memory_bytes=row["memory_bytes"] or 0),
         since=from_stored(row["since"]),
+        is_leaving=bool(row["is_leaving"]),
     )
 
 

@@ -347,6 +347,12 @@ class FakeAgent:
         wanted = [known.get(one.replace("-", "")) for one in request.query.getall("ids", [])]
         return web.json_response([one and one.info() for one in wanted])
 
+    async def count_conversations(self, request: web.Request) -> web.Response:
+        """GET /api/conversations/count?status=…."""
+        wanted = request.query.get("status")
+        known = [one.info()["execution_status"] for one in request[_SANDBOX].conversations.values()]
+        return web.json_response(sum(wanted in (None, status) for status in known))
+
     async def get_conversation(self, request: web.Request) -> web.Response:
         """GET /api/conversations/{id}."""
         return web.json_response(_conversation(request).info())
@@ -539,6 +545,7 @@ def _add_routes(app: web.Application, agent: FakeAgent) -> None:
         ("POST", "/api/hooks", agent.post_hooks),
         ("POST", "/api/conversations", agent.post_conversation),
         ("GET", "/api/conversations", agent.get_conversations),
+        ("GET", "/api/conversations/count", agent.count_conversations),
         ("GET", conversation, agent.get_conversation),
         ("PATCH", conversation, agent.patch_conversation),
         ("DELETE", conversation, agent.delete_conversation),

@@ -4,8 +4,8 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.errors import BadRequest
-from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
+from agentsvc.errors import BadRequest, TooManyRequests
+from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, Example, Route, Scope
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
@@ -68,7 +68,13 @@ async def post_message(request: web.Request) -> web.Response:
 
 async def _pass_on(request: web.Request, action: UserAction) -> web.Response:
     conversation = (await get_view(request)).conversation
-    await perform(request.app[CONVERSATIONS], request[PRINCIPAL].user_id, conversation.id, action)
+    await perform(
+        request.app[CONVERSATIONS],
+        request.app[PENDING],
+        request[PRINCIPAL].user_id,
+        conversation.id,
+        action,
+    )
     return json_response(SUCCESS)
 
 
@@ -94,7 +100,7 @@ ROUTES: Final = (
         summary="Say something in a conversation, or tell its agent what to do, as an action",
         body=ActionBody,
         answer=Success,
-        errors=(BadRequest, *OF_AGENTS),
+        errors=(BadRequest, *OF_AGENTS, TooManyRequests),
         example=Example(body={"action": "message", "args": {"content": "Add a test for it"}}),
     ),
     Route(
@@ -106,7 +112,7 @@ ROUTES: Final = (
         summary="Say something in a conversation",
         body=MessageBody,
         answer=Success,
-        errors=(BadRequest, *OF_AGENTS),
+        errors=(BadRequest, *OF_AGENTS, TooManyRequests),
         example=Example(body={"message": "Add a test for it"}),
     ),
     Route(

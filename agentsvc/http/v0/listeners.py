@@ -14,6 +14,7 @@ import msgspec
 
 from agentsvc.announcements import Announcement, Announcements, Overrun, Subject
 from agentsvc.conversations import Conversations, ConversationView
+from agentsvc.conversations.pending import PendingMessages
 from agentsvc.errors import AgentsvcError, BadRequest, NotAuthenticated
 from agentsvc.http.v0.frames import (
     READY,
@@ -59,6 +60,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     """What listeners need of the server."""
 
     conversations: Conversations
+    pending: PendingMessages
     sandboxes: Sandboxes
     transcripts: Transcripts
     announcements: Announcements
@@ -122,7 +124,11 @@ class Listener:
                 await self._check_key()
                 action = to_user_action(_to_body(raw))
                 await perform(
-                    self._services.conversations, self._user_id, self.conversation_id, action
+                    self._services.conversations,
+                    self._services.pending,
+                    self._user_id,
+                    self.conversation_id,
+                    action,
                 )
             except NotAuthenticated as exc:
                 await self._complain(exc.message)

@@ -33,6 +33,7 @@ from agentsvc.http.keys import (
     CONFIG,
     CONVERSATIONS,
     KEYRING,
+    PENDING,
     SANDBOXES,
     SUPERVISOR,
 )
@@ -417,6 +418,7 @@ async def _open(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG].server
     services = Services(
         conversations=app[CONVERSATIONS],
+        pending=app[PENDING],
         sandboxes=app[SANDBOXES],
         transcripts=app[TRANSCRIPTS],
         announcements=app[ANNOUNCEMENTS],

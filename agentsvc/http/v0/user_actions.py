@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.conversations import Conversations
+from agentsvc.conversations.pending import PendingMessages
 from agentsvc.errors import BadRequest
 from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ImageUrls, to_message
@@ -60,12 +61,16 @@ def to_user_action(body: ActionBody) -> UserAction:
 
 
 async def perform(
-    conversations: Conversations, user_id: str, conversation_id: str, action: UserAction
+    conversations: Conversations,
+    pending: PendingMessages,
+    user_id: str,
+    conversation_id: str,
+    action: UserAction,
 ) -> None:
-    """Pass on what the user says or asks for; raises as `Conversations.send_message`."""
+    """Pass on what the user says or asks for; raises as `PendingMessages.send`."""
     match action:
         case Message():
-            await conversations.send_message(user_id, conversation_id, action, run=True)
+            await pending.send(user_id, conversation_id, action, run=True)
         case AgentState.PAUSED:
             await conversations.pause(user_id, conversation_id)
         case AgentState.STOPPED:

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.errors import BadRequest, NotFound
-from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
+from agentsvc.errors import BadRequest, NotFound, TooManyRequests
+from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
 from agentsvc.http.links import links_of
 from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Example, Route, Scope
 from agentsvc.http.v1.types_conversations import (
@@ -122,7 +122,7 @@ async def post_send_message(request: web.Request) -> web.Response:
     conversation_id = path_id(request, "conversation_id")
     body = await read_json(request, _MESSAGE)
     message = to_message(body.role, body.content, loc=("body",))
-    status = await request.app[CONVERSATIONS].send_message(
+    status = await request.app[PENDING].send(
         request[PRINCIPAL].user_id, conversation_id, message, run=body.run
     )
     return json_response(SendMessageView(sandbox_status=status))
@@ -248,7 +248,7 @@ ROUTES: Final = (
         summary="Send a message to a conversation",
         body=SendMessageBody,
         answer=SendMessageView,
-        errors=OF_AGENTS,
+        errors=(*OF_AGENTS, TooManyRequests),
         example=Example(body={"content": [{"type": "text", "text": "Add a test for it"}]}),
     ),
 )

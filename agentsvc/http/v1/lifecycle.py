@@ -1,0 +1,148 @@
+"""Handlers of what becomes of sandboxes: a user's rules for idle ones, and removals that fail."""
+
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from agentsvc.backend import IdleRules
+from agentsvc.errors import NotFound
+from agentsvc.http.keys import PRINCIPAL, SANDBOXES, SETTINGS
+from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.wire import PAGE_MAX, Limit, Time, json_response, read_json, read_query
+from agentsvc.sandboxes.use_table import Removal
+from agentsvc.settings import Settings
+from agentsvc.values import to_stored
+
+RULES: Final = "/api/v1/sandbox-rules"
+REMOVALS: Final = "/api/v1/sandboxes/removals"
+
+type Seconds = Annotated[float, Meta(ge=0, le=10**9)]
+
+
+class SandboxRules(msgspec.Struct, frozen=True, kw_only=True):
+    """After how many seconds without use a user's sandboxes are paused or deleted.
+
+    0 is never; null leaves it to the spec of the sandbox, and then to the server.
+    """
+
+    pause_after_seconds: Seconds | None = None
+    delete_after_seconds: Seconds | None = None
+
+
+class RemovalView(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that could not be removed so far; `user_id` is null for what no record knows."""
+
+    sandbox_id: str
+    user_id: str | None
+    sandbox_spec_id: str | None
+    backend: str
+    reason: str
+    tries: int
+    next_try_at: Time | None
+
+
+class Removals(msgspec.Struct, frozen=True, kw_only=True):
+    """What could not be removed so far, the oldest first."""
+
+    items: list[RemovalView]
+
+
+class RemovalQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """How many to list."""
+
+    limit: Limit = PAGE_MAX
+
+
+_RULES = msgspec.json.Decoder(SandboxRules)
+
+
+async def get_rules(request: web.Request) -> web.Response:
+    """GET /sandbox-rules."""
+    settings = await request.app[SETTINGS].get(request[PRINCIPAL].user_id)
+    return json_response(_from_rules(settings.sandbox_idle))
+
+
+async def put_rules(request: web.Request) -> web.Response:
+    """PUT /sandbox-rules."""
+    rules = _to_rules(await read_json(request, _RULES))
+    settings = await request.app[SETTINGS].change(
+        request[PRINCIPAL].user_id, lambda old: _with_rules(old, rules)
+    )
+    return json_response(_from_rules(settings.sandbox_idle))
+
+
+async def get_removals(request: web.Request) -> web.Response:
+    """GET /sandboxes/removals."""
+    limit = read_query(request, RemovalQuery).limit
+    found = await request.app[SANDBOXES].failed_removals(limit)
+    return json_response(Removals(items=[_from_removal(one) for one in found]))
+
+
+def _with_rules(old: Settings | None, rules: IdleRules) -> Settings:
+    if old is None:
+        raise NotFound("Settings not found: save settings before rules for sandboxes")
+    return msgspec.structs.replace(old, sandbox_idle=rules)
+
+
+def _to_rules(body: SandboxRules) -> IdleRules:
+    return IdleRules(
+        pause_after_seconds=body.pause_after_seconds,
+        delete_after_seconds=body.delete_after_seconds,
+    )
+
+
+def _from_rules(rules: IdleRules) -> SandboxRules:
+    return SandboxRules(
+        pause_after_seconds=rules.pause_after_seconds,
+        delete_after_seconds=rules.delete_after_seconds,
+    )
+
+
+def _from_removal(removal: Removal) -> RemovalView:
+    return RemovalView(
+        sandbox_id=removal.sandbox_id,
+        user_id=removal.user_id,
+        sandbox_spec_id=removal.spec_id,
+        backend=removal.backend,
+        reason=removal.reason,
+        tries=removal.tries,
+        next_try_at=to_stored(removal.due_at) if removal.due_at else None,
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=RULES,
+        handler=get_rules,
+        scope=Scope.USER,
+        rank="P3",
+        summary="Get the user's rules for idle sandboxes",
+        answer=SandboxRules,
+    ),
+    Route(
+        method="PUT",
+        path=RULES,
+        handler=put_rules,
+        scope=Scope.USER,
+        rank="P3",
+        summary="Set the user's rules for idle sandboxes",
+        body=SandboxRules,
+        answer=SandboxRules,
+        errors=(NotFound,),
+        example=Example(body={"pause_after_seconds": 1800}),
+    ),
+    Route(
+        method="GET",
+        path=REMOVALS,
+        handler=get_removals,
+        scope=Scope.ADMIN,
+        rank="P3",
+        summary="List what could not be removed so far, and why",
+        query=RemovalQuery,
+        answer=Removals,
+        example=Example(query={"limit": 10}),
+    ),
+)

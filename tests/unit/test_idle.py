@@ -1,0 +1,92 @@
+"""What counts as use, which rule holds, and what it wants."""
+
+from datetime import timedelta
+
+import pytest
+
+from agentsvc.backend import IdleRules, Phase, Spec
+from agentsvc.sandboxes import Target
+from agentsvc.sandboxes.culler import due
+from agentsvc.sandboxes.usage import Usage
+from agentsvc.sandboxes.use_table import Unused
+from agentsvc.values import now
+
+LONG_AGO = now() - timedelta(days=1)
+RULES = IdleRules(pause_after_seconds=60, delete_after_seconds=600)
+
+
+def unused(phase: Phase | None, target: Target = Target.RUNNING) -> Unused:
+    return Unused(
+        id="s",
+        user_id="u",
+        backend="b",
+        spec=Spec(id="s"),
+        target=target,
+        phase=phase,
+        active_at=LONG_AGO,
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "target", "seconds", "wanted"),
+    [
+        (Phase.RUNNING, Target.RUNNING, 59, None),
+        (Phase.RUNNING, Target.RUNNING, 60, Target.PAUSED),
+        (Phase.RUNNING, Target.PAUSED, 60, None),
+        (Phase.RUNNING, Target.RUNNING, 600, Target.DELETED),
+        (Phase.PAUSED, Target.PAUSED, 599, None),
+        (Phase.PAUSED, Target.PAUSED, 600, Target.DELETED),
+        (Phase.FAILED, Target.RUNNING, 600, Target.DELETED),
+        (Phase.STARTING, Target.RUNNING, 600, None),
+        (None, Target.RUNNING, 600, None),
+    ],
+)
+def test_a_rule_wants_what_it_says_once_its_time_has_come(
+    phase: Phase | None, target: Target, seconds: float, wanted: Target | None
+) -> None:
+    assert due(RULES, unused(phase, target), timedelta(seconds=seconds)) is wanted
+
+
+def test_a_rule_that_is_off_wants_nothing() -> None:
+    never = IdleRules(pause_after_seconds=0, delete_after_seconds=None)
+    assert due(never, unused(Phase.RUNNING), timedelta(days=999)) is None
+
+
+def test_what_is_said_wins_over_what_is_said_more_generally() -> None:
+    spec = IdleRules(pause_after_seconds=5)
+    user = IdleRules(pause_after_seconds=0)
+    assert user.over(spec).over(RULES) == IdleRules(pause_after_seconds=0, delete_after_seconds=600)
+    assert IdleRules().over(spec).over(RULES).pause_after_seconds == 5
+
+
+def test_use_that_was_taken_to_be_stored_still_counts() -> None:
+    usage = Usage()
+    assert usage.latest("s", LONG_AGO) == LONG_AGO
+    usage.note("s")
+    noted = usage.latest("s", LONG_AGO)
+    assert noted > LONG_AGO
+    assert usage.take() == {"s": noted}
+    assert usage.latest("s", LONG_AGO) == noted
+    assert usage.take() == {}
+    assert usage.latest("s", LONG_AGO) == LONG_AGO
+
+
+def test_what_could_not_be_stored_is_taken_again() -> None:
+    usage = Usage()
+    usage.note("s")
+    taken = usage.take()
+    usage.put_back(taken)
+    assert usage.take() == taken
+
+
+def test_what_is_held_is_in_use_until_all_let_go() -> None:
+    usage = Usage()
+    with usage.hold("s"):
+        with usage.hold("s"):
+            pass
+        usage.take()
+        usage.take()
+        assert usage.latest("s", LONG_AGO) > LONG_AGO
+        assert list(usage.take()) == ["s"]
+    let_go = usage.latest("s", LONG_AGO)
+    assert usage.latest("s", LONG_AGO) == let_go
