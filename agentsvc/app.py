@@ -31,7 +31,7 @@ from agentsvc.events import EventLog
 from agentsvc.gateway.admission import Admission
 from agentsvc.gitproviders import GitProviders
 from agentsvc.hookspecs import Event
-from agentsvc.http import description, ops, v0, v1
+from agentsvc.http import description, ops, runtime, v0, v1
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
 from agentsvc.http.keys import (
     ANNOUNCEMENTS,
@@ -70,6 +70,7 @@ from agentsvc.plugins import BackendRegistry, Notifier, PluginHost
 from agentsvc.sandboxes import Sandbox, Sandboxes, Target
 from agentsvc.sandboxes.culler import Culler
 from agentsvc.sandboxes.order import CallbackRules
+from agentsvc.sandboxes.owners import Owners
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
 from agentsvc.streams import Streams
@@ -152,8 +153,10 @@ def _add_routes(app: web.Application, config: Config) -> None:
     mount(app, [*ops.ROUTES, *description.ROUTES, *v1.ROUTES])
     if config.server.device_login:
         mount(app, v1.LOGIN_ROUTES)
+    if config.runtime_api.enabled:
+        mount(app, runtime.ROUTES)
     v0.install(app, enabled=config.v0.enabled)
-    gateway.mount_ports(app)
+    gateway.mount_ports(app, for_runtimes=config.runtime_api.enabled)
 
 
 async def _database(app: web.Application) -> AsyncIterator[None]:
@@ -181,9 +184,11 @@ async def _backends(app: web.Application) -> AsyncIterator[None]:
         app[CONFIG],
         instance_id=app[_INSTALLATION].read_id(),
         state_dir=places.backends,
+        owner_key=Owners(app[DATABASE], app[_VAULT], app[SETTINGS]).find_key,
     )
     try:
         await registry.open()
+        await registry.check_health(app[CONFIG].sandboxes.call_seconds)
         yield
     finally:
         await registry.close()
@@ -338,6 +343,16 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
     supervisor.spawn("plugin events", notifier.run)
     sweep_seconds = config.sandboxes.sweep_seconds
     supervisor.loop("backends", registry.open, every_seconds=sweep_seconds)
+    supervisor.loop(
+        "health of backends",
+        lambda: registry.check_health(config.sandboxes.call_seconds),
+        every_seconds=sweep_seconds,
+    )
+    supervisor.loop(
+        "events out of reach",
+        conversations.poll,
+        every_seconds=config.conversations.poll_seconds,
+    )
     supervisor.loop("sandboxes", app[SANDBOXES].sweep, every_seconds=sweep_seconds)
     supervisor.loop("idle sandboxes", app[_CULLER].look, every_seconds=sweep_seconds)
     supervisor.loop("events", conversations.sync, every_seconds=config.conversations.sync_seconds)

@@ -327,6 +327,13 @@ class ConversationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sync_seconds: Annotated[
         float, Meta(gt=0, description="Time between two fetches of events that were not delivered")
     ] = 30.0
+    poll_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Time between two fetches of events from sandboxes that cannot deliver them",
+        ),
+    ] = 2.0
     webhook_flush_seconds: Annotated[
         float, Meta(gt=0, description="Longest time the agent server may hold back events")
     ] = 0.5
@@ -399,6 +406,25 @@ class V0Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enabled: Annotated[
         bool, Meta(description="Serve the older API below /api too, for clients that need it")
     ] = True
+
+
+class RuntimeApiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `runtime_api` section: sandboxes for other control planes."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="Serve the remote runtime API below /runtime, so that other control planes"
+            " can keep their sandboxes here"
+        ),
+    ] = False
+    spec: Annotated[
+        str,
+        Meta(
+            description="Spec of what they start with an image that no spec has;"
+            " empty refuses such images"
+        ),
+    ] = ""
 
 
 class GitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -533,6 +559,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     events: EventsConfig = EventsConfig()
     webhooks: WebhooksConfig = WebhooksConfig()
     git: GitConfig = GitConfig()
+    runtime_api: RuntimeApiConfig = RuntimeApiConfig()
     v0: V0Config = V0Config()
     plugins: PluginsConfig = PluginsConfig()
     backends: dict[str, dict[str, Any]] = {}

@@ -26,9 +26,11 @@ from agentsvc.backend import (
     API_VERSION,
     BackendContext,
     Capability,
+    FindKey,
     Health,
     RuntimeBackend,
     Spec,
+    no_key,
 )
 from agentsvc.backends import process
 from agentsvc.config import Config, RoomConfig
@@ -43,6 +45,7 @@ EVENT_SECONDS: Final = 5.0
 
 _QUEUE_SIZE = 1000
 _PACKAGE = "agentsvc_plugins"
+_POOL_KEY: Final = "pool"
 _ROOM_KEYS: Final = frozenset(RoomConfig.__struct_fields__)
 
 type Backend = RuntimeBackend[Any]
@@ -188,15 +191,26 @@ class BackendRegistry:
         backends: Mapping[str, Backend],
         specs: Sequence[Spec],
         rooms: Mapping[str, RoomConfig] | None = None,
+        pools: Mapping[str, tuple[str, ...]] | None = None,
+        offered: Sequence[Spec] = (),
     ) -> None:
         self._backends = dict(backends)
+        self._pools = dict(pools or {})
+        self._offered = list(offered)
+        self._health: dict[str, Health] = {}
         self._rooms = dict(rooms or {})
         self._specs = list(specs)
         self._open: set[str] = set()
 
     @classmethod
     def build(
-        cls, host: PluginHost, config: Config, *, instance_id: str, state_dir: Path
+        cls,
+        host: PluginHost,
+        config: Config,
+        *,
+        instance_id: str,
+        state_dir: Path,
+        owner_key: FindKey = no_key,
     ) -> "BackendRegistry":
         """Make the configured backends and put the specs in order, the default one first.
 
@@ -205,27 +219,24 @@ class BackendRegistry:
         """
         types = host.backend_types()
         tables = {**({"process": {}} if "process" in types else {}), **config.backends}
+        pools = {name: _pool(name, tables) for name, table in tables.items() if _POOL_KEY in table}
+        tables = {name: table for name, table in tables.items() if name not in pools}
         rooms = {name: _room(name, table) for name, table in tables.items()}
-        backends = {
-            name: _make(
-                name,
-                table,
-                types,
-                BackendContext(
-                    instance_id=instance_id,
-                    state_dir=state_dir / name,
-                    callback_url=config.server.internal_url,
-                ),
-            )
-            for name, table in tables.items()
-        }
+        context = BackendContext(
+            instance_id=instance_id,
+            state_dir=state_dir,
+            callback_url=config.server.internal_url,
+            owner_key=owner_key,
+        )
+        backends = {name: _make(name, table, types, context) for name, table in tables.items()}
         default = config.sandboxes.default_backend
-        if default not in backends:
+        if default not in backends and default not in pools:
             raise StartFailed(
                 f"sandboxes.default_backend is `{default}`, and there is no such backend",
                 hint=f"add a table [backends.{default}] or choose one of: {_list(backends)}",
             )
-        return cls(backends, _ordered_specs(host, config, backends), rooms)
+        specs = _ordered_specs(host, config, backends, pools)
+        return cls(backends, specs, rooms, pools, host.specs())
 
     async def open(self) -> None:
         """Open every backend that is not open; one that cannot be reached is logged and stays so.
@@ -254,6 +265,44 @@ class BackendRegistry:
     def names(self) -> list[str]:
         """Return the names of the configured backends."""
         return list(self._backends)
+
+    def members(self, name: str) -> tuple[str, ...]:
+        """Return the backends of a group, or the one backend of this name."""
+        return self._pools.get(name, (name,))
+
+    def health(self) -> Mapping[str, Health]:
+        """Return how each backend that belongs to a group was when it was last asked."""
+        return self._health
+
+    async def check_health(self, time_limit: float) -> None:
+        """Ask every backend that belongs to a group how it is; called now and then."""
+        names = sorted({member for pool in self._pools.values() for member in pool})
+        found = await asyncio.gather(*(self._ask_health(name, time_limit) for name in names))
+        for name, health in zip(names, found, strict=True):
+            if self._health.get(name, Health(ok=True)).ok is not health.ok:
+                log.log(
+                    logging.INFO if health.ok else logging.WARNING,
+                    "backend takes sandboxes again" if health.ok else "backend takes no sandboxes",
+                    extra={"backend": name, "reason": health.reason},
+                )
+            self._health[name] = health
+
+    def complete(self, spec: Spec, name: str) -> Spec:
+        """Return a spec as it is at one backend of a group."""
+        own = msgspec.structs.replace(spec, backend=name)
+        kind = type(self._backends[name]).name
+        base = [item for item in self._offered if item.backend == kind]
+        bases = [msgspec.structs.replace(item, backend=name) for item in base]
+        return _completed(own, bases, name)
+
+    async def _ask_health(self, name: str, time_limit: float) -> Health:
+        try:
+            async with asyncio.timeout(time_limit):
+                return await self.get(name).probe()
+        except AgentsvcError as exc:
+            return Health(ok=False, reason=exc.message)
+        except TimeoutError:
+            return Health(ok=False, reason=f"it gave no answer within {time_limit:g} s")
 
     def rooms(self) -> dict[str, RoomConfig]:
         """Return how much may run at a time at each configured backend."""
@@ -422,11 +471,34 @@ def _trace_result(
 # Backends and specs
 
 
+def _pool(name: str, tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the members of a group of backends; raises StartFailed for what is none."""
+    table = tables[name]
+    members = table[_POOL_KEY]
+    if not isinstance(members, list | tuple) or not members:
+        raise StartFailed(
+            f"backends.{name}.pool is not a list of backends",
+            hint='write the names of their tables, such as `pool = ["big", "small"]`',
+        )
+    if more := table.keys() - {_POOL_KEY}:
+        raise StartFailed(
+            f"backends.{name} is a group of backends and takes nothing but `pool`: {_list(more)}",
+            hint="write what is for one backend into its own table",
+        )
+    for member in members:
+        if member not in tables or _POOL_KEY in tables[member]:
+            raise StartFailed(
+                f"backends.{name}.pool names `{member}`, and there is no such backend",
+                hint=f"add a table [backends.{member}]; a group takes no other group",
+            )
+    return tuple(dict.fromkeys(members))
+
+
 def _make(
     name: str,
     table: Mapping[str, Any],
     types: Mapping[str, BackendType],
-    context: BackendContext,
+    base: BackendContext,
 ) -> Backend:
     values = {key: value for key, value in table.items() if key not in _ROOM_KEYS}
     type_name = values.pop("type", name)
@@ -450,6 +522,7 @@ def _make(
             f"The table [backends.{name}] does not fit: {exc}",
             hint=f"its keys are: {_list(kind.Config.__struct_fields__)}",
         ) from exc
+    context = msgspec.structs.replace(base, state_dir=base.state_dir / name)
     return kind(config, context)
 
 
@@ -464,14 +537,20 @@ def _room(name: str, table: Mapping[str, Any]) -> RoomConfig:
         ) from exc
 
 
-def _ordered_specs(host: PluginHost, config: Config, backends: Mapping[str, Backend]) -> list[Spec]:
+def _ordered_specs(
+    host: PluginHost,
+    config: Config,
+    backends: Mapping[str, Backend],
+    pools: Mapping[str, tuple[str, ...]],
+) -> list[Spec]:
     default_backend = config.sandboxes.default_backend
     offered = [spec for spec in host.specs() if (spec.backend or default_backend) in backends]
     specs: dict[str, Spec] = {}
     for table, entry in config.specs.items():
         fields = {**msgspec.to_builtins(entry), "id": entry.id or table}
         spec = _completed(msgspec.convert(fields, Spec), offered, default_backend)
-        _check_configured(table, spec, backends, default_backend)
+        if (spec.backend or default_backend) not in pools:
+            _check_configured(table, spec, backends, default_backend)
         specs[spec.id] = spec
     for spec in offered:
         specs.setdefault(spec.id, spec)
@@ -507,7 +586,7 @@ def _check_configured(
     if name not in backends:
         raise StartFailed(
             f"specs.{table} is for the backend `{name}`, and there is no such backend",
-            hint=f"choose one of: {_list(backends)}",
+            hint=f"choose one of: {_list(backends)}, or a group of them",
         )
     try:
         backends[name].check_spec(spec)

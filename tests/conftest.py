@@ -6,7 +6,13 @@ from pathlib import Path
 import coverage
 import pytest
 
-from agentsvc.config import Config, ConversationsConfig, GitConfig, SandboxesConfig
+from agentsvc.config import (
+    Config,
+    ConversationsConfig,
+    GitConfig,
+    RuntimeApiConfig,
+    SandboxesConfig,
+)
 from agentsvc.plugins import PluginHost
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
@@ -27,6 +33,7 @@ FAST = Config(
     ),
     # No test may depend on what a real git hosting service says.
     git=GitConfig(check_tokens=False, api_seconds=3),
+    runtime_api=RuntimeApiConfig(enabled=True),
     backends={"fake": {}},
 )
 """A configuration in which nothing takes longer than a test may."""

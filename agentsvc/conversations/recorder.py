@@ -157,6 +157,12 @@ class Recorder:
         for conversation in await self._table.all_active():
             self.sync_soon(conversation.id)
 
+    async def sync_uncalled(self) -> None:
+        """Sync every conversation in a sandbox that delivers nothing by itself."""
+        for conversation in await self._table.all_uncalled():
+            if not self._supervisor.is_running(f"sync {conversation.id}"):
+                self.sync_soon(conversation.id)
+
     async def sync_stale(self) -> None:
         """Sync the conversations that something happened in since their last sync."""
         for conversation_id in list(self._stale):

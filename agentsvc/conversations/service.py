@@ -400,6 +400,10 @@ class Conversations:
         await self._recorder.sync_stale()
         await self._go_on()
 
+    async def poll(self) -> None:
+        """Fetch the events of sandboxes that cannot reach this server."""
+        await self._recorder.sync_uncalled()
+
     # Inside
 
     async def _go_on(self) -> None:

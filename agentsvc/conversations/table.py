@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.announcements import Announcement, Announcements, Subject
+from agentsvc.backend import NOT_CALLING
 from agentsvc.conversations.grouping import Occupancy
 from agentsvc.conversations.model import (
     Conversation,
@@ -220,6 +221,17 @@ class ConversationTable:
         rows = await self._db.all(
             _SELECT + " JOIN sandboxes AS b ON b.id = c.sandbox_id"
             " WHERE c.ready_at IS NOT NULL AND b.phase = 'running'",
+        )
+        return [_from_row(row) for row in rows]
+
+    async def all_uncalled(self) -> list[Conversation]:
+        """Return the ready conversations of sandboxes that cannot reach this server."""
+        [(fact, value)] = NOT_CALLING.items()
+        rows = await self._db.all(
+            _SELECT + " JOIN sandboxes AS b ON b.id = c.sandbox_id"
+            " WHERE c.ready_at IS NOT NULL AND b.phase = 'running'"
+            " AND json_extract(CAST(b.facts AS TEXT), :path) = :value",
+            {"path": f"$.{fact}", "value": value},
         )
         return [_from_row(row) for row in rows]
 

@@ -28,6 +28,7 @@ from agentsvc.gateway.target import (
 from agentsvc.gateway.tunnel import Client, Tunnels
 from agentsvc.http.doorstep import LARGEST_FIRST_BYTES, Doorstep
 from agentsvc.http.links import MOUNT, work_origin_of
+from agentsvc.http.origins import EDITOR_PORT
 from agentsvc.http.routes import IS_ELSEWHERE, Handler
 from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
@@ -35,6 +36,7 @@ from agentsvc.sandboxes.state import AGENT_PORT
 _BAD_KEY: Final = 4001
 _NO_SUCH: Final = 4004
 _TRY_AGAIN: Final = 1013
+_RUNTIME_PORTS: Final = {"work-1": "worker_1", "work-2": "worker_2", "vscode": EDITOR_PORT}
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
 _SOCKETS: Final = "/sockets/"
 _TERMINALS: Final = "/sockets/bash-events"
@@ -140,11 +142,16 @@ class Gateway:
 GATEWAY: Final[web.AppKey[Gateway]] = web.AppKey("gateway", Gateway)
 
 
-def mount_ports(app: web.Application) -> None:
+def mount_ports(app: web.Application, *, for_runtimes: bool = False) -> None:
     """Add the paths of all sandboxes to an application.
 
-    They are no part of the published description: what is there is the sandboxes' own.
+    They are no part of the published description: what is there is the sandboxes' own. Callers of
+    the remote runtime API count on short paths, too: `/ID`, `/ID/work-1` and `/ID/vscode`.
     """
+    if for_runtimes:
+        app.router.add_route(
+            "*", "/{sandbox_id:[0-9a-f]{32}}{path:(/.*)?}", get_runtime, expect_handler=_expect
+        )
     app.router.add_route(
         "*", MOUNT + "/{sandbox_id}/{port}{path:.*}", get_port, expect_handler=_expect
     )
@@ -156,6 +163,21 @@ async def get_port(request: web.Request) -> web.StreamResponse:
     _, _, sandbox_id, port, *path = request.rel_url.raw_path.split("/", 4)
     query = request.rel_url.raw_query_string
     place = Place(port=port, path="/" + "".join(path), query=query)
+    return await request.app[GATEWAY].serve(request, place, sandbox_id)
+
+
+async def get_runtime(request: web.Request) -> web.StreamResponse:
+    """Answer /ID/..., with any method: a work port or the editor by its name, else the agent."""
+    _, sandbox_id, *rest = request.rel_url.raw_path.split("/", 2)
+    path = "".join(rest)
+    first, _, inner = path.partition("/")
+    port = _RUNTIME_PORTS.get(first, AGENT_PORT)
+    place = Place(
+        port=port,
+        path=f"/{path if port == AGENT_PORT else inner}",
+        query=request.rel_url.raw_query_string,
+        mount=f"/{sandbox_id}" if port == AGENT_PORT else f"/{sandbox_id}/{first}",
+    )
     return await request.app[GATEWAY].serve(request, place, sandbox_id)
 
 

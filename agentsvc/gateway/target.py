@@ -35,6 +35,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     query: str
     is_at_root: bool = False
     """Whether it came as a path of this server, without the sandbox's."""
+    mount: str = ""
+    """The path below which it came, where that is not the usual one of the port."""
     own_origin: WorkOrigin | None = None
     """The origin that the port has for itself, if the request came there."""
 
@@ -120,7 +122,8 @@ def make_target(
         raise NotFound(f"The sandbox has no port of this name: {place.port}")
     url = end.url
     origin = place.own_origin or origin_of(request)
-    mount = "" if place.own_origin else origin.prefix + mount_of(sandbox.id, place.port)
+    usual = place.mount or mount_of(sandbox.id, place.port)
+    mount = "" if place.own_origin else origin.prefix + usual
     is_agent = place.port == AGENT_PORT
     path, query = _inside(sandbox, place, keys, origin)
     scheme, host, port = headers.address_of(url)

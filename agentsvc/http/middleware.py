@@ -251,8 +251,15 @@ def _shows_key_later(request: web.Request) -> bool:
     return takes_them and not is_shown
 
 
+def _own_keys(request: web.Request) -> tuple[str, ...]:
+    """Return the key in the header that the route has for it."""
+    route = route_of(request)
+    key = request.headers.get(route.key_header, "").strip() if route and route.key_header else ""
+    return (key,) if key and key.isascii() else ()
+
+
 async def _identify_user(request: web.Request) -> Principal:
-    for key in (*keys_of(request), *_password(request), *_query_keys(request)):
+    for key in (*keys_of(request), *_password(request), *_query_keys(request), *_own_keys(request)):
         try:
             return await request.app[KEYRING].identify(key)
         except NotAuthenticated:

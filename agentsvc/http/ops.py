@@ -17,6 +17,7 @@ from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE
 from agentsvc.http.middleware import ACTIVITY, Activity
 from agentsvc.http.routes import Route, Scope
 from agentsvc.http.wire import json_response
+from agentsvc.plugins import BackendRegistry
 
 INTERFACE_VERSION: Final = "1.58.0"
 """The version of the agent server whose interface this one serves: the `agent` extra's."""
@@ -92,10 +93,10 @@ async def get_ready(request: web.Request) -> web.Response:
     """GET /ready: refused until the database and the default backend are usable."""
     config = request.app[CONFIG].sandboxes
     await request.app[DATABASE].one("SELECT 1")
-    backend = request.app[BACKENDS].get(config.default_backend)
-    health = await _probe(backend, time_limit=config.call_seconds)
+    name = config.default_backend
+    health = await _health_of(request.app[BACKENDS], name, time_limit=config.call_seconds)
     if not health.ok:
-        raise BackendUnavailable(f"Backend {config.default_backend} is not usable: {health.reason}")
+        raise BackendUnavailable(f"Backend {name} is not usable: {health.reason}")
     return json_response("OK")
 
 
@@ -108,6 +109,17 @@ async def get_server_info(request: web.Request) -> web.Response:
         resources=await asyncio.to_thread(_resources, activity),
     )
     return json_response(info)
+
+
+async def _health_of(registry: BackendRegistry, name: str, *, time_limit: float) -> Health:
+    """Ask a backend how it is; of a group, one that takes sandboxes is enough."""
+    members = registry.members(name)
+    if members == (name,):
+        return await _probe(registry.get(name), time_limit=time_limit)
+    known = {member: health for member, health in registry.health().items() if member in members}
+    is_usable = any(health.ok for health in known.values())
+    reasons = [f"`{member}`: {health.reason}" for member, health in known.items()]
+    return Health(ok=is_usable, reason=". ".join(reasons))
 
 
 async def _probe(backend: RuntimeBackend[Any], *, time_limit: float) -> Health:

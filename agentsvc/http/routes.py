@@ -119,6 +119,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     what is right, which has `status` and is sent as `media`; None where nothing is right. `errors`
     are those it raises beside the ones that follow from the rest.
 
+    `key_header` is a further header in which its key may come.
+
     A stream may go on for longer than a request may take. A page is what a browser goes to: its
     key may come as the password of HTTP Basic authentication, too. Where `takes_query_key`, it may
     come in the query, or as the first message of a WebSocket: programs in a browser cannot send
@@ -140,6 +142,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     media: str = JSON
     errors: tuple[type[AgentsvcError], ...] = ()
     example: Example = Example()
+    key_header: str = ""
     is_stream: bool = False
     is_page: bool = False
     takes_query_key: bool = False

@@ -37,6 +37,13 @@ PAGE_MAX: Final = 100
 type Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=MAX_INT)]
 type Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 type Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
+type ClientId = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+(?!\n)$")
+]
+type EnvName = Annotated[
+    str, msgspec.Meta(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$")
+]
+type EnvValue = Annotated[str, msgspec.Meta(max_length=65536, pattern=r"^[^\x00]*$")]
 
 _ENCODER = msgspec.json.Encoder()
 _ENCODINGS: Final = frozenset({"", "identity", "gzip", "deflate"})

@@ -422,3 +422,11 @@ CREATE TABLE login_links (
 CREATE INDEX login_links_by_key ON login_links (key_id);
 
 CREATE INDEX login_links_by_expiry ON login_links (expires_at);
+
+CREATE TABLE client_sandboxes (
+    sandbox_id TEXT NOT NULL PRIMARY KEY REFERENCES sandboxes (id) ON DELETE CASCADE,
+    user_id TEXT NOT NULL,
+    client_id TEXT NOT NULL,
+    env_sealed BLOB NOT NULL,
+    UNIQUE (user_id, client_id)
+) STRICT;

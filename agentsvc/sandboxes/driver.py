@@ -20,6 +20,7 @@ from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, BackendBroken, Conflict
 from agentsvc.sandboxes.calls import Backend, BackendCalls
 from agentsvc.sandboxes.changes import Changes
+from agentsvc.sandboxes.clients import ClientTable
 from agentsvc.sandboxes.order import CallbackRules, make_order
 from agentsvc.sandboxes.state import Action, Sandbox, Target, is_settled, next_action
 from agentsvc.sandboxes.table import SandboxTable
@@ -56,6 +57,7 @@ class Driver:
         db: Database,
         table: SandboxTable,
         uses: UseTable,
+        clients: ClientTable,
         calls: BackendCalls,
         changes: Changes,
         supervisor: Supervisor,
@@ -65,6 +67,7 @@ class Driver:
         self._db = db
         self._table = table
         self._uses = uses
+        self._clients = clients
         self._calls = calls
         self._changes = changes
         self._supervisor = supervisor
@@ -148,11 +151,11 @@ class Driver:
         handle = sandbox.handle
         if handle is None or action is Action.CREATE:
             log.info("creating sandbox", extra={"sandbox_id": sandbox.id})
-            order = self._order(backend, sandbox)
+            order = await self._order(backend, sandbox)
             return await self._started(await backend.create(order, self._save_handle), sandbox)
         if action is Action.RESTART:
             log.info("starting failed sandbox again", extra={"sandbox_id": sandbox.id})
-            order = self._order(backend, sandbox)
+            order = await self._order(backend, sandbox)
             handle = await backend.restart(order, handle, self._save_handle)
             return await self._started(handle, sandbox)
         if action is Action.PAUSE:
@@ -162,9 +165,10 @@ class Driver:
             await self._save_handle(handle)
         return handle
 
-    def _order(self, backend: Backend, sandbox: Sandbox) -> Order:
+    async def _order(self, backend: Backend, sandbox: Sandbox) -> Order:
         url = backend.inside_url(self._callbacks.internal_url)
-        return make_order(sandbox, msgspec.structs.replace(self._callbacks, internal_url=url))
+        rules = msgspec.structs.replace(self._callbacks, internal_url=url)
+        return make_order(sandbox, rules, await self._clients.env(sandbox.id))
 
     async def _started(self, handle: Handle, sandbox: Sandbox) -> Handle:
         await self._save_handle(handle)

@@ -1,5 +1,6 @@
 """What a backend is ordered to run: a spec, made into one sandbox's own agent server. Pure."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -44,8 +45,11 @@ def with_models(spec: Spec, settings: Settings | None) -> Spec:
     return msgspec.structs.replace(spec, reaches=reaches)
 
 
-def make_order(sandbox: Sandbox, rules: CallbackRules) -> Order:
-    """Return the order for a sandbox; the same sandbox gives the same order each time."""
+def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, Secret]) -> Order:
+    """Return the order for a sandbox; the same sandbox gives the same order each time.
+
+    `client_env` is what the client asked for besides; what the spec says stays.
+    """
     spec = sandbox.spec
     key = sandbox.session_key.reveal()
     webhook = "OH_WEBHOOKS_0_"
@@ -71,6 +75,7 @@ def make_order(sandbox: Sandbox, rules: CallbackRules) -> Order:
         command=spec.command,
         env=env,
         secret_env={
+            **{name: value for name, value in client_env.items() if name not in spec.env},
             "OH_SESSION_API_KEYS_0": Secret(key),
             # The agent server encrypts what it stores with this one. It is not the session key
             # itself, so that a new session key would not make its files unreadable.

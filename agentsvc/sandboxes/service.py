@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
+import msgspec
+
 from agentsvc.backend import Capability, Network, Phase, Spec
 from agentsvc.config import SandboxesConfig
 from agentsvc.db import Database, Queryable, Transaction
@@ -23,10 +25,13 @@ from agentsvc.errors import (
 from agentsvc.orders import WhenFull
 from agentsvc.plugins import BackendRegistry
 from agentsvc.sandboxes.calls import BackendCalls
+from agentsvc.sandboxes.capacity import Load
 from agentsvc.sandboxes.changes import Changes, OnChange
+from agentsvc.sandboxes.clients import ClientOrder, ClientTable
 from agentsvc.sandboxes.driver import LOG_LINES, Driver
 from agentsvc.sandboxes.gate import Gate
 from agentsvc.sandboxes.order import CallbackRules, with_floor, with_models
+from agentsvc.sandboxes.placement import Place, choose, places_of
 from agentsvc.sandboxes.state import Sandbox, Target, holds_room, is_settled
 from agentsvc.sandboxes.sweep import Sweeper
 from agentsvc.sandboxes.table import SandboxTable
@@ -65,6 +70,7 @@ class Sandboxes:
         self._settings = settings
         self._callbacks = callbacks
         self._table = SandboxTable(db, vault)
+        self._clients = ClientTable(db, vault)
         self._registry = registry
         self._config = config
         self._changes = Changes()
@@ -88,6 +94,7 @@ class Sandboxes:
             db=db,
             table=self._table,
             uses=self._uses,
+            clients=self._clients,
             calls=self._calls,
             changes=self._changes,
             supervisor=supervisor,
@@ -199,16 +206,14 @@ class Sandboxes:
         spec = with_floor(spec, self._config.isolation)
         if spec.network is not Network.OPEN:
             spec = with_models(spec, await self._settings.find(user_id))
-        backend = spec.backend or self._config.default_backend
-        self._registry.get(backend).check_fences(spec)
-        self._registry.get(backend).check_spec(spec)
+        places = places_of(self._registry, spec.backend or self._config.default_backend, spec)
         moment = now()
-        sandbox = Sandbox(
+        ordered = Sandbox(
             id=new_id(),
             user_id=user_id,
             spec_id=spec.id,
-            spec=spec,
-            backend=backend,
+            spec=places[0].spec,
+            backend=places[0].backend,
             target=Target.RUNNING,
             phase=None,
             reason="",
@@ -224,6 +229,7 @@ class Sandboxes:
         )
 
         async def insert(tx: Transaction) -> Sandbox:
+            sandbox = await self._placed(tx, ordered, places)
             await self._table.insert(tx, sandbox)
             await self.gate.enter(tx, sandbox, when_full)
             stored = await self._table.find(sandbox.id, tx) or sandbox
@@ -232,6 +238,58 @@ class Sandboxes:
             return stored
 
         return await (insert(tx) if tx else self._db.write(insert))
+
+    async def _placed(self, tx: Transaction, sandbox: Sandbox, places: Sequence[Place]) -> Sandbox:
+        if len(places) == 1:
+            return sandbox
+        wanted = Load(sandboxes=1, memory_bytes=sandbox.spec.limits.memory_bytes or 0)
+        held = await self._uses.held(tx)
+        place = choose(places, limits=self.gate.limits, held=held, wanted=wanted)
+        return msgspec.structs.replace(sandbox, backend=place.backend, spec=place.spec)
+
+    async def start_any(
+        self,
+        user_id: str,
+        spec: Spec,
+        order: ClientOrder | None,
+        *,
+        when_full: WhenFull | None = None,
+    ) -> Sandbox:
+        """Ask for a new sandbox, under a client's own id if there is one."""
+        if order is None:
+            return await self.start(user_id, spec, when_full=when_full)
+        return await self.start_for(user_id, spec, order, when_full=when_full)
+
+    async def start_for(
+        self, user_id: str, spec: Spec, order: ClientOrder, *, when_full: WhenFull | None = None
+    ) -> Sandbox:
+        """Ask for a sandbox under a client's own id; asked for again, it is the one there is.
+
+        Raises Conflict while the one before it is being removed.
+        """
+
+        async def body(tx: Transaction) -> Sandbox:
+            known = await self._clients.find(user_id, order.id, tx)
+            if known is None:
+                sandbox = await self.start(user_id, spec, when_full=when_full, tx=tx)
+                await self._clients.insert(tx, user_id, sandbox.id, order)
+                return msgspec.structs.replace(sandbox, client_id=order.id)
+            found = await self._table.find(known, tx)
+            if found is None or found.target is Target.DELETED:
+                raise Conflict("The sandbox that had this id is still being removed")
+            return found
+
+        return await self._db.write(body)
+
+    async def find_of_client(self, user_id: str, client_id: str) -> Sandbox | None:
+        """Return the sandbox a user's client knows by an id of its own."""
+        known = await self._clients.find(user_id, client_id)
+        return (await self.find_many(user_id, [known]))[0] if known else None
+
+    async def all_of_clients(self, user_id: str) -> list[Sandbox]:
+        """Return every sandbox that a user's clients know by ids of their own."""
+        found = await self.find_many(user_id, await self._clients.ids(user_id))
+        return [sandbox for sandbox in found if sandbox is not None]
 
     async def pause(self, user_id: str, sandbox_id: str) -> None:
         """Ask for a paused sandbox, and wait for it unless its backend cannot be reached now.

@@ -77,6 +77,8 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause | None = None
     enforced: tuple[str, ...] = ()
     """The limits of its spec that are enforced."""
+    client_id: str | None = None
+    """What the server that keeps it here for its own users calls it."""
 
     @property
     def status(self) -> SandboxStatus:

@@ -14,7 +14,8 @@ from agentsvc.vault import Vault
 
 _SELECT: Final = """SELECT id, user_id, spec_id, spec, backend, target, phase, reason, exit_code, handle,
     endpoints, working_dir, facts, session_key_sealed, ready_by, created_at, updated_at,
-    isolation, paused_as, cause, enforced
+    isolation, paused_as, cause, enforced,
+    (SELECT client_id FROM client_sandboxes AS c WHERE c.sandbox_id = sandboxes.id) AS client_id
     FROM sandboxes"""
 
 _OF_USER_BY_IDS: Final = """ WHERE user_id = :user_id AND target <> 'deleted'
@@ -267,6 +268,7 @@ class SandboxTable:
             paused_as=PausedAs(row["paused_as"]) if row["paused_as"] else None,
             cause=Cause(row["cause"]) if row["cause"] else None,
             enforced=_enforced.decode(row["enforced"]),
+            client_id=row["client_id"],
         )
 
 

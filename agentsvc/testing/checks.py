@@ -29,7 +29,6 @@ from agentsvc.testing.rig import (
     KitOptions,
     LoopWatch,
     Rig,
-    ask,
     expect,
     expect_error,
     web_url,
@@ -271,7 +270,7 @@ async def scan_lists_only_what_its_own_instance_made(rig: Rig) -> None:
 async def a_new_instance_answers_for_what_an_old_one_made(rig: Rig) -> None:
     """Check that after a restart the handle alone is enough."""
     handle, before = await rig.run()
-    await rig.backend.close()
+    await rig.close(rig.backend)
     rig.backend = await rig.open()
     after = await rig.wait(handle, Phase.RUNNING)
     expect(after.endpoints == before.endpoints, "the endpoints have changed")
@@ -284,9 +283,9 @@ async def a_new_instance_answers_for_what_an_old_one_made(rig: Rig) -> None:
 async def close_leaves_sandboxes_running(rig: Rig) -> None:
     """Check that close lets go of connections only, and may be called twice."""
     handle, report = await rig.run()
+    await rig.close(rig.backend)
     await rig.backend.close()
-    await rig.backend.close()
-    answer = await ask(web_url(report), "GET", "/name")
+    answer = await rig.ask(report, "GET", "/name")
     expect(answer == handle.sandbox_id.encode(), "it does not answer any more")
     rig.backend = await rig.open()
 

@@ -19,6 +19,7 @@ import msgspec
 
 from agentsvc.backend import (
     BackendContext,
+    Endpoint,
     Handle,
     Order,
     Phase,
@@ -29,7 +30,7 @@ from agentsvc.backend import (
 )
 from agentsvc.errors import AgentsvcError
 from agentsvc.testing import workload
-from agentsvc.values import monotonic, new_id
+from agentsvc.values import Secret, monotonic, new_id
 
 WORKLOAD: Final = Path(workload.__file__).read_text(encoding="utf-8")
 """The program the kit runs in a sandbox; give it to a Python as `-c WORKLOAD`."""
@@ -86,6 +87,9 @@ class Rig:
         trace: TracebackType | None,
     ) -> None:
         self._beacon.close()
+        if not self._backends:
+            # What is left is deleted by one that comes after those that were closed.
+            await self.open()
         for backend in self._backends:
             try:
                 await _delete_all(backend, self.saved.values())
@@ -106,6 +110,11 @@ class Rig:
         self._backends.append(backend)
         await backend.open()
         return backend
+
+    async def close(self, backend: Backend) -> None:
+        """Close a backend before the end, as a server does that stops."""
+        self._backends.remove(backend)
+        await backend.close()
 
     def order(self, **changes: Any) -> Order:
         """Return an order for a fresh sandbox that runs the workload."""
@@ -169,8 +178,9 @@ class Rig:
         return any(item.handle.sandbox_id == sandbox_id for item in found)
 
     async def ask(self, report: Report, method: str, path: str, body: bytes = b"") -> bytes:
-        """Ask the workload over HTTP and return its answer."""
-        return await ask(web_url(report), method, path, body)
+        """Ask the workload over HTTP and return its answer; OSError if it cannot be had."""
+        key = report.session_key if web_endpoint(report).needs_key else None
+        return await ask(web_url(report), method, path, body, key=key)
 
     async def is_heard(self, *names: str) -> bool:
         """Listen for the beacons of workloads for a while; False where none can be heard."""
@@ -260,25 +270,39 @@ async def expect_error(kind: type[AgentsvcError], work: Awaitable[object], where
     raise AssertionError(f"{where} does not raise {kind.__name__}")
 
 
-def web_url(report: Report) -> str:
+def web_endpoint(report: Report) -> Endpoint:
     """Return where the workload of a running sandbox serves."""
     for endpoint in report.endpoints:
         if endpoint.name == "web":
-            return endpoint.url
+            return endpoint
     raise AssertionError("the report has no endpoint for the port `web`")
 
 
-async def ask(url: str, method: str, path: str, body: bytes = b"") -> bytes:
-    """Ask a workload over HTTP; OSError if nobody answers."""
+def web_url(report: Report) -> str:
+    """Return the URL of the workload of a running sandbox."""
+    return web_endpoint(report).url
+
+
+async def ask(
+    url: str, method: str, path: str, body: bytes = b"", *, key: Secret | None = None
+) -> bytes:
+    """Ask a workload over HTTP; OSError if nobody answers, or a gateway for nobody."""
+    target = urlsplit(url)
     reader, writer = await _connect(url)
     try:
-        head = f"{method} {path} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
+        shown = f"X-Session-API-Key: {key.reveal()}\r\n" if key else ""
+        head = (
+            f"{method} {target.path.rstrip('/')}{path} HTTP/1.0\r\nHost: {target.netloc}\r\n"
+            f"{shown}Content-Length: {len(body)}\r\n\r\n"
+        )
         writer.write(head.encode() + body)
         await writer.drain()
         answer = await reader.read()
     finally:
         writer.close()
     status, _, rest = answer.partition(b"\r\n")
+    if key is not None and b" 200 " not in status:
+        raise ConnectionRefusedError(f"the gateway answers {status.decode()}")
     expect(b" 200 " in status, f"{method} {path} answers {status.decode()}")
     return rest.partition(b"\r\n\r\n")[2]
 

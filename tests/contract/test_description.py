@@ -21,6 +21,7 @@ from agentsvc.http.openapi.parameters import PATH_PARTS, names_in
 from agentsvc.http.routes import EXAMPLE_ID, Route, Scope, Undescribed, mounted
 from agentsvc.settings import GroupingStrategy
 from agentsvc.testing.agent import FakeAgent
+from agentsvc.values import new_id
 from tests.conftest import FAST
 from tests.description import Description, Operation, example_body, example_path
 from tests.git_hosts import GitHosts
@@ -36,6 +37,7 @@ GROUPS: Final = sorted({operation.about["tags"][0] for operation in OPERATIONS.v
 
 NOT_DESCRIBED: Final = {
     "/sandboxes/{sandbox_id}/{port}{path}": "what is behind it is the sandboxes' own",
+    "/{sandbox_id}{path}": "it is the same by a shorter path",
     "/socket.io": "it is a socket with a protocol of its own",
 }
 """What is routed past the table, and why it is not described."""
@@ -294,6 +296,14 @@ async def _replay(world: World) -> Json:
             await asyncio.sleep(0.05)
 
 
+async def _runtime(world: World) -> Json:
+    """Return a runtime of a session of its own."""
+    start = {"image": "fake", "session_id": new_id()}
+    made = (await world.user.post("/runtime/start", json=start)).json()
+    await world.user.wait_for_sandbox(made["runtime_id"], "RUNNING")
+    return {**start, "runtime_id": made["runtime_id"]}
+
+
 PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
     "delete /api/v1/logins/{login_id}": _browser_login,
     "post /api/v1/logins": _key,
@@ -302,6 +312,11 @@ PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
     "post /oauth/device/token": _approved_login,
     "post /oauth/device/verify": _waiting_login,
     "post /oauth/device/verify-authenticated": _waiting_login,
+    "get /runtime/runtime/{runtime_id}": _runtime,
+    "get /runtime/sessions/{session_id}": _runtime,
+    **dict.fromkeys(
+        (f"post /runtime/{verb}" for verb in ("start", "pause", "resume", "stop")), _runtime
+    ),
 }
 """What only a server can give and an example needs."""
 

@@ -85,6 +85,12 @@ _SCHEMES: Final[dict[str, Json]] = {
         "description": "Login of a browser, for pages of this server; over https the name begins with"
         " `__Host-` or `__Secure-`",
     },
+    "runtimeKey": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-API-Key",
+        "description": "API key of a user, as clients of the remote runtime API send it",
+    },
     "queryKey": {
         "type": "apiKey",
         "in": "query",

@@ -117,6 +117,7 @@ def security_of(route: Route) -> tuple[str, ...]:
     """Return the names of the keys that open a route, any one of which is enough."""
     keys = _SECURITY[route.scope]
     more = {"basic": route.is_page, "queryKey": route.takes_query_key}
+    more["runtimeKey"] = bool(route.key_header)
     return (*keys, *(name for name, is_taken in more.items() if is_taken and keys))
 
 

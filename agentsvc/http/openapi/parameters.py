@@ -44,6 +44,14 @@ PATH_PARTS: Final = {
     "login_id": PathPart(
         kind=str, text="Id of a login", example="3b241101e2bb42558caf4136c566a962"
     ),
+    "session_id": PathPart(
+        kind=str,
+        text="What the caller calls the sandbox of a runtime",
+        example="7c9e6679742540de944be07fc1f90ae7",
+    ),
+    "runtime_id": PathPart(
+        kind=str, text="Id of a runtime", example="7c9e6679742540de944be07fc1f90ae7"
+    ),
     "key_id": PathPart(kind=int, text="Number of an API key", example=1),
 }
 """The parts of paths by name."""

@@ -21,6 +21,7 @@ from agentsvc.http.v1.types_sandboxes import (
     RoomChoice,
     SandboxChoice,
     SandboxInfo,
+    SandboxOrder,
     SandboxSpecInfo,
     SecretName,
     SecretNames,
@@ -30,6 +31,8 @@ from agentsvc.http.v1.types_sandboxes import (
     from_sandbox,
     from_sandboxes,
     page_of_specs,
+    sized,
+    to_client_order,
 )
 from agentsvc.http.wire import (
     SUCCESS,
@@ -47,7 +50,7 @@ from agentsvc.sandboxes import Sandbox
 PREFIX: Final = "/api/v1/sandboxes"
 SPECS_PREFIX: Final = "/api/v1/sandbox-specs"
 
-_CHOICE = msgspec.json.Decoder(SpecChoice | None)
+_ORDER = msgspec.json.Decoder(SandboxOrder | None)
 
 
 async def search_sandboxes(request: web.Request) -> web.Response:
@@ -71,10 +74,13 @@ async def get_sandboxes(request: web.Request) -> web.Response:
 async def post_sandbox(request: web.Request) -> web.Response:
     """POST /sandboxes: the spec is named in the query, else in the body."""
     chosen = read_query(request, SpecChoice)
-    body = await read_json(request, _CHOICE, default=None) or SpecChoice()
+    body = await read_json(request, _ORDER, default=None) or SandboxOrder()
     spec = request.app[SANDBOXES].get_spec(chosen.sandbox_spec_id or body.sandbox_spec_id)
-    sandbox = await request.app[SANDBOXES].start(
-        request[PRINCIPAL].user_id, spec, when_full=chosen.when_full or body.when_full
+    sandbox = await request.app[SANDBOXES].start_any(
+        request[PRINCIPAL].user_id,
+        sized(spec, body),
+        to_client_order(body),
+        when_full=chosen.when_full or body.when_full,
     )
     return json_response(from_sandbox(sandbox, links_of(request)))
 
@@ -171,10 +177,10 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P0",
         summary="Start a sandbox",
-        body=SpecChoice | None,
+        body=SandboxOrder | None,
         query=SpecChoice,
         answer=SandboxInfo,
-        errors=(OrderRejected, *OF_SANDBOXES, SandboxLimitReached),
+        errors=(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached),
     ),
     Route(
         method="POST",

@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from agentsvc.backend import Cause, Isolation, PausedAs, Spec
 from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.links import Links
 from agentsvc.http.origins import EDITOR_PORT
-from agentsvc.http.wire import Page, Time
+from agentsvc.http.wire import ClientId, EnvName, EnvValue, Page, Time
 from agentsvc.orders import WhenFull
 from agentsvc.sandboxes import Sandbox, SandboxStatus
+from agentsvc.sandboxes.clients import ClientOrder
 from agentsvc.sandboxes.state import AGENT_PORT
-from agentsvc.values import decode_cursor, encode_cursor, to_stored
+from agentsvc.values import Secret, decode_cursor, encode_cursor, to_stored
 
 IDS_MAX: Final = 100
 
@@ -50,6 +52,9 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     paused_as: PausedAs | None
     status_cause: Cause | None
     enforced_limits: list[str]
+    client_id: str | None
+    working_dir: str | None
+    exit_code: int | None
 
 
 class SandboxSpecInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +88,18 @@ class SpecChoice(RoomChoice, frozen=True, kw_only=True):
     sandbox_spec_id: str | None = None
 
 
+class SandboxOrder(SpecChoice, frozen=True, kw_only=True):
+    """What a new sandbox is to be.
+
+    With a `client_id` the same order twice gives one sandbox, whose environment has `env` besides
+    what its spec says. That is for servers that keep sandboxes here.
+    """
+
+    client_id: ClientId | None = None
+    env: Annotated[dict[EnvName, EnvValue], Meta(max_length=500)] = {}
+    resource_factor: Annotated[int, Meta(ge=1, le=64)] | None = None
+
+
 class SandboxChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The sandbox to delete, where the query names it."""
 
@@ -100,6 +117,23 @@ class SecretNames(msgspec.Struct, frozen=True, kw_only=True):
     """The secrets a sandbox may ask for."""
 
     secrets: list[SecretName]
+
+
+def sized(spec: Spec, order: SandboxOrder) -> Spec:
+    """Return the spec in the size that is asked for, if one is."""
+    factor = order.resource_factor
+    return spec if factor is None else msgspec.structs.replace(spec, resource_factor=factor)
+
+
+def to_client_order(order: SandboxOrder) -> ClientOrder | None:
+    """Return what a server that keeps a sandbox here says of it; raises BadRequest for half of it."""
+    if order.client_id is None:
+        if order.env:
+            raise BadRequest("`env` needs a `client_id`")
+        return None
+    return ClientOrder(
+        id=order.client_id, env={name: Secret(value) for name, value in order.env.items()}
+    )
 
 
 def check_ids(ids: Sequence[str]) -> Sequence[str]:
@@ -127,6 +161,9 @@ def from_sandbox(sandbox: Sandbox, links: Links) -> SandboxInfo:
         paused_as=sandbox.paused_as,
         status_cause=sandbox.cause,
         enforced_limits=list(sandbox.enforced),
+        client_id=sandbox.client_id,
+        working_dir=sandbox.working_dir or None,
+        exit_code=sandbox.exit_code,
     )
 
 

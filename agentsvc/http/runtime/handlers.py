@@ -1,0 +1,220 @@
+"""Handlers of the remote runtime API."""
+
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.errors import BadRequest, NotFound, OrderRejected, SandboxLimitReached
+from agentsvc.http.keys import CONFIG, PRINCIPAL, SANDBOXES
+from agentsvc.http.links import links_of
+from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, Example, Route, Scope
+from agentsvc.http.runtime.types import (
+    DONE,
+    Runtime,
+    RuntimeChoice,
+    RuntimeDone,
+    RuntimeList,
+    RuntimeStart,
+    SessionIds,
+    check_ids,
+    choose_spec,
+    from_sandbox,
+    to_client_order,
+)
+from agentsvc.http.wire import json_response, path_text, read_json, read_query
+from agentsvc.sandboxes import Sandbox, SandboxStatus
+
+PREFIX: Final = "/runtime"
+
+_START = msgspec.json.Decoder(RuntimeStart)
+_CHOICE = msgspec.json.Decoder(RuntimeChoice)
+_LISTED: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING)
+
+
+async def post_start(request: web.Request) -> web.Response:
+    """POST /start: the same session twice is the same runtime."""
+    start = await read_json(request, _START)
+    sandboxes, links = request.app[SANDBOXES], links_of(request)
+    fallback = request.app[CONFIG].runtime_api.spec
+    spec = choose_spec(sandboxes.specs(), start.image, fallback=fallback)
+    sized = msgspec.structs.replace(spec, resource_factor=start.resource_factor)
+    user_id = request[PRINCIPAL].user_id
+    sandbox = await sandboxes.start_for(user_id, sized, to_client_order(start))
+    return json_response(from_sandbox(sandbox, links))
+
+
+async def get_batch(request: web.Request) -> web.Response:
+    """GET /sessions/batch: unknown sessions are left out."""
+    ids = check_ids(read_query(request, SessionIds).ids)
+    found = [await _find(request, session_id) for session_id in dict.fromkeys(ids)]
+    links = links_of(request)
+    return json_response([from_sandbox(one, links) for one in found if one is not None])
+
+
+async def get_session(request: web.Request) -> web.Response:
+    """GET /sessions/{session_id}."""
+    found = await _find(request, path_text(request, "session_id"))
+    if found is None:
+        raise NotFound("There is no such session")
+    return json_response(from_sandbox(found, links_of(request)))
+
+
+async def get_runtime(request: web.Request) -> web.Response:
+    """GET /runtime/{runtime_id}."""
+    found = await _get(request, path_text(request, "runtime_id"))
+    return json_response(from_sandbox(found, links_of(request)))
+
+
+async def get_list(request: web.Request) -> web.Response:
+    """GET /list."""
+    found = await request.app[SANDBOXES].all_of_clients(request[PRINCIPAL].user_id)
+    links = links_of(request)
+    running = [from_sandbox(one, links) for one in found if one.status in _LISTED]
+    return json_response(RuntimeList(runtimes=running))
+
+
+async def post_pause(request: web.Request) -> web.Response:
+    """POST /pause."""
+    sandbox = await _chosen(request)
+    await request.app[SANDBOXES].pause(sandbox.user_id, sandbox.id)
+    return json_response(DONE)
+
+
+async def post_resume(request: web.Request) -> web.Response:
+    """POST /resume: the key may be another one than before."""
+    sandbox = await _chosen(request)
+    await request.app[SANDBOXES].resume(sandbox.user_id, sandbox.id)
+    found = await request.app[SANDBOXES].get(sandbox.user_id, sandbox.id)
+    return json_response(from_sandbox(found, links_of(request)))
+
+
+async def post_stop(request: web.Request) -> web.Response:
+    """POST /stop: the runtime is removed with all its files."""
+    sandbox = await _chosen(request)
+    await request.app[SANDBOXES].delete(sandbox.user_id, sandbox.id)
+    return json_response(DONE)
+
+
+async def _find(request: web.Request, session_id: str) -> Sandbox | None:
+    return await request.app[SANDBOXES].find_of_client(request[PRINCIPAL].user_id, session_id)
+
+
+async def _chosen(request: web.Request) -> Sandbox:
+    return await _get(request, (await read_json(request, _CHOICE)).runtime_id)
+
+
+async def _get(request: web.Request, runtime_id: str) -> Sandbox:
+    """Return a sandbox that was started here; those of conversations are not for this API."""
+    sandbox = await request.app[SANDBOXES].get(request[PRINCIPAL].user_id, runtime_id)
+    if sandbox.client_id is None:
+        raise NotFound
+    return sandbox
+
+
+_EXAMPLE_START: Final = {
+    "image": "process",
+    "session_id": EXAMPLE_ID,
+    "environment": {"LOG_JSON": "true"},
+}
+_EXAMPLE_CHOICE: Final = {"runtime_id": EXAMPLE_ID}
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path=f"{PREFIX}/start",
+        handler=post_start,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Start a runtime, or get the one of this session",
+        body=RuntimeStart,
+        answer=Runtime,
+        errors=(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached),
+        example=Example(body=_EXAMPLE_START),
+        key_header="X-API-Key",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/sessions/batch",
+        handler=get_batch,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Get the runtimes of several sessions",
+        query=SessionIds,
+        answer=list[Runtime],
+        errors=(BadRequest,),
+        example=Example(query={"ids": [EXAMPLE_ID]}),
+        key_header="X-API-Key",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/sessions/{{session_id}}",
+        handler=get_session,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Get the runtime of a session",
+        answer=Runtime,
+        errors=(NotFound,),
+        key_header="X-API-Key",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/runtime/{{runtime_id}}",
+        handler=get_runtime,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Get a runtime",
+        answer=Runtime,
+        errors=(NotFound,),
+        key_header="X-API-Key",
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/list",
+        handler=get_list,
+        scope=Scope.USER,
+        rank="P2",
+        summary="List the runtimes that run",
+        answer=RuntimeList,
+        key_header="X-API-Key",
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/pause",
+        handler=post_pause,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Pause a runtime",
+        body=RuntimeChoice,
+        answer=RuntimeDone,
+        errors=OF_SANDBOXES,
+        example=Example(body=_EXAMPLE_CHOICE),
+        key_header="X-API-Key",
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/resume",
+        handler=post_resume,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Resume a runtime",
+        body=RuntimeChoice,
+        answer=Runtime,
+        errors=OF_SANDBOXES,
+        example=Example(body=_EXAMPLE_CHOICE),
+        key_header="X-API-Key",
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/stop",
+        handler=post_stop,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Remove a runtime with all its files",
+        body=RuntimeChoice,
+        answer=RuntimeDone,
+        errors=OF_SANDBOXES,
+        example=Example(body=_EXAMPLE_CHOICE),
+        key_header="X-API-Key",
+    ),
+)

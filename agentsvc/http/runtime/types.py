@@ -1,0 +1,166 @@
+"""The wire structs of the remote runtime API, and their mapping from the core."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from agentsvc.backend import Isolation, Spec
+from agentsvc.errors import BadRequest
+from agentsvc.http.links import Links
+from agentsvc.http.wire import ClientId, EnvName, EnvValue, Time
+from agentsvc.sandboxes import Sandbox, SandboxStatus
+from agentsvc.sandboxes.clients import ClientOrder
+from agentsvc.values import Secret, to_stored
+
+IDS_MAX: Final = 100
+
+type Factor = Annotated[int, Meta(ge=1, le=64)]
+type Text = Annotated[str, Meta(max_length=1024)]
+
+
+class RuntimeStatus(StrEnum):
+    """What a runtime does."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    STARTING = "starting"
+    ERROR = "error"
+
+
+class PodStatus(StrEnum):
+    """What holds a runtime, in the words of the service this API comes from."""
+
+    READY = "ready"
+    PENDING = "pending"
+    FAILED = "failed"
+    NOT_FOUND = "not found"
+
+
+class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be started. The image names a spec, and the spec says what runs and how.
+
+    Command, directory, users and class of the runtime are read and left to the spec.
+    """
+
+    image: Text
+    session_id: ClientId
+    environment: Annotated[dict[EnvName, EnvValue], Meta(max_length=500)] = {}
+    resource_factor: Factor = 1
+    command: Text | Annotated[list[Text], Meta(max_length=100)] | None = None
+    working_dir: Text | None = None
+    runtime_class: Text | None = None
+
+
+class RuntimeChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The runtime that something is to be done with."""
+
+    runtime_id: Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class SessionIds(msgspec.Struct, frozen=True, kw_only=True):
+    """The query of a batch get."""
+
+    ids: list[str] = []
+
+
+class Runtime(msgspec.Struct, frozen=True, kw_only=True):
+    """A runtime. What follows `restart_reasons` is this server's own.
+
+    `ports_need_key` says that what is below `url` wants the session key in X-Session-API-Key, and
+    takes it out of the request.
+    """
+
+    runtime_id: str
+    session_id: str
+    session_api_key: str
+    url: str
+    status: RuntimeStatus
+    pod_status: PodStatus
+    work_hosts: dict[str, int]
+    image: str
+    restart_count: int
+    restart_reasons: list[str]
+    created_at: Time
+    working_dir: str | None
+    exit_code: int | None
+    detail: str | None
+    isolation: Isolation | None
+    ports_need_key: bool
+
+
+class RuntimeList(msgspec.Struct, frozen=True, kw_only=True):
+    """The runtimes that run or are about to."""
+
+    runtimes: list[Runtime]
+
+
+class RuntimeDone(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a service that has done as it was told."""
+
+    status: str = "ok"
+
+
+DONE: Final = RuntimeDone()
+
+_SHOWN: Final[Mapping[SandboxStatus, tuple[RuntimeStatus, PodStatus]]] = {
+    SandboxStatus.STARTING: (RuntimeStatus.STARTING, PodStatus.PENDING),
+    SandboxStatus.RUNNING: (RuntimeStatus.RUNNING, PodStatus.READY),
+    SandboxStatus.PAUSED: (RuntimeStatus.PAUSED, PodStatus.NOT_FOUND),
+    SandboxStatus.ERROR: (RuntimeStatus.ERROR, PodStatus.FAILED),
+    SandboxStatus.MISSING: (RuntimeStatus.STOPPED, PodStatus.NOT_FOUND),
+}
+
+
+def check_ids(ids: Sequence[str]) -> Sequence[str]:
+    """Return the ids of a batch get; raises BadRequest for too many."""
+    if len(ids) > IDS_MAX:
+        raise BadRequest(f"Too many ids requested. Maximum is {IDS_MAX}.")
+    return ids
+
+
+def choose_spec(specs: Sequence[Spec], image: str, *, fallback: str) -> Spec:
+    """Return the spec an image stands for, else the fallback; raises BadRequest without one."""
+    candidates = (
+        *(spec for spec in specs if spec.id == image),
+        *(spec for spec in specs if spec.image and spec.image == image),
+        *(spec for spec in specs if spec.id == fallback),
+    )
+    if candidates:
+        return candidates[0]
+    raise BadRequest(
+        f"No sandbox spec of this server has the image `{image}`;"
+        " its operator can name one for all others in `runtime_api.spec`"
+    )
+
+
+def to_client_order(start: RuntimeStart) -> ClientOrder:
+    """Return what the caller says of the sandbox besides its spec."""
+    env = {name: Secret(value) for name, value in start.environment.items()}
+    return ClientOrder(id=start.session_id, env=env)
+
+
+def from_sandbox(sandbox: Sandbox, links: Links) -> Runtime:
+    """Return a sandbox as a runtime."""
+    status, pod_status = _SHOWN[sandbox.status]
+    return Runtime(
+        runtime_id=sandbox.id,
+        session_id=sandbox.client_id or sandbox.id,
+        session_api_key=sandbox.session_key.reveal(),
+        url=links.runtime(sandbox.id),
+        status=status,
+        pod_status=pod_status,
+        work_hosts={},
+        image=sandbox.spec.image or sandbox.spec_id,
+        restart_count=0,
+        restart_reasons=[],
+        created_at=to_stored(sandbox.created_at),
+        working_dir=sandbox.working_dir or None,
+        exit_code=sandbox.exit_code,
+        detail=sandbox.reason or None,
+        isolation=sandbox.isolation,
+        ports_need_key=True,
+    )

@@ -1,0 +1,25 @@
+"""Sandboxes on other machines: behind a remote runtime API, or at another agentsvc.
+
+`runtime_api` and `server` are the two backends, `calls` the HTTP they share.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from agentsvc.backend import RuntimeBackend, Spec
+from agentsvc.hookspecs import hookimpl
+
+from .runtime_api import RUNTIME_SPEC, RemoteBackend
+from .server import SERVER_SPEC, ServerBackend
+
+
+@hookimpl
+def agentsvc_register_backends() -> Iterable[type[RuntimeBackend[Any]]]:
+    """Offer both backends."""
+    return [RemoteBackend, ServerBackend]
+
+
+@hookimpl
+def agentsvc_register_specs() -> Iterable[Spec]:
+    """Offer a spec for each, for whoever configures none."""
+    return [RUNTIME_SPEC, SERVER_SPEC]

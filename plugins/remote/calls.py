@@ -1,0 +1,221 @@
+"""HTTP to a service that runs sandboxes: one call, ending in a value or in one of our errors.
+
+That something did not answer, or not in the way it should, is never taken for "gone".
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import Coroutine, Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from agentsvc.backend import Handle
+from agentsvc.errors import (
+    AgentsvcError,
+    BackendUnavailable,
+    CapacityExceeded,
+    Conflict,
+    HandleTooNew,
+    OrderRejected,
+    Unsupported,
+)
+from agentsvc.values import MASK, Secret, sha256
+
+if TYPE_CHECKING:
+    import aiohttp
+
+HANDLE_VERSION: Final = 1
+ANSWER_BYTES_MAX: Final = 32 * 1024 * 1024
+
+_TEXT_MAX: Final = 300
+_BY_CODE: Final[dict[str, type[AgentsvcError]]] = {
+    "capacity_exceeded": CapacityExceeded,
+    "conflict": Conflict,
+    "gone": Conflict,
+    "order_rejected": OrderRejected,
+    "sandbox_not_usable": Conflict,
+    "unsupported": Unsupported,
+}
+"""What another agentsvc says of itself."""
+_BY_STATUS: Final[dict[int, type[AgentsvcError]]] = {
+    HTTPStatus.BAD_REQUEST: OrderRejected,
+    HTTPStatus.CONFLICT: Conflict,
+    HTTPStatus.GONE: Conflict,
+    HTTPStatus.UNPROCESSABLE_ENTITY: OrderRejected,
+    HTTPStatus.TOO_MANY_REQUESTS: CapacityExceeded,
+}
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer that is an error says, in the shapes services use."""
+
+    detail: Any = None
+    error: Any = None
+    message: Any = None
+    code: str = ""
+
+
+_REFUSAL: Final = msgspec.json.Decoder(Refusal)
+
+
+class Calls:
+    """The connections to one service; open it once, close it at the end."""
+
+    def __init__(self, url: str, *, header: str, time_limit: float) -> None:
+        self.url = url.rstrip("/")
+        self._header = header
+        self._time_limit = time_limit
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Make the session; nothing is asked yet."""
+        import aiohttp  # noqa: PLC0415  # nothing is imported for a backend nobody configured
+
+        if self._session is None:
+            # No reuse: a request on a connection that the other side is closing is lost.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=self._time_limit),
+            )
+
+    async def close(self) -> None:
+        """Close all connections. Closing twice, or without open, is fine."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def ask[T](
+        self,
+        method: str,
+        path: str,
+        decoder: msgspec.json.Decoder[T],
+        *,
+        key: Secret,
+        query: Iterable[tuple[str, str]] = (),
+        body: Any = None,
+    ) -> T:
+        """Return the answer decoded; raises the error that fits."""
+        found = await self.find(method, path, decoder, key=key, query=query, body=body)
+        if found is None:
+            raise BackendUnavailable(
+                f"{self.url} has no such address: {path}; check the `url` of the backend"
+            )
+        return found
+
+    async def find[T](
+        self,
+        method: str,
+        path: str,
+        decoder: msgspec.json.Decoder[T],
+        *,
+        key: Secret,
+        query: Iterable[tuple[str, str]] = (),
+        body: Any = None,
+    ) -> T | None:
+        """Return the answer decoded, or None for a 404; raises the error that fits."""
+        status, content = await self._exchange(method, path, key=key, query=query, body=body)
+        if status == HTTPStatus.NOT_FOUND:
+            return None
+        if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+            raise self._failure(status, content, key)
+        try:
+            return decoder.decode(content)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise BackendUnavailable(
+                f"{self.url} answers {path} with what is not its API", detail=str(exc)
+            ) from exc
+
+    async def _exchange(
+        self, method: str, path: str, *, key: Secret, query: Iterable[tuple[str, str]], body: Any
+    ) -> tuple[int, bytes]:
+        import aiohttp  # noqa: PLC0415  # as above
+
+        if self._session is None:
+            raise BackendUnavailable(f"The connection to {self.url} is not open")
+        headers = {self._header: key.reveal()} if key else {}
+        data = None
+        if body is not None:
+            data = msgspec.json.encode(body)
+            headers["Content-Type"] = "application/json"
+        try:
+            async with self._session.request(
+                method,
+                self.url + path,
+                headers=headers,
+                params=list(query),
+                data=data,
+                allow_redirects=False,
+            ) as answer:
+                content = await answer.content.read(ANSWER_BYTES_MAX)
+                return answer.status, content
+        except TimeoutError as exc:
+            raise BackendUnavailable(
+                f"{self.url} gave no answer within {self._time_limit:g} s"
+            ) from exc
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            raise BackendUnavailable(
+                f"{self.url} cannot be reached", detail=f"{type(exc).__name__}: {exc}"
+            ) from exc
+
+    def _failure(self, status: int, content: bytes, key: Secret) -> AgentsvcError:
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return BackendUnavailable(f"{self.url} does not take the key: check `api_key`")
+        code, said = _read(content)
+        kind = _BY_CODE.get(code) or _BY_STATUS.get(status, BackendUnavailable)
+        text = said.replace(key.reveal(), MASK) if key else said
+        return kind(f"{self.url} answers {status}{f': {text}' if text else ''}")
+
+
+def session_prefix(instance_id: str) -> str:
+    """Return what the names of all sandboxes of an installation begin with, over there.
+
+    With a sandbox's id behind it, it still fits where names may have 63 characters.
+    """
+    return f"{hashlib.sha256(instance_id.encode()).hexdigest()[:12]}-"
+
+
+def fingerprint(key: Secret) -> str:
+    """Return what tells a key from another without saying anything about it."""
+    return sha256(f"agentsvc-remote:{key.reveal()}")[:16]
+
+
+def check_handle(handle: Handle) -> None:
+    """Raise HandleTooNew for what a later version of this plugin has made."""
+    if handle.version > HANDLE_VERSION:
+        raise HandleTooNew(
+            "The sandbox was made by a newer version of the remote plugin",
+            detail=f"handle version {handle.version}",
+        )
+
+
+def one_line(text: str) -> str:
+    """Return the first line of what another server says, cut to a size for people."""
+    return text.partition("\n")[0][:_TEXT_MAX]
+
+
+async def finish[T](work: Coroutine[Any, Any, T]) -> T:
+    """Await what must not end half-way; if cancelled, be so when it is done."""
+    inner = asyncio.gather(work)
+    try:
+        [result] = await asyncio.shield(inner)
+    except asyncio.CancelledError:
+        await asyncio.wait([inner])
+        with contextlib.suppress(asyncio.CancelledError):
+            inner.exception()  # so that nobody complains of an error that nobody saw
+        raise
+    return result
+
+
+def _read(content: bytes) -> tuple[str, str]:
+    """Return code and text of an error, both empty where there is none to be read."""
+    try:
+        said = _REFUSAL.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return "", ""
+    text = next((part for part in (said.detail, said.error, said.message) if part), "")
+    return said.code, one_line(text if isinstance(text, str) else json.dumps(text))

@@ -1,0 +1,442 @@
+"""Sandboxes at a service that speaks the remote runtime API.
+
+The service lists only what runs, so the ids of all that was asked for are kept in the state
+directory, too: an empty file each, made before the service is asked.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
+from urllib.parse import quote, urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from agentsvc.backend import (
+    API_VERSION,
+    NOT_CALLING,
+    BackendContext,
+    Capability,
+    Endpoint,
+    Fences,
+    Found,
+    Handle,
+    Health,
+    Isolation,
+    Order,
+    Phase,
+    Port,
+    Report,
+    RuntimeBackend,
+    SaveHandle,
+    Spec,
+    fill,
+)
+from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
+from agentsvc.values import Secret, now, parse_time
+
+from .calls import (
+    HANDLE_VERSION,
+    Calls,
+    check_handle,
+    fingerprint,
+    finish,
+    one_line,
+    session_prefix,
+)
+
+_AGENT: Final = "agent"
+_USUAL_PORTS: Final[Mapping[str, int]] = {
+    _AGENT: 60000,
+    "vscode": 60001,
+    "worker_1": 12000,
+    "worker_2": 12001,
+}
+_SERVICES: Final[Mapping[str, str]] = {
+    "vscode": "vscode",
+    "worker_1": "work-1",
+    "worker_2": "work-2",
+}
+"""How a port that is not the agent server's is called in URLs."""
+_MADE_THERE: Final = frozenset({"OH_SESSION_API_KEYS_0", "SESSION_API_KEY"})
+_CALLBACK: Final = "OH_WEBHOOKS_"
+_BATCH: Final = 50
+_FORGET_SECONDS: Final = 3600.0
+_GONE_POLL_SECONDS: Final = 0.1
+_GONE_POLL_SECONDS_MAX: Final = 2.0
+
+type Seconds = Annotated[float, Meta(gt=0)]
+type Factor = Annotated[int, Meta(ge=1, le=64)]
+
+RUNTIME_SPEC: Final = Spec(
+    id="remote",
+    backend="remote",
+    image="ghcr.io/openhands/agent-server:1.58.0-python",
+    command=("/usr/local/bin/openhands-agent-server", "--port", "{port.agent}"),
+    working_dir="/workspace",
+    env={
+        "LOG_JSON": "true",
+        "OH_CONVERSATIONS_PATH": "/workspace/conversations",
+        "OH_BASH_EVENTS_DIR": "/workspace/bash_events",
+        "OH_ENABLE_VNC": "0",
+        "OH_VSCODE_PORT": "{port.vscode}",
+        "WORKER_1": "{port.worker_1}",
+        "WORKER_2": "{port.worker_2}",
+    },
+    ports=tuple(
+        Port(name=name, number=number, awaited=name == _AGENT)
+        for name, number in _USUAL_PORTS.items()
+    ),
+)
+"""The published image of the agent server, as control planes ask for it."""
+
+
+class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[backends.remote]` table."""
+
+    url: Annotated[str, Meta(pattern=r"^https?://[^/\s@]+(/\S*)?$")]
+    """Where the runtime API is."""
+    api_key: str = ""
+    """Sent as X-API-Key for users who have stored no `sandbox_api_key` of their own."""
+    resource_factor: Factor = 1
+    """The size of sandboxes whose users and specs ask for none."""
+    runtime_class: Literal["", "gvisor", "sysbox"] = ""
+    """`sysbox` for Docker inside of sandboxes; empty for what the service takes by itself."""
+    calls_back: bool = False
+    """Whether sandboxes there reach this server at `server.internal_url`."""
+    isolation: Isolation = Isolation.REMOTE
+    """What the service is known to isolate sandboxes with at the least."""
+    call_seconds: Seconds = 30.0
+    """How long one call may take."""
+
+
+class Runtime(msgspec.Struct, frozen=True, kw_only=True):
+    """A runtime, as services describe it; what follows `url` not all of them say."""
+
+    runtime_id: str
+    session_id: str
+    status: str
+    url: str = ""
+    session_api_key: str | None = None
+    pod_status: str | None = None
+    created_at: str | None = None
+    working_dir: str | None = None
+    exit_code: int | None = None
+    detail: str | None = None
+    isolation: str | None = None
+    ports_need_key: bool = False
+
+
+class RuntimeList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of /list."""
+
+    runtimes: list[Runtime]
+
+
+_RUNTIME: Final = msgspec.json.Decoder(Runtime)
+_BATCHED: Final = msgspec.json.Decoder(list[Runtime])
+_LISTED: Final = msgspec.json.Decoder(RuntimeList)
+_ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
+
+_PHASES: Final[Mapping[str, Phase]] = {
+    "running": Phase.RUNNING,
+    "starting": Phase.STARTING,
+    "paused": Phase.PAUSED,
+    "error": Phase.FAILED,
+    "stopped": Phase.GONE,
+}
+
+
+class RemoteBackend(RuntimeBackend[RemoteConfig]):
+    """Has a service with the remote runtime API run the sandboxes."""
+
+    name: ClassVar[str] = "remote"
+    api_version: ClassVar[int] = API_VERSION
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.PAUSE, Capability.SURVIVES_RESTART}
+    )
+    Config = RemoteConfig
+
+    def __init__(self, config: RemoteConfig, context: BackendContext) -> None:
+        super().__init__(config, context)
+        self._calls = Calls(config.url, header="X-API-Key", time_limit=config.call_seconds)
+        self._prefix = session_prefix(context.instance_id)
+
+    async def open(self) -> None:
+        """Make the session and the directory of ids; the service is not asked."""
+        await asyncio.to_thread(self._journal.mkdir, mode=0o700, parents=True, exist_ok=True)
+        await self._calls.open()
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._calls.close()
+
+    async def probe(self) -> Health:
+        """Ask the service what runs."""
+        try:
+            running = await self._calls.ask("GET", "/list", _LISTED, key=self._service_key)
+        except AgentsvcError as exc:
+            return Health(ok=False, reason=exc.message)
+        facts = {"url": self._calls.url, "running": str(len(running.runtimes))}
+        return Health(ok=True, facts=facts)
+
+    def fences(self, asked: Spec | Order) -> Fences:
+        """Say what the operator knows of the service."""
+        del asked
+        return Fences(isolation=self.config.isolation, remedy="set `isolation` if it is known")
+
+    def check_spec(self, spec: Spec) -> None:
+        """Raise OrderRejected for ports, options and fences that the service does not have."""
+        self._check(spec)
+
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        """Ask the service; the same session is the same runtime, however often it is asked for.
+
+        Cancelled, it waits for the answer first, so that nothing comes to be after its end.
+        """
+        self._check(order)
+        key = await self._key(order.sandbox_id)
+        await asyncio.to_thread((self._journal / order.sandbox_id).touch)
+        body = self._start_body(order)
+        runtime = await finish(self._calls.ask("POST", "/start", _RUNTIME, key=key, body=body))
+        handle = Handle(
+            sandbox_id=order.sandbox_id,
+            version=HANDLE_VERSION,
+            data={
+                "runtime_id": runtime.runtime_id,
+                "key": fingerprint(key),
+                "ports": _numbers(order.ports),
+            },
+        )
+        await save(handle)
+        return handle
+
+    async def inspect(self, handle: Handle) -> Report:
+        """Ask for the session; what is not there although the service answers is GONE."""
+        runtime = await self._find(handle)
+        if runtime is None:
+            return Report(phase=Phase.GONE)
+        phase = _phase(runtime)
+        return Report(
+            phase=phase,
+            reason=one_line(runtime.detail or ""),
+            exit_code=runtime.exit_code,
+            endpoints=self._endpoints(handle, runtime) if runtime.url else (),
+            working_dir=runtime.working_dir or "",
+            isolation=_isolation(runtime.isolation, self.config.isolation),
+            facts={} if self.config.calls_back else dict(NOT_CALLING),
+            session_key=Secret(runtime.session_api_key) if runtime.session_api_key else None,
+        )
+
+    async def scan(self) -> Sequence[Found]:
+        """List what runs, and of what was asked for and does not run, what is there."""
+        noted = await asyncio.to_thread(self._noted)
+        listed = await self._calls.ask("GET", "/list", _LISTED, key=self._service_key)
+        found = {runtime.session_id: runtime for runtime in listed.runtimes}
+        for sandbox_id in noted:
+            session_id = self._prefix + sandbox_id
+            if session_id not in found:
+                runtime = await self._session(session_id, await self._key(sandbox_id))
+                if runtime is not None:
+                    found[session_id] = runtime
+                else:
+                    await asyncio.to_thread(self._forget, sandbox_id, noted[sandbox_id])
+        return [
+            Found(
+                handle=await self._handle_of(runtime),
+                created_at=(parse_time(runtime.created_at) if runtime.created_at else None)
+                or noted.get(session_id.removeprefix(self._prefix), now()),
+            )
+            for session_id, runtime in found.items()
+            if session_id.startswith(self._prefix) and _phase(runtime) is not Phase.GONE
+        ]
+
+    async def delete(self, handle: Handle) -> None:
+        """Have the service stop it, and return when it says that it has."""
+        runtime = await self._find(handle)
+        pause = _GONE_POLL_SECONDS
+        while runtime is not None and _phase(runtime) is not Phase.GONE:
+            await self._tell("/stop", runtime, handle)
+            runtime = await self._find(handle)
+            if runtime is not None:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _GONE_POLL_SECONDS_MAX)
+        await asyncio.to_thread((self._journal / handle.sandbox_id).unlink, missing_ok=True)
+
+    async def pause(self, handle: Handle) -> None:
+        """Have the service pause it."""
+        runtime = await self._usable(handle)
+        if _phase(runtime) is not Phase.PAUSED and not await self._tell("/pause", runtime, handle):
+            raise Conflict("The sandbox does not exist any more")
+
+    async def resume(self, handle: Handle) -> Handle:
+        """Have the service run it again; a new key is in the next report."""
+        runtime = await self._usable(handle)
+        if _phase(runtime) is Phase.PAUSED and not await self._tell("/resume", runtime, handle):
+            raise Conflict("The sandbox does not exist any more")
+        return handle
+
+    # Shared parts
+
+    @property
+    def _journal(self) -> Path:
+        return self.context.state_dir / "sessions"
+
+    @property
+    def _service_key(self) -> Secret:
+        return Secret(self.config.api_key)
+
+    async def _key(self, sandbox_id: str) -> Secret:
+        return await self.context.owner_key(sandbox_id) or self._service_key
+
+    def _check(self, asked: Spec | Order) -> None:
+        self.check_fences(asked)
+        if asked.options:
+            raise OrderRejected(f"The remote backend has no option `{min(asked.options)}`")
+        if not asked.image:
+            raise OrderRejected("A remote sandbox needs an image")
+        primary = _primary(asked.ports)
+        for port in asked.ports:
+            if port.name != primary and port.name not in _SERVICES:
+                raise OrderRejected(
+                    f"The remote runtime API has no port `{port.name}`,"
+                    f" only {', '.join(sorted(_SERVICES))} beside the first one"
+                )
+        ports = _numbers(asked.ports)
+        for text in (*(asked.command or ()), *asked.env.values()):
+            fill(text, ports)
+
+    def _start_body(self, order: Order) -> dict[str, Any]:
+        ports = _numbers(order.ports)
+        env = {name: fill(value, ports) for name, value in order.env.items()}
+        env |= {name: value.reveal() for name, value in order.secret_env.items()}
+        dropped = [
+            name
+            for name in env
+            if name in _MADE_THERE or (name.startswith(_CALLBACK) and not self.config.calls_back)
+        ]
+        for name in dropped:
+            del env[name]
+        is_sized = order.resource_factor != 1
+        body: dict[str, Any] = {
+            "image": order.image,
+            "environment": env,
+            "session_id": self._prefix + order.sandbox_id,
+            "resource_factor": order.resource_factor if is_sized else self.config.resource_factor,
+            "run_as_user": 10001,
+            "run_as_group": 10001,
+            "fs_group": 10001,
+        }
+        if order.command is not None:
+            body["command"] = [fill(part, ports) for part in order.command]
+        if order.working_dir:
+            body["working_dir"] = order.working_dir
+        if self.config.runtime_class == "sysbox":
+            body["runtime_class"] = "sysbox-runc"
+        return body
+
+    def _endpoints(self, handle: Handle, runtime: Runtime) -> tuple[Endpoint, ...]:
+        ports: dict[str, int] = handle.data.get("ports") or dict(_USUAL_PORTS)
+        return tuple(
+            Endpoint(
+                name=name,
+                port=number,
+                url=runtime.url if index == 0 else _service_url(runtime, _SERVICES[name]),
+                needs_key=runtime.ports_need_key,
+            )
+            for index, (name, number) in enumerate(ports.items())
+        )
+
+    async def _find(self, handle: Handle) -> Runtime | None:
+        """Return the runtime, None if it is really gone; raises BackendUnavailable."""
+        check_handle(handle)
+        key = await self._key(handle.sandbox_id)
+        runtime = await self._session(self._prefix + handle.sandbox_id, key)
+        if runtime is not None:
+            return runtime
+        known = handle.data.get("key")
+        if known and known != fingerprint(key):
+            raise BackendUnavailable(
+                "The sandbox was made with another key of the runtime API than the one there is now"
+            )
+        # What is not a runtime API, or not for this key, knows no sessions either.
+        await self._calls.ask("GET", "/list", _LISTED, key=key)
+        return None
+
+    async def _session(self, session_id: str, key: Secret) -> Runtime | None:
+        return await self._calls.find(
+            "GET", f"/sessions/{quote(session_id, safe='')}", _RUNTIME, key=key
+        )
+
+    async def _usable(self, handle: Handle) -> Runtime:
+        runtime = await self._find(handle)
+        if runtime is None or _phase(runtime) is Phase.GONE:
+            raise Conflict("The sandbox does not exist any more")
+        if _phase(runtime) is Phase.FAILED:
+            raise Conflict(
+                f"The sandbox has failed: {one_line(runtime.detail or 'no reason given')}"
+            )
+        return runtime
+
+    async def _tell(self, path: str, runtime: Runtime, handle: Handle) -> bool:
+        """Order something, and say whether the runtime was known."""
+        key = await self._key(handle.sandbox_id)
+        body = {"runtime_id": runtime.runtime_id}
+        return await self._calls.find("POST", path, _ANYTHING, key=key, body=body) is not None
+
+    async def _handle_of(self, runtime: Runtime) -> Handle:
+        sandbox_id = runtime.session_id.removeprefix(self._prefix)
+        key = fingerprint(await self._key(sandbox_id))
+        data = {"runtime_id": runtime.runtime_id, "key": key}
+        return Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data)
+
+    def _noted(self) -> dict[str, datetime]:
+        return {
+            file.name: datetime.fromtimestamp(file.stat().st_mtime, UTC)
+            for file in sorted(self._journal.iterdir())
+        }
+
+    def _forget(self, sandbox_id: str, noted_at: datetime) -> None:
+        """Forget what was asked for and never made, once nobody can be about to make it."""
+        if (now() - noted_at).total_seconds() > _FORGET_SECONDS:
+            (self._journal / sandbox_id).unlink(missing_ok=True)
+
+
+def _primary(ports: Sequence[Port]) -> str:
+    return next((port.name for port in ports if port.awaited), _AGENT)
+
+
+def _numbers(ports: Sequence[Port]) -> dict[str, int]:
+    """Return the number of each port inside, that of the agent server first."""
+    if not ports:
+        return dict(_USUAL_PORTS)
+    primary = _primary(ports)
+    ordered = sorted(ports, key=lambda port: port.name != primary)
+    return {
+        port.name: port.number or _USUAL_PORTS.get(port.name, _USUAL_PORTS[_AGENT])
+        for port in ordered
+    }
+
+
+def _phase(runtime: Runtime) -> Phase:
+    phase = _PHASES.get(runtime.status)
+    if phase is None:
+        raise BackendUnavailable(
+            f"The runtime API says a status that nobody knows: {one_line(runtime.status)}"
+        )
+    is_ready = runtime.pod_status is None or runtime.pod_status.lower() == "ready"
+    return Phase.STARTING if phase is Phase.RUNNING and not is_ready else phase
+
+
+def _isolation(said: str | None, known: Isolation) -> Isolation:
+    return Isolation(said) if said in list(Isolation) else known
+
+
+def _service_url(runtime: Runtime, service: str) -> str:
+    """Return where a port is that is not the agent server's, as the contract derives it."""
+    parts = urlsplit(runtime.url)
+    if parts.path.startswith(f"/{runtime.runtime_id}"):
+        return f"{parts.scheme}://{parts.netloc}/{runtime.runtime_id}/{service}"
+    return f"{parts.scheme}://{service}-{parts.netloc}{parts.path}".rstrip("/")

@@ -1,0 +1,360 @@
+"""Sandboxes at another agentsvc, or any server of the V1 API.
+
+What another agentsvc is told: our own name of the sandbox, under which the same order twice gives
+one sandbox and a scan finds it, and what its environment has besides. A server that is no agentsvc
+takes neither: it decides alone what a sandbox runs, and what was started in a moment in which this
+server died cannot be found there again.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final
+from urllib.parse import quote, urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from agentsvc.backend import (
+    API_VERSION,
+    NOT_CALLING,
+    BackendContext,
+    Capability,
+    Cause,
+    Endpoint,
+    Fences,
+    Found,
+    Handle,
+    Health,
+    Isolation,
+    Order,
+    PausedAs,
+    Phase,
+    Report,
+    RuntimeBackend,
+    SaveHandle,
+    Spec,
+)
+from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
+from agentsvc.values import Secret, now, parse_time
+
+from .calls import (
+    HANDLE_VERSION,
+    Calls,
+    check_handle,
+    fingerprint,
+    finish,
+    one_line,
+    session_prefix,
+)
+
+_API: Final = "/api/v1"
+_PAGE: Final = "100"
+_MADE_THERE: Final = frozenset({"OH_SESSION_API_KEYS_0", "OH_SECRET_KEY"})
+_CALLBACKS: Final = ("OH_WEBHOOKS_", "OH_ALLOW_CORS_ORIGINS_")
+_PORT_NAMES: Final[Mapping[str, str]] = {"AGENT_SERVER": "agent"}
+
+SERVER_SPEC: Final = Spec(id="agentsvc", backend="agentsvc")
+"""Whatever the other server starts by itself."""
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[backends.agentsvc]` table."""
+
+    url: Annotated[str, Meta(pattern=r"^https?://[^/\s@]+(/\S*)?$")]
+    """Where the other server is, without `/api`."""
+    api_key: str = ""
+    """A key of a user there; all sandboxes of this server are that user's."""
+    calls_back: bool = False
+    """Whether sandboxes there reach this server at `server.internal_url`."""
+    isolation: Isolation = Isolation.REMOTE
+    """What the other server is known to isolate sandboxes with at the least."""
+    call_seconds: Annotated[float, Meta(gt=0)] = 30.0
+    """How long one call may take."""
+
+
+class ExposedUrl(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one port is."""
+
+    name: str
+    url: str
+    port: int = 0
+
+
+class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox of the other server; what follows `created_at` only an agentsvc says."""
+
+    id: str
+    status: str
+    session_api_key: str | None = None
+    exposed_urls: list[ExposedUrl] | None = None
+    created_at: str = ""
+    status_detail: str | None = None
+    client_id: str | None = None
+    working_dir: str | None = None
+    exit_code: int | None = None
+    isolation: str | None = None
+    paused_as: str | None = None
+    status_cause: str | None = None
+    facts: dict[str, str] = {}
+
+
+class SandboxPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of sandboxes."""
+
+    items: list[SandboxInfo]
+    next_page_id: str | None = None
+
+
+_INFO: Final = msgspec.json.Decoder(SandboxInfo)
+_BATCH: Final = msgspec.json.Decoder(list[SandboxInfo | None])
+_SANDBOXES: Final = msgspec.json.Decoder(SandboxPage)
+_ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
+
+_PHASES: Final[Mapping[str, Phase]] = {
+    "STARTING": Phase.STARTING,
+    "RUNNING": Phase.RUNNING,
+    "PAUSED": Phase.PAUSED,
+    "ERROR": Phase.FAILED,
+    "MISSING": Phase.GONE,
+}
+
+
+class ServerBackend(RuntimeBackend[ServerConfig]):
+    """Has another server run the sandboxes."""
+
+    name: ClassVar[str] = "agentsvc"
+    api_version: ClassVar[int] = API_VERSION
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.PAUSE, Capability.RESTART, Capability.SURVIVES_RESTART}
+    )
+    Config = ServerConfig
+
+    def __init__(self, config: ServerConfig, context: BackendContext) -> None:
+        super().__init__(config, context)
+        self._calls = Calls(config.url, header="X-Session-API-Key", time_limit=config.call_seconds)
+        self._prefix = session_prefix(context.instance_id)
+        self._key = Secret(config.api_key)
+
+    async def open(self) -> None:
+        """Make the session; the other server is not asked."""
+        await self._calls.open()
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._calls.close()
+
+    async def probe(self) -> Health:
+        """Ask the other server whether it is ready, and whether it takes the key."""
+        try:
+            await self._calls.ask("GET", "/ready", _ANYTHING, key=self._key)
+            query = [("limit", "1")]
+            await self._ask("GET", "/sandboxes/search", _SANDBOXES, query=query)
+        except AgentsvcError as exc:
+            return Health(ok=False, reason=exc.message)
+        return Health(ok=True, facts={"url": self._calls.url})
+
+    def fences(self, asked: Spec | Order) -> Fences:
+        """Say what the operator knows of the other server."""
+        del asked
+        return Fences(isolation=self.config.isolation, remedy="set `isolation` if it is known")
+
+    def check_spec(self, spec: Spec) -> None:
+        """Raise OrderRejected for what the other server's own spec decides."""
+        self._check(spec)
+
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        """Ask for a sandbox under our own name for it.
+
+        Cancelled, it waits for the answer first, so that nothing comes to be after its end.
+        """
+        self._check(order)
+        info = await finish(self._start(order))
+        handle = self._handle(order.sandbox_id, info)
+        await save(handle)
+        return handle
+
+    async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
+        """Have the other server start its command again; raises Conflict where it cannot."""
+        self._check(order)
+        info = await self._find(handle)
+        if info is None or _phase(info) is Phase.GONE:
+            raise Conflict("The sandbox cannot be started again: its files are gone")
+        if _phase(info) is Phase.FAILED:
+            await self._tell(info, "resume")
+        await save(handle)
+        return handle
+
+    async def inspect(self, handle: Handle) -> Report:
+        """Ask for the sandbox; what the other server does not know is GONE."""
+        info = await self._find(handle)
+        if info is None:
+            return Report(phase=Phase.GONE)
+        phase = _phase(info)
+        if phase is Phase.GONE and info.client_id is None:
+            # Other servers say this, too, of what they cannot reach just now.
+            raise BackendUnavailable(f"{self._calls.url} does not know how the sandbox is")
+        return Report(
+            phase=phase,
+            reason=one_line(info.status_detail or ""),
+            exit_code=info.exit_code,
+            endpoints=tuple(self._endpoint(info, one) for one in info.exposed_urls or ()),
+            working_dir=info.working_dir or "",
+            facts={**info.facts, **({} if self.config.calls_back else NOT_CALLING)},
+            isolation=_known(Isolation, info.isolation) or self.config.isolation,
+            paused_as=_known(PausedAs, info.paused_as),
+            cause=_known(Cause, info.status_cause),
+            session_key=Secret(info.session_api_key) if info.session_api_key else None,
+        )
+
+    async def scan(self) -> Sequence[Found]:
+        """List what has a name of ours there."""
+        return [
+            Found(
+                handle=self._handle(info.client_id.removeprefix(self._prefix), info),
+                created_at=parse_time(info.created_at) or now(),
+            )
+            async for info in self._all()
+            if info.client_id is not None and info.client_id.startswith(self._prefix)
+        ]
+
+    async def delete(self, handle: Handle) -> None:
+        """Have it removed; the other server goes on trying if that does not work at once."""
+        if (info := await self._find(handle)) is not None:
+            name = quote(info.id, safe="")
+            query = [("sandbox_id", info.id)]
+            await self._find_at("DELETE", f"/sandboxes/{name}", _ANYTHING, query=query)
+
+    async def pause(self, handle: Handle) -> None:
+        """Have it paused."""
+        await self._tell(await self._usable(handle), "pause")
+
+    async def resume(self, handle: Handle) -> Handle:
+        """Have it run again."""
+        await self._tell(await self._usable(handle), "resume")
+        return handle
+
+    # Shared parts
+
+    def _check(self, asked: Spec | Order) -> None:
+        self.check_fences(asked)
+        if asked.options:
+            raise OrderRejected(f"The agentsvc backend has no option `{min(asked.options)}`")
+        if asked.command is not None or asked.working_dir:
+            raise OrderRejected(
+                "A spec of the other server says what its sandboxes run, and where:"
+                " name it as the `image`"
+            )
+
+    async def _start(self, order: Order) -> SandboxInfo:
+        env = {**order.env, **{name: key.reveal() for name, key in order.secret_env.items()}}
+        kept = {
+            name: value
+            for name, value in env.items()
+            if name not in _MADE_THERE
+            and (self.config.calls_back or not name.startswith(_CALLBACKS))
+        }
+        body: dict[str, Any] = {
+            "client_id": self._prefix + order.sandbox_id,
+            "env": kept,
+            "resource_factor": order.resource_factor,
+        }
+        # Servers that are no agentsvc read the query only.
+        query = [("sandbox_spec_id", order.image)] if order.image else []
+        info = await self._find_at("POST", "/sandboxes", _INFO, query=query, body=body)
+        if info is None:
+            raise OrderRejected(
+                f"{self._calls.url} has no sandbox spec of this id: `{order.image or 'default'}`"
+            )
+        return info
+
+    def _handle(self, sandbox_id: str, info: SandboxInfo) -> Handle:
+        return Handle(
+            sandbox_id=sandbox_id,
+            version=HANDLE_VERSION,
+            data={"id": info.id, "key": fingerprint(self._key)},
+        )
+
+    def _endpoint(self, info: SandboxInfo, exposed: ExposedUrl) -> Endpoint:
+        name = _PORT_NAMES.get(exposed.name, exposed.name.lower())
+        is_agentsvc = info.client_id is not None
+        # At another agentsvc every port is below the URL at which this server reaches it.
+        url = f"{self._calls.url}/sandboxes/{info.id}/{name}" if is_agentsvc else exposed.url
+        port = exposed.port or urlsplit(exposed.url).port or 0
+        return Endpoint(name=name, port=port, url=url, needs_key=is_agentsvc)
+
+    async def _find(self, handle: Handle) -> SandboxInfo | None:
+        """Return the sandbox, None if it is really gone; raises BackendUnavailable."""
+        check_handle(handle)
+        found = await self._ask("GET", "/sandboxes", _BATCH, query=[("id", str(handle.data["id"]))])
+        info = found[0] if found else None
+        is_ours = (
+            info is None
+            or info.client_id is None
+            or info.client_id == self._prefix + handle.sandbox_id
+        )
+        if info is not None and is_ours:
+            return info
+        if handle.data.get("key") != fingerprint(self._key):
+            raise BackendUnavailable(
+                "The sandbox was made with another key of the other server than the one there is"
+            )
+        return None
+
+    async def _usable(self, handle: Handle) -> SandboxInfo:
+        info = await self._find(handle)
+        if info is None or _phase(info) is Phase.GONE:
+            raise Conflict("The sandbox does not exist any more")
+        if _phase(info) is Phase.FAILED:
+            raise Conflict(
+                f"The sandbox has failed: {one_line(info.status_detail or 'no reason given')}"
+            )
+        return info
+
+    async def _tell(self, info: SandboxInfo, verb: str) -> None:
+        path = f"/sandboxes/{quote(info.id, safe='')}/{verb}"
+        if await self._find_at("POST", path, _ANYTHING) is None:
+            raise Conflict("The sandbox does not exist any more")
+
+    async def _all(self) -> AsyncIterator[SandboxInfo]:
+        page_id: str | None = ""
+        while page_id is not None:
+            query = [("limit", _PAGE), *([("page_id", page_id)] if page_id else [])]
+            page = await self._ask("GET", "/sandboxes/search", _SANDBOXES, query=query)
+            for info in page.items:
+                yield info
+            page_id = page.next_page_id
+
+    async def _ask[T](
+        self,
+        method: str,
+        path: str,
+        decoder: msgspec.json.Decoder[T],
+        *,
+        query: Sequence[tuple[str, str]] = (),
+    ) -> T:
+        return await self._calls.ask(method, _API + path, decoder, key=self._key, query=query)
+
+    async def _find_at[T](
+        self,
+        method: str,
+        path: str,
+        decoder: msgspec.json.Decoder[T],
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        body: Any = None,
+    ) -> T | None:
+        return await self._calls.find(
+            method, _API + path, decoder, key=self._key, query=query, body=body
+        )
+
+
+def _phase(info: SandboxInfo) -> Phase:
+    phase = _PHASES.get(info.status)
+    if phase is None:
+        raise BackendUnavailable(
+            f"The other server says a status that nobody knows: {one_line(info.status)}"
+        )
+    return phase
+
+
+def _known[E: (Isolation, PausedAs, Cause)](kind: type[E], said: str | None) -> E | None:
+    return kind(said) if said in list(kind) else None
