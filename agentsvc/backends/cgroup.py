@@ -1,7 +1,7 @@
 """Control groups (version 2) as a way to hold, freeze and end the processes of a sandbox.
 
-Only what needs no controller is used, so a group below the server's own is enough and it works
-beside version 1, too. All functions block for a moment; call them from a thread.
+Only what needs no controller is used, so it works beside version 1, too; where groups can be made,
+and what limits them, is in `agentsvc.backends.groups`. All functions block for a moment; call them from a thread.
 """
 
 import contextlib
@@ -9,25 +9,10 @@ import errno
 import time
 from pathlib import Path
 
-from agentsvc.values import monotonic, new_id
+from agentsvc.values import monotonic
 
 _POLL_SECONDS = 0.002
 _LEAVE_SECONDS = 2.0
-
-
-def find_parent() -> Path | None:
-    """Return the group in which this process may make others, or None if it may not."""
-    try:
-        own = _own_group()
-        if own is None:
-            return None
-        trial = own / f"agentsvc-trial-{new_id()}"
-        trial.mkdir()
-        fits = (trial / "cgroup.freeze").exists()
-        trial.rmdir()
-    except OSError:
-        return None
-    return own if fits else None
 
 
 def pids(group: Path) -> list[int]:
@@ -86,25 +71,3 @@ def _is_removed(group: Path) -> bool:
             return False
         raise
     return True
-
-
-def _own_group() -> Path | None:
-    mount = next(
-        (
-            Path(fields[1].replace(r"\040", " "))
-            for line in Path("/proc/mounts").read_text().splitlines()
-            if (fields := line.split())[2] == "cgroup2"
-        ),
-        None,
-    )
-    path = next(
-        (
-            line.removeprefix("0::")
-            for line in Path("/proc/self/cgroup").read_text().splitlines()
-            if line.startswith("0::")
-        ),
-        None,
-    )
-    if mount is None or path is None or "/.." in path:
-        return None
-    return mount / path.lstrip("/")

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ _CHUNK: Final = 65536
 _PIPE_SIZE_MAX: Final = 1024 * 1024
 _REQUEST_MAX: Final = 4 * 1024 * 1024
 _REQUEST_SECONDS: Final = 10.0
+_NO_ROOM: Final = 126
 _CONNECT_SECONDS: Final = 0.4
 _DEFAULTS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD]
 """What a command finds as if nobody had changed it."""
@@ -98,6 +99,38 @@ class Execution:
         self.ports = ports
         self.umask = umask
 
+    def serve_apart(self, connection: socket.socket, prepare: Callable[[], None]) -> None:
+        """Serve in a fork, which first prepares itself; refuse where there can be no other process."""
+        try:
+            pid = os.fork()
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):
+                self._refuse(connection)
+            return
+        if pid == 0:
+            code = 1
+            try:
+                prepare()
+                self.serve(connection)
+                code = 0
+            finally:
+                os._exit(code)
+
+    def _refuse(self, connection: socket.socket) -> None:
+        request = _read_request(connection)
+        if request is None:
+            return
+        if "connect" in request:
+            self._tell_open(connection, request["connect"])
+            return
+        text = b"cannot run it: there is no room for another process\n"
+        head = {"exit_code": _NO_ROOM, "timed_out": False, "truncated": False, "stdout": 0}
+        connection.sendall(json.dumps({**head, "stderr": len(text)}).encode() + b"\n" + text)
+
+    def _tell_open(self, connection: socket.socket, ports: Sequence[int]) -> None:
+        answer = {"open": all(_answers(port) for port in ports)}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
     def serve(self, connection: socket.socket) -> None:
         """Read one request, run it, answer: a line of JSON, then both streams."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -107,12 +140,11 @@ class Execution:
         if request is None:
             return
         if "connect" in request:
-            answer = {"open": all(_answers(port) for port in request["connect"])}
-            connection.sendall(json.dumps(answer).encode() + b"\n")
+            self._tell_open(connection, request["connect"])
             return
         env = {**self.orders["env"], **request["env"]}
         command = Command(
-            request["argv"],
+            [*self.orders["wrap"], *request["argv"]],
             {name: fill(value, self.ports) for name, value in env.items()},
             cwd=self.orders["workspace"],
             umask=self.umask,

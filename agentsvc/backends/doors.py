@@ -94,9 +94,10 @@ def outward(record: Record) -> tuple[str, ...]:
     if record.network is Network.OPEN:
         return ()
     door = DOORS / _NAME
-    _, port = split(record.callback)
-    called = (f"{port}={door}={record.callback}",) if port else ()
-    return (f"{PROXY_PORT}={door}", *called)
+    # What is on the machine's loopback interface is to be found on that of the sandbox.
+    called = [one for one in (record.callback, *record.reaches) if one and is_loopback(one)]
+    ports = {split(one)[1]: one for one in reversed(called)}
+    return (f"{PROXY_PORT}={door}", *(f"{port}={door}={one}" for port, one in ports.items()))
 
 
 def environment(record: Record) -> dict[str, str]:

@@ -126,12 +126,6 @@ class Inside:
         return bool(message)
 
     def _serve(self, connection: socket.socket, channel: socket.socket) -> None:
-        if os.fork() == 0:
-            code = 1
-            try:
-                channel.close()
-                Execution(self.orders, self.ports, self.orders["umask"]).serve(connection)
-                code = 0
-            finally:
-                os._exit(code)
+        execution = Execution(self.orders, self.ports, self.orders["umask"])
+        execution.serve_apart(connection, channel.close)
         connection.close()

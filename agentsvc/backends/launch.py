@@ -15,7 +15,8 @@ import msgspec
 
 import agentsvc
 from agentsvc.backend import Isolation, Network, Order
-from agentsvc.backends import bubblewrap, doors, places
+from agentsvc.backends import bubblewrap, doors, landlock, places
+from agentsvc.backends.groups import Groups
 from agentsvc.backends.places import Place, Record
 from agentsvc.backends.tree import MARK
 from agentsvc.egress import relay
@@ -38,6 +39,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     time_limit: float
     held_by: bubblewrap.Found = bubblewrap.Found()
     """What holds it; nothing does where there is no program."""
+    groups: Groups = Groups()
+    """What limits it, where it is to be limited."""
+    readable: tuple[Path, ...] | None = None
+    """What one that Landlock confines may read besides the system; None where it does not."""
     callback: str = ""
     """Host and port at which the sandbox finds the server."""
 
@@ -64,29 +69,59 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def _orders(self, mark: str, record: Record, temp: Path) -> dict[str, Any]:
         is_boxed = bool(self.held_by.program)
-        inside = {
+        inside: dict[str, Any] = {
             "argv": [_with_python(part) for part in self.order.command or ()],
             "env": self._environment(mark, record, Path(bubblewrap.TEMP) if is_boxed else temp),
             "ports": [[port.name, port.number] for port in self.order.ports],
             "cwd": str(self.place.agent),
             "workspace": str(self.place.workspace / record.working_dir),
+            "wrap": [],
         }
         return {
             **inside,
+            **self._limits(mark, temp),
+            **self._confined(inside["argv"], temp),
             "directory": str(self.place.directory),
             "control": str(control_path(record.temp)),
             "secrets": [value.reveal() for value in self.order.secret_env.values()],
             "cgroup": str(group_path(self.group, mark) or ""),
             "log_bytes": self.log_bytes,
-            "isolation": Isolation.BUBBLEWRAP if is_boxed else Isolation.NONE,
+            "isolation": self._isolation(),
             "box": self._box(mark, record, temp, inside) if is_boxed else None,
         }
+
+    def _isolation(self) -> Isolation:
+        if self.held_by.program:
+            return Isolation.BUBBLEWRAP
+        return Isolation.NONE if self.readable is None else Isolation.LANDLOCK
+
+    def _limits(self, mark: str, temp: Path) -> dict[str, Any]:
+        limits = self.order.limits
+        held = self.groups.make(group_name(mark), limits)
+        sizes = {"RLIMIT_NOFILE": limits.open_files, "RLIMIT_FSIZE": limits.disk_bytes}
+        return {
+            "join": held.joined,
+            "kills": held.kills,
+            "disk_bytes": limits.disk_bytes,
+            "directories": [str(path) for path in (*self._own(), temp)],
+            "rlimits": {name: size for name, size in sizes.items() if size is not None},
+        }
+
+    def _confined(self, argv: list[str], temp: Path) -> dict[str, Any]:
+        if self.readable is None:
+            return {}
+        write = [str(path) for path in (*self._own(), temp)]
+        prefix = landlock.wrapped(landlock.rules(map(str, self.readable), write), [])
+        return {"argv": [*prefix, *argv], "wrap": prefix}
+
+    def _own(self) -> tuple[Path, ...]:
+        return (self.place.workspace, self.place.home, self.place.agent)
 
     def _box(self, mark: str, record: Record, temp: Path, inside: dict[str, Any]) -> dict[str, Any]:
         is_open = record.network is Network.OPEN
         view = bubblewrap.View(
             mark=mark,
-            writable=(self.place.workspace, self.place.home, self.place.agent),
+            writable=self._own(),
             temp=temp,
             home=self.place.home,
             network=record.network,
@@ -170,7 +205,12 @@ def control_path(temp: str) -> Path:
 
 def group_path(parent: Path | None, mark: str) -> Path | None:
     """Return the control group of a sandbox, if there are any."""
-    return parent / f"agentsvc-{mark.replace('/', '-')}" if parent else None
+    return parent / group_name(mark) if parent else None
+
+
+def group_name(mark: str) -> str:
+    """Return what the control groups of a sandbox are called."""
+    return f"agentsvc-{mark.replace('/', '-')}"
 
 
 def search_path(configured: str) -> str:

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Cause, Phase
+from agentsvc.backend import Cause, Limits, Phase
 from agentsvc.backends import cgroup
-from agentsvc.backends.places import Place, Record, State
+from agentsvc.backends.places import Exit, Place, Record, State
 from agentsvc.backends.tree import Tree, boot_id, is_alive, is_stopped, reap
 from agentsvc.values import monotonic
 
@@ -21,6 +21,11 @@ _SETTLE_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.01
 _SIGNALLED: Final = 128
 _RESTARTED: Final = "the machine was restarted"
+_MEBIBYTE: Final = 1024 * 1024
+_OVER: Final = {
+    Cause.OUT_OF_MEMORY: "it wanted more memory than its limit of",
+    Cause.DISK_FULL: "its files take more than its limit of",
+}
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +54,13 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         given = self.ports()
         asked = self.record.ports if self.record else ()
         return [given[port.name] for port in asked if port.awaited and port.name in given]
+
+    def enforced(self) -> tuple[str, ...] | None:
+        """Return the limits that are enforced: all that were ordered, since others are refused."""
+        if self.record is None:
+            return None
+        given = msgspec.structs.asdict(self.record.limits)
+        return tuple(name for name, value in given.items() if value is not None)
 
     def working_dir(self) -> str:
         """Return the agent's directory."""
@@ -115,7 +127,7 @@ def _look_at_processes(
         seen = Look(place=place, exists=True, record=record, phase=Phase.FAILED)
         if state.exit is None:
             return _failed(seen, None, _RESTARTED, Cause.HOST_RESTARTED)
-        return _failed(seen, state.exit.code, state.exit.reason)
+        return _ended(seen, state.exit)
     is_held = is_alive(state.shim)
     is_running = state.command is not None and is_alive(state.command)
     if not is_held:
@@ -124,7 +136,7 @@ def _look_at_processes(
     state = place.read_state() or state
     seen = Look(place=place, exists=True, record=record, state=state, phase=Phase.RUNNING)
     if state.exit is not None:
-        return _failed(seen, state.exit.code, state.exit.reason)
+        return _ended(seen, state.exit)
     if not is_held:
         lost = _failed(seen, None, "the process that holds the sandbox was killed", Cause.LOST)
         return msgspec.structs.replace(lost, is_orphaned=True)
@@ -134,7 +146,35 @@ def _look_at_processes(
     return _failed(seen, None, "the command was killed", Cause.SIGNALLED) if is_last else None
 
 
+def _ended(seen: Look, how: Exit) -> Look:
+    if not how.cause:
+        return _failed(seen, how.code, how.reason)
+    cause = Cause(how.cause)
+    limits = seen.record.limits if seen.record else Limits()
+    bound = limits.memory_bytes if cause is Cause.OUT_OF_MEMORY else limits.disk_bytes
+    return msgspec.structs.replace(
+        seen,
+        phase=Phase.FAILED,
+        exit_code=how.code,
+        cause=cause,
+        reason=f"{_OVER[cause]} {_show(bound)}",
+    )
+
+
+def _notice(seen: Look, state: State) -> str:
+    if not state.kills:
+        return ""
+    who = "1 process was" if state.kills == 1 else f"{state.kills} processes were"
+    bound = seen.record.limits.memory_bytes if seen.record else None
+    return f"{who} ended for want of memory; the limit is {_show(bound)}"
+
+
+def _show(size: int | None) -> str:
+    return f"{(size or 0) / _MEBIBYTE:g} MiB"
+
+
 def _paused_or_not(seen: Look, state: State) -> Look:
+    seen = msgspec.structs.replace(seen, reason=_notice(seen, state))
     pause = seen.place.read_pause()
     if pause is None:
         return seen

@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from agentsvc.backend import Isolation, LogLine, Network, Order, Port
+from agentsvc.backend import Isolation, Limits, LogLine, Network, Order, Port
 from agentsvc.backends.tree import MARK, Identity
 from agentsvc.values import now
 
@@ -49,6 +49,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     reaches: tuple[str, ...] = ()
     callback: str = ""
     """Host and port at which it was told that the server is."""
+    limits: Limits = Limits()
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +58,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None
     reason: str
     at: float
+    cause: str = ""
+    """A Cause, where a limit was one."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +75,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     isolation: Isolation = Isolation.NONE
     sockets: dict[str, str] = {}
     """Where ports are reached from outside, if not at their numbers."""
+    joined: tuple[str, ...] = ()
+    """The control groups that limit it."""
+    kills: int = 0
+    """How many of its processes were ended for want of memory."""
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,6 +354,7 @@ def new_record(instance_id: str, order: Order, *, root: Path, callback: str) -> 
         allow_hosts=order.allow_hosts,
         reaches=order.reaches,
         callback=callback,
+        limits=order.limits,
     )
 
 

@@ -40,7 +40,8 @@ from agentsvc.backend import (
     SaveHandle,
     Spec,
 )
-from agentsvc.backends import bubblewrap, cgroup, control, doors, launch, places
+from agentsvc.backends import bubblewrap, cgroup, control, doors, groups, landlock, launch, places
+from agentsvc.backends.groups import Groups
 from agentsvc.backends.look import Look, look_at
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
 from agentsvc.backends.specs import DEFAULT_SPEC, check
@@ -55,6 +56,8 @@ log = logging.getLogger(__name__)
 HANDLE_VERSION: Final = 1
 
 _HOST = "127.0.0.1"
+_BY_PROCESS = frozenset({"disk_bytes", "open_files"})
+"""Limits that need no control group."""
 _FOLLOW_SECONDS = 0.2
 
 type Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -71,10 +74,13 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where the sandboxes' temporary directories go; a short path. Empty for the system's."""
     use_bubblewrap: bool = False
     """Whether bubblewrap holds sandboxes where it works."""
+    use_landlock: bool = True
+    """Whether Landlock confines sandboxes where bubblewrap does not hold them, and the kernel has it."""
     readable: tuple[str, ...] = ()
-    """Directories that sandboxes in bubblewrap may read besides the system and the server's Python."""
+    """Directories that held sandboxes may read besides the system and the server's Python."""
     use_cgroups: bool = True
-    """Whether to use control groups where they can be used; signals do the same, less neatly."""
+    """Whether to use control groups where they can be used. Without them signals pause sandboxes,
+    and of the limits only `disk_bytes` and `open_files` are enforced."""
     log_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 10 * 1024 * 1024
     """How much of a sandbox's output is kept."""
     launch_seconds: Positive = 20.0
@@ -107,7 +113,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
         super().__init__(config, context)
-        self._group: Path | None = None
+        self._groups = Groups()
+        self._confines = False
         self._temp_root = places.temp_root(config.temp_dir)
         self._bubblewrap = bubblewrap.Found(reason="the backend is not open")
         self._callback = doors.callback_of(context.callback_url)
@@ -128,17 +135,21 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return await reach(self._probe)
 
     def fences(self, asked: Spec | Order) -> Fences:
-        """Say whether bubblewrap holds sandboxes here."""
+        """Say whether bubblewrap or Landlock holds sandboxes here, and what limits them."""
         del asked
         found = self._bubblewrap
+        limits = self._groups.limits() | _BY_PROCESS
         if not found.program:
             return Fences(
-                remedy=f"{found.reason}: {found.remedy}" if found.remedy else found.reason
+                isolation=self._isolation(),
+                remedy=f"{found.reason}: {found.remedy}" if found.remedy else found.reason,
+                limits=limits,
             )
         has_doors = not self._callback or doors.is_loopback(self._callback)
         return Fences(
             isolation=Isolation.BUBBLEWRAP,
             networks=frozenset(Network if has_doors else {Network.OPEN}),
+            limits=limits,
         )
 
     def check_spec(self, spec: Spec) -> None:
@@ -191,7 +202,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             isolation=look.state.isolation if look.state else None,
             paused_as=PausedAs.FROZEN if phase is Phase.PAUSED else None,
             cause=look.cause,
-            enforced=(),
+            enforced=look.enforced(),
         )
 
     async def scan(self) -> Sequence[Found]:
@@ -261,13 +272,21 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     def _open(self) -> None:
         self.context.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._group = cgroup.find_parent() if self.config.use_cgroups else None
+        self._groups = groups.find() if self.config.use_cgroups else Groups()
         self._bubblewrap = self._find_bubblewrap()
+        self._confines = self.config.use_landlock and landlock.is_usable()
         if not self._bubblewrap.program:
             log.warning(
-                "sandboxes are not isolated: they run with the rights of the server's user",
+                "sandboxes see this machine: Landlock keeps them from files and signals only"
+                if self._confines
+                else "sandboxes are not isolated: they run with the rights of the server's user",
                 extra={"reason": self._bubblewrap.reason, "remedy": self._bubblewrap.remedy},
             )
+
+    def _isolation(self) -> Isolation:
+        if self._bubblewrap.program:
+            return Isolation.BUBBLEWRAP
+        return Isolation.LANDLOCK if self._confines else Isolation.NONE
 
     def _find_bubblewrap(self) -> bubblewrap.Found:
         if not self.config.use_bubblewrap:
@@ -276,6 +295,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             )
         more = tuple(Path(path) for path in self.config.readable)
         return bubblewrap.find(self.context.state_dir, more)
+
+    def _readable(self) -> tuple[Path, ...] | None:
+        if self._isolation() is not Isolation.LANDLOCK:
+            return None
+        return (*bubblewrap.environment(), *(Path(path) for path in self.config.readable))
 
     def _records(self) -> list[tuple[Place, places.Record]]:
         found = places.list_places(self.context.state_dir, self.context.instance_id)
@@ -288,9 +312,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             "python": sys.executable,
             "agent server": agent or "not installed",
             "tmux": shutil.which("tmux", path=launch.search_path(self.config.path)) or "not found",
-            "cgroup": str(self._group or "not usable"),
+            "cgroup": self._groups.describe(),
+            "limits": ", ".join(sorted(self._groups.limits() | _BY_PROCESS)),
             "free disk bytes": str(free),
-            "isolation": Isolation.BUBBLEWRAP if self._bubblewrap.program else Isolation.NONE,
+            "isolation": self._isolation(),
+            "landlock": landlock.describe(landlock.abi()),
             "bubblewrap": self._bubblewrap.program or self._bubblewrap.reason,
         }
         hint = (
@@ -306,7 +332,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             instance_id=self.context.instance_id,
             place=place,
             order=order,
-            group=self._group,
+            group=self._groups.unified,
+            groups=self._groups,
+            readable=self._readable(),
             temp_root=self._temp_root,
             search_path=self.config.path,
             pass_env=self.config.pass_env,
@@ -372,7 +400,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             temps.append(Path(known))
         for path in temps:
             places.remove_directory(path)
+        held = self._groups.legacy_paths(launch.group_name(mark))
+        held += [Path(path) for path in (look.state.joined if look.state else ())]
         if (group := self._tree(look, handle).group) is not None:
+            held.append(group)
+        for group in held:
             cgroup.remove(group)
         place.remove()
 
@@ -398,7 +430,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             group = Path(look.state.cgroup) if look.state.cgroup else None
             return Tree(mark=mark, root=look.state.shim, group=group)
         known = handle.data.get("cgroup")
-        return Tree(mark=mark, group=Path(known) if known else launch.group_path(self._group, mark))
+        return Tree(
+            mark=mark, group=Path(known) if known else launch.group_path(self._groups.unified, mark)
+        )
 
     async def _look(self, place: Place, handle: Handle) -> Look:
         def take() -> Look:

@@ -37,6 +37,7 @@ from agentsvc.backends.children import (
     take,
     wake_on_child,
 )
+from agentsvc.backends.watch import Watch, be_expendable, expendable, hold
 
 VERSION: Final = 1
 """Of the orders, the state file and the socket's language."""
@@ -79,6 +80,8 @@ class Shim:
             "exit": None,
             "isolation": orders["isolation"],
             "sockets": {},
+            "joined": orders.get("join", []),
+            "kills": 0,
         }
         self.log = Log(Path(orders["directory"], "log"), orders["log_bytes"], orders["secrets"])
         self.held: dict[str, socket.socket] = {}
@@ -88,10 +91,14 @@ class Shim:
     def run(self) -> None:
         """Start the command, tell the server, and stay until all has ended."""
         self.state["cgroup"] = _join(self.orders["cgroup"])
+        # What cannot be limited as ordered is not started: nobody is told that it is ready.
+        hold(self.orders)
+        self.watch = Watch(self.orders)
         listener = _listen(self.orders["control"])
         wake = wake_on_child()
         try:
-            command = self._start_boxed() if self.orders["box"] else self._start()
+            with expendable():
+                command = self._start_boxed() if self.orders["box"] else self._start()
         except OSError as exc:
             self._record_exit(None, f"a port cannot be had: {exc.strerror}")
             _tell_ready()
@@ -181,7 +188,9 @@ class Shim:
         for descriptor in (*streams, listener.fileno(), wake):
             poller.register(descriptor, select.POLLIN)
         while not command.reap():
-            for descriptor, _ in poller.poll():
+            if self.watch.look():
+                self._react(command)
+            for descriptor, _ in poller.poll(self.watch.pause_milliseconds):
                 if descriptor == wake:
                     take(wake)
                 elif descriptor == listener.fileno():
@@ -189,24 +198,25 @@ class Shim:
                 elif not self.log.copy(descriptor, streams[descriptor]):
                     poller.unregister(descriptor)
 
+    def _react(self, command: Command) -> None:
+        self.state["kills"] = self.watch.kills
+        self._save()
+        if self.watch.is_disk_full:
+            kill(command.pid, signal.SIGKILL)
+
     def _serve(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         if self.inside is not None:
             with contextlib.suppress(OSError):  # it takes no more now: who asked finds it closed
                 socket.send_fds(self.inside, [b"serve"], [connection.fileno()])
-        elif os.fork() == 0:
-            listener.close()
-            code = 1
-            try:
-                Execution(self.orders, self.state["ports"], self.umask).serve(connection)
-                code = 0
-            finally:
-                os._exit(code)
+        else:
+            execution = Execution(self.orders, self.state["ports"], self.umask)
+            execution.serve_apart(connection, be_expendable)
         connection.close()
 
     def _finish(self, command: "Command") -> None:
         self._copy_rest(command)
-        self._record_exit(command.exit_code, "")
+        self._record_exit(command.exit_code, "", self.watch.cause_of(command.exit_code))
         kill_descendants()
         self._copy_rest(command)
         self.log.close()
@@ -216,8 +226,9 @@ class Shim:
             self.log.copy(descriptor, stream)
         self.log.end_lines()
 
-    def _record_exit(self, code: int | None, reason: str) -> None:
-        self.state["exit"] = {"code": code, "reason": reason, "at": time.time()}  # noqa: TID251  # runs without the package
+    def _record_exit(self, code: int | None, reason: str, cause: str = "") -> None:
+        at = time.time()  # noqa: TID251  # runs without the package
+        self.state["exit"] = {"code": code, "reason": reason, "at": at, "cause": cause}
         self._save()
 
     def _save(self) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from agentsvc.backend import Limits, Order, Port, Spec, fill
+from agentsvc.backend import Order, Port, Spec, fill
 from agentsvc.backends import doors
 from agentsvc.errors import OrderRejected
 
@@ -44,8 +44,6 @@ def check(asked: Spec | Order) -> None:
         raise OrderRejected("A process sandbox needs a command")
     if asked.image:
         raise OrderRejected("A process sandbox has no image")
-    if asked.limits != Limits():
-        raise OrderRejected("The process backend cannot enforce limits")
     if asked.options:
         raise OrderRejected(f"The process backend has no option `{min(asked.options)}`")
     doors.check(asked)

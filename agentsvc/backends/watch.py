@@ -25,6 +25,7 @@ _ENTRY_BYTES_MIN: Final = 512
 _BLOCK_BYTES: Final = 512
 _GROWTH_BYTES: Final = 16 * 1024 * 1024
 _EXPENDABLE: Final = "300"
+_SCORE: Final = Path("/proc/self/oom_score_adj")
 
 type Json = dict[str, Any]
 
@@ -40,6 +41,7 @@ class Watch:
         self._directories: list[str] = orders.get("directories", [])
         self._before = read_kills(self._counter)
         self._killed_at = -_TOGETHER_SECONDS
+        self._looked_at = -PAUSE_SECONDS
         self._walker: int | None = None
 
     @property
@@ -48,7 +50,13 @@ class Watch:
         return int(PAUSE_SECONDS * 1000) if self._counter or self._disk_bytes else None
 
     def look(self) -> bool:
-        """Look once, and say whether there is something new."""
+        """Look, unless that was only just done, and say whether there is something new."""
+        if time.monotonic() - self._looked_at < PAUSE_SECONDS:
+            return False
+        return self._look()
+
+    def _look(self) -> bool:
+        self._looked_at = time.monotonic()
         before = (self.kills, self.is_disk_full)
         kills = read_kills(self._counter) - self._before
         if kills > self.kills:
@@ -59,7 +67,7 @@ class Watch:
 
     def cause_of(self, exit_code: int | None) -> str:
         """Return why a command that has just ended did so, if it is a matter of limits."""
-        self.look()
+        self._look()
         if self.is_disk_full:
             return DISK_FULL
         is_recent = time.monotonic() - self._killed_at < _TOGETHER_SECONDS
@@ -110,18 +118,21 @@ def hold(orders: Json) -> None:
 @contextlib.contextmanager
 def expendable() -> Iterator[None]:
     """Have what is started meanwhile ended for want of memory before what holds it."""
-    file = Path("/proc/self/oom_score_adj")
-    try:
-        before = file.read_text()
-        file.write_text(_EXPENDABLE)
-    except OSError:
-        yield
-        return
+    before = ""
+    with contextlib.suppress(OSError):
+        before = _SCORE.read_text()
+    be_expendable()
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            file.write_text(before)
+            _SCORE.write_text(before)
+
+
+def be_expendable() -> None:
+    """Have this process and all it starts ended for want of memory before what holds it."""
+    with contextlib.suppress(OSError):
+        _SCORE.write_text(_EXPENDABLE)
 
 
 def read_kills(path: str) -> int:

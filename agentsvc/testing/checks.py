@@ -44,6 +44,7 @@ LIMITS: Final[tuple[Limits, ...]] = (
     Limits(memory_bytes=512 * 1024 * 1024),
     Limits(disk_bytes=1024 * 1024 * 1024),
     Limits(pids=64),
+    Limits(open_files=512),
 )
 
 type Body = Callable[[Rig], Awaitable[None]]
@@ -407,7 +408,7 @@ async def logs_are_in_order_and_end_at_delete(rig: Rig) -> None:
 
 @check()
 async def limits_that_are_not_enforced_are_refused(rig: Rig) -> None:
-    """Check that a limit is enforced, or refused by check_spec and create."""
+    """Check that a limit is enforced, and said to be, or refused before and by create."""
     for limits in LIMITS:
         field = next(name for name, value in _set_fields(limits))
         order = rig.order(limits=limits)
@@ -419,9 +420,10 @@ async def limits_that_are_not_enforced_are_refused(rig: Rig) -> None:
             limits=limits,
             options=order.options,
         )
-        if Capability.LIMITS in rig.kind.capabilities or field in rig.options.enforced_limits:
-            rig.backend.check_spec(spec)
-            await rig.wait(await rig.create(order), Phase.RUNNING)
+        if field in rig.backend.fences(order).limits | rig.options.enforced_limits:
+            await _check_spec(rig, spec)
+            report = await rig.wait(await rig.create(order), Phase.RUNNING)
+            expect(field in (report.enforced or ()), f"{field} is not said to be enforced")
             continue
         await expect_error(OrderRejected, rig.create(order), f"create with {field}")
         await expect_error(OrderRejected, _check_spec(rig, spec), f"check_spec with {field}")
@@ -577,6 +579,7 @@ def _set_fields(limits: Limits) -> list[tuple[str, Any]]:
 
 
 async def _check_spec(rig: Rig, spec: Spec) -> None:
+    rig.backend.check_fences(spec)
     rig.backend.check_spec(spec)
 
 

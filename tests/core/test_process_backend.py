@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.backend import BackendContext, Isolation, Limits, Order, Phase, Port, Spec
+from agentsvc.backend import BackendContext, Isolation, Order, Phase, Port, Spec
 from agentsvc.backends import launch, tree
 from agentsvc.backends.process import ProcessBackend, ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC
@@ -284,7 +284,6 @@ async def test_a_probe_says_what_sandboxes_will_find(bench: Bench) -> None:
 REFUSED: dict[str, dict[str, Any]] = {
     "needs a command": {"command": None},
     "has no image": {"image": "debian"},
-    "cannot enforce limits": {"limits": Limits(pids=1)},
     "no option `gpu`": {"options": {"gpu": 1}},
     "inside the workspace": {"working_dir": "/etc"},
     "relative path": {"working_dir": "../other"},

@@ -1,0 +1,155 @@
+"""Limits of process sandboxes: really enforced, said, and told apart when they end something."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentsvc.backend import Cause, Limits, Order, Phase, Spec
+from agentsvc.backends import groups
+from agentsvc.errors import OrderRejected
+from tests.core.bench import Bench, no_save, on_bench, until
+
+MEGABYTE = 1024 * 1024
+HOG = "bytearray(400 * 1024 * 1024)"
+BY_GROUPS = frozenset({"cpus", "memory_bytes", "pids"})
+
+with_groups = pytest.mark.skipif(
+    not groups.find().limits() >= BY_GROUPS, reason="control groups cannot be used here"
+)
+
+
+@pytest.fixture(params=[True, False], ids=["bubblewrap", "plain"])
+async def held(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with on_bench(tmp_path, use_bubblewrap=request.param) as bench:
+        yield bench
+
+
+def groups_of(sandbox_id: str) -> list[Path]:
+    return [
+        path for path in Path("/sys/fs/cgroup").glob("**/agentsvc-*") if sandbox_id in path.name
+    ]
+
+
+@with_groups
+async def test_a_command_that_wants_too_much_memory_is_out_of_memory(held: Bench) -> None:
+    handle = await held.create("{python}", "-Ic", HOG, limits=Limits(memory_bytes=64 * MEGABYTE))
+    report = await held.wait(handle, Phase.FAILED)
+    assert (report.exit_code, report.cause) == (137, Cause.OUT_OF_MEMORY)
+    assert report.reason == "it wanted more memory than its limit of 64 MiB"
+    assert report.enforced == ("memory_bytes",)
+
+
+@with_groups
+async def test_a_child_that_wants_too_much_memory_is_noticed_and_the_sandbox_goes_on(
+    held: Bench,
+) -> None:
+    handle = await held.serve(limits=Limits(memory_bytes=96 * MEGABYTE))
+    ended = await held.backend.execute(
+        handle, ["sh", "-c", "python3 -Ic '" + HOG + "'; echo $?"],
+        env={}, time_limit=40, max_output=1000,
+    )  # fmt: skip
+    assert ended.stdout == b"137\n"
+    report = await held.backend.inspect(handle)
+    while not report.reason:
+        report = await held.backend.inspect(handle)
+    assert report.phase is Phase.RUNNING
+    assert report.reason == "1 process was ended for want of memory; the limit is 96 MiB"
+    assert report.cause is None
+    # What then ends for another reason is not taken for this one.
+    for one in held.processes(handle):
+        os.kill(one.pid, signal.SIGTERM)
+    report = await held.wait(handle, Phase.FAILED)
+    assert report.cause is not Cause.OUT_OF_MEMORY
+
+
+@with_groups
+async def test_processes_are_limited_and_the_sandbox_still_answers(held: Bench) -> None:
+    handle = await held.serve(limits=Limits(pids=40))
+    bomb = "i=0; while [ $i -lt 100 ]; do sleep 60 & i=$((i+1)); done"
+    ended = await held.backend.execute(
+        handle, ["sh", "-c", bomb], env={}, time_limit=40, max_output=100_000
+    )
+    assert ended.exit_code != 0
+    counts = [int((path / "pids.current").read_text()) for path in groups_of(handle.sandbox_id)
+              if (path / "pids.current").exists()]  # fmt: skip
+    assert all(count <= 40 for count in counts)
+    assert counts
+    # No room for a further command; the sandbox itself stands.
+    assert (await held.backend.inspect(handle)).phase is Phase.RUNNING
+
+
+@with_groups
+async def test_processor_time_is_limited(held: Bench) -> None:
+    handle = await held.serve(limits=Limits(cpus=0.2))
+    burn = "import time; end = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
+    await held.run(handle, "{python}".format(python="python3"), "-Ic", burn)
+    stats = [(path / "cpu.stat").read_text() for path in groups_of(handle.sandbox_id)
+             if (path / "cpu.cfs_quota_us").exists() or (path / "cpu.max").exists()]  # fmt: skip
+    throttled = [line for stat in stats for line in stat.splitlines() if "nr_throttled" in line]
+    assert throttled
+    assert all(int(line.split()[1]) > 0 for line in throttled)
+
+
+@with_groups
+async def test_groups_go_with_their_sandbox(held: Bench) -> None:
+    limits = Limits(cpus=1, memory_bytes=512 * MEGABYTE, pids=100)
+    handle = await held.serve(limits=limits)
+    assert groups_of(handle.sandbox_id)
+    report = await held.backend.inspect(handle)
+    assert set(report.enforced or ()) == BY_GROUPS
+    await held.backend.delete(handle)
+    assert groups_of(handle.sandbox_id) == []
+
+
+async def test_open_files_and_the_size_of_one_are_limited(held: Bench) -> None:
+    handle = await held.serve(limits=Limits(open_files=100, disk_bytes=8 * MEGABYTE))
+    assert await held.run(handle, "sh", "-c", "ulimit -n") == "100\n"
+    large = await held.backend.execute(
+        handle, ["sh", "-c", "head -c 20000000 /dev/zero > large"],
+        env={}, time_limit=20, max_output=1000,
+    )  # fmt: skip
+    assert large.exit_code != 0
+    assert (await held.run(handle, "sh", "-c", "wc -c < large")).strip() == str(8 * MEGABYTE)
+
+
+async def test_a_sandbox_that_fills_the_disk_is_ended_and_can_be_tidied(held: Bench) -> None:
+    limits = Limits(disk_bytes=4 * MEGABYTE)
+    handle = await held.serve(limits=limits)
+    await held.run(handle, "sh", "-c", "for i in 1 2 3; do head -c 3000000 /dev/zero > f$i; done")
+    report = await held.wait(handle, Phase.FAILED)
+    assert report.cause is Cause.DISK_FULL
+    assert report.reason == "its files take more than its limit of 4 MiB"
+    order = Order(sandbox_id=handle.sandbox_id, command=("sleep", "100"), limits=limits)
+    again = await held.backend.restart(order, handle, no_save)
+    await held.wait(again, Phase.RUNNING)
+    assert await held.run(again, "sh", "-c", "rm f1 f2; ls") == "f3\n"
+
+
+@pytest.mark.parametrize("field", sorted(BY_GROUPS))
+async def test_what_cannot_be_enforced_is_refused_by_name(tmp_path: Path, field: str) -> None:
+    async with on_bench(tmp_path, use_cgroups=False) as bench:
+        limits = Limits(**{field: 1})
+        with pytest.raises(OrderRejected, match=f"cannot enforce the limit `{field}`"):
+            await bench.create("true", limits=limits)
+        with pytest.raises(OrderRejected, match=f"cannot enforce the limit `{field}`"):
+            bench.backend.check_fences(Spec(id="x", command=("true",), limits=limits))
+        health = await bench.backend.probe()
+        assert health.facts["limits"] == "disk_bytes, open_files"
+
+
+async def test_a_look_at_the_disk_that_is_ended_is_taken_up_again(tmp_path: Path) -> None:
+    async with on_bench(tmp_path, use_bubblewrap=False) as bench:
+        handle = await bench.serve(limits=Limits(disk_bytes=4 * MEGABYTE))
+        shim = bench.state(handle)["shim"][0]
+
+        def walkers() -> list[int]:
+            return [one.pid for one in bench.processes(handle) if one.parent == shim
+                    and one.pid != bench.state(handle)["command"][0]]  # fmt: skip
+
+        await until(walkers)
+        first = walkers()[0]
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: walkers() and walkers()[0] != first)
