@@ -98,6 +98,13 @@ class Progress:
         )
         await self.store(start)
 
+    async def set_detail(self, start: Start, detail: str | None) -> None:
+        """Store what the start is waiting for, if it has changed."""
+        if detail == start.task.detail:
+            return
+        start.task = msgspec.structs.replace(start.task, detail=detail, updated_at=now())
+        await self.store(start)
+
     async def note(self, start: Start, problem: str | None) -> None:
         """Store what went wrong without stopping the start, if anything did."""
         if problem is None:

@@ -158,12 +158,7 @@ class Starter:
     async def _get_sandbox(self, start: Start) -> None:
         sandbox = await self._seats.choose(start)
         await self._wait_for_room(start, sandbox.id)
-        time_limit = max(0.0, (start.deadline - now()).total_seconds())
-        waited = await self._sandboxes.wait_for(
-            sandbox.id,
-            lambda seen: seen is None or seen.status is not SandboxStatus.STARTING,
-            time_limit=time_limit,
-        )
+        waited = await self._wait_until_it_runs(start, sandbox.id)
         if waited is None or waited.agent_url is None or waited.target is Target.PAUSED:
             raise StartRefused(await self._sandbox_failure(waited))
         start.sandbox = waited
@@ -175,6 +170,22 @@ class Starter:
             await self._check_sandbox(start)
             text = f"{exc.message}. Raise `conversations.agent_seconds` in the server's config"
             raise StartRefused(with_tail(text, await self._log_tail(waited))) from exc
+
+    async def _wait_until_it_runs(self, start: Start, sandbox_id: str) -> Sandbox | None:
+        """Wait for a sandbox that is starting, and say meanwhile what it is waiting for."""
+        reason = ""
+        while True:
+            seen = await self._sandboxes.wait_for(
+                sandbox_id,
+                partial(_is_news, reason),
+                time_limit=max(0.0, (start.deadline - now()).total_seconds()),
+            )
+            if seen is None or _is_news(seen.reason, seen) or now() >= start.deadline:
+                break
+            reason = seen.reason
+            await self._progress.set_detail(start, reason or None)
+        await self._progress.set_detail(start, None)
+        return seen
 
     async def _wait_for_room(self, start: Start, sandbox_id: str) -> None:
         """Wait until it is the sandbox's turn to run; only then the time for the start begins."""
@@ -404,6 +415,12 @@ class Starter:
 
 def _differs_from(reason: str, seen: Sandbox | None) -> bool:
     return seen is None or seen.reason != reason
+
+
+def _is_news(reason: str, seen: Sandbox | None) -> bool:
+    return _differs_from(reason, seen) or (
+        seen is not None and seen.status is not SandboxStatus.STARTING
+    )
 
 
 def _public_host(provider: Provider) -> str | None:

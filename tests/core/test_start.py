@@ -58,6 +58,24 @@ async def test_a_conversation_alone_in_its_sandbox_works_in_its_working_director
     assert found.body["workspace"]["working_dir"] == WORKING_DIR
 
 
+async def test_a_start_says_what_its_sandbox_is_waiting_for(
+    client: Client, fake_world: TroubledWorld
+) -> None:
+    fake_world.unreachable = True
+    task = await client.start_task()
+    async with asyncio.timeout(client.patience):
+        while True:
+            seen = await client.task(task["id"])
+            if seen["detail"]:
+                break
+            await asyncio.sleep(0.03)
+    assert seen["status"] == "WAITING_FOR_SANDBOX"
+    assert seen["detail"] == "The fake world is out of reach"
+    fake_world.unreachable = False
+    ended = await client.end_of_start(task["id"])
+    assert (ended["status"], ended["detail"]) == ("READY", None)
+
+
 async def test_conversations_in_one_sandbox_work_in_directories_of_their_own(
     client: Client, fake_agent: TroubledAgent
 ) -> None:
