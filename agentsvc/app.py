@@ -381,9 +381,8 @@ async def _gateway(app: web.Application) -> AsyncIterator[None]:
     app[gateway.GATEWAY] = made = gateway.Gateway(
         admission, app[DOORSTEP], connect_seconds=config.connect_seconds
     )
-    await made.open()
     yield
-    await made.close()
+    made.close()
 
 
 async def _end_streams(app: web.Application) -> None:

@@ -6,15 +6,16 @@ do not reach a sandbox; what a sandbox answers has no effect outside its own pat
 
 import base64
 import re
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import hdrs
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from agentsvc.auth import KEY_PREFIX
+from agentsvc.errors import BadRequest
 
 KEY_HEADER: Final = "X-Session-API-Key"
 OWN_COOKIES: Final = ("agentsvc", "__host-agentsvc", "__secure-agentsvc")
@@ -68,10 +69,42 @@ _FOR_THE_ORIGIN: Final = frozenset(
 )
 """What a browser would apply to the whole of this server, not to one sandbox."""
 _LOCATIONS: Final = frozenset({"location", "content-location"})
+_DROPPED_INWARD: Final = _HOP_BY_HOP | _SET_HERE
+_DROPPED_OUTWARD: Final = _HOP_BY_HOP | _FOR_THE_ORIGIN | {"content-length"}
+_NO_TRAILERS: Final = (
+    _HOP_BY_HOP
+    | _SET_HERE
+    | _FOR_THE_ORIGIN
+    | _LOCATIONS
+    | {
+        "age",
+        "authorization",
+        "cache-control",
+        "content-encoding",
+        "content-range",
+        "content-type",
+        "cookie",
+        "date",
+        "expires",
+        "max-forwards",
+        "origin",
+        "pragma",
+        "range",
+        "referer",
+        "retry-after",
+        "set-cookie",
+        "te",
+        "vary",
+        "www-authenticate",
+        "x-access-token",
+    }
+)
+"""What counts before a body only: behind it, it would come too late to be checked."""
+_NO_TRAILERS_LIKE: Final = ("access-control-", "if-", "sec-", "x-forwarded-")
 _CORS: Final = "access-control-"
 _DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
 _APART: Final = "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts"
-_CONTROL = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
+_CONTROL = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +152,7 @@ def to_sandbox(
     `keys` open this server and are left out. `own_key` is the sandbox's: where it is needed, as by
     the agent server, it is shown in the header; the editor keeps it in a cookie.
     """
-    dropped = _HOP_BY_HOP | _SET_HERE | _named(headers)
+    dropped = _DROPPED_INWARD | _named(headers) if hdrs.CONNECTION in headers else _DROPPED_INWARD
     passed: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
         lower = name.lower()
@@ -138,12 +171,16 @@ def to_sandbox(
         passed["X-Request-Id"] = caller.request_id
     if needs_key:
         passed[KEY_HEADER] = own_key
+    if hdrs.TE in headers and _takes_trailers(headers):
+        passed[hdrs.TE] = "trailers"
+        passed[hdrs.CONNECTION] = "TE"
+    _announce_trailers(headers, passed)
     return passed
 
 
 def to_client(headers: CIMultiDictProxy[str], confines: Confines) -> CIMultiDict[str]:
     """Return the headers of an answer as the client gets them, its length aside."""
-    dropped = _HOP_BY_HOP | _FOR_THE_ORIGIN | {"content-length"} | _named(headers)
+    dropped = _DROPPED_OUTWARD | _named(headers) if hdrs.CONNECTION in headers else _DROPPED_OUTWARD
     passed: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
         lower = name.lower()
@@ -156,7 +193,13 @@ def to_client(headers: CIMultiDictProxy[str], confines: Confines) -> CIMultiDict
         passed.add("Content-Security-Policy", _APART)
     if confines.cookie:
         passed.add(hdrs.SET_COOKIE, confines.cookie)
+    _announce_trailers(headers, passed)
     return passed
+
+
+def passing_trailers(trailers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the trailers that may pass, either way."""
+    return [(name, legible(value)) for name, value in trailers if _may_trail(name)]
 
 
 def was_decoded(headers: CIMultiDictProxy[str]) -> bool:
@@ -175,9 +218,13 @@ def legible(value: str) -> str:
     return value
 
 
-def is_safe(headers: CIMultiDict[str]) -> bool:
-    """Whether no value could be taken for the end of its line."""
-    return not any(_CONTROL.search(value) for value in headers.values())
+def to_lines(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Return headers as they are sent; raises BadRequest if one could be taken for two."""
+    lines = [f"{name}: {value}\r\n" for name, value in headers]
+    text = "".join(lines)
+    if _CONTROL.search(text) or not len(lines) == text.count("\r") == text.count("\n"):
+        raise BadRequest("The headers cannot be passed on as they are")
+    return text.encode("utf-8", "surrogateescape")
 
 
 def confine_cookie(cookie: str, mount: str, *, base: str = "") -> str | None:
@@ -199,6 +246,25 @@ def confine_cookie(cookie: str, mount: str, *, base: str = "") -> str | None:
             kept.append(attribute)
     inner = _without(path, base) if path.startswith("/") else "/"
     return "; ".join((pair, *kept, f"Path={_below(inner, mount)}"))
+
+
+def _takes_trailers(headers: CIMultiDictProxy[str]) -> bool:
+    codings = ",".join(headers.getall(hdrs.TE)).lower().split(",")
+    return any(coding.strip() == "trailers" for coding in codings)
+
+
+def _announce_trailers(headers: CIMultiDictProxy[str], passed: CIMultiDict[str]) -> None:
+    """Name the trailers that are to come, if there is a body that can have any."""
+    if hdrs.TRAILER not in headers or hdrs.TRANSFER_ENCODING not in headers:
+        return
+    names = [name.strip() for name in ",".join(headers.getall(hdrs.TRAILER)).split(",")]
+    if kept := [legible(name) for name in names if name and _may_trail(name)]:
+        passed[hdrs.TRAILER] = ", ".join(kept)
+
+
+def _may_trail(name: str) -> bool:
+    lower = name.lower()
+    return lower not in _NO_TRAILERS and not lower.startswith(_NO_TRAILERS_LIKE)
 
 
 def _named(headers: CIMultiDictProxy[str]) -> frozenset[str]:
@@ -277,10 +343,3 @@ def _below(path: str, mount: str) -> str:
     """Return a path as it is below a mount; an application may know its mount already."""
     is_below = path == mount or path.startswith((f"{mount}/", f"{mount}?"))
     return path if is_below else f"{mount}{path}"
-
-
-def address_of(url: str) -> tuple[str, str, int]:
-    """Return scheme, host and port of a URL."""
-    parts = urlsplit(url)
-    is_secure = parts.scheme == "https"
-    return parts.scheme, parts.hostname or "", parts.port or (443 if is_secure else 80)

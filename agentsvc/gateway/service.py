@@ -14,7 +14,7 @@ from agentsvc.errors import (
 )
 from agentsvc.gateway import frames, rewrite
 from agentsvc.gateway.admission import Admission, Visitor
-from agentsvc.gateway.forward import AWAITS_CONTINUE, Forwarder
+from agentsvc.gateway.forward import Forwarder
 from agentsvc.gateway.lifetime import Lifetimes, with_client
 from agentsvc.gateway.target import (
     Place,
@@ -52,13 +52,9 @@ class Gateway:
         self._forwarder = Forwarder(self._lifetimes, connect_seconds=connect_seconds)
         self._tunnels = Tunnels(self._lifetimes, connect_seconds=connect_seconds)
 
-    async def open(self) -> None:
-        """Make the connections; needs a running event loop."""
-        await self._forwarder.open()
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._forwarder.close()
+    def close(self) -> None:
+        """Close all connections that nobody uses."""
+        self._forwarder.close()
 
     def end_streams(self) -> None:
         """End what has no end of its own; the server is about to stop."""
@@ -149,13 +145,8 @@ def mount_ports(app: web.Application, *, for_runtimes: bool = False) -> None:
     the remote runtime API count on short paths, too: `/ID`, `/ID/work-1` and `/ID/vscode`.
     """
     if for_runtimes:
-        app.router.add_route(
-            "*", "/{sandbox_id:[0-9a-f]{32}}{path:(/.*)?}", get_runtime, expect_handler=_expect
-        )
-    app.router.add_route(
-        "*", MOUNT + "/{sandbox_id}/{port}{path:.*}", get_port, expect_handler=_expect
-    )
-    app.on_response_prepare.append(_close_unless_continued)
+        app.router.add_route("*", "/{sandbox_id:[0-9a-f]{32}}{path:(/.*)?}", get_runtime)
+    app.router.add_route("*", MOUNT + "/{sandbox_id}/{port}{path:.*}", get_port)
 
 
 async def get_port(request: web.Request) -> web.StreamResponse:
@@ -189,6 +180,9 @@ async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[IS_ELSEWHERE] = True
         sandbox_id, place = find_place(request, origin)
         return await request.app[GATEWAY].serve(request, place, sandbox_id)
+    if request.match_info.handler in (get_port, get_runtime):
+        # Who calls is found out by the gateway, and nothing else of what follows is for it.
+        return await request.match_info.handler(request)
     raw_path = request.rel_url.raw_path
     if not rewrite.is_agent_path(raw_path):
         return await handler(request)
@@ -201,23 +195,6 @@ async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
     if shown_keys(request, place).is_empty and _may_show_key_later(request, place):
         return await gateway.serve_late(request, place, None)
     return await handler(request)
-
-
-async def _expect(request: web.Request) -> None:
-    """Leave it to the sandbox whether the client is to send its body; raises BadRequest."""
-    if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
-        raise web.HTTPExpectationFailed
-    request[AWAITS_CONTINUE] = True
-
-
-async def _close_unless_continued(request: web.Request, response: web.StreamResponse) -> None:
-    """End the connection of a client that waits to be told to send its body.
-
-    It may send it all the same, and then the body would be taken for the next request.
-    """
-    if request.get(AWAITS_CONTINUE, False):
-        response.force_close()
-        response.headers[hdrs.CONNECTION] = "close"
 
 
 def _is_use(request: web.Request, place: Place) -> bool:

@@ -1,16 +1,17 @@
 """Where a request goes, and what it says there: the request of a client, made one for a sandbox."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
-from agentsvc.errors import MalformedBody, MethodNotAllowed, NotFound
+from agentsvc.errors import BadRequest, MalformedBody, MethodNotAllowed, NotFound
 from agentsvc.gateway import headers, own_origin, rewrite
+from agentsvc.gateway.address import Address, address_of
 from agentsvc.gateway.headers import Caller, Confines
 from agentsvc.http.keys import REQUEST_ID
 from agentsvc.http.links import Links, Origin, WorkOrigin, is_from_proxy, mount_of, origin_of
@@ -20,6 +21,7 @@ from agentsvc.http.origins import EDITOR_PORT, read_label
 from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
 
+_UNSENDABLE = re.compile(r"[\0-\x20\x7f]")
 _REFUSED: Final = frozenset({hdrs.METH_CONNECT, hdrs.METH_TRACE})
 _EDITED_BYTES: Final = 8 * 1024 * 1024
 """How long a body may be that is read before it is passed on."""
@@ -44,19 +46,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """One request as a sandbox is to get it."""
 
-    url: str
-    """Of the port, without a slash at the end."""
+    address: Address
     path: str
     """With the query."""
     headers: CIMultiDict[str]
     confines: Confines
     edit_body: Callable[[bytes], bytes] | None = None
     """What is to be done with the body on its way; None where it is passed on as it comes."""
-
-    @property
-    def full_url(self) -> str:
-        """The URL to ask for."""
-        return self.url + self.path
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +109,15 @@ def check(request: web.Request) -> None:
         raise MalformedBody("This transfer coding is not supported")
 
 
+def head_of(method: str, target: Target, fields: Iterable[tuple[str, str]]) -> bytes:
+    """Return the head of a request as it is sent; raises BadRequest for one that cannot be."""
+    if _UNSENDABLE.search(target.path):
+        raise BadRequest("The path cannot be passed on as it is")
+    first = f"{method} {target.path} HTTP/1.1\r\n".encode("utf-8", "surrogateescape")
+    host = (hdrs.HOST, target.address.authority)
+    return first + headers.to_lines((host, *fields)) + b"\r\n"
+
+
 def make_target(
     request: web.Request, sandbox: Sandbox, place: Place, *, keys: frozenset[str]
 ) -> Target:
@@ -120,17 +125,15 @@ def make_target(
     end = next((end for end in sandbox.endpoints if end.name == place.port), None)
     if end is None:
         raise NotFound(f"The sandbox has no port of this name: {place.port}")
-    url = end.url
     origin = place.own_origin or origin_of(request)
     usual = place.mount or mount_of(sandbox.id, place.port)
     mount = "" if place.own_origin else origin.prefix + usual
     is_agent = place.port == AGENT_PORT
     path, query = _inside(sandbox, place, keys, origin)
-    scheme, host, port = headers.address_of(url)
-    own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = address_of(end.url, end.port)
     return Target(
-        url=url.rstrip("/"),
-        path=f"{path}?{query}" if query else path,
+        address=address,
+        path=address.base + (f"{path}?{query}" if query else path),
         headers=headers.to_sandbox(
             request.headers,
             # A gateway on the way has a mount of its own, which it takes off again.
@@ -140,8 +143,8 @@ def make_target(
             needs_key=is_agent or end.needs_key,
         ),
         confines=Confines(
-            upstream=f"{scheme}://{own}",
-            base=urlsplit(url).path.rstrip("/"),
+            upstream=address.origin,
+            base=address.base,
             mount=mount,
             prefix=origin.prefix if place.is_at_root else mount,
             is_agent=is_agent,

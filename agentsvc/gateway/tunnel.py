@@ -6,32 +6,27 @@ whatever else is in the frames passes as it is. A side that does not read stops 
 
 import asyncio
 import contextlib
-import re
-import ssl
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from agentsvc.errors import BadRequest, PortUnavailable
 from agentsvc.gateway import frames
+from agentsvc.gateway.address import connect
+from agentsvc.gateway.answers import NotHttp, read_head
 from agentsvc.gateway.forward import CLIENT_GONE
-from agentsvc.gateway.headers import address_of, is_safe, legible, to_client
+from agentsvc.gateway.headers import to_client
 from agentsvc.gateway.lifetime import Lifetimes, with_client
-from agentsvc.gateway.target import Target
+from agentsvc.gateway.target import Target, head_of
 from agentsvc.http.keys import IS_FORWARDED
 
 _PART_BYTES: Final = 64 * 1024
-_HEAD_BYTES: Final = 64 * 1024
 _REFUSAL_BYTES: Final = 64 * 1024
 _LAST_SECONDS: Final = 5.0
 """How long a client has to take the last frames and to close."""
-
-_STATUS_LINE = re.compile(r"\AHTTP/1\.1 ([1-5][0-9]{2})(?: ([^\0-\x08\x0a-\x1f\x7f]*))?\Z")
-_HEADER_LINE = re.compile(r"\A([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\0\r\n]*?)[ \t]*\Z")
 
 
 class Client:
@@ -112,11 +107,12 @@ class Upstream:
             self.writer.write(_handshake(target))
             await self.writer.drain()
             while self.status < HTTPStatus.OK and not self.is_open:
-                raw = await self.reader.readuntil(b"\r\n\r\n")
-                self.status, self.reason, headers = parse_head(raw)
-                self.headers = CIMultiDictProxy(headers)
+                head = read_head((await self.reader.readuntil(b"\r\n\r\n"))[:-4])
+                self.status, self.reason, self.headers = head.status, head.reason, head.headers
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as exc:
             raise _unavailable(exc) from exc
+        except NotHttp as exc:
+            raise PortUnavailable("The server in the sandbox does not answer in HTTP") from exc
 
     async def refusal(self, target: Target) -> web.Response:
         """Return the answer of a sandbox that did not agree, as the client is to get it."""
@@ -169,15 +165,17 @@ class Tunnels:
 
     @contextlib.asynccontextmanager
     async def _connect(self, target: Target) -> AsyncIterator[Upstream]:
-        scheme, host, port = address_of(target.url)
-        secure = ssl.create_default_context() if scheme == "https" else None
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=_PART_BYTES, loop=loop)
         try:
-            async with asyncio.timeout(self._connect_seconds):
-                reader, writer = await asyncio.open_connection(
-                    host, port, ssl=secure, limit=_PART_BYTES
-                )
+            transport, protocol = await connect(
+                target.address,
+                lambda: asyncio.StreamReaderProtocol(reader, loop=loop),
+                time_limit=self._connect_seconds,
+            )
         except (OSError, TimeoutError) as exc:
             raise _unavailable(exc) from exc
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
             upstream = Upstream(reader, writer)
             await upstream.shake_hands(target)
@@ -202,31 +200,12 @@ class _Feed:
         self._reader.feed_eof()
 
 
-def parse_head(raw: bytes) -> tuple[int, str, CIMultiDict[str]]:
-    """Return status, reason and headers of an answer; raises PortUnavailable for a bad one."""
-    first, *lines = raw.decode("utf-8", "surrogateescape").removesuffix("\r\n\r\n").split("\r\n")
-    status = _STATUS_LINE.match(first)
-    found = [_HEADER_LINE.match(line) for line in lines]
-    headers: CIMultiDict[str] = CIMultiDict()
-    for match in found:
-        if match is not None:
-            headers.add(match.group(1), match.group(2))
-    if status is None or None in found or not is_safe(headers):
-        raise PortUnavailable("The server in the sandbox does not answer in HTTP")
-    return int(status.group(1)), legible(status.group(2) or ""), headers
-
-
 def _handshake(target: Target) -> bytes:
-    scheme, host, port = address_of(target.url)
-    own = f"[{host}]" if ":" in host else host
-    usual = 443 if scheme == "https" else 80
     headers = target.headers.copy()
-    headers[hdrs.HOST] = own if port == usual else f"{own}:{port}"
+    headers.popall(hdrs.TE, None)
     headers[hdrs.CONNECTION] = "Upgrade"
     headers[hdrs.UPGRADE] = "websocket"
-    path = urlsplit(target.full_url)._replace(scheme="", netloc="").geturl() or "/"
-    lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join((*lines, "", "")).encode()
+    return head_of(hdrs.METH_GET, target, headers.items())
 
 
 async def _pump_both(client: Client, upstream: Upstream) -> None:

@@ -6,16 +6,22 @@ that it does not hold up the others.
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.http_parser import RawRequestMessage
 
 from agentsvc.config import ServerConfig
 from agentsvc.errors import CapacityExceeded
+from agentsvc.http.chunks import BadChunks, BadField, ChunkReader, read_fields
+from agentsvc.http.keys import AWAITS_CONTINUE
 from agentsvc.http.wire import error_body
 from agentsvc.values import new_id
 
 log = logging.getLogger(__name__)
+
+_HEAD_END: Final = b"\r\n\r\n"
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def connection_options(limits: ServerConfig) -> dict[str, Any]:
@@ -26,10 +32,44 @@ def connection_options(limits: ServerConfig) -> dict[str, Any]:
     return {"limits": limits, "keepalive_timeout": limits.idle_seconds}
 
 
+def ask_for_body(request: web.Request) -> None:
+    """Tell a client that waits for it to send its body; does nothing for any other."""
+    if request.get(AWAITS_CONTINUE, False) and request.transport is not None:
+        request[AWAITS_CONTINUE] = False
+        request.transport.write(_CONTINUE)
+
+
+def is_last(request: web.Request) -> bool:
+    """Whether the connection is to end with this request."""
+    return isinstance(request.protocol, BoundedConnection) and request.protocol.is_last
+
+
+def trailers_of(request: web.Request) -> tuple[tuple[str, str], ...]:
+    """Return the trailers behind a body that was read to its end.
+
+    There are none of a request that came together with another one.
+    """
+    connection = request.protocol
+    if not isinstance(connection, BoundedConnection):
+        return ()
+    return connection.trailers_behind(request.content)
+
+
 class BoundedConnection(web.RequestHandler):
     """A connection that keeps the limits."""
 
-    __slots__ = ("_has_flowed", "_left", "_limits", "_next_look", "_wire")
+    __slots__ = (
+        "_chunked_body",
+        "_chunks",
+        "_has_flowed",
+        "_is_last",
+        "_last_bytes",
+        "_left",
+        "_limits",
+        "_next_look",
+        "_trailers",
+        "_wire",
+    )
 
     def __init__(self, manager: web.Server, *, limits: ServerConfig, **options: Any) -> None:
         super().__init__(manager, **options)
@@ -39,6 +79,11 @@ class BoundedConnection(web.RequestHandler):
         self._next_look: asyncio.TimerHandle | None = None
         self._left = 0
         self._has_flowed = False
+        self._last_bytes = b""
+        self._chunks: ChunkReader | None = None
+        self._chunked_body: StreamReader | None = None
+        self._trailers = b""
+        self._is_last = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for requests, or refuse the connection if there are too many."""
@@ -59,6 +104,79 @@ class BoundedConnection(web.RequestHandler):
         """Go on with an answer of which the client has taken most that was waiting."""
         self._has_flowed = True
         super().resume_writing()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no request is taken after this one."""
+        return self._is_last
+
+    def data_received(self, data: bytes) -> None:
+        """Take in bytes, and note the trailers among them, which aiohttp reads past.
+
+        What follows trailers on a connection is not taken: to aiohttp (3.14.5) the last one of
+        them is the first header of the next request, be that somebody else's.
+        """
+        known, is_behind = len(self._messages), self._reading_paused or not data
+        super().data_received(data)
+        rest = self._last_bytes + data
+        if self._chunks is not None:
+            rest = self._follow(data)
+        if len(self._messages) > known and not self._is_last:
+            self._begin_following(known, rest, is_behind=is_behind)
+        if self._is_last:
+            self._stop_after_it()
+        self._last_bytes = data[-3:] or self._last_bytes
+
+    def trailers_behind(self, body: StreamReader) -> tuple[tuple[str, str], ...]:
+        """Return the trailers that came behind a body."""
+        if body is not self._chunked_body:
+            return ()
+        try:
+            return tuple(read_fields(self._trailers))
+        except BadField:
+            return ()
+
+    def _begin_following(self, known: int, data: bytes, *, is_behind: bool) -> None:
+        """Follow the first body in chunks among those that have just begun."""
+        fresh = list(self._messages)[known:]
+        for message, body in fresh:
+            if not isinstance(message, RawRequestMessage) or not message.chunked:
+                continue
+            self._chunked_body, self._trailers = body, b""
+            _, end, rest = data.partition(_HEAD_END)
+            if is_behind or len(fresh) > 1 or not end:
+                # It cannot be told where it begins.
+                self._is_last = True
+                return
+            self._chunks = ChunkReader()
+            self._follow(rest)
+
+    def _follow(self, data: bytes) -> bytes:
+        """Follow a body in chunks and return what comes behind it."""
+        if self._chunks is None:
+            return data
+        try:
+            _, end = self._chunks.feed(data)
+        except BadChunks:
+            # It is another body than was thought, or none: aiohttp says so itself.
+            self._chunks, self._is_last = None, True
+            return b""
+        if end is None:
+            return b""
+        self._trailers, self._chunks = self._chunks.trailers, None
+        self._is_last = bool(self._trailers)
+        return data[end:]
+
+    def _stop_after_it(self) -> None:
+        """Take no request that came after the one with trailers."""
+        bodies = [body for _, body in self._messages]
+        keeps = bodies.index(self._chunked_body) + 1 if self._chunked_body in bodies else 0
+        # What is no request is an error, which is answered and ends the connection itself.
+        while len(bodies) > keeps and isinstance(self._messages[-1][0], RawRequestMessage):
+            self._messages.pop()
+            bodies.pop()
+        if self._chunked_body is None or self._chunked_body.is_eof():
+            self.close()
 
     def _look(self) -> None:
         """Let a client go that has taken nothing since the last look, though something waited."""

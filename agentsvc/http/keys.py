@@ -66,5 +66,7 @@ PASS: Final[web.RequestKey[ProviderPass]] = web.RequestKey("pass")
 """What the caller may have; set on routes of scope PASS."""
 IS_FORWARDED: Final[web.RequestKey[bool]] = web.RequestKey("is_forwarded", bool)
 """Whether the answer is a sandbox's; its headers are the sandbox's, too."""
+AWAITS_CONTINUE: Final[web.RequestKey[bool]] = web.RequestKey("awaits_continue", bool)
+"""Whether the client waits to be told to send its body, and was not told yet."""
 ON_LOST: Final[web.RequestKey[Callable[[], None]]] = web.RequestKey("on_lost")
 """What to call when the client goes while its request is being served."""

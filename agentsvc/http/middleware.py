@@ -26,8 +26,10 @@ from agentsvc.errors import (
     NotFound,
     TimedOut,
 )
+from agentsvc.http.connections import ask_for_body, is_last
 from agentsvc.http.doorstep import wants_socket
 from agentsvc.http.keys import (
+    AWAITS_CONTINUE,
     CONVERSATIONS,
     IS_FORWARDED,
     KEYRING,
@@ -108,8 +110,8 @@ def install(
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_REQUEST_SECONDS] = request_seconds
     app.middlewares.extend((trace_request, close_on_bad_body, map_errors, answer_preflight))
-    app.middlewares.extend((*before_callers, authenticate, limit_time))
-    app.on_response_prepare.append(_add_headers)
+    app.middlewares.extend((*before_callers, authenticate, limit_time, continue_body))
+    app.on_response_prepare.extend((_add_headers, _close_if_last))
 
 
 @web.middleware
@@ -205,6 +207,14 @@ async def limit_time(request: web.Request, handler: Handler) -> web.StreamRespon
         if limit.expired():
             raise TimedOut("The request took too long") from exc
         raise
+
+
+@web.middleware
+async def continue_body(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Tell a client that waits for it to send its body, now that it may."""
+    if request.match_info.http_exception is None:
+        ask_for_body(request)
+    return await handler(request)
 
 
 def keys_of(request: web.Request) -> tuple[str, ...]:
@@ -360,6 +370,17 @@ def _allowed_origin(request: web.Request) -> str:
     origin = request.headers.get(hdrs.ORIGIN, "")
     allowed = request.app[_CORS_ORIGINS]
     return origin if origin and (origin in allowed or "*" in allowed) else ""
+
+
+async def _close_if_last(request: web.Request, response: web.StreamResponse) -> None:
+    """Say that the connection ends where no other request would be taken.
+
+    A client that waits to be told to send its body may send it all the same, and then the body
+    would be taken for the next request.
+    """
+    if request.get(AWAITS_CONTINUE, False) or is_last(request):
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -7,18 +7,20 @@ line that names the kind of problem only.
 """
 
 import logging
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
 import yarl
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawRequestMessage
+from multidict import CIMultiDictProxy
 
 from agentsvc.config import ServerConfig
 from agentsvc.errors import AgentsvcError, BadRequest, MalformedBody
 from agentsvc.http.connections import BoundedConnection, connection_options
-from agentsvc.http.keys import ON_LOST, REQUEST_ID
+from agentsvc.http.keys import AWAITS_CONTINUE, ON_LOST, REQUEST_ID
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
 from agentsvc.values import new_id
@@ -117,12 +119,32 @@ class _Runner(web.AppRunner):
 
         make_request, prefix = made.request_factory, self.prefix
 
-        def make_below(message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
-            return make_request(_without(prefix, message), *rest)
+        def make(message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
+            if hdrs.EXPECT in message.headers:
+                return _make_waiting(make_request, message, *rest)
+            return make_request(message, *rest)
 
-        return _Server(
-            handle, request_factory=make_below if prefix else make_request, **self._kwargs
-        )
+        def make_below(message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
+            return make(_without(prefix, message), *rest)
+
+        return _Server(handle, request_factory=make_below if prefix else make, **self._kwargs)
+
+
+def _make_waiting(
+    make_request: Callable[..., web.BaseRequest], message: RawRequestMessage, *rest: Any
+) -> web.BaseRequest:
+    """Make a request whose client waits for a word before it sends the body.
+
+    aiohttp would say it before anybody has looked at the request.
+    """
+    if message.headers[hdrs.EXPECT].lower() != "100-continue":
+        return make_request(message, *rest)
+    headers = message.headers.copy()
+    del headers[hdrs.EXPECT]
+    request = make_request(message._replace(headers=CIMultiDictProxy(headers)), *rest)
+    # Those of an older version do not know the word.
+    request[AWAITS_CONTINUE] = message.version >= HttpVersion11
+    return request
 
 
 def _without(prefix: str, message: RawRequestMessage) -> RawRequestMessage:

@@ -1,0 +1,82 @@
+"""Where a port of a sandbox is, as a connection to it is made: TCP, TLS, or a unix socket."""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+_SOCKET_SCHEMES: Final = frozenset({"unix", "http+unix"})
+_INSIDE: Final = "127.0.0.1"
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to connect, and what a request there says of it."""
+
+    host: str
+    port: int
+    is_secure: bool
+    socket_path: str
+    """The socket file to connect to; empty where it is the host."""
+    authority: str
+    """The value of the Host header."""
+    base: str
+    """What stands before every path, without a slash at the end."""
+
+    @property
+    def origin(self) -> str:
+        """How a URL of this server begins, with the port even where it is the usual one."""
+        scheme = "https" if self.is_secure else "http"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}"
+
+
+@lru_cache(maxsize=4096)
+def address_of(url: str, inner_port: int = 80) -> Address:
+    """Return where a URL leads: `http`, `https`, or a socket file.
+
+    The latter is `http+unix://QUOTED-PATH/...` or `unix:PATH`. What listens on one is told the
+    address that it has inside the sandbox.
+    """
+    parts = urlsplit(url)
+    if parts.scheme in _SOCKET_SCHEMES:
+        return Address(
+            host=_INSIDE,
+            port=inner_port,
+            is_secure=False,
+            socket_path=unquote(parts.netloc or parts.path),
+            authority=f"{_INSIDE}:{inner_port}",
+            base=parts.path.rstrip("/") if parts.netloc else "",
+        )
+    is_secure = parts.scheme == "https"
+    usual = 443 if is_secure else 80
+    host, port = parts.hostname or "", parts.port or usual
+    shown = f"[{host}]" if ":" in host else host
+    return Address(
+        host=host,
+        port=port,
+        is_secure=is_secure,
+        socket_path="",
+        authority=shown if port == usual else f"{shown}:{port}",
+        base=parts.path.rstrip("/"),
+    )
+
+
+async def connect[P: asyncio.BaseProtocol](
+    address: Address, make: Callable[[], P], *, time_limit: float
+) -> tuple[asyncio.Transport, P]:
+    """Connect a protocol; raises OSError or TimeoutError."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(time_limit):
+        if address.socket_path:
+            return await loop.create_unix_connection(make, address.socket_path)
+        secure = _secure() if address.is_secure else None
+        return await loop.create_connection(make, address.host, address.port, ssl=secure)
+
+
+@cache
+def _secure() -> ssl.SSLContext:
+    return ssl.create_default_context()
