@@ -1,5 +1,6 @@
 """The `[backends.docker]` table: which engines there are, and how they are used."""
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -8,6 +9,8 @@ from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+
+from agentsvc.errors import StartFailed
 
 _SOCKETS: Final = ("/run/docker.sock", "/var/run/docker.sock", "/run/podman/podman.sock")
 
@@ -71,14 +74,18 @@ class DockerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def engines(config: DockerConfig) -> tuple[Host, ...]:
-    """Return the engines a table means; raises ValueError for names that are used twice."""
+    """Return the engines a table means; raises StartFailed where it makes no sense."""
+    try:
+        ipaddress.IPv4Network(config.subnets)
+    except ValueError as exc:
+        raise StartFailed(f"`subnets` of a docker backend is no network: {exc}") from exc
     if not config.hosts:
         return (Host(host=config.host, tls_dir=config.tls_dir, publish=config.publish),)
     if config.host or config.tls_dir or config.publish:
-        raise ValueError("`hosts` and `host`, `tls_dir` or `publish` exclude each other")
+        raise StartFailed("`hosts` and `host`, `tls_dir` or `publish` exclude each other")
     names = [host.name for host in config.hosts]
     if len(set(names)) != len(names):
-        raise ValueError("two entries of `hosts` have the same name")
+        raise StartFailed("Two entries of `hosts` of a docker backend have the same name")
     return config.hosts
 
 
