@@ -99,13 +99,6 @@ class Held:
             self.kills = str(counter)
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox uses, as its groups count it; None where nothing counts it."""
-
-    memory_bytes: int | None = None
-    pids: int | None = None
-
-
 def find() -> Groups:
     """Return what can be used here; nothing at all where nothing can."""
     try:
@@ -122,22 +115,6 @@ def find() -> Groups:
             if _is_makeable(mount.own, _LEGACY_FILES[name]):
                 legacy[name] = mount.own
     return Groups(unified=unified, controllers=controllers, legacy=legacy)
-
-
-def usage(unified: Path | None, joined: list[Path]) -> Usage:
-    """Read what the groups of a sandbox count."""
-    places = [*joined, *([unified] if unified else [])]
-    return Usage(
-        memory_bytes=_first(places, ("memory.current", "memory.usage_in_bytes")),
-        pids=_first(places, ("pids.current",)),
-    )
-
-
-def _first(places: list[Path], names: tuple[str, ...]) -> int | None:
-    for path in (place / name for place in places for name in names):
-        with contextlib.suppress(OSError, ValueError):
-            return int(path.read_text())
-    return None
 
 
 _LEGACY_FILES: Final = {

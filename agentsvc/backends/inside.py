@@ -31,6 +31,8 @@ from agentsvc.backends.children import (
 
 _MESSAGE_MAX: Final = 64
 _FILES_MAX: Final = 200
+_RELAY_SECONDS: Final = 10.0
+_RETRY_MILLISECONDS: Final = 500
 
 
 def main() -> None:
@@ -89,7 +91,13 @@ class Inside:
             for number, port in zip(self.listeners, self.ports.values(), strict=True)
         ]
         argv = [sys.executable, "-I", "-S", self.orders["relay"], *inward, *self.orders["outward"]]
-        pid = os.fork()
+        ready, said = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(ready)
+            os.close(said)
+            return 0
         if pid == 0:
             try:
                 for number in self.listeners:
@@ -97,10 +105,14 @@ class Inside:
                 for number in (signal.SIGTERM, signal.SIGCHLD):
                     signal.signal(number, signal.SIG_DFL)
                 os.setsid()
-                os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+                os.dup2(said, 1)
                 os.execv(argv[0], argv)  # noqa: S606  # running it is what it is for
             finally:
                 os._exit(127)
+        os.close(said)
+        # What the command asks for first must find the way out open.
+        select.select([ready], [], [], _RELAY_SECONDS)
+        os.close(ready)
         return pid
 
     def _attend(self, command: Command, channel: socket.socket, wake: int) -> None:
@@ -111,7 +123,7 @@ class Inside:
             if not command.watched:
                 # Something inside has ended it; without it nobody would reach the sandbox.
                 command.watched = self._start_relay()
-            for descriptor, _ in poller.poll():
+            for descriptor, _ in poller.poll(None if command.watched else _RETRY_MILLISECONDS):
                 if descriptor == wake:
                     take(wake)
                 elif not self._hear(command, channel):

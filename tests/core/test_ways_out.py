@@ -1,0 +1,160 @@
+"""Ways out of a sandbox without the machine's network: what is let through, seen from inside."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentsvc.backend import BackendContext, Handle, Network, Order
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.errors import OrderRejected
+from agentsvc.values import new_id
+from tests.core.bench import Bench, no_save, on_bench
+from tests.core.egress.rig import Target, open_target
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap")
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+ASK = """
+import http.client, sys, urllib.parse
+url = urllib.parse.urlsplit(sys.argv[1])
+by_proxy = len(sys.argv) > 2
+link = http.client.HTTPConnection(*(("127.0.0.1", 3128) if by_proxy else (url.netloc,)), timeout=20)
+try:
+    link.request("GET", sys.argv[1] if by_proxy else "/")
+    answer = link.getresponse()
+    print(answer.status, answer.read().decode())
+except OSError as exc:
+    print("nothing:", exc)
+"""
+PROXY = "by the proxy"
+
+
+@asynccontextmanager
+async def calling_back(directory: Path, url: str) -> AsyncIterator[Bench]:
+    """Open a bench whose sandboxes are told that the server is at the URL."""
+    async with on_bench(directory, use_bubblewrap=True) as bench:
+        await bench.backend.close()
+        context = BackendContext(
+            instance_id=bench.instance_id, state_dir=bench.state_dir, callback_url=url
+        )
+        bench.backend = ProcessBackend(bench.backend.config, context)
+        await bench.backend.open()
+        yield bench
+        await bench.backend.close()
+
+
+async def ask(bench: Bench, handle: Handle, *arguments: str) -> str:
+    return await bench.run(handle, "python3", "-Ic", ASK, *arguments)
+
+
+def held(network: Network, target: Target, *listed: str, **fields: Any) -> dict[str, Any]:
+    hosts = tuple(text.replace("PORT", str(target.port)) for text in listed)
+    return {"network": network, "allow_hosts": hosts, **fields}
+
+
+async def test_a_listed_host_is_reached_through_the_proxy_and_no_other(tmp_path: Path) -> None:
+    async with calling_back(tmp_path, "") as bench, open_target(ANSWER) as target:
+        handle = await bench.create(
+            "sleep", "100", **held(Network.ALLOWLIST, target, "127.0.0.1:PORT")
+        )
+        url = f"http://127.0.0.1:{target.port}/"
+        assert await ask(bench, handle, url, PROXY) == "200 hello\n"
+        assert (await ask(bench, handle, url)).startswith("nothing:")
+        refused = await ask(bench, handle, "http://169.254.169.254/", PROXY)
+        assert refused.startswith("403 ")
+        assert "`allow_hosts`" in refused
+        assert (await bench.run(handle, "printenv", "https_proxy")) == "http://127.0.0.1:3128\n"
+
+
+async def test_without_a_network_the_server_and_the_model_are_where_they_always_are(
+    tmp_path: Path,
+) -> None:
+    async with (
+        open_target(ANSWER) as server,
+        open_target(ANSWER) as model,
+        open_target(ANSWER) as other,
+        calling_back(tmp_path, f"http://127.0.0.1:{server.port}") as bench,
+    ):
+        fields = held(Network.NONE, other, reaches=(f"127.0.0.1:{model.port}",))
+        handle = await bench.create("sleep", "100", **fields)
+        for target in (server, model):
+            url = f"http://127.0.0.1:{target.port}/"
+            assert await ask(bench, handle, url) == "200 hello\n"
+            assert await ask(bench, handle, url, PROXY) == "200 hello\n"
+        refused = await ask(bench, handle, f"http://127.0.0.1:{other.port}/", PROXY)
+        assert '`network = "none"`' in refused
+        assert other.heads == []
+
+
+async def test_a_restarted_server_opens_the_door_again(tmp_path: Path) -> None:
+    async with (
+        open_target(ANSWER) as server,
+        calling_back(tmp_path, f"http://127.0.0.1:{server.port}") as bench,
+    ):
+        handle = await bench.create("sleep", "100", network=Network.NONE)
+        url = f"http://127.0.0.1:{server.port}/"
+        await bench.backend.close()
+        assert (await ask(bench, handle, url)).startswith("nothing:")
+        bench.backend = ProcessBackend(bench.backend.config, bench.backend.context)
+        await bench.backend.open()
+        assert await ask(bench, handle, url) == "200 hello\n"
+
+
+async def test_programs_keep_finding_what_runs_in_their_own_sandbox(tmp_path: Path) -> None:
+    async with calling_back(tmp_path, "") as bench:
+        handle = await bench.serve(network=Network.ALLOWLIST, allow_hosts=("pypi.org",))
+        port = bench.state(handle)["ports"]["web"]
+        fetch = "import urllib.request, sys; print(urllib.request.urlopen(sys.argv[1]).status)"
+        url = f"http://localhost:{port}/"
+        assert await bench.run(handle, "python3", "-Ic", fetch, url) == "200\n"
+
+
+@pytest.mark.parametrize("entry", ["http://pypi.org", "*.org", "10.0.0.0/99", "a b"])
+async def test_an_entry_that_cannot_be_meant_is_refused_by_name(tmp_path: Path, entry: str) -> None:
+    async with calling_back(tmp_path, "") as bench:
+        order = Order(
+            sandbox_id=new_id(),
+            command=("true",),
+            network=Network.ALLOWLIST,
+            allow_hosts=("pypi.org", entry),
+        )
+        with pytest.raises(OrderRejected) as raised:
+            await bench.backend.create(order, no_save)
+        assert f"`{entry}` cannot be allowed" in raised.value.message
+
+
+@pytest.mark.parametrize("network", [Network.NONE, Network.ALLOWLIST])
+async def test_without_bubblewrap_a_network_is_refused_by_name(
+    tmp_path: Path, network: Network
+) -> None:
+    async with on_bench(tmp_path, use_bubblewrap=False) as bench:
+        with pytest.raises(OrderRejected, match=f"cannot enforce the network `{network}`"):
+            await bench.create("true", network=network)
+
+
+async def test_connections_through_the_door_are_bounded(tmp_path: Path) -> None:
+    hold = (
+        "import socket, time\n"
+        "links = []\n"
+        "for _ in range(700):\n"
+        "    link = socket.create_connection(('127.0.0.1', 3128))\n"
+        "    link.settimeout(30)\n"
+        "    links.append(link)\n"
+        "answers = [link.recv(12) for link in links[300:]]\n"
+        "print(len(links), sum(answer in (b'', b'HTTP/1.1 503') for answer in answers))\n"
+    )
+    async with calling_back(tmp_path, "") as bench:
+        handle = await bench.create("sleep", "100", network=Network.NONE)
+        result = await bench.backend.execute(
+            handle, ["python3", "-Ic", hold], env={}, time_limit=50, max_output=10_000
+        )
+        assert result.stdout == b"700 400\n", result
+        # Once they are gone there is room again.
+        async with asyncio.timeout(40):
+            while not (await ask(bench, handle, "http://example.org/", PROXY)).startswith("403"):
+                pass
