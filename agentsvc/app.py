@@ -317,7 +317,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
 
 async def _webhooks(app: web.Application) -> AsyncIterator[None]:
     config, supervisor = app[CONFIG].webhooks, app[SUPERVISOR]
-    app[WEBHOOKS] = Webhooks(app[DATABASE], app[_VAULT], allows_private=config.allow_private)
+    app[WEBHOOKS] = Webhooks(app[DATABASE], app[_VAULT], config)
     app[COURIER] = courier = Courier(
         db=app[DATABASE],
         vault=app[_VAULT],

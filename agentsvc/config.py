@@ -390,6 +390,15 @@ class WebhooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         Meta(ge=0, le=10**9, description="Age at which a delivery that still fails is given up"),
     ] = 259200.0
+    rotation_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="How long deliveries are signed with the former secret, too, after it was"
+            " replaced",
+        ),
+    ] = 86400.0
     keep_seconds: Annotated[
         float,
         Meta(

@@ -44,6 +44,7 @@ class Receiver:
         self.taken: list[Received] = []
         self.answer: Callable[[Received], int] = lambda _: 200
         self.location = ""
+        self.retry_after = ""
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.answer_bytes = b""
@@ -104,5 +105,6 @@ class Receiver:
         if status == 200:
             self.taken.append(one)
         self._came.set()
-        headers = {"Location": self.location} if self.location else {}
+        said = {"Location": self.location, "Retry-After": self.retry_after}
+        headers = {name: value for name, value in said.items() if value}
         return web.Response(status=status, headers=headers, body=self.answer_bytes)

@@ -98,6 +98,44 @@ def add(
 @click.argument("webhook_id", metavar="ID")
 @data_dir_option
 @config_option
+def enable(webhook_id: str, data_dir: str | None, config_file: Path | None) -> None:
+    """Deliver again to the webhook with this ID, first what was left when it was disabled."""
+    _switch(webhook_id, data_dir, config_file, is_enabled=True)
+
+
+@command.command()
+@click.argument("webhook_id", metavar="ID")
+@data_dir_option
+@config_option
+def disable(webhook_id: str, data_dir: str | None, config_file: Path | None) -> None:
+    """Deliver nothing more to the webhook with this ID until it is enabled."""
+    _switch(webhook_id, data_dir, config_file, is_enabled=False)
+
+
+@command.command()
+@click.argument("webhook_id", metavar="ID")
+@data_dir_option
+@config_option
+def rotate(webhook_id: str, data_dir: str | None, config_file: Path | None) -> None:
+    """Replace the secret of the webhook with this ID and print the new one, which is shown once.
+
+    The former secret signs as well for `webhooks.rotation_seconds`, so that the receiver has time to
+    take the new one.
+    """
+
+    async def body(webhooks: Webhooks, _users: KeyRing) -> tuple[Subscription, Secret]:
+        return await webhooks.rotate(await _owner(webhooks, webhook_id), webhook_id)
+
+    changed, secret = _run(data_dir, config_file, body)
+    until = f"{changed.former_until:%Y-%m-%d %H:%M:%S} UTC"
+    click.echo(f"webhook {webhook_id}, the former secret signs as well until {until}:", err=True)
+    click.echo(secret.reveal())
+
+
+@command.command()
+@click.argument("webhook_id", metavar="ID")
+@data_dir_option
+@config_option
 def remove(webhook_id: str, data_dir: str | None, config_file: Path | None) -> None:
     """Delete the webhook with an ID of `agentsvc webhooks list`, and its deliveries."""
 
@@ -183,8 +221,26 @@ def _line(subscription: Subscription, user: str) -> tuple[str, ...]:
         subscription.url,
         "all" if kinds is None else ",".join(kinds) or "none",
         ",".join(subscription.changes) or "none",
-        "active" if subscription.is_enabled else "disabled",
+        _state(subscription),
     )
+
+
+def _state(subscription: Subscription) -> str:
+    if subscription.is_enabled:
+        return "active"
+    reason = subscription.disabled_reason
+    return f"disabled: {reason}" if reason else "disabled"
+
+
+def _switch(
+    webhook_id: str, data_dir: str | None, config_file: Path | None, *, is_enabled: bool
+) -> None:
+    async def body(webhooks: Webhooks, _users: KeyRing) -> None:
+        draft = SubscriptionDraft(is_enabled=is_enabled)
+        await webhooks.update(await _owner(webhooks, webhook_id), webhook_id, draft)
+
+    _run(data_dir, config_file, body)
+    click.echo(f"webhook {webhook_id} is {'enabled' if is_enabled else 'disabled'}", err=True)
 
 
 async def _owner(webhooks: Webhooks, webhook_id: str) -> str:
@@ -201,13 +257,12 @@ def _run[T](
 ) -> T:
     loaded = load_config(config_file, server__data_dir=data_dir)
     places = existing_data_dir(loaded)
-    allows_private = loaded.config.webhooks.allow_private
 
     async def opened() -> T:
         installation = await Installation.open(places)
         try:
             database, vault = installation.database, installation.vault
-            webhooks = Webhooks(database, vault, allows_private=allows_private)
+            webhooks = Webhooks(database, vault, loaded.config.webhooks)
             return await body(webhooks, KeyRing(database))
         finally:
             await installation.close()

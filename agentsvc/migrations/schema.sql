@@ -194,7 +194,7 @@ CREATE TABLE webhook_subscriptions (
     sealed BLOB NOT NULL,
     created_at TEXT NOT NULL,
     updated_at TEXT NOT NULL
-) STRICT;
+, disabled_reason TEXT NOT NULL DEFAULT '', quiet_until TEXT, former_sealed BLOB, former_until TEXT) STRICT;
 
 CREATE INDEX webhook_subscriptions_by_user ON webhook_subscriptions (user_id, created_at, id);
 
@@ -430,3 +430,6 @@ CREATE TABLE client_sandboxes (
     env_sealed BLOB NOT NULL,
     UNIQUE (user_id, client_id)
 ) STRICT;
+
+CREATE INDEX webhook_subscriptions_former ON webhook_subscriptions (former_until)
+WHERE former_until IS NOT NULL;

@@ -7,7 +7,7 @@ one, since the command line may have made it.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -79,7 +79,7 @@ class Courier:
             name = f"webhook {subscription.id}"
             if self._supervisor.is_running(name):
                 continue
-            due_seconds = await self._due_seconds(subscription.id)
+            due_seconds = await self._due_seconds(subscription)
             if due_seconds <= 0:
                 self._supervisor.spawn(name, partial(self._serve, subscription.id))
             wait_seconds = min(wait_seconds, due_seconds) if due_seconds > 0 else wait_seconds
@@ -88,8 +88,11 @@ class Courier:
                 await self._wake.wait()
 
     async def forget_settled(self) -> None:
-        """Delete deliveries that were settled so long ago that nobody asks for them."""
-        before = values.now() - timedelta(seconds=self._config.keep_seconds)
+        """Delete what nobody asks for any more: old deliveries, and former secrets."""
+        now = values.now()
+        if await SubscriptionTable.has_former(self._db, now):
+            await self._db.write(lambda tx: SubscriptionTable.drop_former(tx, now))
+        before = now - timedelta(seconds=self._config.keep_seconds)
         if await DeliveryTable.has_settled(self._db, before):
             await self._db.write(lambda tx: DeliveryTable.delete_settled(tx, before))
 
@@ -108,11 +111,12 @@ class Courier:
         if news.subject is not Subject.DELTA:
             self._wake.set()
 
-    async def _due_seconds(self, subscription_id: str) -> float:
-        heads = await DeliveryTable.heads(self._db, subscription_id, 1)
+    async def _due_seconds(self, subscription: Subscription) -> float:
+        heads = await DeliveryTable.heads(self._db, subscription.id, 1)
         if not heads:
             return LOOK_SECONDS
-        return (heads[0].due_at - values.now()).total_seconds()
+        due_at = max(heads[0].due_at, subscription.quiet_until or heads[0].due_at)
+        return (due_at - values.now()).total_seconds()
 
     async def _serve(self, subscription_id: str) -> None:
         """Deliver what is due until nothing is."""
@@ -121,32 +125,49 @@ class Courier:
         self._wake.set()
 
     async def _serve_some(self, subscription_id: str) -> bool:
-        subscription = await SubscriptionTable.find(self._db, subscription_id)
-        sealed = await SubscriptionTable.find_sealed(self._db, subscription_id)
-        if subscription is None or sealed is None or not subscription.is_enabled:
-            return False
         now = values.now()
+        subscription = await SubscriptionTable.find(self._db, subscription_id)
+        sealed = await SubscriptionTable.find_sealed(self._db, subscription_id, now)
+        if subscription is None or not sealed or not may_send(subscription, now):
+            return False
         heads = await DeliveryTable.heads(self._db, subscription_id, _LANES)
         due = [head for head in heads if head.due_at <= now]
         if not due:
             return False
-        secret = Secret(self._vault.unseal(sealed, context_of(subscription_id)).decode())
+        context = context_of(subscription_id)
+        secrets = [Secret(self._vault.unseal(one, context).decode()) for one in sealed]
         async with asyncio.TaskGroup() as tries:
             for head in due:
-                tries.create_task(self._deliver(subscription, secret, head))
+                tries.create_task(self._deliver(subscription, secrets, head))
         return True
 
-    async def _deliver(self, subscription: Subscription, secret: Secret, head: Delivery) -> None:
+    async def _deliver(
+        self, subscription: Subscription, secrets: Sequence[Secret], head: Delivery
+    ) -> None:
         async with self._places:
             body = await make_body(head, self._events)
             if body is None:
-                noted = gone(head, values.now())
-            else:
-                headers = sign(secret, message_id=head.id, moment=values.now(), body=body)
-                outcome = await self._sender.send(subscription.url, body, headers)
-                jitter = int.from_bytes(values.new_bytes(2)) / 0xFFFF
-                noted = after_try(head, outcome, self._config, values.now(), jitter)
-        await self._note(noted, ends_lane=body is not None)
+                await self._note(gone(head, values.now()), ends_lane=False)
+                return
+            headers = sign(secrets, message_id=head.id, moment=values.now(), body=body)
+            outcome = await self._sender.send(subscription.url, body, headers)
+        await self._heed(subscription, outcome)
+        jitter = int.from_bytes(values.new_bytes(2)) / 0xFFFF
+        noted = after_try(head, outcome, self._config, values.now(), jitter)
+        await self._note(noted, ends_lane=True)
+
+    async def _heed(self, told: Subscription, outcome: Outcome) -> None:
+        """Leave a receiver alone that asks for it, for some time or for good."""
+        now = values.now()
+        if outcome.is_gone:
+            reason = "the receiver answered 410 Gone"
+            if await self._db.write(lambda tx: SubscriptionTable.disable(tx, told, reason, now)):
+                extra = {"subscription_id": told.id, "reason": reason}
+                log.warning("webhook disabled, since its receiver wants nothing more", extra=extra)
+        elif outcome.wait_seconds > 0:
+            longest = self._config.longest_retry_seconds
+            until = now + timedelta(seconds=min(outcome.wait_seconds, longest))
+            await self._db.write(lambda tx: SubscriptionTable.put_off(tx, told, until))
 
     async def _note(self, noted: Delivery, *, ends_lane: bool) -> None:
         """Store how a try ended; one that is given up may end all of its lane that is as old."""
@@ -173,6 +194,12 @@ class Courier:
             )
 
 
+def may_send(subscription: Subscription, now: datetime) -> bool:
+    """Tell whether anything may be sent now."""
+    is_quiet = subscription.quiet_until is not None and subscription.quiet_until > now
+    return subscription.is_enabled and not is_quiet
+
+
 def after_try(
     delivery: Delivery, outcome: Outcome, config: WebhooksConfig, now: datetime, jitter: float
 ) -> Delivery:
@@ -187,7 +214,8 @@ def after_try(
         return msgspec.structs.replace(tried, state=DeliveryState.DELIVERED, settled_at=now)
     if now - delivery.begun_at >= timedelta(seconds=config.give_up_seconds):
         return msgspec.structs.replace(tried, state=DeliveryState.FAILED, settled_at=now)
-    wait = back_off(delivery.attempts, config, jitter)
+    asked = min(outcome.wait_seconds, config.longest_retry_seconds)
+    wait = max(asked, back_off(delivery.attempts, config, jitter))
     return msgspec.structs.replace(tried, due_at=now + timedelta(seconds=wait))
 
 

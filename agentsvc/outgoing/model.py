@@ -40,7 +40,11 @@ class SubscriptionDraft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a user wants to be told, and of what."""
+    """Where a user wants to be told, and of what.
+
+    `disabled_reason` is there if it was not the user who disabled it. Nothing is sent before
+    `quiet_until`. What is sent until `former_until` is signed with the former secret, too.
+    """
 
     id: str
     user_id: str
@@ -51,6 +55,9 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     is_enabled: bool
     created_at: datetime
     updated_at: datetime
+    disabled_reason: str = ""
+    quiet_until: datetime | None = None
+    former_until: datetime | None = None
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):

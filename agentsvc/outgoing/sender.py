@@ -3,14 +3,18 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Final
 
 import aiohttp
 import msgspec
+from aiohttp import hdrs
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from agentsvc import values
 from agentsvc.errors import InvalidRequest
 from agentsvc.outgoing.targets import TargetRefused, check_addresses, check_url
 
@@ -18,6 +22,7 @@ ANSWER_MAX: Final = 16 * 1024
 """How much of an answer is read; none of it is kept."""
 
 _LONGEST_REASON: Final = 300
+_WAIT_DIGITS: Final = 9
 
 type Found = Sequence[tuple[int, str]]
 """Families and addresses of a name."""
@@ -25,11 +30,20 @@ type Lookup = Callable[[str, int], Awaitable[Found]]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a try ended; `status` is the receiver's, if it answered."""
+    """How a try ended; `status` is the receiver's, if it answered.
+
+    `wait_seconds` is how long the receiver wants to be left alone.
+    """
 
     is_delivered: bool
     status: int | None = None
     reason: str = ""
+    wait_seconds: float = 0.0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the receiver wants nothing any more."""
+        return self.status == HTTPStatus.GONE
 
 
 async def look_up(host: str, port: int) -> Found:
@@ -112,7 +126,8 @@ class Sender:
                 if read > ANSWER_MAX:
                     response.close()
                     break
-            return _outcome(response.status)
+            asked = response.headers.get(hdrs.RETRY_AFTER, "")
+            return _outcome(response.status, asked)
 
     def _make_session(self) -> aiohttp.ClientSession:
         resolver = CheckedResolver(self._lookup, allows_private=self._allows_private)
@@ -127,13 +142,30 @@ class Sender:
         )
 
 
-def _outcome(status: int) -> Outcome:
+def wait_seconds(status: int, asked: str, now: datetime) -> float:
+    """Return how long a receiver wants to be left alone by its `Retry-After`, 0 if it does not."""
+    text = asked.strip()
+    if status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        return 0.0
+    if text.isascii() and text.isdigit():
+        return float(text[:_WAIT_DIGITS])
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return 0.0
+    return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - now).total_seconds())
+
+
+def _outcome(status: int, asked: str) -> Outcome:
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
         return Outcome(is_delivered=True, status=status)
     is_redirect = status < HTTPStatus.BAD_REQUEST
     more = "; redirects are not followed" if is_redirect else ""
     return Outcome(
-        is_delivered=False, status=status, reason=f"the receiver answered {status}{more}"
+        is_delivered=False,
+        status=status,
+        reason=f"the receiver answered {status}{more}",
+        wait_seconds=wait_seconds(status, asked, values.now()),
     )
 
 

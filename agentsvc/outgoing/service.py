@@ -1,12 +1,13 @@
 """Subscriptions and their deliveries, as their owner sees them."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 from msgspec import UNSET
 
 from agentsvc import values
+from agentsvc.config import WebhooksConfig
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import Conflict, NotFound
 from agentsvc.outgoing.model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
@@ -23,10 +24,11 @@ MOST_SUBSCRIPTIONS: Final = 50
 class Webhooks:
     """Every subscription; what one user does is about what is theirs."""
 
-    def __init__(self, db: Database, vault: Vault, *, allows_private: bool) -> None:
+    def __init__(self, db: Database, vault: Vault, config: WebhooksConfig) -> None:
         self._db = db
         self._vault = vault
-        self._allows_private = allows_private
+        self._allows_private = config.allow_private
+        self._overlap_seconds = config.rotation_seconds
 
     async def add(self, user_id: str, draft: SubscriptionDraft) -> tuple[Subscription, Secret]:
         """Make a subscription; its secret can be seen now and never again.
@@ -62,7 +64,7 @@ class Webhooks:
     ) -> Subscription:
         """Change what a draft says; raises NotFound or InvalidRequest.
 
-        What is pending goes to the new URL; what a disabled subscription misses is not made up for.
+        What is pending goes to the new URL, and at once if it was put off; what a disabled subscription misses is not made up for.
         """
 
         async def body(tx: Transaction) -> Subscription:
@@ -72,6 +74,23 @@ class Webhooks:
             return changed
 
         return await self._db.write(body)
+
+    async def rotate(self, user_id: str, subscription_id: str) -> tuple[Subscription, Secret]:
+        """Give a subscription a new secret, which can be seen now and never again.
+
+        What is delivered is signed with the former one, too, for some time. Raises NotFound.
+        """
+        secret = new_secret()
+        sealed = self._vault.seal(secret.reveal().encode(), context_of(subscription_id))
+
+        async def body(tx: Transaction) -> Subscription:
+            _owned(await SubscriptionTable.find(tx, subscription_id), user_id)
+            now = values.now()
+            until = now + timedelta(seconds=self._overlap_seconds)
+            await SubscriptionTable.rotate(tx, subscription_id, sealed, now, until)
+            return _owned(await SubscriptionTable.find(tx, subscription_id), user_id)
+
+        return await self._db.write(body), secret
 
     async def remove(self, user_id: str, subscription_id: str) -> None:
         """Delete a subscription and all of its deliveries; raises NotFound."""
@@ -149,6 +168,10 @@ class Webhooks:
             if value is not UNSET
         }
         changed = msgspec.structs.replace(subscription, **given, updated_at=now)
+        if changed.is_enabled:
+            changed = msgspec.structs.replace(changed, disabled_reason="")
+        if changed.url != subscription.url or not subscription.is_enabled:
+            changed = msgspec.structs.replace(changed, quiet_until=None)
         if changed.url != subscription.url:
             check_url(changed.url, allows_private=self._allows_private)
         return changed

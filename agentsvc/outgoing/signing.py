@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import hmac
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
@@ -20,14 +21,23 @@ def new_secret() -> Secret:
     return Secret(SECRET_PREFIX + raw)
 
 
-def sign(secret: Secret, *, message_id: str, moment: datetime, body: bytes) -> dict[str, str]:
-    """Return the headers that let the receiver check who sent a body, and when."""
-    key = base64.b64decode(secret.reveal().removeprefix(SECRET_PREFIX))
+def sign(
+    secrets: Sequence[Secret], *, message_id: str, moment: datetime, body: bytes
+) -> dict[str, str]:
+    """Return the headers that let the receiver check who sent a body, and when.
+
+    There is a signature for each secret, so that a receiver may have any one of them.
+    """
     timestamp = str(int(moment.timestamp()))
     signed = f"{message_id}.{timestamp}.".encode() + body
-    digest = hmac.digest(key, signed, hashlib.sha256)
     return {
         "webhook-id": message_id,
         "webhook-timestamp": timestamp,
-        "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
+        "webhook-signature": " ".join(_signature(secret, signed) for secret in secrets),
     }
+
+
+def _signature(secret: Secret, signed: bytes) -> str:
+    key = base64.b64decode(secret.reveal().removeprefix(SECRET_PREFIX))
+    digest = hmac.digest(key, signed, hashlib.sha256)
+    return f"v1,{base64.b64encode(digest).decode()}"

@@ -33,10 +33,69 @@ class SubscriptionTable:
         sql = """
             UPDATE webhook_subscriptions
             SET url = :url, description = :description, event_kinds = :event_kinds,
-                changes = :changes, is_enabled = :is_enabled, updated_at = :updated_at
+                changes = :changes, is_enabled = :is_enabled, updated_at = :updated_at,
+                disabled_reason = :disabled_reason, quiet_until = :quiet_until
             WHERE id = :id
         """
         await tx.run(sql, _to_row(subscription))
+
+    @staticmethod
+    async def rotate(
+        tx: Transaction, subscription_id: str, sealed: bytes, now: datetime, until: datetime
+    ) -> int:
+        """Store a new secret; the one before it signs as well until a moment."""
+        sql = """
+            UPDATE webhook_subscriptions
+            SET former_sealed = sealed, former_until = :until, sealed = :sealed, updated_at = :now
+            WHERE id = :id
+        """
+        params = {
+            "id": subscription_id,
+            "sealed": sealed,
+            "now": to_stored(now),
+            "until": to_stored(until),
+        }
+        return await tx.run(sql, params)
+
+    @staticmethod
+    async def has_former(source: Queryable, now: datetime) -> bool:
+        """Tell whether there is a former secret that has become useless."""
+        sql = "SELECT 1 FROM webhook_subscriptions WHERE former_until <= :now LIMIT 1"
+        return await source.one(sql, {"now": to_stored(now)}) is not None
+
+    @staticmethod
+    async def drop_former(tx: Transaction, now: datetime) -> int:
+        """Forget former secrets that have become useless."""
+        sql = """
+            UPDATE webhook_subscriptions
+            SET former_sealed = NULL, former_until = NULL
+            WHERE former_until <= :now
+        """
+        return await tx.run(sql, {"now": to_stored(now)})
+
+    @staticmethod
+    async def disable(tx: Transaction, told: Subscription, reason: str, now: datetime) -> int:
+        """Disable a subscription unless it has another receiver by now."""
+        sql = """
+            UPDATE webhook_subscriptions
+            SET is_enabled = 0, disabled_reason = :reason, updated_at = :now
+            WHERE id = :id
+              AND url = :url
+              AND is_enabled
+        """
+        params = {"id": told.id, "url": told.url, "reason": reason, "now": to_stored(now)}
+        return await tx.run(sql, params)
+
+    @staticmethod
+    async def put_off(tx: Transaction, told: Subscription, until: datetime) -> int:
+        """Send nothing before a moment, unless there is another receiver by now."""
+        sql = """
+            UPDATE webhook_subscriptions
+            SET quiet_until = :until
+            WHERE id = :id
+              AND url = :url
+        """
+        return await tx.run(sql, {"id": told.id, "url": told.url, "until": to_stored(until)})
 
     @staticmethod
     async def delete(tx: Transaction, user_id: str, subscription_id: str) -> bool:
@@ -52,11 +111,15 @@ class SubscriptionTable:
         return _to_subscription(row) if row else None
 
     @staticmethod
-    async def find_sealed(source: Queryable, subscription_id: str) -> bytes | None:
-        """Return the sealed secret of a subscription."""
-        sql = "SELECT sealed FROM webhook_subscriptions WHERE id = :id"
-        row = await source.one(sql, {"id": subscription_id})
-        return row["sealed"] if row else None
+    async def find_sealed(source: Queryable, subscription_id: str, now: datetime) -> list[bytes]:
+        """Return the sealed secrets of a subscription that sign, the newest first."""
+        sql = """
+            SELECT sealed, CASE WHEN former_until > :now THEN former_sealed END AS former_sealed
+            FROM webhook_subscriptions
+            WHERE id = :id
+        """
+        row = await source.one(sql, {"id": subscription_id, "now": to_stored(now)})
+        return [] if row is None else [one for one in (row["sealed"], row["former_sealed"]) if one]
 
     @staticmethod
     async def of_user(source: Queryable, user_id: str) -> list[Subscription]:
@@ -91,7 +154,6 @@ class DeliveryTable:
               AND id = :id
               AND state = 'pending'
         """
-        settled_at = to_stored(delivery.settled_at) if delivery.settled_at else None
         params = {
             "number": delivery.number,
             "id": delivery.id,
@@ -100,7 +162,7 @@ class DeliveryTable:
             "status": delivery.status,
             "reason": delivery.reason,
             "due_at": to_stored(delivery.due_at),
-            "settled_at": settled_at,
+            "settled_at": _stored(delivery.settled_at),
         }
         return await tx.run(sql, params)
 
@@ -182,7 +244,8 @@ class DeliveryTable:
 
 
 _SUBSCRIPTION = """
-    SELECT id, user_id, url, description, event_kinds, changes, is_enabled, created_at, updated_at
+    SELECT id, user_id, url, description, event_kinds, changes, is_enabled, created_at, updated_at,
+           disabled_reason, quiet_until, former_until
     FROM webhook_subscriptions
 """
 _DELIVERY = """
@@ -231,7 +294,17 @@ def _to_row(subscription: Subscription) -> Mapping[str, Any]:
         "changes": _to_json(subscription.changes),
         "created_at": to_stored(subscription.created_at),
         "updated_at": to_stored(subscription.updated_at),
+        "quiet_until": _stored(subscription.quiet_until),
+        "former_until": _stored(subscription.former_until),
     }
+
+
+def _stored(moment: datetime | None) -> str | None:
+    return None if moment is None else to_stored(moment)
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else from_stored(text)
 
 
 def _to_json(items: tuple[str, ...]) -> str:
@@ -250,11 +323,13 @@ def _to_subscription(row: Row) -> Subscription:
         is_enabled=bool(row["is_enabled"]),
         created_at=from_stored(row["created_at"]),
         updated_at=from_stored(row["updated_at"]),
+        disabled_reason=row["disabled_reason"],
+        quiet_until=_moment(row["quiet_until"]),
+        former_until=_moment(row["former_until"]),
     )
 
 
 def _to_delivery(row: Row) -> Delivery:
-    settled_at = row["settled_at"]
     return Delivery(
         number=row["number"],
         id=row["id"],
@@ -270,7 +345,7 @@ def _to_delivery(row: Row) -> Delivery:
         created_at=from_stored(row["created_at"]),
         begun_at=from_stored(row["begun_at"]),
         due_at=from_stored(row["due_at"]),
-        settled_at=None if settled_at is None else from_stored(settled_at),
+        settled_at=_moment(row["settled_at"]),
     )
 
 

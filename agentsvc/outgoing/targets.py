@@ -13,6 +13,7 @@ LONGEST_URL: Final = 2048
 
 _URL_LOC: Final = ("body", "url")
 _HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -49,6 +50,8 @@ def is_public(address: str) -> bool:
         inner = _embedded(found)
         if inner is not None:
             found = inner
+        elif found.is_site_local:
+            return False
     return found.is_global and not (found.is_multicast or found.is_reserved)
 
 
@@ -81,9 +84,14 @@ def _host_problem(parts: SplitResult, host: str, *, allows_private: bool) -> str
         return "The host should be a name in ASCII or an address"
     if allows_private:
         return ""
-    looks_like_address = ":" in host or host.replace(".", "").isdigit()
-    if looks_like_address and not is_public(host):
+    if _looks_like_address(host) and not is_public(host):
         return "The host should be a public address"
     if host.rstrip(".") == "localhost" or host.rstrip(".").endswith(".localhost"):
         return "The host should be a public address"
     return ""
+
+
+def _looks_like_address(host: str) -> bool:
+    """Whether resolvers take a host for an address, in whichever notation: `127.1`, `0x7f.1`."""
+    last = host.rstrip(".").rpartition(".")[2]
+    return ":" in host or _NUMBER.fullmatch(last) is not None

@@ -71,7 +71,9 @@ async def test_a_name_that_leads_inside_is_not_connected_to(
     assert receiver.received == []
 
 
-@pytest.mark.parametrize("host", [LOOPBACK, "2130706433", "localhost"])
+@pytest.mark.parametrize(
+    "host", [LOOPBACK, "2130706433", "localhost", "0x7f.1", "0177.0.0.1", "127.0.0.1."]
+)
 async def test_an_address_inside_is_not_connected_to(receiver: Receiver, host: str) -> None:
     names = Names()
     outcome = await send(names, f"http://{host}:{receiver.port}/", allows_private=False)
@@ -79,14 +81,28 @@ async def test_an_address_inside_is_not_connected_to(receiver: Receiver, host: s
     assert (names.asked, receiver.received) == ([], [])
 
 
-async def test_a_name_in_another_notation_is_an_address_inside(receiver: Receiver) -> None:
-    sender = Sender(time_limit=20, allows_private=False, most=4)
+@pytest.mark.parametrize(
+    "addresses",
+    ["::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "::127.0.0.1", "2001:0:7f00:1::"],
+)
+async def test_an_address_that_stands_for_one_inside_is_not_connected_to(addresses: str) -> None:
+    outcome = await send(Names(addresses), "http://receiver.example/", allows_private=False)
+    assert outcome.reason == "the name leads to an address that is not public"
+
+
+async def test_each_connection_asks_for_the_name_anew(receiver: Receiver) -> None:
+    """A name that leads inside by now is not connected to, though it was good before."""
+    names = Names(LOOPBACK, "10.0.0.1")
+    sender = Sender(time_limit=20, allows_private=True, most=4, lookup=names.look_up)
+    strict = Sender(time_limit=20, allows_private=False, most=4, lookup=names.look_up)
+    url = f"http://receiver.example:{receiver.port}/hook"
     try:
-        outcome = await sender.send(f"http://0x7f.1:{receiver.port}/", b"{}", {})
+        assert (await sender.send(url, b"{}", {})).is_delivered
+        assert not (await strict.send(url, b"{}", {})).is_delivered
     finally:
         await sender.close()
-    assert outcome.reason == "the name leads to an address that is not public"
-    assert receiver.received == []
+        await strict.close()
+    assert len(receiver.received) == 1
 
 
 async def test_a_receiver_that_never_answers_is_left() -> None:

@@ -59,6 +59,17 @@ def queue(data_dir: Path, webhook_id: str, *states: str) -> None:
     asyncio.run(opened())
 
 
+def change(data_dir: Path, sql: str) -> None:
+    async def opened() -> None:
+        installation = await Installation.open(DataDir(path=data_dir))
+        try:
+            await installation.database.write(lambda tx: tx.run(sql))
+        finally:
+            await installation.close()
+
+    asyncio.run(opened())
+
+
 def secret_of(data_dir: Path, webhook_id: str) -> str:
     async def opened() -> str:
         installation = await Installation.open(DataDir(path=data_dir))
@@ -109,6 +120,32 @@ def test_a_removed_webhook_is_not_listed(data_dir: Path) -> None:
     assert len(webhooks(data_dir, "list").stdout.splitlines()) == 1
 
 
+def test_a_webhook_is_disabled_and_enabled(data_dir: Path) -> None:
+    webhook_id = add(data_dir)
+    for action, state in (("disable", "disabled"), ("enable", "active")):
+        result = webhooks(data_dir, action, webhook_id)
+        assert (result.exit_code, result.stderr) == (0, f"webhook {webhook_id} is {action}d\n")
+        assert webhooks(data_dir, "list").stdout.splitlines()[1].split()[5:] == [state]
+
+
+def test_the_list_says_why_a_receiver_had_its_webhook_disabled(data_dir: Path) -> None:
+    webhook_id = add(data_dir)
+    change(data_dir, "UPDATE webhook_subscriptions SET is_enabled = 0, disabled_reason = 'gone'")
+    assert webhooks(data_dir, "list").stdout.splitlines()[1].endswith("disabled: gone")
+    assert webhooks(data_dir, "enable", webhook_id).exit_code == 0
+    assert webhooks(data_dir, "list").stdout.splitlines()[1].endswith("active")
+
+
+def test_a_new_secret_is_all_there_is_on_stdout(data_dir: Path) -> None:
+    webhook_id = add(data_dir)
+    former = secret_of(data_dir, webhook_id)
+    result = webhooks(data_dir, "rotate", webhook_id)
+    expected = f"webhook {webhook_id}, the former secret signs as well until "
+    assert (result.exit_code, result.stderr.startswith(expected)) == (0, True)
+    assert secret_of(data_dir, webhook_id) == result.stdout.strip()
+    assert result.stdout.strip() != former
+
+
 def test_deliveries_are_listed_and_replayed(data_dir: Path) -> None:
     webhook_id = add(data_dir)
     queue(data_dir, webhook_id, "delivered", "failed")
@@ -133,6 +170,9 @@ def test_deliveries_are_listed_and_replayed(data_dir: Path) -> None:
         (["add", URL, "--user", "ann", "--change", "sandbox", "--no-changes"], 2, "cannot be"),
         (["remove", "x"], 1, "there is no webhook x"),
         (["deliveries", "x"], 1, "there is no webhook x"),
+        (["enable", "x"], 1, "there is no webhook x"),
+        (["disable", "x"], 1, "there is no webhook x"),
+        (["rotate", "x"], 1, "there is no webhook x"),
         (["replay", "x", "y"], 1, "there is no webhook x"),
         (["replay", "x"], 2, "name a delivery"),
         (["replay", "x", "y", "--failed"], 2, "name a delivery"),

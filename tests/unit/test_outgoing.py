@@ -10,9 +10,9 @@ import pytest
 
 from agentsvc.config import WebhooksConfig
 from agentsvc.errors import InvalidRequest
-from agentsvc.outgoing.courier import after_try, back_off
-from agentsvc.outgoing.model import Delivery, DeliveryState
-from agentsvc.outgoing.sender import Outcome
+from agentsvc.outgoing.courier import after_try, back_off, may_send
+from agentsvc.outgoing.model import Delivery, DeliveryState, Subscription
+from agentsvc.outgoing.sender import Outcome, wait_seconds
 from agentsvc.outgoing.signing import new_secret, sign
 from agentsvc.outgoing.targets import (
     TargetRefused,
@@ -78,7 +78,27 @@ def test_a_url_of_the_internet_may_be_registered(url: str) -> None:
         "http://[fd00::1]/",
         "http://[ff02::1]/",
         "http://[::ffff:127.0.0.1]/",
+        "http://[::ffff:7f00:1]/",
+        "http://[::127.0.0.1]/",
+        "http://[::]/",
         "http://[64:ff9b::7f00:1]/",
+        "http://[64:ff9b::10.0.0.1]/",
+        "http://[64:ff9b::a9fe:a9fe]/",
+        "http://[2002:a00:1::1]/",
+        "http://[2002:c0a8:101::]/",
+        "http://[2001:0:7f00:1::]/",
+        "http://[fec0::1]/",
+        "http://0177.0.0.1/",
+        "http://017700000001/",
+        "http://0x7f000001/",
+        "http://0x7f.1/",
+        "http://0X7F.0.0.1/",
+        "http://127.0x1/",
+        "http://127.0.0.1./",
+        "http://2130706433./",
+        "http://LOCALHOST/",
+        "http://localhost.:8080/",
+        "http://a.LocalHost/",
         "http://[2002:7f00:1::]/",
     ],
 )
@@ -100,6 +120,14 @@ def test_a_private_url_is_refused_unless_it_is_allowed(url: str) -> None:
         "http:///path",
         "http://ann@example.com/",
         "http://ann:pw@example.com/",
+        "http://example.com@127.0.0.1/",
+        "http://127.0.0.1:80@example.com/",
+        "http://example.com%00.evil/",
+        "http://127\u30020\u30020\u30021/",
+        "http://\uff11\uff12\uff17.0.0.1/",
+        "http://\u2460/",
+        "http:127.0.0.1/",
+        "gopher://example.com/",
         "http://@example.com/",
         "http://example.com:0/",
         "http://example.com:99999/",
@@ -134,7 +162,7 @@ def test_a_name_must_lead_to_public_addresses_only() -> None:
 def test_a_signature_is_what_the_description_of_standard_webhooks_says() -> None:
     secret = new_secret()
     body = b'{"type":"x"}'
-    headers = sign(secret, message_id="msg", moment=NOW, body=body)
+    headers = sign([secret], message_id="msg", moment=NOW, body=body)
     key = base64.b64decode(secret.reveal().removeprefix("whsec_"))
     assert len(key) == 32
     signed = b"msg." + headers["webhook-timestamp"].encode() + b"." + body
@@ -148,7 +176,7 @@ def test_a_signature_is_what_the_description_of_standard_webhooks_says() -> None
 
 def test_a_signature_is_that_of_the_published_example() -> None:
     headers = sign(
-        Secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+        [Secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")],
         message_id="msg_p5jXN8AQM9LWM0D4loKWxJek",
         moment=datetime.fromtimestamp(1614265330, UTC),
         body=b'{"test": 2432232314}',
@@ -182,3 +210,62 @@ def test_a_delivery_is_given_up_at_an_age() -> None:
 def test_a_delivery_that_was_taken_is_done() -> None:
     noted = after_try(DELIVERY, Outcome(is_delivered=True, status=204), CONFIG, NOW, 0.0)
     assert (noted.state, noted.status, noted.reason) == (DeliveryState.DELIVERED, 204, "")
+
+
+def test_each_secret_signs() -> None:
+    secrets = [new_secret(), new_secret()]
+    headers = sign(secrets, message_id="msg", moment=NOW, body=b"{}")
+    alone = [sign([one], message_id="msg", moment=NOW, body=b"{}") for one in secrets]
+    expected = [one["webhook-signature"] for one in alone]
+    assert headers["webhook-signature"].split(" ") == expected
+    assert len(set(expected)) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "seconds"),
+    [
+        (429, "7", 7),
+        (503, " 120 ", 120),
+        (503, "0", 0),
+        (503, "9" * 400, 999_999_999),
+        (503, "Tue, 01 Jan 2030 00:01:00 GMT", 60),
+        (503, "Tue, 01 Jan 2030 00:01:00", 60),
+        (503, "Tue, 01 Jan 2019 00:00:00 GMT", 0),
+        (503, "", 0),
+        (503, "-5", 0),
+        (503, "1.5", 0),
+        (503, "soon", 0),
+        (503, "\u0661", 0),
+        (503, "Tue, 99 Jan 99999 00:00:00 GMT", 0),
+        (500, "7", 0),
+        (200, "7", 0),
+    ],
+)
+def test_a_receiver_may_ask_for_some_time(status: int, asked: str, seconds: float) -> None:
+    assert wait_seconds(status, asked, NOW) == seconds
+
+
+@pytest.mark.parametrize(("asked", "waited"), [(1, 2), (30, 30), (10_000, 60)])
+def test_what_a_receiver_asks_for_is_heeded_within_bounds(asked: float, waited: float) -> None:
+    outcome = msgspec.structs.replace(FAILED, wait_seconds=asked)
+    noted = after_try(DELIVERY, outcome, CONFIG, NOW, 0.0)
+    assert noted.due_at == NOW + timedelta(seconds=waited)
+
+
+def test_nothing_is_sent_to_who_is_disabled_or_wants_quiet() -> None:
+    active = Subscription(
+        id="s",
+        user_id="u",
+        url="https://example.com/",
+        description="",
+        event_kinds=None,
+        changes=(),
+        is_enabled=True,
+        created_at=NOW,
+        updated_at=NOW,
+    )
+    later = NOW + timedelta(seconds=1)
+    assert may_send(active, NOW)
+    assert not may_send(msgspec.structs.replace(active, is_enabled=False), NOW)
+    quiet = msgspec.structs.replace(active, quiet_until=later)
+    assert [may_send(quiet, moment) for moment in (NOW, later)] == [False, True]

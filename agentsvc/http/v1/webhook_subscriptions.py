@@ -57,7 +57,12 @@ class WebhookUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A subscription; its secret is not shown again."""
+    """A subscription; its secret is not shown again.
+
+    `disabled_reason` says why it was disabled, if not by the user: the receiver answered 410. Nothing
+    is sent before `quiet_until`, as the receiver asked by `Retry-After`. Until `former_secret_until`
+    there is a signature with the former secret, too.
+    """
 
     id: str
     url: str
@@ -65,6 +70,9 @@ class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
     event_kinds: list[str] | None
     changes: list[Change]
     is_enabled: bool
+    disabled_reason: str
+    quiet_until: Time | None
+    former_secret_until: Time | None
     created_at: Time
     updated_at: Time
 
@@ -141,6 +149,13 @@ async def patch_webhook_subscription(request: web.Request) -> web.Response:
     return json_response(from_subscription(changed))
 
 
+async def post_webhook_secret(request: web.Request) -> web.Response:
+    """POST /webhook-subscriptions/{subscription_id}/rotate-secret."""
+    changed, secret = await request.app[WEBHOOKS].rotate(*_named(request))
+    shown = msgspec.structs.asdict(from_subscription(changed))
+    return json_response(NewWebhookInfo(**shown, secret=secret.reveal()))
+
+
 async def delete_webhook_subscription(request: web.Request) -> web.Response:
     """DELETE /webhook-subscriptions/{subscription_id}."""
     await request.app[WEBHOOKS].remove(*_named(request))
@@ -200,6 +215,9 @@ def from_subscription(subscription: Subscription) -> WebhookInfo:
         event_kinds=None if kinds is None else list(kinds),
         changes=list(subscription.changes),
         is_enabled=subscription.is_enabled,
+        disabled_reason=subscription.disabled_reason,
+        quiet_until=_shown(subscription.quiet_until),
+        former_secret_until=_shown(subscription.former_until),
         created_at=to_stored(subscription.created_at),
         updated_at=to_stored(subscription.updated_at),
     )
@@ -277,6 +295,16 @@ ROUTES: Final = (
         answer=WebhookInfo,
         errors=(NotFound,),
         example=Example(body={"description": "build server"}),
+    ),
+    Route(
+        method="POST",
+        path=f"{_ONE}/rotate-secret",
+        handler=post_webhook_secret,
+        scope=Scope.USER,
+        rank="P2",
+        summary="Replace the secret of a webhook subscription; both sign for some time",
+        answer=NewWebhookInfo,
+        errors=(NotFound,),
     ),
     Route(
         method="DELETE",

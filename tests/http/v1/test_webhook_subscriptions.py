@@ -29,6 +29,9 @@ MEMBERS = {
     "event_kinds",
     "changes",
     "is_enabled",
+    "disabled_reason",
+    "quiet_until",
+    "former_secret_until",
     "created_at",
     "updated_at",
 }
@@ -215,7 +218,7 @@ async def test_a_webhook_made_by_another_process_is_noticed(
     assert user_id is not None
     installation = await Installation.open(DataDir(path=service.data_dir))
     try:
-        webhooks = Webhooks(installation.database, installation.vault, allows_private=True)
+        webhooks = Webhooks(installation.database, installation.vault, CONFIG)
         draft = SubscriptionDraft(url=receiver.url, event_kinds=("MessageEvent",))
         _, secret = await webhooks.add(user_id, draft)
     finally:
@@ -331,6 +334,7 @@ async def test_what_is_anothers_is_neither_told_nor_seen(
         ("DELETE", f"{HOOKS}/{theirs['id']}"),
         ("GET", f"{HOOKS}/{theirs['id']}/deliveries"),
         ("POST", f"{HOOKS}/{theirs['id']}/replay-failed"),
+        ("POST", f"{HOOKS}/{theirs['id']}/rotate-secret"),
         ("POST", f"{HOOKS}/{theirs['id']}/deliveries/x/replay"),
         ("POST", f"{HOOKS}/{mine['id']}/deliveries/x/replay"),
     ):
