@@ -451,6 +451,14 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         Works in every phase, on a handle saved half-way, and on a sandbox that is already gone.
         """
 
+    async def leftovers(self) -> Sequence[str]:
+        """Name what there is of this instance, found by another road than scan takes.
+
+        Only the conformance kit asks, while a sandbox runs and when all of them are deleted. The
+        kit itself sees processes, temporary files, control groups and mounts of its machine.
+        """
+        return ()
+
     # With a capability. The base class raises Unsupported.
 
     async def pause(self, handle: Handle) -> None:

@@ -21,6 +21,7 @@ from agentsvc.backend import (
     Limits,
     Network,
     Phase,
+    Report,
     Spec,
 )
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected, Unsupported
@@ -36,6 +37,7 @@ from agentsvc.testing.rig import (
 from agentsvc.values import new_id, new_key
 
 CANCEL_AFTER: Final = (0.0, 0.001, 0.004, 0.015, 0.04, 0.1)
+_MOST_NAMED: Final = 10
 STILL_SECONDS_MAX: Final = 0.2
 """How long a call may keep the event loop from turning."""
 
@@ -249,11 +251,28 @@ async def after_delete_nothing_answers_and_scan_is_empty(rig: Rig) -> None:
     handle, report = await rig.run()
     await rig.backend.delete(handle)
     expect(not await rig.backend.scan(), "scan still lists it")
-    with contextlib.suppress(OSError):
-        await rig.ask(report, "GET", "/name")
-        raise AssertionError("its port still answers")
+    expect(not await _is_served(rig, report), "its port still answers")
     heard = await rig.is_heard(handle.sandbox_id)
     expect(not heard, "its workload still runs")
+
+
+@check()
+async def after_delete_nothing_is_left_on_the_host(rig: Rig) -> None:
+    """Check by other roads than scan that delete removes what create and its failures made."""
+    handle, report = await rig.run()
+    await rig.ask(report, "PUT", "/files/note", b"to be removed")
+    expect(await rig.told_leftovers() != [], "leftovers names nothing of a sandbox that runs")
+    failed = await rig.create(rig.order(env={"KIT_EXIT": "1"}))
+    await rig.wait(failed, Phase.FAILED)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CANCEL_AFTER[-1]):
+            await rig.create(rig.order())
+    for found in await rig.backend.scan():
+        await rig.backend.delete(found.handle)
+    for made in (handle, failed):
+        await rig.backend.delete(made)
+    left = await rig.leftovers()
+    expect(not left, f"this is left: {', '.join(left[:_MOST_NAMED])}")
 
 
 @check()
@@ -536,6 +555,15 @@ async def no_call_blocks_the_event_loop(rig: Rig) -> None:
             longest[name] = min(seconds, longest.get(name, seconds))
     for name, seconds in longest.items():
         expect(seconds < STILL_SECONDS_MAX, f"{name} blocks the loop for {seconds:.2f} s")
+
+
+async def _is_served(rig: Rig, report: Report) -> bool:
+    # Where addresses of nobody lead to a proxy, that one may answer.
+    try:
+        answer = await rig.ask(report, "GET", "/name")
+    except (OSError, AssertionError):
+        return False
+    return answer.decode(errors="replace") in rig.ordered
 
 
 async def _still_seconds(rig: Rig) -> dict[str, float]:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,7 @@ from agentsvc.backend import (
     SaveHandle,
 )
 from agentsvc.errors import AgentsvcError
-from agentsvc.testing import workload
+from agentsvc.testing import host, workload
 from agentsvc.values import Secret, monotonic, new_id
 
 WORKLOAD: Final = Path(workload.__file__).read_text(encoding="utf-8")
@@ -39,6 +39,7 @@ _POLL_SECONDS = 0.02
 
 type Backend = RuntimeBackend[Any]
 type Unreachable = Callable[[Backend], AbstractAsyncContextManager[None]]
+type Leftovers = Callable[[str], Awaitable[Sequence[str]]]
 
 
 class KitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,8 @@ class KitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of every order, such as `image` and `command`; `env` is added to."""
     unreachable: Unreachable | None = None
     """Cuts a backend off its control plane for a while; without it that check is skipped."""
+    leftovers: Leftovers | None = None
+    """Names what is left of the instance of this id in places that the kit does not know."""
     enforced_limits: frozenset[str] = frozenset()
     """Fields of Limits that are enforced although LIMITS is not declared."""
     beacon_host: str = "127.0.0.1"
@@ -71,6 +74,8 @@ class Rig:
         self.instance_id = new_id()
         self.saved: defaultdict[str, list[Handle]] = defaultdict(list)
         """The handles each sandbox's save was called with, in order."""
+        self.ordered: list[str] = []
+        """The ids of all sandboxes that were ordered."""
         self._backends: list[Backend] = []
         self._beacon = _Beacon()
 
@@ -119,6 +124,7 @@ class Rig:
     def order(self, **changes: Any) -> Order:
         """Return an order for a fresh sandbox that runs the workload."""
         sandbox_id = new_id()
+        self.ordered.append(str(changes.get("sandbox_id", sandbox_id)))
         overrides = {**self.options.order_overrides, **changes}
         env = {
             "KIT_PORT": "{port.web}",
@@ -181,6 +187,22 @@ class Rig:
         """Ask the workload over HTTP and return its answer; OSError if it cannot be had."""
         key = report.session_key if web_endpoint(report).needs_key else None
         return await ask(web_url(report), method, path, body, key=key)
+
+    async def leftovers(self) -> list[str]:
+        """Name all that there is of the sandboxes, by every road."""
+        names = [self.instance_id, *self.ordered]
+        found = await asyncio.to_thread(host.traces, names, self.backend.context.state_dir)
+        return found + (await self.told_leftovers() or [])
+
+    async def told_leftovers(self) -> list[str] | None:
+        """Name what backend and author know of, or None where both cannot say."""
+        is_able = type(self.backend).leftovers is not RuntimeBackend.leftovers
+        if not is_able and self.options.leftovers is None:
+            return None
+        found = list(await self.backend.leftovers())
+        if self.options.leftovers is not None:
+            found += await self.options.leftovers(self.instance_id)
+        return found
 
     async def is_heard(self, *names: str) -> bool:
         """Listen for the beacons of workloads for a while; False where none can be heard."""

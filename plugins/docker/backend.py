@@ -190,6 +190,23 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
                 found.setdefault(sandbox_id, Found(handle=handle, created_at=made))
         return list(found.values())
 
+    async def leftovers(self) -> Sequence[str]:
+        """Name what says this installation's id, among all that the engines have."""
+        found: list[str] = []
+        for engine in self._fleet.engines.values():
+            everything = {
+                "container": await engine.ask("GET", "containers/json", params={"all": True}),
+                "network": await engine.ask("GET", "networks"),
+                "volume": (await engine.ask("GET", "volumes")).get("Volumes") or [],
+            }
+            found += [
+                f"{kind} {one.get('Name') or one.get('Names')}"
+                for kind, listed in everything.items()
+                for one in listed
+                if self.context.instance_id in str(one)
+            ]
+        return found
+
     async def delete(self, handle: Handle) -> None:
         """Remove the containers, then their networks and volumes."""
         _, maker = self._of(handle)

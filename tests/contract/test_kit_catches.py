@@ -163,6 +163,16 @@ class DeletesOnPaper(FakeBackend):
             stray(self.world, sandbox)
 
 
+class LeavesAFile(FakeBackend):
+    """Keeps a note of each sandbox that it has deleted."""
+
+    async def delete(self, handle: Handle) -> None:
+        await super().delete(handle)
+        note = self.context.state_dir / handle.sandbox_id
+        await asyncio.to_thread(note.parent.mkdir, parents=True, exist_ok=True)
+        await asyncio.to_thread(note.touch)
+
+
 class ListsEverybodys(FakeBackend):
     """Does not look whose a sandbox is."""
 
@@ -335,6 +345,7 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
             "a_save_that_fails_makes_create_fail_and_delete_cleans_up",
         },
     ),
+    (LeavesAFile, {"after_delete_nothing_is_left_on_the_host"}),
     (ListsEverybodys, {"scan_lists_only_what_its_own_instance_made"}),
     (KnowsItsOwnOnly, {"a_new_instance_answers_for_what_an_old_one_made"}),
     (
@@ -419,7 +430,7 @@ async def test_the_kit_catches_a_broken_execute(
     options = KitOptions(order_overrides={"command": ("{python}", "-I", "-c", WORKLOAD)})
     [check] = [check for check in CHECKS if check.name == caught_by]
     with pytest.raises(AssertionError):
-        await run_check(check, broken, ProcessConfig(), options)
+        await run_check(check, broken, ProcessConfig(use_bubblewrap=False), options)
 
 
 async def test_the_kit_catches_a_backend_that_serves_elsewhere() -> None:
@@ -430,6 +441,32 @@ def test_every_check_has_a_backend_that_it_catches() -> None:
     caught = {FIRST, *(name for _, name in PROCESS_FAULTS)}
     caught |= {name for _, names in FAULTS for name in names}
     assert caught == {check.name for check in CHECKS}
+
+
+async def test_the_kit_asks_backend_and_author_what_is_left() -> None:
+    [check] = [
+        check for check in CHECKS if check.name == "after_delete_nothing_is_left_on_the_host"
+    ]
+
+    async def kept(_instance_id: str) -> list[str]:
+        return ["a volume"]
+
+    async def nothing(_instance_id: str) -> list[str]:
+        return []
+
+    class Says(FakeBackend):
+        async def leftovers(self) -> Sequence[str]:
+            return ["a network"]
+
+    for broken, told, complaint in (
+        (Says, kept, "this is left: a network, a volume"),
+        (FakeBackend, nothing, "leftovers names nothing of a sandbox that runs"),
+    ):
+        with (
+            on_a_world(broken) as (kind, options),
+            pytest.raises(AssertionError, match=complaint),
+        ):
+            await run_check(check, kind, FakeConfig(), replace(options, leftovers=told))
 
 
 async def test_results_without_pytest_say_what_failed_and_why() -> None:

@@ -7,7 +7,7 @@ serve many tests. Tests that end a server, or count on nobody else using it, tak
 import importlib.metadata
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import NoReturn
 
 import pytest
@@ -16,6 +16,8 @@ import pytest_asyncio
 from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.client import LiveClient
+from tests.live.containers import Engine, our_engine
+from tests.live.engines import EngineFailed
 from tests.live.installation import Installation, secret
 from tests.live.scripts import SCRIPTS
 
@@ -50,6 +52,17 @@ async def model() -> AsyncIterator[ScriptedModel]:
 async def git_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GitServer]:
     async with GitServer(tmp_path_factory.mktemp("git"), secret("git")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Return a Docker engine with our image, the same one for all workers of this run."""
+    base = tmp_path_factory.getbasetemp()
+    try:
+        with our_engine(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as engine:
+            yield engine
+    except EngineFailed as exc:
+        unavailable(str(exc))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -119,7 +119,7 @@ class Installation:
 
     def processes(self, sandbox_id: str = "") -> list[Process]:
         """Return the processes of a sandbox, or of all."""
-        mark = f"{self._instance_id}/{sandbox_id}"
+        mark = f"{self.instance_id}/{sandbox_id}"
         return [
             process
             for pid, process in snapshot().items()
@@ -144,7 +144,7 @@ class Installation:
     def temp_dirs(self) -> list[Path]:
         """Return the directories of its sandboxes below the system's temporary directory."""
         found = list_temps(_TEMP)
-        return [path for path, mark in found if mark.startswith(f"{self._instance_id}/")]
+        return [path for path, mark in found if mark.startswith(f"{self.instance_id}/")]
 
     def leftovers(self) -> list[str]:
         """Name every process, directory and temporary directory that sandboxes of it have."""
@@ -163,10 +163,9 @@ class Installation:
             path.read_bytes() for path in self.data.path.glob(f"{self.data.database.name}*")
         )
 
-    # Inside
-
     @property
-    def _instance_id(self) -> str:
+    def instance_id(self) -> str:
+        """Return what its sandboxes are labelled with."""
         # A server that never came so far has no sandboxes, and this name is nobody's.
         file = self.data.instance_id
         return file.read_text().strip() if file.exists() else "none"

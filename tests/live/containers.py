@@ -1,0 +1,93 @@
+"""Engines for the tests of sandboxes in containers, with our own image in them."""
+
+import asyncio
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from agentsvc.images import default_name
+from tests.live import engines
+from tests.live.engines import EngineFailed, Lease
+
+VARIABLE = "AGENTSVC_TEST_ENGINE"
+"""An engine to use, by its URL, or the directory of one that CI has begun."""
+
+IMAGE = default_name()
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104  # so that containers reach it
+
+_BUILD_SECONDS = 1200
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that has our image."""
+
+    url: str
+    address: str
+    """Where its containers find this machine."""
+    image: str = IMAGE
+
+    @property
+    def socket(self) -> Path:
+        return Path(self.url.removeprefix("unix://"))
+
+    def ask(self, path: str) -> Any:
+        """Return what the engine answers to a question."""
+        return json.loads(engines.ask(self.socket, "GET", path)[1])
+
+    def has(self, instance_id: str) -> list[str]:
+        """Name all that the engine has of an installation."""
+        query = "?filters=" + quote(json.dumps({"label": [f"agentsvc.installation={instance_id}"]}))
+        found = [
+            f"container {one['Names'][0]}" for one in self.ask(f"/containers/json{query}&all=true")
+        ]
+        found += [f"network {one['Name']}" for one in self.ask(f"/networks{query}")]
+        volumes = self.ask(f"/volumes{query}")["Volumes"] or ()
+        return sorted(found + [f"volume {one['Name']}" for one in volumes])
+
+    async def left(self, instance_id: str) -> list[str]:
+        """Name the same, without keeping others waiting."""
+        return await asyncio.to_thread(self.has, instance_id)
+
+
+@contextmanager
+def our_engine(directory: Path) -> Iterator[Engine]:
+    """Give the engine of this test run, started by whichever worker is first; raises EngineFailed."""
+    told = os.environ.get(VARIABLE, "")
+    if told.startswith("unix://"):
+        yield _ready(told, directory / "engine")
+        return
+    place = Path(told) if told else directory / "engine"
+    if not told and (reason := engines.why_not()):
+        raise EngineFailed(reason)
+    with Lease(place) as lease:
+        yield _ready(lease.url, place)
+
+
+def _ready(url: str, place: Path) -> Engine:
+    with place.with_suffix(".image").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        engines.make_base(Path(url.removeprefix("unix://")))
+        build(url)
+    engine = Engine(url=url, address="")
+    bridge = engine.ask("/networks/bridge")
+    return msgspec.structs.replace(engine, address=bridge["IPAM"]["Config"][0]["Gateway"])
+
+
+def build(url: str) -> None:
+    """Have our image built, unless the engine has it; raises EngineFailed."""
+    command = [sys.executable, "-m", "agentsvc", "images", "build", "--engine", url]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=_BUILD_SECONDS
+    )
+    if result.returncode != 0:
+        raise EngineFailed(f"the image cannot be built: {result.stderr[-2000:]}")
