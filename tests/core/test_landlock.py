@@ -13,6 +13,7 @@ import pytest
 from agentsvc.backends import landlock
 
 UID = 28657
+TOP = Path(__file__).parents[2]
 PROBE = """
 import json, os, signal, socket, sys
 own, server, other, parent, name = sys.argv[1:]
@@ -75,7 +76,7 @@ def as_ordinary_user(argv: list[str]) -> subprocess.CompletedProcess[str]:
         caps = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
         prefix = ["setpriv", *ids, *caps]
     return subprocess.run(
-        [*prefix, *argv], capture_output=True, text=True, check=False, timeout=50, cwd="/"
+        [*prefix, *argv], capture_output=True, text=True, check=False, timeout=50, cwd=TOP
     )
 
 
@@ -116,6 +117,23 @@ def test_a_command_that_is_not_there_ends_as_a_shell_would_say(tmp_path: Path) -
     said = as_ordinary_user(landlock.wrapped(rules, ["agentsvc-no-such-program"]))
     assert said.returncode == 127
     assert "cannot run agentsvc-no-such-program" in said.stderr
+
+
+@pytest.mark.skipif(landlock.abi() < landlock.ABI_MIN, reason="this kernel has no Landlock")
+def test_a_sandbox_without_bubblewrap_reaches_its_own_files_alone(
+    grounds: dict[str, Path],
+) -> None:
+    said = as_ordinary_user(
+        [sys.executable, "-B", "-m", "tests.core.landlocked", str(grounds["data"])]
+    )
+    assert said.returncode == 0, said.stderr
+    seen = json.loads(said.stdout)
+    assert seen["uid"] != 0
+    assert (seen["isolation"], seen["said"]) == ("landlock", "landlock")
+    allowed = ["own file", "temporary file", "git"]
+    if landlock.abi() < 6:
+        allowed.append("signal to the server")
+    assert seen["reached"] == allowed
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Run inside a kernel whose control groups are of version 2: what the server does with them."""
 
+import asyncio
 import json
 import os
 import signal
@@ -9,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentsvc.backend import Limits
+from agentsvc.backend import BackendContext, Handle, Limits, Order, Phase
 from agentsvc.backends import groups, watch
+from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.values import new_id
 from tests.live.uml import tell
 
 TOP = Path("/mnt/groups")
@@ -25,7 +28,7 @@ def forks() -> int:
     """Return how many children can be had; none of them stays."""
     made = []
     try:
-        for _ in range(30):
+        for _ in range(15):
             pid = os.fork()
             if pid == 0:
                 signal.pause()
@@ -39,7 +42,7 @@ def forks() -> int:
 
 
 def burn() -> None:
-    end = time.monotonic() + 0.6
+    end = time.monotonic() + 0.3
     while time.monotonic() < end:
         pass
 
@@ -81,7 +84,7 @@ def enter(group: Path) -> None:
 
 def limited(found: groups.Groups, name: str) -> list[Any]:
     """Return how a hog ends, how many kills are counted, and how many processes there can be."""
-    held = found.make(name, Limits(memory_bytes=48 * MEGABYTE, pids=20, cpus=0.5))
+    held = found.make(name, Limits(memory_bytes=48 * MEGABYTE, pids=10, cpus=0.5))
     ended = run_in(held, hog)
     kills = watch.read_kills(held.kills)
     made = run_in(held, forks)
@@ -111,6 +114,34 @@ def not_delegated() -> list[Any]:
     return sorted(groups.find().limits())
 
 
+async def sandbox_with_a_hog() -> list[Any]:
+    """Return how a sandbox ends that wants too much memory, and what is left of its groups."""
+    context = BackendContext(instance_id=new_id(), state_dir=Path("/mnt/state"))
+    backend = ProcessBackend(ProcessConfig(use_bubblewrap=False), context)
+    await backend.open()
+    order = Order(
+        sandbox_id=new_id(),
+        command=("{python}", "-Ic", f"bytearray({128 * MEGABYTE})"),
+        limits=Limits(memory_bytes=48 * MEGABYTE, pids=50, cpus=1),
+    )
+    handle = await backend.create(order, save)
+    async with asyncio.timeout(40):
+        report = await backend.inspect(handle)
+        while report.phase is not Phase.FAILED:
+            report = await backend.inspect(handle)
+    await backend.delete(handle)
+    enforced = sorted(report.enforced or ())
+    return [report.cause, report.exit_code, report.reason, enforced, groups_of(order.sandbox_id)]
+
+
+def groups_of(sandbox_id: str) -> list[str]:
+    return [path.name for path in TOP.glob("**/agentsvc-*") if sandbox_id in path.name]
+
+
+async def save(_handle: Handle) -> None:
+    """Keep nothing."""
+
+
 def main() -> None:
     TOP.mkdir()
     subprocess.run(["mount", "-t", "cgroup2", "none", str(TOP)], check=True)
@@ -130,6 +161,7 @@ def main() -> None:
         enter(group)
         result[name] = in_child(delegated if attribute else not_delegated, uid)
         enter(TOP)
+    result["sandbox"] = asyncio.run(sandbox_with_a_hog())
     tell(result)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 PROGRAM = "linux.uml"
 _RESULT = "RESULT "
-_BOOT_SECONDS = 50.0
+_BOOT_SECONDS = 180.0
 
 
 async def run_inside(directory: Path, module: str) -> dict[str, Any]:
