@@ -1,0 +1,175 @@
+"""The cookie of a login in a real browser: pages of the server have it, those of sandboxes do not.
+
+The server and the work port's own origin are of the same site, and every origin may read answers:
+nothing but the server itself keeps them apart.
+"""
+
+import asyncio
+import json
+import shutil
+from asyncio.subprocess import DEVNULL
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from agentsvc.config import GatewayConfig
+from agentsvc.http.keys import LOGINS
+from agentsvc.testing.backend import FakeWorld
+from tests.http.gateway.steps import Box, make_gate
+from tests.http.gateway.upstream import Upstream
+from tests.live.conftest import unavailable
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(120),
+    pytest.mark.asyncio(loop_scope="function"),
+]
+
+HOST = "agents.example.test"
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP *.example.test 127.0.0.1",
+)
+PAGE = """<!doctype html><title>page</title><script>
+const said = JSON.parse(decodeURIComponent(location.hash.slice(1)));
+async function status(path, options) {
+  try {
+    const sent = {credentials: 'include', ...options};
+    return (await fetch(said.server + path, sent)).status;
+  } catch (error) { return 'blocked'; }
+}
+function socket() {
+  return new Promise((resolve) => {
+    const opened = new WebSocket(said.server.replace('http', 'ws') + '/api/v1/events/stream');
+    opened.onopen = () => setTimeout(() => opened.send('{}'), said.is_own ? 1e6 : 0);
+    opened.onmessage = () => resolve('told');
+    opened.onclose = (event) => resolve(event.code);
+  });
+}
+const json = {'Content-Type': 'application/json'};
+async function look() {
+  return {
+    origin: self.origin,
+    read: await status('/api/v1/logins'),
+    change: await status('/api/keys', {method: 'POST', headers: json, body: '{}'}),
+    plain: await status('/api/keys', {method: 'POST', mode: 'no-cors', body: '{}'}),
+    socket: await socket(),
+    sees: (() => { try { return document.cookie.includes('agentsvc'); } catch { return 'none'; } })(),
+  };
+}
+function report(name, seen) {
+  return fetch(`${said.collector}/${name}`, {method: 'POST', mode: 'no-cors',
+                                             body: JSON.stringify(seen)});
+}
+(async () => {
+  if (!said.is_own) return report(said.name, await look());
+  const before = await status('/api/v1/logins');
+  const body = JSON.stringify({token: said.token});
+  const login = await status('/api/v1/logins', {method: 'POST', headers: json, body});
+  await report(said.name, {before, login, ...await look()});
+  for (const [name, url] of Object.entries(said.frames)) {
+    const frame = document.createElement('iframe');
+    const inner = {...said, name, is_own: false};
+    frame.src = `${url}#${encodeURIComponent(JSON.stringify(inner))}`;
+    document.documentElement.append(frame);
+  }
+})();
+</script>"""
+
+
+@pytest.fixture
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    return found or unavailable("there is no chromium")
+
+
+class Collector:
+    """Remembers what pages report."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, Any] = {}
+        self._came = asyncio.Event()
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.reports[request.path.strip("/")] = json.loads(await request.read())
+        self._came.set()
+        return web.Response()
+
+    async def until(self, *names: str) -> None:
+        async with asyncio.timeout(90):
+            while not self.reports.keys() >= set(names):
+                self._came.clear()
+                await self._came.wait()
+
+
+@pytest.fixture
+async def box(tmp_path: Path) -> AsyncIterator[Box]:
+    upstream, world = Upstream(), FakeWorld()
+    await upstream.start()
+    world.on_create = upstream.on_create
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n"
+    upstream.raw_answer = f"{head}Content-Length: {len(PAGE)}\r\n\r\n{PAGE}".encode()
+    config = GatewayConfig(sandbox_domain="*.sandboxes.example.test")
+    service = make_gate(tmp_path / "data", world, config, cors_origins=("*",))
+    try:
+        await service.start()
+        yield await Box.start(service, upstream, await service.make_client())
+    finally:
+        await service.close()
+        world.close()
+        await upstream.stop()
+
+
+@asynccontextmanager
+async def browsing(program: str, url: str, profile: Path) -> AsyncIterator[None]:
+    command = (program, *FLAGS, f"--user-data-dir={profile}", url)
+    process = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def test_only_pages_of_the_server_have_the_cookie(
+    chromium: str, box: Box, tmp_path: Path
+) -> None:
+    collector = Collector()
+    app = web.Application()
+    app.router.add_post("/{name}", collector.take)
+    port = box.service.url.rpartition(":")[2]
+    server = f"http://{HOST}:{port}"
+    key = f"session_api_key={box.key}"
+    async with TestServer(app) as listening:
+        token = (await box.service.app[LOGINS].make_link(1)).reveal()
+        below, own = box.path("/raw"), f"worker-1-{box.id}.sandboxes.example.test:{port}"
+        said = {
+            "name": "server",
+            "is_own": True,
+            "server": server,
+            "collector": str(listening.make_url("")).rstrip("/"),
+            "token": token,
+            "frames": {"below": f"{server}{below}", "own": f"http://{own}/raw?{key}"},
+        }
+        # The editor is what of a sandbox has the server's origin: it stands for the console.
+        url = f"{server}{box.path('/raw', 'vscode')}?tkn={box.key}#{quote(json.dumps(said))}"
+        async with browsing(chromium, url, tmp_path / "profile"):
+            await collector.until("server", "below", "own")
+    inside = {"read": 200, "change": 200, "plain": 415, "socket": "told", "sees": False}
+    outside = {"read": 401, "change": 401, "plain": 0, "socket": 4001}
+    assert collector.reports["server"] == {"origin": server, "before": 401, "login": 201, **inside}
+    assert collector.reports["below"] == {"origin": "null", "sees": "none", **outside}
+    assert collector.reports["own"] == {"origin": f"http://{own}", "sees": False, **outside}
