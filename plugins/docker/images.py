@@ -78,7 +78,8 @@ class Images:
 
         Raises BackendUnavailable with the progress while that takes longer than the patience.
         """
-        found = await engine.get(f"images/{name}/json")
+        # What is no name is better told apart by the fetch.
+        found = await engine.ask("GET", f"images/{name}/json", expect=(400, 404))
         if found is not None and pull != "always":
             return to_image(found)
         if pull == "never":

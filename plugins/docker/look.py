@@ -10,6 +10,7 @@ from agentsvc.backend import NOT_CALLING, Cause, Endpoint, PausedAs, Phase, Repo
 from .plan import Json, isolation_of
 
 _SIGNAL: Final = 128
+_NO_COMMAND: Final = (126, 127)
 _KILLED: Final = 137
 _TERMINATED: Final = 143
 _UNKNOWN: Final = 255
@@ -91,19 +92,24 @@ def still_starting(report: Report) -> Report:
 def ended(state: Mapping[str, Any], *, had_oom: bool) -> tuple[int, Cause, str]:
     """Return how a container's command ended: its code, the cause, and a line for people."""
     code = int(state.get("ExitCode") or 0)
+    error = str(state.get("Error") or "")
     if state.get("OOMKilled") or (had_oom and code == _KILLED):
-        return code, Cause.OUT_OF_MEMORY, "it wanted more memory than it may use, and was killed"
-    if error := str(state.get("Error") or ""):
-        return code, Cause.NOT_STARTED, _line(error)
-    if code == _UNKNOWN:
-        reason = "its container was ended while the engine was away"
-        return code, Cause.HOST_RESTARTED, reason
-    if code in (_KILLED, _TERMINATED):
+        cause, reason = Cause.OUT_OF_MEMORY, "it wanted more memory than it may use, and was killed"
+    elif error:
+        cause, reason = Cause.NOT_STARTED, _line(error)
+    elif code in _NO_COMMAND:
+        cause = Cause.NOT_STARTED
+        reason = f"its command cannot be run in its image, with exit code {code}"
+    elif code == _UNKNOWN:
+        cause, reason = Cause.HOST_RESTARTED, "its container was ended while the engine was away"
+    elif code in (_KILLED, _TERMINATED):
+        cause = Cause.LOST
         reason = f"its container was stopped from outside, with exit code {code}"
-        return code, Cause.LOST, reason
-    if code > _SIGNAL:
-        return code, Cause.SIGNALLED, f"its command was ended by signal {code - _SIGNAL}"
-    return code, Cause.EXITED, f"its command ended with exit code {code}"
+    elif code > _SIGNAL:
+        cause, reason = Cause.SIGNALLED, f"its command was ended by signal {code - _SIGNAL}"
+    else:
+        cause, reason = Cause.EXITED, f"its command ended with exit code {code}"
+    return code, cause, reason
 
 
 def endpoints(seen: Seen) -> tuple[Endpoint, ...]:

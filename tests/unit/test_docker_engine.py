@@ -171,6 +171,7 @@ def test_a_frozen_sandbox_keeps_its_memory_and_one_that_was_stopped_does_not() -
         ({"ExitCode": 137}, False, Cause.LOST, "from outside"),
         ({"ExitCode": 143}, False, Cause.LOST, "from outside"),
         ({"ExitCode": 139}, False, Cause.SIGNALLED, "signal 11"),
+        ({"ExitCode": 127}, False, Cause.NOT_STARTED, "cannot be run"),
         ({"ExitCode": 255}, False, Cause.HOST_RESTARTED, "engine was away"),
         ({"ExitCode": 127, "Error": "no\nway"}, False, Cause.NOT_STARTED, "no way"),
     ],
@@ -306,7 +307,7 @@ def test_one_engine_or_several() -> None:
         settings.DockerConfig(hosts=(hosts[0], hosts[0])),
         settings.DockerConfig(subnets="10.0.0.1/8"),
     ):
-        with pytest.raises(StartFailed, match="hosts|subnets"):
+        with pytest.raises(StartFailed, match=r"hosts|subnets"):
             settings.engines(wrong)
 
 

@@ -1,0 +1,350 @@
+"""What the docker backend promises beyond the contract, on a real engine."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiodocker
+import msgspec
+import pytest
+
+from agentsvc.backend import (
+    BackendContext,
+    Cause,
+    ExecResult,
+    Handle,
+    Limits,
+    Network,
+    Order,
+    PausedAs,
+    Phase,
+    Report,
+)
+from agentsvc.errors import BackendUnavailable, OrderRejected
+from agentsvc.plugins import PluginHost
+from agentsvc.testing import WORKLOAD, KitOptions
+from agentsvc.testing.rig import Rig, open_rig
+from agentsvc.values import Secret
+from tests.live.containers import Engine
+from tests.live.registry import Registry
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
+
+KIND = PluginHost.load().backend_types()["docker"]
+MEMORY = 96 * 1024 * 1024
+
+LISTENER = "0.0.0.0"  # noqa: S104  # what a sandbox must not reach
+REACH = """
+import socket, sys
+for target in sys.argv[1:]:
+    host, port = target.rsplit(":", 1)
+    try:
+        with socket.create_connection((host, int(port)), timeout=2) as to:
+            to.settimeout(2)
+            said = to.recv(16)
+    except OSError:
+        said = b""
+    print("yes" if said == b"welcome" else "no")
+"""
+PROXY = """
+import os, sys, urllib.error, urllib.request
+for url in sys.argv[1:]:
+    try:
+        print(urllib.request.urlopen(url, timeout=10).status)
+    except urllib.error.HTTPError as exc:
+        print(exc.code)
+    except OSError as exc:
+        print("none", exc)
+"""
+
+
+@contextlib.asynccontextmanager
+async def rig_on(engine: Engine, **config: Any) -> AsyncIterator[Rig]:
+    """Give a rig whose orders are for our own image."""
+    overrides = {
+        "image": engine.image,
+        "command": ("python3", "-c", WORKLOAD),
+        "env": {"KIT_HOST": LISTENER},
+    }
+    settings = KIND.Config(**{"host": engine.url, **config})
+    options = KitOptions(order_overrides=overrides, beacon_host="")
+    async with open_rig(KIND, settings, options) as rig:
+        yield rig
+
+
+async def python(rig: Rig, handle: Handle, code: str, *arguments: str) -> list[str]:
+    result: ExecResult = await rig.backend.execute(
+        handle, ["python3", "-c", code, *arguments], env={}, time_limit=60, max_output=10_000
+    )
+    assert result.exit_code == 0, result.stderr
+    return result.stdout.decode().splitlines()
+
+
+async def address_of(engine: Engine, order: Order) -> str:
+    found = await asyncio.to_thread(
+        engine.ask, f"/containers/oh-agent-server-{order.sandbox_id}/json"
+    )
+    [network] = found["NetworkSettings"]["Networks"].values()
+    return str(network["IPAddress"])
+
+
+@contextlib.asynccontextmanager
+async def host_service() -> AsyncIterator[int]:
+    """Give the port of something on this machine that listens on every address."""
+
+    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del reader
+        with contextlib.suppress(OSError):
+            writer.write(b"welcome")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(welcome, LISTENER, 0)
+    async with server:
+        yield int(server.sockets[0].getsockname()[1])
+
+
+@pytest.mark.parametrize("network", [Network.NONE, Network.ALLOWLIST])
+async def test_a_fenced_sandbox_reaches_the_server_and_neither_this_machine_nor_its_neighbour(
+    engine: Engine, network: Network
+) -> None:
+    async with rig_on(engine) as rig, host_service() as server, host_service() as other:
+        url = f"http://agentsvc.internal:{server}/api/v1/webhooks"
+        env = {"OH_WEBHOOKS_0_BASE_URL": url}
+        order, neighbour = rig.order(network=network, env=env), rig.order(network=network, env=env)
+        (handle, report), _ = await asyncio.gather(rig.run(order), rig.run(neighbour))
+        assert await rig.ask(report, "GET", "/name") == order.sandbox_id.encode()
+        targets = [
+            f"agentsvc.internal:{server}",
+            f"agentsvc.internal:{other}",
+            f"{engine.address}:{server}",
+            f"{engine.address}:{other}",
+            f"{await address_of(engine, neighbour)}:8100",
+        ]
+        assert await python(rig, handle, REACH, *targets) == ["yes", "no", "no", "no", "no"]
+        assert report.facts == {}
+
+
+async def test_the_list_of_hosts_is_kept_by_the_gateway(engine: Engine) -> None:
+    async with rig_on(engine) as rig:
+        service = await asyncio.start_server(_answer_http, LISTENER, 0)
+        async with service:
+            port = service.sockets[0].getsockname()[1]
+            listed = f"{engine.address}:{port}"
+            order = rig.order(network=Network.ALLOWLIST, allow_hosts=(listed,))
+            handle, _report = await rig.run(order)
+            urls = [f"http://{listed}/", "http://not-listed.example/"]
+            assert await python(rig, handle, PROXY, *urls) == ["200", "403"]
+
+
+async def _answer_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+    await writer.drain()
+    writer.close()
+
+
+async def test_without_a_listener_there_is_no_way_back_and_the_report_says_so(
+    engine: Engine,
+) -> None:
+    async with rig_on(engine) as rig:
+        env = {"OH_WEBHOOKS_0_BASE_URL": "http://agentsvc.internal:9/api/v1/webhooks"}
+        _, report = await rig.run(rig.order(env=env))
+        assert report.facts == {"callbacks": "none"}
+
+
+STATE = """
+import os, pathlib
+status = dict(line.split(":\\t") for line in open("/proc/self/status") if ":\\t" in line)
+for name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp"):
+    print(status[name].strip())
+print(os.getuid(), os.environ["KIT_SECRET"], os.environ["HOME"], os.getcwd())
+print([str(p) for p in pathlib.Path("/").glob("**/*.sock") if "/proc/" not in str(p)])
+def can_write(directory):
+    try:
+        (pathlib.Path(directory) / "x").write_text("x")
+    except OSError:
+        return False
+    return True
+print([can_write(one) for one in ("/workspace", "/tmp", "/", "/etc", "/usr/bin", "/run/agentsvc")])
+"""
+
+
+async def test_a_sandbox_has_no_rights_and_its_secrets_are_not_the_engines(engine: Engine) -> None:
+    async with rig_on(engine) as rig:
+        order = rig.order(
+            options={"read_only": True},
+            secret_env={"KIT_SECRET": Secret("whisper'd")},
+            working_dir="project",
+            limits=Limits(memory_bytes=2**29, pids=100, open_files=500),
+        )
+        handle, report = await rig.run(order)
+        lines = await python(rig, handle, STATE)
+        assert lines[:4] == ["0" * 16, "0" * 16, "1", "2"]
+        assert lines[4] == "1000 whisper'd /workspace/.home /"
+        assert lines[5] == "[]"
+        assert lines[6] == str([True, True, False, False, False, False])
+        assert set(report.enforced or ()) == {"memory_bytes", "pids", "open_files"}
+        name = f"oh-agent-server-{order.sandbox_id}"
+        shown = await asyncio.to_thread(engine.ask, f"/containers/{name}/json")
+        assert "whisper" not in json.dumps(shown)
+
+
+async def test_a_frozen_sandbox_that_an_engine_stopped_goes_on_from_its_files(
+    engine: Engine,
+) -> None:
+    async with rig_on(engine) as rig, aiodocker.Docker(engine.url) as docker:
+        order = rig.order(network=Network.NONE)
+        handle, report = await rig.run(order)
+        await rig.ask(report, "PUT", "/files/note", b"kept")
+        await rig.backend.pause(handle)
+        frozen = await rig.backend.inspect(handle)
+        assert (frozen.phase, frozen.paused_as) == (Phase.PAUSED, PausedAs.FROZEN)
+        for name in ("", "-gateway"):
+            container = docker.containers.container(f"oh-agent-server-{order.sandbox_id}{name}")
+            with contextlib.suppress(aiodocker.DockerError):
+                await container.unpause()
+            await container.kill()
+        stopped = await rig.wait(handle, Phase.PAUSED)
+        assert stopped.paused_as is PausedAs.STOPPED
+        await rig.backend.resume(handle)
+        report = await rig.wait(handle, Phase.RUNNING)
+        assert await rig.ask(report, "GET", "/files/note") == b"kept"
+        # What ends now has not been paused.
+        await rig.ask(report, "POST", "/exit/3")
+        assert (await rig.wait(handle, Phase.FAILED)).cause is Cause.EXITED
+
+
+async def test_a_process_killed_for_want_of_memory_is_heard_of(engine: Engine) -> None:
+    async with rig_on(engine) as rig:
+        limits = Limits(memory_bytes=MEMORY)
+        handle, _ = await rig.run(rig.order(limits=limits))
+        hungry = ["python3", "-c", "x = b'x' * 500_000_000"]
+        result = await rig.backend.execute(handle, hungry, env={}, time_limit=60, max_output=100)
+        assert result.exit_code not in (0, None)
+
+        async def is_told() -> bool:
+            return "out_of_memory" in (await rig.backend.inspect(handle)).facts
+
+        await rig.until(is_told)
+        assert (await rig.backend.inspect(handle)).phase is Phase.RUNNING
+        greedy = await rig.create(rig.order(limits=limits, command=tuple(hungry)))
+        failed = await _wait_for_failure(rig, greedy)
+        assert failed.cause is Cause.OUT_OF_MEMORY
+
+
+async def _wait_for_failure(rig: Rig, handle: Handle) -> Report:
+    # Until it has eaten all there is, it runs.
+    while True:
+        report = await rig.backend.inspect(handle)
+        if report.phase is Phase.FAILED:
+            return report
+        await asyncio.sleep(0.1)
+
+
+async def test_somebody_elses_container_is_neither_taken_nor_touched(engine: Engine) -> None:
+    async with rig_on(engine) as rig, aiodocker.Docker(engine.url) as docker:
+        order = rig.order()
+        name = f"oh-agent-server-{order.sandbox_id}"
+        config = {"Image": engine.image, "Cmd": ["sleep", "60"]}
+        foreign = await docker.containers.create(config, name=name)
+        try:
+            with pytest.raises(OrderRejected, match="not of this server"):
+                await rig.create(order)
+            handle = rig.saved[order.sandbox_id][-1]
+            assert (await rig.backend.inspect(handle)).phase is Phase.GONE
+            await rig.backend.delete(handle)
+            assert (await foreign.show())["Id"] == foreign.id
+        finally:
+            await foreign.delete(force=True)
+        assert await asyncio.to_thread(engine.has, rig.instance_id) == []
+
+
+async def test_each_way_an_image_is_not_to_be_had_is_told_apart(
+    engine: Engine, tmp_path: Path
+) -> None:
+    logins = str(tmp_path / "logins")
+    async with Registry() as registry:
+        (tmp_path / "logins").write_text(registry.logins())
+        here = f"{registry.address}/agent"
+        asked: list[tuple[str, dict[str, Any], str]] = [
+            (f"{here}:1", {}, "refuses the login"),
+            (f"{here}:2", {"auth_file": logins}, "no such tag"),
+            ("127.0.0.1:1/agent:1", {}, "cannot be reached"),
+            ("UPPER/case", {}, "no name of an image"),
+            (f"{here}:1", {"pull": "never"}, "`pull` is `never`"),
+        ]
+        for image, config, words in asked:
+            async with rig_on(engine, pull_wait_seconds=20.0, **config) as rig:
+                with pytest.raises((OrderRejected, BackendUnavailable), match=words):
+                    await rig.create(rig.order(image=image))
+
+
+async def test_an_image_is_fetched_with_a_login_and_its_progress_is_told(
+    engine: Engine, tmp_path: Path
+) -> None:
+    async with Registry() as registry, aiodocker.Docker(engine.url) as docker:
+        logins = tmp_path / "logins"
+        logins.write_text(registry.logins())
+        image = f"{registry.address}/agent:1"
+        async with rig_on(engine, auth_file=str(logins), pull_wait_seconds=1.0) as rig:
+            registry.flow.clear()
+            order = rig.order(image=image)
+            try:
+                for _ in range(2):
+                    with pytest.raises(
+                        BackendUnavailable, match=r"is being fetched: .* of 1 layers"
+                    ):
+                        await rig.create(order)
+                registry.flow.set()
+                await _create_when_fetched(rig, order)
+                # There is nothing in it that could be run.
+                report = await _wait_for_failure(rig, rig.saved[order.sandbox_id][-1])
+                assert report.cause is Cause.NOT_STARTED
+                assert (await docker.images.inspect(image))["Config"]["Cmd"] == ["/content"]
+            finally:
+                for handle in rig.saved[order.sandbox_id]:
+                    await rig.backend.delete(handle)
+                with contextlib.suppress(aiodocker.DockerError):
+                    await docker.images.delete(image, force=True)
+
+
+async def _create_when_fetched(rig: Rig, order: Order) -> None:
+    while True:
+        with contextlib.suppress(BackendUnavailable):
+            await rig.create(order)
+            return
+
+
+async def test_an_engine_that_is_away_leaves_the_others_and_its_own_as_they_are(
+    engine: Engine, tmp_path: Path
+) -> None:
+    near = {"name": "near", "host": engine.url, "labels": {"disk": "fast"}}
+    away = {"name": "away", "host": f"unix://{tmp_path}/nobody.sock"}
+    config = msgspec.convert({"hosts": [near, away]}, KIND.Config)
+    async with rig_on(engine) as rig:
+        context = BackendContext(instance_id=rig.instance_id, state_dir=tmp_path)
+        backend = KIND(config, context)
+        await backend.open()
+        try:
+            order = rig.order(options={"host_labels": {"disk": "fast"}})
+            handle = await rig.create(order, backend)
+            assert handle.data == {"engine": "near"}
+            assert await rig.create(order, backend) == handle
+            health = await backend.probe()
+            assert health.ok
+            assert "`away` cannot be reached" in health.reason
+            there = msgspec.structs.replace(handle, data={"engine": "away"})
+            for call in (backend.inspect(there), backend.scan(), backend.delete(there)):
+                with pytest.raises(BackendUnavailable):
+                    await call
+            await backend.delete(handle)
+            assert (await backend.inspect(handle)).phase is Phase.GONE
+            with pytest.raises(OrderRejected, match="host_labels"):
+                await rig.create(rig.order(options={"host_labels": {"disk": "slow"}}), backend)
+        finally:
+            await backend.close()
+        rig.saved.clear()
