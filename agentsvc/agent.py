@@ -31,6 +31,7 @@ from agentsvc.agent_answers import (
 )
 from agentsvc.agent_workspace import PAGE_SIZE, WorkspaceCalls
 from agentsvc.errors import AgentRefused, AgentsvcError, AgentUnavailable, BodyTooLarge, NotFound
+from agentsvc.reach import SandboxConnector
 from agentsvc.values import Secret, monotonic
 
 __all__ = [
@@ -74,7 +75,7 @@ class AgentClient:
             return
         # No limit: a call to a busy conversation may hold its connection for minutes. No reuse:
         # agent servers drop connections after a fault or 5 s, and a POST on such a one is lost.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        connector = SandboxConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -15,6 +15,7 @@ import yarl
 
 from agentsvc.agent_answers import to_error
 from agentsvc.errors import AgentsvcError, AgentUnavailable, BodyTooLarge
+from agentsvc.reach import as_http
 from agentsvc.values import Secret
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
@@ -33,7 +34,7 @@ class AgentCalls:
         read_seconds: float,
         change_seconds: float,
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url = as_http(url).rstrip("/")
         self._session = session
         self._key = key
         self._read_seconds = read_seconds

@@ -147,16 +147,21 @@ def environment() -> tuple[Path, ...]:
 
 def orders(program: str, view: View) -> dict[str, object]:
     """Return what the shim needs to start bubblewrap; an argument `@NAME` is that data's file."""
+    parts = data(view)
+    return {
+        "program": program,
+        "arguments": arguments(view, has_filter="seccomp" in parts),
+        "data": {name: base64.b64encode(part).decode() for name, part in parts.items()},
+    }
+
+
+def data(view: View) -> dict[str, bytes]:
+    """Return the files that arguments name: who there is inside, and the filter if there is one."""
     code = seccomp.compile_filter(platform.machine())
-    data = {
+    return {
         "passwd": _passwd(view.home),
         "group": f"root:x:0:\nagent:x:{_UID}:\nnogroup:x:65534:\n".encode(),
         **({"seccomp": code} if code else {}),
-    }
-    return {
-        "program": program,
-        "arguments": arguments(view, has_filter=code is not None),
-        "data": {name: base64.b64encode(part).decode() for name, part in data.items()},
     }
 
 
@@ -212,13 +217,11 @@ def _try(program: str, readable: tuple[Path, ...]) -> str:
         network=Network.NONE,
         readable=readable,
     )
-    code = seccomp.compile_filter(platform.machine())
-    with _Files() as files:
-        if code:
-            files.add("seccomp", code)
-        files.add("passwd", _passwd(view.home))
-        files.add("group", b"")
-        inner = [files.put_in(one) for one in arguments(view, has_filter=code is not None)]
+    parts = data(view)
+    with Files() as files:
+        for name, part in parts.items():
+            files.add(name, part)
+        inner = [files.put_in(one) for one in arguments(view, has_filter="seccomp" in parts)]
         inner_file = files.add("arguments", b"\0".join(one.encode() for one in inner) + b"\0")
         try:
             ended = subprocess.run(  # noqa: S603  # the program the operator has installed
@@ -238,7 +241,7 @@ def _try(program: str, readable: tuple[Path, ...]) -> str:
     )
 
 
-class _Files:
+class Files:
     """Files in memory, closed at the end."""
 
     def __init__(self) -> None:

@@ -72,7 +72,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Names of variables of the server's environment that sandboxes see, too, such as proxies."""
     temp_dir: str = ""
     """Where the sandboxes' temporary directories go; a short path. Empty for the system's."""
-    use_bubblewrap: bool = False
+    use_bubblewrap: bool = True
     """Whether bubblewrap holds sandboxes where it works."""
     use_landlock: bool = True
     """Whether Landlock confines sandboxes where bubblewrap does not hold them, and the kernel has it."""

@@ -38,7 +38,7 @@ _TERMINAL_INPUT: Final = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which type into somebody's terminal."""
 
 
-class _Machine(msgspec.Struct, frozen=True, kw_only=True):
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What is peculiar to one kind of processor."""
 
     audit: int
@@ -70,8 +70,8 @@ _ABSENT: Final = {
 """What looks as if the kernel did not have it, so that libraries take the older way; the flags of
 clone3 cannot be seen by a filter."""
 
-_MACHINES: Final = {
-    "x86_64": _Machine(
+MACHINES: Final = {
+    "x86_64": Machine(
         audit=0xC000003E,
         clone=56,
         socket=41,
@@ -119,7 +119,7 @@ _MACHINES: Final = {
             "userfaultfd": 323,
         },
     ),
-    "aarch64": _Machine(
+    "aarch64": Machine(
         audit=0xC00000B7,
         clone=220,
         socket=198,
@@ -160,11 +160,12 @@ _MACHINES: Final = {
         },
     ),
 }
+"""By the name `uname -m` gives."""
 
 
 def compile_filter(machine: str) -> bytes | None:
-    """Return the filter for a kind of processor as `uname -m` names it, or None for others."""
-    kind = _MACHINES.get(machine)
+    """Return the filter for a kind of processor, or None for one that is not known."""
+    kind = MACHINES.get(machine)
     if kind is None:
         return None
     refused = [*kind.refused.values(), *_EVERYWHERE.values()]

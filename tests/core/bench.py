@@ -30,7 +30,8 @@ class Bench:
     def __init__(self, directory: Path, **config: Any) -> None:
         self.state_dir = directory / "state"
         self.instance_id = new_id()
-        self.backend = ProcessBackend(ProcessConfig(**config), self.context())
+        fields = {"use_bubblewrap": False, **config}
+        self.backend = ProcessBackend(ProcessConfig(**fields), self.context())
 
     def context(self) -> BackendContext:
         return BackendContext(instance_id=self.instance_id, state_dir=self.state_dir)

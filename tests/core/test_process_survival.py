@@ -29,7 +29,7 @@ async def test_a_sandbox_outlives_a_killed_server_and_is_adopted(bench: Bench) -
         "async def save(handle): pass\n"
         "async def main():\n"
         "    context = BackendContext(instance_id=sys.argv[1], state_dir=pathlib.Path(sys.argv[2]))\n"
-        "    backend = ProcessBackend(ProcessConfig(), context)\n"
+        "    backend = ProcessBackend(ProcessConfig(use_bubblewrap=False), context)\n"
         "    await backend.open()\n"
         "    order = Order(sandbox_id=sys.argv[3], command=('{python}', '-Ic', sys.argv[4],"
         " '{port.web}'), ports=(Port(name='web'),))\n"
@@ -136,6 +136,7 @@ async def test_a_directory_that_was_made_read_only_is_deleted(bench: Bench) -> N
 async def test_other_instances_directories_are_not_listed(bench: Bench) -> None:
     await bench.serve()
     other = ProcessBackend(
-        ProcessConfig(), BackendContext(instance_id="other", state_dir=bench.state_dir)
+        ProcessConfig(use_bubblewrap=False),
+        BackendContext(instance_id="other", state_dir=bench.state_dir),
     )
     assert await other.scan() == []

@@ -157,6 +157,10 @@ class Installation:
             ),
         ]
 
+    def at_home(self, name: str) -> "HomeFile":
+        """Return a file in the HOME of a sandbox; as a text it is how a command names it."""
+        return HomeFile(self.data.backends / "process", name)
+
     def database_bytes(self) -> bytes:
         """Return all that is on disk of the database."""
         return b"".join(
@@ -216,6 +220,29 @@ class Installation:
             await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(path)], check=True)
 
 
+class HomeFile:
+    """What a command in any sandbox has written to its HOME under a name of its own."""
+
+    def __init__(self, sandboxes: Path, name: str) -> None:
+        self._sandboxes = sandboxes
+        self._name = name
+
+    def __str__(self) -> str:
+        return f"$HOME/{self._name}"
+
+    @property
+    def path(self) -> Path:
+        """Where it is; a path that does not exist as long as nobody has written it."""
+        found = sorted(self._sandboxes.glob(f"*/home/{self._name}"))
+        return found[0] if found else self._sandboxes / "nowhere" / self._name
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def read_text(self) -> str:
+        return self.path.read_text()
+
+
 def command_line(pid: int) -> bytes:
     """Return a process's arguments, or nothing once it has ended."""
     try:
@@ -224,9 +251,10 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
-def size(file: Path) -> int:
+def size(file: Path | HomeFile) -> int:
     """Return how many bytes a command has written to a file so far."""
-    return file.stat().st_size if file.exists() else 0
+    path = file.path if isinstance(file, HomeFile) else file
+    return path.stat().st_size if path.exists() else 0
 
 
 async def eventually[T](look: Callable[[], T], what: str, *, time_limit: float = PATIENCE) -> T:

@@ -108,10 +108,10 @@ async def test_an_accepted_action_is_carried_out(client: LiveClient, sandbox_id:
 
 
 async def test_a_rejected_action_is_not_carried_out(
-    client: LiveClient, sandbox_id: str, tmp_path: Path
+    client: LiveClient, shared: Installation, sandbox_id: str
 ) -> None:
     await client.save_settings(confirmation_mode=True)
-    mark = tmp_path / "mark"
+    mark = shared.at_home("mark")
     conversation_id = await client.start_conversation(run(f"touch {mark}"), sandbox_id=sandbox_id)
     await client.wait_for_execution(conversation_id, "waiting_for_confirmation")
 
@@ -139,9 +139,9 @@ async def test_only_risky_actions_wait_where_the_model_rates_them(
 
 
 async def test_an_interrupted_run_stops_at_once_and_can_go_on(
-    client: LiveClient, sandbox_id: str, tmp_path: Path
+    client: LiveClient, shared: Installation, sandbox_id: str
 ) -> None:
-    begun = tmp_path / "begun"
+    begun = shared.at_home("begun")
     text = run(f"touch {begun}; sleep 60", "echo never")
     conversation_id = await client.start_conversation(text, sandbox_id=sandbox_id)
     await eventually(begun.exists, "the command runs")
@@ -235,8 +235,8 @@ async def test_the_condenser_is_as_the_settings_say(
 async def test_the_agent_uses_a_tool_server_of_the_settings(
     client: LiveClient, sandbox_id: str
 ) -> None:
-    program = Path(__file__).with_name("tool_server.py")
-    server = {"name": "sums", "command": sys.executable, "args": [str(program)]}
+    program = Path(__file__).with_name("tool_server.py").read_text()
+    server = {"name": "sums", "command": sys.executable, "args": ["-c", program]}
     config = {"stdio_servers": [{**server, "env": {"GREETING": "The sum is"}}]}
     await client.save_settings(mcp_config=config)
     conversation_id = await client.start_conversation("[script:tool]", sandbox_id=sandbox_id)

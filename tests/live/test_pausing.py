@@ -1,7 +1,6 @@
 """Sandboxes that are paused in the middle of everything, and resumed."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +18,11 @@ pytestmark = [
 
 @pytest.mark.parametrize("use_cgroups", ["true", "false"])
 async def test_a_pause_stops_every_process_and_a_resume_continues_it(
-    make_installation: MakeInstallation, tmp_path: Path, use_cgroups: str
+    make_installation: MakeInstallation, use_cgroups: str
 ) -> None:
     own = await make_installation(AGENTSVC_BACKENDS__PROCESS__USE_CGROUPS=use_cgroups)
     client = own.client()
-    files = [tmp_path / name for name in ("job", "daemon", "tmux", "command")]
+    files = [own.at_home(name) for name in ("job", "daemon", "tmux", "command")]
     job, daemon, tmux, command = (f"do echo x >>{file}; sleep 0.05; done" for file in files)
     conversation_id = await client.start_conversation(
         run(

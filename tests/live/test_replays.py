@@ -8,6 +8,7 @@ import pytest
 
 from tests.live.client import LiveClient
 from tests.live.events import finishes, outputs, said
+from tests.live.installation import Installation
 from tests.live.scripts import run
 
 pytestmark = [
@@ -49,7 +50,9 @@ async def test_recorded_actions_are_done_again_and_the_model_goes_on_with_them_i
             {"observation": "agent_state_changed", "content": "", "extras": {}},
             user("Take notes."),
             act(
-                "run", command=f"cd {tmp_path} && export WHO=Ada && echo in $PWD", thought="First."
+                "run",
+                command=f"mkdir -p {tmp_path} && cd {tmp_path} && export WHO=Ada && echo in $PWD",
+                thought="First.",
             ),
             {"observation": "run", "content": "in /elsewhere", "extras": {}},
             act("edit", command="create", path=str(file), file_text="one\n"),
@@ -61,7 +64,6 @@ async def test_recorded_actions_are_done_again_and_the_model_goes_on_with_them_i
         initial_user_msg=run("cat notes.txt"),
     )
     await client.wait_for_execution(name, "finished")
-    assert file.read_text() == "two\nAda\n"
     events = await client.events(name)
     assert outputs(events) == [f"in {tmp_path}", "", "two\nAda"]
     assert said(events, "user") == ["Take notes.", "Sign them.", run("cat notes.txt")]
@@ -79,27 +81,28 @@ async def test_recorded_actions_are_done_again_and_the_model_goes_on_with_them_i
 
 
 async def test_what_was_recorded_is_not_asked_about_and_what_follows_is(
-    client: LiveClient, tmp_path: Path
+    client: LiveClient, shared: Installation
 ) -> None:
+    out = shared.at_home("out")
     await client.save_settings(confirmation_mode=True)
     name = await start(
         client,
-        [user("Begin."), act("run", command=f"echo again > {tmp_path}/out"), act("finish")],
+        [user("Begin."), act("run", command=f"echo again > {out}"), act("finish")],
         initial_user_msg=run("echo more"),
     )
     await client.wait_for_execution(name, "waiting_for_confirmation")
-    assert (tmp_path / "out").read_text() == "again\n"
+    assert out.read_text() == "again\n"
     assert outputs(await client.events(name)) == [""]
 
 
 async def test_what_the_user_said_into_a_run_is_said_into_it_again(
-    client: LiveClient, tmp_path: Path
+    client: LiveClient,
 ) -> None:
     name = await start(
         client,
         [
             user("Begin."),
-            act("run", command=f"cd {tmp_path} && sleep 1; echo one"),
+            act("run", command="cd / && sleep 1; echo one"),
             user("Faster!"),
             act("run", command="echo two"),
             act("finish"),

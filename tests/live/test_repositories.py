@@ -148,7 +148,6 @@ async def test_no_secret_is_seen_by_anyone_but_the_command_that_uses_it(
     client: LiveClient,
     shared: Installation,
     sandbox_id: str,
-    tmp_path: Path,
 ) -> None:
     custom, ordered, token = secret("custom"), secret("ordered"), secret("token")
     await client.save_settings(
@@ -157,7 +156,7 @@ async def test_no_secret_is_seen_by_anyone_but_the_command_that_uses_it(
             "provider_tokens": {"github": {"token": token.reveal()}},
         },
     )
-    used = tmp_path / "used"
+    used = shared.at_home("used")
     conversation_id = await client.start_conversation(
         run(
             f'echo "$DEPLOY_KEY" | tee -a {used}',
@@ -170,6 +169,7 @@ async def test_no_secret_is_seen_by_anyone_but_the_command_that_uses_it(
     await client.wait_for_execution(conversation_id, "finished")
     values = [one.reveal() for one in (custom, token, ordered)]
     assert used.read_text().split() == values
+    used.path.unlink()
     events = await client.events(conversation_id)
     assert outputs(events) == ["<secret-hidden>"] * 3
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -103,10 +102,10 @@ async def remove_each_in_another_way(
 
 
 async def test_a_sandbox_whose_process_died_is_an_error_and_can_be_brought_back(
-    own: Installation, tmp_path: Path
+    own: Installation,
 ) -> None:
     client = own.client()
-    count = tmp_path / "count"
+    count = own.at_home("count")
     text = run("echo first", f"for i in $(seq 200); do echo $i >>{count}; sleep 0.1; done")
     conversation_id = await client.start_conversation(text)
     await eventually(lambda: size(count) > 5, "the command runs")

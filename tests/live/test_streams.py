@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -51,10 +50,10 @@ class Follower:
 
 
 async def test_a_run_is_followed_without_a_gap_over_a_kill_of_the_server(
-    own: Installation, tmp_path: Path
+    own: Installation,
 ) -> None:
     client = own.client()
-    count = tmp_path / "count"
+    count = own.at_home("count")
     conversation_id = await client.start_conversation(
         run(
             "echo first",

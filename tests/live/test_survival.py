@@ -29,10 +29,10 @@ STAGES = [
 
 
 async def test_a_killed_server_finds_its_sandbox_and_what_it_missed(
-    own: Installation, tmp_path: Path
+    own: Installation,
 ) -> None:
     client = own.client()
-    count, done = tmp_path / "count", tmp_path / "done"
+    count, done = own.at_home("count"), own.at_home("done")
     conversation_id = await client.start_conversation(
         run(
             "echo first",
@@ -67,10 +67,10 @@ async def test_a_killed_server_finds_its_sandbox_and_what_it_missed(
 
 
 async def test_a_server_that_is_told_to_stop_ends_requests_but_leaves_sandboxes_running(
-    own: Installation, tmp_path: Path
+    own: Installation,
 ) -> None:
     client = own.client()
-    count = tmp_path / "count"
+    count = own.at_home("count")
     text = run(f"for i in $(seq 60); do echo $i >>{count}; sleep 0.1; done; echo slow")
     conversation_id = await client.start_conversation(text)
     await eventually(lambda: size(count) > 5, "the command runs")
@@ -153,7 +153,7 @@ SLOW_FILES = {".openhands/setup.sh": "echo begun >>begun; sleep 0.8; echo ended 
 
 
 async def test_a_server_on_another_port_still_hears_of_its_sandboxes(
-    make_installation: MakeInstallation, tmp_path: Path
+    make_installation: MakeInstallation,
 ) -> None:
     # So that nothing is heard of by asking.
     own = await make_installation(AGENTSVC_CONVERSATIONS__SYNC_SECONDS="3600")
@@ -169,7 +169,7 @@ async def test_a_server_on_another_port_still_hears_of_its_sandboxes(
         await own.start()
         assert own.url != before
     client = own.client()
-    used = tmp_path / "used"
+    used = own.at_home("used")
     await client.send(conversation_id, run(f'echo "$KEY" >{used}', "sleep 3; echo second"))
     events = await client.until(conversation_id, lambda events: len(finishes(events)) == 2)
     assert outputs(events) == ["first", "", "second"]
