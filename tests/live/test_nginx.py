@@ -87,8 +87,36 @@ async def test_what_a_client_is_given_works_through_nginx(front: Front) -> None:
     await _check_streams(front, worker)
     await _check_bulk(front, worker)
     await _check_sockets(front, agent)
+    await _check_login(front, worker)
     async with front.client.get(urls["VSCODE"]) as answer:
         assert answer.status == 200
+
+
+async def _check_login(front: Front, worker: str) -> None:
+    """Log a browser in: its cookie is for what is below the server's path, over TLS only."""
+    parts = urlsplit(front.url)
+    own = {"Origin": f"{parts.scheme}://{parts.netloc}"}
+    order = {"api_key": front.box.owner.key}
+    url = f"{front.url}/api/v1/logins"
+    connector = front.client.connector
+    options: dict[str, Any] = {"connector": connector, "connector_owner": False}
+    async with aiohttp.ClientSession(**options) as browser:
+        async with browser.post(url, json=order, headers=own) as answer:
+            assert answer.status == 201, await answer.text()
+            cookie = answer.headers["Set-Cookie"]
+        kept = {**own, "Cookie": cookie.partition(";")[0]}
+        for path, status in ((url, 200), (f"{worker}/data", 200)):
+            async with browser.get(path, headers=kept) as answer:
+                assert answer.status == status
+        async with browser.ws_connect(f"{front.url}/api/v1/events/stream", headers=kept) as socket:
+            assert "ready" in (await socket.receive(timeout=60)).data
+        foreign = {**kept, "Origin": f"https://{parts.hostname}"}
+        async with browser.post(f"{front.url}/api/keys", json={}, headers=foreign) as answer:
+            assert answer.status == 401
+    name, *attributes = cookie.split("; ")
+    prefix = "__Secure-" if parts.path else "__Host-"
+    assert name.startswith(f"{prefix}agentsvc-login=")
+    assert {f"Path={parts.path}/", "Secure", "HttpOnly", "SameSite=Strict"} <= set(attributes)
 
 
 async def _check_requests(front: Front, worker: str) -> None:
