@@ -161,8 +161,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         elif look.status_of(found) not in ("running", "paused"):
             if await maker.is_marked_paused(handle.sandbox_id):
                 return handle
-            await maker.start_gateway(handle.sandbox_id)
-            await maker.start(found["Id"])
+            await maker.start_again(handle.sandbox_id, found)
         return handle
 
     async def inspect(self, handle: Handle) -> Report:
@@ -246,8 +245,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         elif status != "running":
             if not await maker.is_marked_paused(handle.sandbox_id):
                 raise Conflict("The sandbox has failed and cannot go on")
-            await maker.start_gateway(handle.sandbox_id)
-            await maker.start(found["Id"])
+            await maker.start_again(handle.sandbox_id, found)
         await maker.unmark_paused(handle.sandbox_id)
         return handle
 

@@ -41,7 +41,7 @@ def to_report(seen: Seen) -> Report:
         working_dir=labels.get("agentsvc.workdir", ""),
         isolation=isolation_of(labels.get("agentsvc.runtime") or seen.default_runtime),
         enforced=seen.limits,
-        facts=dict(NOT_CALLING) if labels.get("agentsvc.callback") != "yes" else {},
+        facts=_facts(labels),
     )
     match status_of(seen.container):
         case "running":
@@ -65,6 +65,12 @@ def _ended(report: Report, seen: Seen) -> Report:
     state = seen.container.get("State") or {}
     code, cause, reason = ended(state, had_oom=seen.had_oom)
     return _with(report, phase=Phase.FAILED, exit_code=code, cause=cause, reason=reason)
+
+
+def _facts(labels: Mapping[str, str]) -> dict[str, str]:
+    facts = dict(NOT_CALLING) if labels.get("agentsvc.callback") != "yes" else {}
+    is_open = labels.get("agentsvc.guard") == "no"
+    return {**facts, "host_ports": "reachable"} if is_open else facts
 
 
 def _running(report: Report, seen: Seen) -> Report:

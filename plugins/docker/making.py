@@ -12,7 +12,7 @@ from typing import cast
 from agentsvc.backend import Network, Order
 from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
 
-from . import gateways, names, networks
+from . import firewall, gateways, names, networks
 from .engine import Engine, Facts
 from .images import Images
 from .plan import (
@@ -73,16 +73,24 @@ class Maker:
         """Start a container; one that runs is fine."""
         await self._engine.ask("POST", f"containers/{container_id}/start")
 
-    async def start_gateway(self, sandbox_id: str) -> None:
-        """Start a sandbox's gateway, if it has one."""
-        found = await self.find(names.gateway(sandbox_id), sandbox_id)
-        if found is not None and not (found.get("State") or {}).get("Running"):
-            await self.start(found["Id"])
+    async def start_again(self, sandbox_id: str, container: Json) -> None:
+        """Start a sandbox that was stopped, after what stands between it and the world."""
+        gateway = await self.find(names.gateway(sandbox_id), sandbox_id)
+        if gateway is not None and not (gateway.get("State") or {}).get("Running"):
+            await self.start(gateway["Id"])
+        guard = ((container.get("Config") or {}).get("Labels") or {}).get("agentsvc.guard", "no")
+        if gateway is None and guard != "no":
+            # The machine forgets its rules when it is started anew.
+            ports = [int(port) for port in guard.split(",") if port]
+            await firewall.close(names.bridge(names.outer(sandbox_id)), ports)
+        await self.start(container["Id"])
 
     async def remove(self, sandbox_id: str) -> None:
         """Remove everything of a sandbox, and return when it is gone."""
         for name in (names.container(sandbox_id), names.gateway(sandbox_id)):
             await self._remove_container(name, sandbox_id)
+        if await self._may_guard():
+            await firewall.reopen(names.bridge(names.outer(sandbox_id)))
         query = {"filters": names.of_sandbox(self._instance_id, sandbox_id)}
         for network in await self._engine.ask("GET", "networks", params=query):
             await networks.remove(self._engine, network["Name"])
@@ -126,8 +134,14 @@ class Maker:
         callback = callback_of(order.env)
         hosts, is_calling = await self._way_back(callback, facts, bridge)
         if order.network == Network.OPEN:
+            ports = [callback[1]] if callback and hosts and is_calling else []
             return Placement(
-                network=outer, address=sandbox, hosts=hosts, is_calling=is_calling, publish=publish
+                network=outer,
+                address=sandbox,
+                hosts=hosts,
+                is_calling=is_calling,
+                publish=publish,
+                guard=await self._guard(outer, ports, facts),
             )
         inner = names.inner(sandbox_id)
         part = await networks.ensure(self._engine, pool, inner, is_inner=True, labels=labels)
@@ -155,6 +169,18 @@ class Maker:
             is_calling=callback is not None,
             proxy_url=f"http://{inner_gateway}:{gateways.PROXY_PORT}",
         )
+
+    async def _guard(self, network: str, ports: list[int], facts: Facts) -> str:
+        """Close the engine's machine to a network; return how far, as the label says it."""
+        if not (facts.is_beside and await self._may_guard()):
+            return "no"
+        await firewall.close(names.bridge(network), ports)
+        return ",".join(map(str, ports))
+
+    async def _may_guard(self) -> bool:
+        facts = await self._engine.facts()
+        is_local = not self._engine.is_remote and facts.kind == "docker"
+        return self._config.guard_host and is_local and firewall.can_guard()
 
     async def _way_back(
         self, callback: tuple[str, int] | None, facts: Facts, bridge: str

@@ -97,6 +97,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     publish: str = ""
     """The address at which its ports are published; empty where they are not."""
     proxy_url: str = ""
+    guard: str = ""
+    """`no`, or the ports of the engine's machine that are open to it, with commas between them."""
 
 
 def to_options(asked: Spec | Order) -> Options:
@@ -249,6 +251,7 @@ def container(
             "agentsvc.runtime": runtime,
             "agentsvc.limits": ",".join(set_limits(order)),
             "agentsvc.network": order.network,
+            "agentsvc.guard": place.guard,
             "agentsvc.callback": "yes" if place.is_calling else "no",
         },
         "ExposedPorts": {f"{number}/tcp": {} for number in ports.values()},

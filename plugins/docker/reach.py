@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+_STAYS_SECONDS = 0.25
+
 
 async def answers(urls: Iterable[str], time_limit: float, *, is_relayed: bool) -> bool:
     """Say whether somebody listens at each of the addresses."""
@@ -29,7 +31,7 @@ async def _answers(host: str, port: int, time_limit: float, is_relayed: bool) ->
 async def _stays(reader: asyncio.StreamReader, time_limit: float) -> bool:
     # What relays takes every connection, and ends it at once where nobody is behind it.
     try:
-        async with asyncio.timeout(time_limit):
+        async with asyncio.timeout(min(time_limit, _STAYS_SECONDS)):
             return bool(await reader.read(1))
     except TimeoutError:
         return True

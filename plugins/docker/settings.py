@@ -59,6 +59,9 @@ class DockerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Directories of the engine's machine below which specs may mount something."""
     subnets: str = "10.213.0.0/16"
     """The addresses from which each sandbox's network gets a small part."""
+    guard_host: bool = True
+    """Close this machine's ports to sandboxes with an open network, where the server is root
+    beside a Docker engine."""
     gateway_image: str = ""
     """Image with a python3 of 3.12 or newer for gateway containers; empty for the sandbox's own."""
     callback: Url = ""

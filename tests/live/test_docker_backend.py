@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,26 @@ async def test_a_fenced_sandbox_reaches_the_server_and_neither_this_machine_nor_
         ]
         assert await python(rig, handle, REACH, *targets) == ["yes", "no", "no", "no", "no"]
         assert report.facts == {}
+
+
+async def test_an_open_sandbox_reaches_the_server_and_nothing_else_of_this_machine(
+    engine: Engine,
+) -> None:
+    async with rig_on(engine) as rig, host_service() as server, host_service() as other:
+        env = {"OH_WEBHOOKS_0_BASE_URL": f"http://agentsvc.internal:{server}/api/v1/webhooks"}
+        order = rig.order(env=env)
+        handle, report = await rig.run(order)
+        targets = [
+            f"agentsvc.internal:{server}",
+            f"agentsvc.internal:{other}",
+            f"{engine.address}:{other}",
+        ]
+        assert await python(rig, handle, REACH, *targets) == ["yes", "no", "no"]
+        assert report.facts == {}
+        await rig.backend.delete(handle)
+        listed = await asyncio.create_subprocess_exec("iptables-save", stdout=PIPE)
+        rules, _ = await listed.communicate()
+        assert order.sandbox_id[:10].encode() not in rules
 
 
 async def test_the_list_of_hosts_is_kept_by_the_gateway(engine: Engine) -> None:

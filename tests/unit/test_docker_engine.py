@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         backend,
         engine,
         failures,
+        firewall,
         fleet,
         images,
         look,
@@ -41,6 +42,7 @@ else:
         part("docker.engine"),
         part("docker.failures"),
     )
+    firewall = part("docker.firewall")
     fleet, images, look = part("docker.fleet"), part("docker.images"), part("docker.look")
     networks, settings = part("docker.networks"), part("docker.settings")
     streams, tunnel = part("docker.streams"), part("docker.tunnel")
@@ -393,6 +395,25 @@ def test_an_inner_network_leads_nowhere() -> None:
     assert "com.docker.network.bridge.inhibit_ipv4" not in outer["Options"]
     name = outer["Options"]["com.docker.network.bridge.name"]
     assert len(name) <= 15
+
+
+def test_a_bridge_reaches_this_machine_at_its_ports_only() -> None:
+    assert firewall.rules("agsvo1", [3000]) == [
+        ("INPUT", "-i", "agsvo1", "-j", "DROP"),
+        (
+            *("INPUT", "-i", "agsvo1", "-m", "conntrack"),
+            *("--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT"),
+        ),
+        ("INPUT", "-i", "agsvo1", "-p", "tcp", "--dport", "3000", "-j", "ACCEPT"),
+    ]
+    listed = "-P INPUT ACCEPT\n-A INPUT -i agsvo1 -j DROP\n-A INPUT -i agsvo12 -j DROP\n"
+    assert firewall.rules_of("agsvo1", listed) == [("INPUT", "-i", "agsvo1", "-j", "DROP")]
+
+
+def test_a_sandbox_that_reaches_the_ports_of_its_machine_says_so() -> None:
+    found = container("running")
+    found["Config"]["Labels"]["agentsvc.guard"] = "no"
+    assert look.to_report(seen(found)).facts == {"host_ports": "reachable"}
 
 
 # Streams

@@ -1,0 +1,80 @@
+"""Closes this machine's ports to a sandbox whose network is open.
+
+An engine filters what it forwards, not what is meant for the machine itself. Where this server is
+root beside the engine, rules on the sandbox's own bridge do that; they go with the network.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterable
+
+from agentsvc.errors import BackendUnavailable
+
+from .engine import finish
+
+type Rule = tuple[str, ...]
+
+_PROGRAM = "iptables"
+_PATH = "/usr/sbin:/sbin:/usr/local/sbin:/usr/bin:/bin"
+_WAIT = ("-w", "10")
+
+
+def can_guard() -> bool:
+    """Say whether this process may change the machine's rules."""
+    return os.geteuid() == 0 and _program() is not None
+
+
+def rules(bridge: str, ports: Iterable[int]) -> list[Rule]:
+    """Return the rules of one bridge, the last one first: each is put before the others."""
+    on = ("INPUT", "-i", bridge)
+    return [
+        (*on, "-j", "DROP"),
+        (*on, "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT"),
+        *((*on, "-p", "tcp", "--dport", str(port), "-j", "ACCEPT") for port in ports),
+    ]
+
+
+async def close(bridge: str, ports: Iterable[int]) -> None:
+    """Let nothing from a bridge reach this machine but these ports. May be repeated."""
+    for rule in rules(bridge, ports):
+        if not await _do("-C", rule) and not await _do("-I", rule):
+            raise BackendUnavailable(
+                "This machine's ports cannot be closed to the sandbox;"
+                " set `guard_host = false` to run it all the same",
+                detail=" ".join(rule),
+            )
+
+
+async def reopen(bridge: str) -> None:
+    """Take the rules of a bridge away, if there are any."""
+    _, listed = await finish(_run("-S", "INPUT"))
+    for rule in rules_of(bridge, listed):
+        await _do("-D", rule)
+
+
+def rules_of(bridge: str, listed: str) -> list[Rule]:
+    """Return the rules of one bridge among those that were listed."""
+    found = [line.split() for line in listed.splitlines()]
+    return [tuple(words[1:]) for words in found if words[:1] == ["-A"] and bridge in words]
+
+
+def _program() -> str | None:
+    return shutil.which(_PROGRAM, path=_PATH)
+
+
+async def _do(action: str, rule: Rule) -> bool:
+    status, _ = await finish(_run(action, *rule))
+    return status == 0
+
+
+async def _run(*arguments: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        _program() or _PROGRAM,
+        *(*_WAIT, *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    said, _ = await process.communicate()
+    return await process.wait(), said.decode()
