@@ -141,6 +141,25 @@ class Forwarder:
         return response
 
 
+class _Way:
+    """The way to a client, for what needs no framing."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._protocol = request.protocol
+        self._writer = request.writer
+
+    @property
+    def is_full(self) -> bool:
+        return self._protocol.writing_paused
+
+    def write(self, data: bytes) -> None:
+        if self._protocol.transport is not None:
+            self._protocol.transport.write(data)
+
+    async def flush(self) -> None:
+        await self._writer.drain()
+
+
 class _Answer(web.StreamResponse):
     """An answer whose head goes out together with what has come of its body."""
 
@@ -169,6 +188,10 @@ async def _copy(request: web.Request, response: web.StreamResponse, connection: 
         await asyncio.sleep(0)
     if not connection.has_more:
         request.writer.send_headers()
+    if hdrs.CONTENT_LENGTH in response.headers and not connection.is_done:
+        # What needs no framing needs no writer.
+        await response.write(connection.read_now())
+        await connection.pour(_Way(request))
     while not connection.is_done:
         await response.write(await connection.read())
     await _finish(request, response, connection)

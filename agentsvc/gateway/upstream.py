@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from agentsvc.gateway.address import Address, connect
 from agentsvc.gateway.answers import Body, Head, NotHttp, body_of, find_end, read_head
@@ -22,6 +22,20 @@ _FRESH_SECONDS: Final = 1.0
 
 class Broken(Exception):
     """A connection failed, or what came over it is no HTTP."""
+
+
+class Outlet(Protocol):
+    """Where a body goes."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the other side does not take what was written."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes without waiting; bytes that cannot be sent any more are lost."""
+
+    async def flush(self) -> None:
+        """Wait until most of what was written is on its way; raises ConnectionError."""
 
 
 class Connection(asyncio.Protocol):
@@ -41,6 +55,7 @@ class Connection(asyncio.Protocol):
         self._held = 0
         self._is_reading = True
         self._reader: asyncio.Future[None] | None = None
+        self._outlet: Outlet | None = None
         self._is_writable = True
         self._writer: asyncio.Future[None] | None = None
         self.idle_since = 0.0
@@ -155,10 +170,21 @@ class Connection(asyncio.Protocol):
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
         self._held = 0
-        if not self._is_reading and self._transport is not None:
-            self._is_reading = True
-            self._transport.resume_reading()
+        self._go_on_reading()
         return data
+
+    async def pour(self, outlet: "Outlet") -> None:
+        """Put what comes of the body through an outlet until its end; raises Broken.
+
+        It goes there as it comes, past whoever called this.
+        """
+        self._outlet = outlet
+        if self._parts:
+            outlet.write(self.read_now())
+        while not self.is_done:
+            await self._wait()
+            await outlet.flush()
+            self._go_on_reading()
 
     def fail(self, failure: Exception) -> None:
         """End the connection: whoever waits for something hears why."""
@@ -184,7 +210,7 @@ class Connection(asyncio.Protocol):
         is_whole = is_sent and self.is_done and not self._parts
         may_go_on = is_whole and self._head is not None and self._head.may_be_followed
         self._is_asked = False
-        self._on_continue = None
+        self._on_continue = self._outlet = None
         self.is_used = True
         if not is_whole:
             self.fail(ConnectionAbortedError("nobody wants the rest"))
@@ -203,20 +229,33 @@ class Connection(asyncio.Protocol):
             data = self._take_head(data)
             if self._body is None:
                 return
-        if self._body.is_done:
-            rest = data
-        else:
-            parts, rest = self._body.feed(data)
-            for part in parts:
-                self._parts.append(part)
-                self._held += len(part)
+        parts, rest = ([], data) if self._body.is_done else self._body.feed(data)
+        self._put(parts)
         if rest:
             # Nobody asked for it, so it cannot be told what it is an answer to.
             raise NotHttp("there is something behind the answer")
-        if self._held > _HELD_BYTES and self._is_reading and self._transport is not None:
+
+    def _put(self, parts: list[bytes]) -> None:
+        """Let a reader have parts of the body, and stop the sandbox if there are too many."""
+        outlet = self._outlet
+        if outlet is None:
+            self._parts.extend(parts)
+            self._held += sum(map(len, parts))
+            is_full = self._held > _HELD_BYTES
+        else:
+            for part in parts:
+                outlet.write(part)
+            is_full = outlet.is_full
+        if is_full and self._is_reading and self._transport is not None:
             self._is_reading = False
             self._transport.pause_reading()
-        _wake(self._reader)
+        if outlet is None or is_full or self.is_done:
+            _wake(self._reader)
+
+    def _go_on_reading(self) -> None:
+        if not self._is_reading and self._transport is not None:
+            self._is_reading = True
+            self._transport.resume_reading()
 
     def _take_head(self, data: bytes) -> bytes:
         """Take in heads, and return what comes behind the last one."""

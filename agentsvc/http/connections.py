@@ -118,11 +118,10 @@ class BoundedConnection(web.RequestHandler):
         """
         known, is_behind = len(self._messages), self._reading_paused or not data
         super().data_received(data)
-        rest = self._last_bytes + data
-        if self._chunks is not None:
-            rest = self._follow(data)
+        rest = self._follow(data) if self._chunks is not None else None
         if len(self._messages) > known and not self._is_last:
-            self._begin_following(known, rest, is_behind=is_behind)
+            begun = self._last_bytes + data if rest is None else rest
+            self._begin_following(known, begun, is_behind=is_behind)
         if self._is_last:
             self._stop_after_it()
         self._last_bytes = data[-3:] or self._last_bytes

@@ -35,10 +35,13 @@ class SandboxTable:
     def __init__(self, db: Database, vault: Vault) -> None:
         self._db = db
         self._vault = vault
+        self._by_key_hash: dict[str, Sandbox] = {}
+        self._changes = 0
 
     async def insert(self, tx: Transaction, sandbox: Sandbox) -> None:
         """Insert a new sandbox."""
-        await tx.run(
+        await self._change(
+            tx,
             "INSERT INTO sandboxes (id, user_id, spec_id, spec, backend, target, phase, reason,"
             " exit_code, handle, endpoints, working_dir, facts, session_key_sealed, ready_by,"
             " created_at, updated_at, session_key_hash)"
@@ -52,7 +55,8 @@ class SandboxTable:
         self, tx: Transaction, sandbox_id: str, target: Target, ready_by: datetime
     ) -> None:
         """Store what is wanted; why something did not work so far is forgotten with it."""
-        await tx.run(
+        await self._change(
+            tx,
             "UPDATE sandboxes SET target = :target, ready_by = :ready_by,"
             " reason = CASE WHEN phase IN ('failed', 'gone') THEN reason ELSE '' END,"
             " updated_at = :now WHERE id = :id",
@@ -66,14 +70,16 @@ class SandboxTable:
 
     async def set_handle(self, tx: Transaction, handle: Handle) -> None:
         """Store where a sandbox is found."""
-        await tx.run(
+        await self._change(
+            tx,
             "UPDATE sandboxes SET handle = :handle, updated_at = :now WHERE id = :id",
             {"id": handle.sandbox_id, "handle": _encode(handle), "now": to_stored(now())},
         )
 
     async def add_handle(self, tx: Transaction, handle: Handle) -> None:
         """Store where a sandbox is found, unless that is known already."""
-        await tx.run(
+        await self._change(
+            tx,
             "UPDATE sandboxes SET handle = :handle, updated_at = :now"
             " WHERE id = :id AND handle IS NULL",
             {"id": handle.sandbox_id, "handle": _encode(handle), "now": to_stored(now())},
@@ -81,7 +87,8 @@ class SandboxTable:
 
     async def set_started(self, tx: Transaction, sandbox_id: str) -> None:
         """Store that the backend has taken the order to start, for the first time or again."""
-        await tx.run(
+        await self._change(
+            tx,
             "UPDATE sandboxes SET phase = 'starting', reason = '', exit_code = NULL, cause = NULL,"
             " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END,"
             " updated_at = :now WHERE id = :id",
@@ -90,7 +97,8 @@ class SandboxTable:
 
     async def set_failed(self, tx: Transaction, sandbox_id: str, reason: str) -> None:
         """Store that a sandbox could not be started."""
-        await tx.run(
+        await self._change(
+            tx,
             "UPDATE sandboxes SET phase = 'failed', reason = :reason,"
             " target = CASE target WHEN 'restarted' THEN 'running' ELSE target END,"
             " updated_at = :now WHERE id = :id",
@@ -99,14 +107,16 @@ class SandboxTable:
 
     async def set_reason(self, tx: Transaction, sandbox_id: str, reason: str) -> None:
         """Store why a sandbox does not get on, leaving the phase as it is."""
-        await tx.run(
+        await self._change(
+            tx,
             "UPDATE sandboxes SET reason = :reason, updated_at = :now WHERE id = :id",
             {"id": sandbox_id, "reason": reason, "now": to_stored(now())},
         )
 
     async def set_report(self, tx: Transaction, sandbox_id: str, report: Report) -> None:
         """Store what was seen; addresses that a report leaves out stay as they were."""
-        await tx.run(
+        await self._change(
+            tx,
             "UPDATE sandboxes SET phase = :phase, reason = :reason, exit_code = :exit_code,"
             " endpoints = coalesce(:endpoints, endpoints), facts = coalesce(:facts, facts),"
             " working_dir = coalesce(:working_dir, working_dir),"
@@ -131,7 +141,8 @@ class SandboxTable:
 
     async def set_session_key(self, tx: Transaction, sandbox_id: str, key: Secret) -> None:
         """Store the key that a sandbox's agent server takes from now on."""
-        await tx.run(
+        await self._change(
+            tx,
             "UPDATE sandboxes SET session_key_sealed = :sealed, session_key_hash = :hash,"
             " updated_at = :now WHERE id = :id",
             {
@@ -144,7 +155,8 @@ class SandboxTable:
 
     async def set_deadlines(self, tx: Transaction, ready_by: datetime) -> None:
         """Give every sandbox that is starting until then."""
-        await tx.run(
+        await self._change(
+            tx,
             "UPDATE sandboxes SET ready_by = :ready_by"
             " WHERE phase IS NULL OR phase = 'starting' OR target = 'restarted'",
             {"ready_by": to_stored(ready_by)},
@@ -152,7 +164,7 @@ class SandboxTable:
 
     async def delete(self, tx: Transaction, sandbox_id: str) -> None:
         """Delete the row."""
-        await tx.run("DELETE FROM sandboxes WHERE id = :id", {"id": sandbox_id})
+        await self._change(tx, "DELETE FROM sandboxes WHERE id = :id", {"id": sandbox_id})
 
     async def find(self, sandbox_id: str, reader: Queryable | None = None) -> Sandbox | None:
         """Return the sandbox, whoever owns it."""
@@ -170,11 +182,24 @@ class SandboxTable:
     async def find_by_key_hash(
         self, key_hash: str, reader: Queryable | None = None
     ) -> Sandbox | None:
-        """Return the sandbox whose session key has this SHA-256."""
-        row = await (reader or self._db).one(
-            _SELECT + " WHERE session_key_hash = :hash",
-            {"hash": key_hash},
-        )
+        """Return the sandbox whose session key has this SHA-256.
+
+        It is remembered until any sandbox changes, which nobody but this server makes: requests to
+        sandboxes are many, and show the same key.
+        """
+        if reader is not None:
+            return await self._read_by_key_hash(key_hash, reader)
+        known = self._by_key_hash.get(key_hash)
+        if known is not None:
+            return known
+        changes = self._changes
+        found = await self._read_by_key_hash(key_hash, self._db)
+        if found is not None and changes == self._changes:
+            self._by_key_hash[key_hash] = found
+        return found
+
+    async def _read_by_key_hash(self, key_hash: str, reader: Queryable) -> Sandbox | None:
+        row = await reader.one(_SELECT + " WHERE session_key_hash = :hash", {"hash": key_hash})
         return self._from_row(row) if row else None
 
     async def find_of_user(self, user_id: str, ids: list[str]) -> dict[str, Sandbox]:
@@ -220,6 +245,15 @@ class SandboxTable:
         """Return the names of the backends that sandboxes were made with."""
         rows = await self._db.all("SELECT DISTINCT backend FROM sandboxes ORDER BY backend")
         return [row["backend"] for row in rows]
+
+    async def _change(self, tx: Transaction, sql: str, params: Mapping[str, Any]) -> int:
+        """Run a statement after which nothing that was remembered counts any more."""
+        tx.after_commit(self._forget)
+        return await tx.run(sql, params)
+
+    def _forget(self) -> None:
+        self._by_key_hash.clear()
+        self._changes += 1
 
     def _to_row(self, sandbox: Sandbox) -> Mapping[str, Any]:
         key = sandbox.session_key.reveal()
