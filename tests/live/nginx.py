@@ -77,13 +77,14 @@ def trust(folder: Path) -> ssl.SSLContext:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *, port: int, path: str, server_url: str, strips: bool
+    folder: Path, *, port: int, path: str, server_url: str, strips: bool, domain: str = ""
 ) -> AsyncIterator[None]:
     """Run nginx on a port with TLS; below a path is the server.
 
-    One that strips the path says so in headers; one that keeps it says nothing.
+    One that strips the path says so in headers; one that keeps it says nothing. Its certificate is
+    for the names below a domain, too.
     """
-    _write_certificate(folder)
+    _write_certificate(folder, domain)
     headers = _FORWARDED.format(path=path) if strips else ""
     upstream = f"{server_url}/" if strips else server_url
     config = folder / "nginx.conf"
@@ -119,11 +120,13 @@ async def _wait_until_it_listens(
                 return
 
 
-def _write_certificate(folder: Path) -> None:
+def _write_certificate(folder: Path, domain: str) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     moment = now()
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    if domain:
+        names.append(x509.DNSName(f"*.{domain}"))
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -132,7 +135,7 @@ def _write_certificate(folder: Path) -> None:
         .serial_number(x509.random_serial_number())
         .not_valid_before(moment - datetime.timedelta(days=1))
         .not_valid_after(moment + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )

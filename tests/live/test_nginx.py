@@ -1,5 +1,6 @@
 """The gateway behind a real nginx with TLS, at the root and below a path that it strips or keeps."""
 
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from aiohttp import WSMsgType
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from agentsvc.config import GatewayConfig
 from agentsvc.testing.backend import FakeWorld
@@ -25,6 +27,7 @@ pytestmark = [
 ]
 
 MIB = 1024 * 1024
+DOMAIN = "sandboxes.test"
 
 
 class Front(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,10 +66,90 @@ async def front(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await upstream.stop()
 
 
+class Loopback(AbstractResolver):
+    """Finds every name on this machine, as a wildcard record would."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        del family
+        return [
+            ResolveResult(
+                hostname=host, host="127.0.0.1", port=port, family=socket.AF_INET, proto=0, flags=0
+            )
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest_asyncio.fixture(loop_scope="function")
+async def wild_front(tmp_path: Path) -> AsyncIterator[Front]:
+    """Start a server whose work ports have origins of their own behind nginx."""
+    if nginx.program() is None:
+        unavailable("nginx is not installed")
+    port = nginx.free_port()
+    upstream, world = Upstream(), FakeWorld()
+    await upstream.start()
+    world.on_create = upstream.on_create
+    config = GatewayConfig(sandbox_domain=f"*.{DOMAIN}")
+    service = make_gate(tmp_path / "data", world, config, trusted_proxies=("127.0.0.1",))
+    try:
+        await service.start()
+        box = await Box.start(service, upstream, await service.make_client())
+        place = nginx.running(
+            tmp_path, port=port, path="", server_url=service.url, strips=True, domain=DOMAIN
+        )
+        async with place, _client(tmp_path, str(box.owner.key)) as client:
+            yield Front(box=box, url=f"https://127.0.0.1:{port}", client=client)
+    finally:
+        await service.close()
+        world.close()
+        await upstream.stop()
+
+
+async def test_a_work_port_has_an_origin_of_its_own_behind_nginx(
+    wild_front: Front, tmp_path: Path
+) -> None:
+    front = wild_front
+    urls = await _urls(front)
+    worker = urls["WORKER_1"]
+    port = urlsplit(front.url).port
+    assert worker == f"https://worker-1-{front.box.id}.{DOMAIN}:{port}"
+    front.box.upstream.answer_headers = [("Location", "/next"), ("Set-Cookie", "a=1; Path=/")]
+    async with front.client.get(f"{worker}/x?y=1", allow_redirects=False) as answer:
+        assert (answer.status, answer.headers["Location"]) == (200, "/next")
+        assert answer.headers["Set-Cookie"] == "a=1; Path=/"
+    seen = front.box.upstream.seen[-1]
+    assert seen.raw_path == "/x?y=1"
+    assert seen.one("X-Forwarded-Proto") == "https"
+    assert seen.one("X-Forwarded-Host") == urlsplit(worker).netloc
+    assert seen.one("X-Forwarded-Prefix") is None
+    await _check_streams(front, worker)
+    await _check_bulk(front, worker)
+    await _check_visit(front, worker, tmp_path)
+
+
+async def _check_visit(front: Front, worker: str, folder: Path) -> None:
+    """Open the port as a page does: with the key in its URL once, then with a cookie."""
+    async with _client(folder, "") as visitor:
+        async with visitor.get(f"{worker}/x") as answer:
+            assert answer.status == 401
+        async with visitor.get(f"{worker}/x?session_api_key={front.box.key}") as answer:
+            assert answer.status == 200
+        async with visitor.get(f"{worker}/x") as answer:
+            assert answer.status == 200
+        await _check_socket(visitor, f"{worker}/ws")
+        async with visitor.get(f"{worker.replace('worker-1', 'worker-2')}/x") as answer:
+            # The cookie is of the one host only.
+            assert answer.status == 401
+    assert not any(front.box.key in value for _, value in front.box.upstream.seen[-1].headers)
+
+
 def _client(folder: Path, key: str) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        headers={"X-Session-API-Key": key},
-        connector=aiohttp.TCPConnector(ssl=nginx.trust(folder)),
+        headers={"X-Session-API-Key": key} if key else {},
+        connector=aiohttp.TCPConnector(ssl=nginx.trust(folder), resolver=Loopback()),
         timeout=aiohttp.ClientTimeout(total=90),
     )
 
@@ -159,10 +242,14 @@ async def _check_bulk(front: Front, worker: str) -> None:
 async def _check_sockets(front: Front, agent: str) -> None:
     root = f"{front.url}/sockets/events/1?session_api_key={front.box.key}"
     for url in (f"{agent}/ws", f"{agent}/sockets/events/1", root):
-        async with front.client.ws_connect(url, autoclose=False) as socket:
-            assert (await socket.receive(timeout=60)).data == "hello"
-            await socket.send_bytes(b"abc")
-            assert (await socket.receive(timeout=60)).data == b"cba"
-            await socket.send_str("close 4321 enough")
-            ended: Any = await socket.receive(timeout=60)
-            assert (ended.type, ended.data, ended.extra) == (WSMsgType.CLOSE, 4321, "enough")
+        await _check_socket(front.client, url)
+
+
+async def _check_socket(client: aiohttp.ClientSession, url: str) -> None:
+    async with client.ws_connect(url, autoclose=False) as opened:
+        assert (await opened.receive(timeout=60)).data == "hello"
+        await opened.send_bytes(b"abc")
+        assert (await opened.receive(timeout=60)).data == b"cba"
+        await opened.send_str("close 4321 enough")
+        ended: Any = await opened.receive(timeout=60)
+        assert (ended.type, ended.data, ended.extra) == (WSMsgType.CLOSE, 4321, "enough")

@@ -41,6 +41,8 @@ class Upstream:
         """What the stream sends next; an empty part ends it."""
         self.raw_answer = b""
         """What `/raw` sends before it hangs up."""
+        self.page = ""
+        """The page at `/page`."""
         self.received = 0
         self.sockets: list[web.WebSocketResponse] = []
         self.socket_ends: asyncio.Queue[int | None] = asyncio.Queue()
@@ -64,6 +66,8 @@ class Upstream:
         app.router.add_get("/big", self.get_big)
         app.router.add_get("/ws", self.get_socket)
         app.router.add_get("/flood", self.get_flood)
+        app.router.add_get("/deaf", self.get_deaf_socket)
+        app.router.add_get("/page", self.get_page)
         app.router.add_get("/sockets/events/{id}", self.get_socket)
         app.router.add_get("/sockets/refused", self.get_no_socket)
         app.router.add_get("/no-ws", self.get_no_socket)
@@ -198,6 +202,18 @@ class Upstream:
         except ConnectionError:
             self.lost.set()
         return socket
+
+    async def get_deaf_socket(self, request: web.Request) -> web.WebSocketResponse:
+        """Open a WebSocket and read nothing from it."""
+        self._note(request)
+        socket = web.WebSocketResponse(compress=False, max_msg_size=0)
+        await socket.prepare(request)
+        await self.stopped.wait()
+        return socket
+
+    async def get_page(self, request: web.Request) -> web.Response:
+        self._note(request)
+        return web.Response(text=self.page, content_type="text/html")
 
     async def get_no_socket(self, request: web.Request) -> web.Response:
         self._note(request)

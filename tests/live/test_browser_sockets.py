@@ -1,0 +1,120 @@
+"""WebSockets through the gateway in a real browser, on a page that a sandbox serves itself."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+
+from agentsvc.config import GatewayConfig
+from agentsvc.testing.backend import FakeWorld
+from tests.http.gateway.steps import Box, make_gate, until
+from tests.http.gateway.upstream import Upstream
+from tests.live.conftest import unavailable
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(180),
+    pytest.mark.asyncio(loop_scope="function"),
+]
+
+REPORT_SECONDS = 90
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PAGE = """<!doctype html><script>
+const said = [];
+const socket = new WebSocket(`ws://${location.host}/ws`, ["chat"]);
+socket.binaryType = "arraybuffer";
+const words = [
+  () => socket.send("gr\\u00fc\\u00dfe"),
+  () => socket.send(new Uint8Array([1, 2, 255])),
+  () => socket.send("ping me"),
+  () => socket.send("x".repeat(300000)),
+  () => socket.send("close 4321 because of this"),
+];
+socket.onmessage = ({data}) => {
+  said.push(typeof data === "string" ? data.slice(0, 40) : [...new Uint8Array(data)]);
+  words.shift()();
+};
+socket.onclose = ({code, reason, wasClean}) => {
+  said.push([code, reason, wasClean, socket.protocol]);
+  const second = new WebSocket(`ws://${location.host}/ws`);
+  second.onmessage = () => second.close(4001, "bye");
+  second.onclose = () => fetch("/report", {method: "POST", body: JSON.stringify(said)});
+};
+</script>"""
+
+
+@pytest_asyncio.fixture(loop_scope="function")
+async def box(tmp_path: Path) -> AsyncIterator[Box]:
+    upstream, world = Upstream(), FakeWorld()
+    await upstream.start()
+    upstream.page = PAGE
+    world.on_create = upstream.on_create
+    service = make_gate(tmp_path / "data", world, GatewayConfig())
+    try:
+        await service.start()
+        yield await Box.start(service, upstream, await service.make_client())
+    finally:
+        await service.close()
+        world.close()
+        await upstream.stop()
+
+
+@asynccontextmanager
+async def _browser(url: str, profile: Path) -> AsyncIterator[None]:
+    """Have a browser show a page."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        unavailable("there is no chromium")
+    process = await asyncio.create_subprocess_exec(
+        program,
+        *FLAGS,
+        f"--user-data-dir={profile}",
+        url,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def test_a_browser_has_its_websockets_at_the_origin_of_a_work_port(
+    box: Box, tmp_path: Path
+) -> None:
+    port = urlsplit(box.service.url).port
+    own = f"http://worker-1-{box.id}.localhost:{port}"
+    async with _browser(f"{own}/page?session_api_key={box.key}", tmp_path / "profile"):
+        async with asyncio.timeout(REPORT_SECONDS):
+            codes = [await box.upstream.socket_ends.get() for _ in range(2)]
+            await until(lambda: box.upstream.seen[-1].raw_path == "/report")
+    assert json.loads(box.upstream.seen[-1].body) == [
+        "hello",
+        "GR\u00dcSSE",
+        [255, 2, 1],
+        "ponged from the sandbox",
+        "X" * 40,
+        [4321, "because of this", True, "chat"],
+    ]
+    assert codes[1] == 4001
+    # The page had the key in its address; what it opened had the cookie, which stays here.
+    assert not any(seen.all("Cookie") for seen in box.upstream.seen)
