@@ -182,7 +182,9 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
     for name in _ETC:
         made += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     made += ["--ro-bind-data", "@passwd", "/etc/passwd", "--ro-bind-data", "@group", "/etc/group"]
-    made += ["--proc", "/proc", "--dev", "/dev", "--dir", "/run", "--dir", "/var"]
+    # What runs here for root is still root to the kernel's own settings in /proc/sys.
+    made += ["--proc", "/proc", "--remount-ro", "/proc"]
+    made += ["--dev", "/dev", "--dir", "/run", "--dir", "/var"]
     made += ["--bind", str(view.temp), TEMP] if view.temp else ["--tmpfs", TEMP]
     made += ["--symlink", f"..{TEMP}", "/var/tmp"]  # noqa: S108  # the sandbox's own
     for path in view.readable:

@@ -1,6 +1,7 @@
 """What the agent server of a process sandbox imports first: it keeps its files in the sandbox.
 
-The agent server and its browser package put some straight into /tmp, whatever TMPDIR says; there
+Where bubblewrap holds the sandbox, a browser inside makes no further sandbox of its own: it would
+need namespaces, which nothing inside may make. The agent server and its browser package put some straight into /tmp, whatever TMPDIR says; there
 a sandbox that is deleted would leave them. Imported by `--import-modules`, with the standard
 library alone; where there is no such package, or it has another shape, nothing is changed.
 """
@@ -52,16 +53,27 @@ class _ProfileLoader(Loader):
         self._loader.exec_module(module)
         profile: Any = getattr(module, "BrowserProfile", None)
         if profile is not None:
-            profile.__init__ = _with_downloads(profile.__init__)
+            profile.__init__ = _settled(profile.__init__)
 
 
-def _with_downloads(init: Callable[..., None]) -> Callable[..., None]:
-    def with_downloads(self: object, **fields: Any) -> None:
+def _settled(init: Callable[..., None]) -> Callable[..., None]:
+    def settled(self: object, **fields: Any) -> None:
         if not any(fields.get(name) for name in _DOWNLOADS):
             fields["downloads_path"] = tempfile.mkdtemp(prefix="downloads-")
+        if _is_filtered():
+            fields["chromium_sandbox"] = False
         init(self, **fields)
 
-    return with_downloads
+    return settled
+
+
+def _is_filtered() -> bool:
+    """Say whether a filter of system calls is on this process."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    return "\nSeccomp:\t2\n" in status
 
 
 settle()

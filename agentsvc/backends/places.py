@@ -145,8 +145,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         if found is None:
             found = record()
             self._write("record.json", found)
-        for directory in (self.home, self.agent, self.workspace / found.working_dir):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in (self.home, self.agent, self.workspace):
+            directory.mkdir(mode=0o700, exist_ok=True)
+        # A sandbox that ran before may have put a link there, to where nobody wants a directory.
+        working_dir = self.workspace / found.working_dir
+        if working_dir.resolve().is_relative_to(self.workspace.resolve()):
+            working_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return found
 
     def read_record(self) -> Record | None:

@@ -190,6 +190,23 @@ async def test_only_workspace_home_and_temp_can_be_written(box: Bench) -> None:
     assert not exists("/tmp/written")  # noqa: S108  # where it would be if /tmp were shared
 
 
+async def test_settings_of_the_kernel_cannot_be_changed(box: Bench) -> None:
+    # By opening alone: a test that fails must not change this machine.
+    handle = await box.serve()
+    code = (
+        "import json, os\n"
+        "def opens(path):\n"
+        "    try: os.close(os.open(path, os.O_WRONLY))\n"
+        "    except OSError: return False\n"
+        "    return True\n"
+        "found = [os.path.join(top, name) for root in ('/proc/sys', '/proc/irq', '/sys')"
+        " for top, _, names in os.walk(root) for name in names]\n"
+        "found += ['/proc/sysrq-trigger', '/proc/self/oom_score_adj', '/dev/kmsg', '/dev/mem']\n"
+        "print(json.dumps([len(found) > 100, [path for path in found if opens(path)]]))"
+    )
+    assert await inside(box, handle, code) == [True, []]
+
+
 async def test_links_out_of_the_workspace_lead_nowhere_and_are_not_followed_at_removal(
     box: Bench, tmp_path: Path
 ) -> None:

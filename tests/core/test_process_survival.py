@@ -140,3 +140,25 @@ async def test_other_instances_directories_are_not_listed(bench: Bench) -> None:
         BackendContext(instance_id="other", state_dir=bench.state_dir),
     )
     assert await other.scan() == []
+
+
+async def test_a_restart_makes_no_directory_where_a_link_out_of_the_workspace_leads(
+    bench: Bench, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    make_directory(str(outside))
+    order = Order(
+        sandbox_id=new_id(),
+        command=(
+            "sh",
+            "-c",
+            f"rmdir ../workspace/a/b ../workspace/a; ln -s {outside} ../workspace/a",
+        ),
+        working_dir="a/b",
+    )
+    handle = await bench.backend.create(order, no_save)
+    await bench.wait(handle, Phase.FAILED)
+    handle = await bench.backend.restart(order, handle, no_save)
+    await bench.wait(handle, Phase.FAILED)
+    assert (bench.directory(handle) / "workspace" / "a").is_symlink()
+    assert not is_there(str(outside / "b"))
