@@ -434,6 +434,13 @@ class RuntimeApiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             " empty refuses such images"
         ),
     ] = ""
+    at_root: Annotated[
+        bool,
+        Meta(
+            description="Give them URLs without a path, as the SDK's remote workspace needs them;"
+            " work ports then have none that they could derive"
+        ),
+    ] = False
 
 
 class GitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

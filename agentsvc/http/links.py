@@ -94,12 +94,13 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
         """Return where the agent server is, or None unless the sandbox runs."""
         return None if sandbox.agent_url is None else self.port(sandbox, AGENT_PORT)
 
-    def runtime(self, sandbox_id: str) -> str:
+    def runtime(self, sandbox_id: str, *, at_root: bool) -> str:
         """Return where the agent server is for callers of the remote runtime API.
 
-        They find the work ports below it, as the path begins with the sandbox's id.
+        They find the work ports below it, as the path begins with the sandbox's id. At the root
+        there is only the agent server.
         """
-        return f"{self.base}/{sandbox_id}"
+        return self.agent_at_root(sandbox_id) if at_root else f"{self.base}/{sandbox_id}"
 
     def agent_at_root(self, sandbox_id: str) -> str:
         """Return where the agent server is for clients that take an address without a path only.

@@ -127,6 +127,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
     isolation: str | None = None
     ports_need_key: bool = False
+    port_urls: dict[str, str] = {}
 
 
 class RuntimeList(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,7 +344,7 @@ class RemoteBackend(RuntimeBackend[RemoteConfig]):
             Endpoint(
                 name=name,
                 port=number,
-                url=runtime.url if index == 0 else _service_url(runtime, _SERVICES[name]),
+                url=_url_of(runtime, name, is_primary=index == 0),
                 needs_key=runtime.ports_need_key,
             )
             for index, (name, number) in enumerate(ports.items())
@@ -434,9 +435,12 @@ def _isolation(said: str | None, known: Isolation) -> Isolation:
     return Isolation(said) if said in list(Isolation) else known
 
 
-def _service_url(runtime: Runtime, service: str) -> str:
-    """Return where a port is that is not the agent server's, as the contract derives it."""
-    parts = urlsplit(runtime.url)
+def _url_of(runtime: Runtime, name: str, *, is_primary: bool) -> str:
+    """Return where a port is: as the service says, or else as it is derived from the URL."""
+    told = runtime.port_urls.get(_AGENT if is_primary else name)
+    if told is not None or is_primary:
+        return told or runtime.url
+    service, parts = _SERVICES[name], urlsplit(runtime.url)
     if parts.path.startswith(f"/{runtime.runtime_id}"):
         return f"{parts.scheme}://{parts.netloc}/{runtime.runtime_id}/{service}"
     return f"{parts.scheme}://{service}-{parts.netloc}{parts.path}".rstrip("/")

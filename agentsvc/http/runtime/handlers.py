@@ -35,21 +35,20 @@ _LISTED: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING)
 async def post_start(request: web.Request) -> web.Response:
     """POST /start: the same session twice is the same runtime."""
     start = await read_json(request, _START)
-    sandboxes, links = request.app[SANDBOXES], links_of(request)
+    sandboxes = request.app[SANDBOXES]
     fallback = request.app[CONFIG].runtime_api.spec
     spec = choose_spec(sandboxes.specs(), start.image, fallback=fallback)
     sized = msgspec.structs.replace(spec, resource_factor=start.resource_factor)
     user_id = request[PRINCIPAL].user_id
     sandbox = await sandboxes.start_for(user_id, sized, to_client_order(start))
-    return json_response(from_sandbox(sandbox, links))
+    return json_response(_shown(request, sandbox))
 
 
 async def get_batch(request: web.Request) -> web.Response:
     """GET /sessions/batch: unknown sessions are left out."""
     ids = check_ids(read_query(request, SessionIds).ids)
     found = [await _find(request, session_id) for session_id in dict.fromkeys(ids)]
-    links = links_of(request)
-    return json_response([from_sandbox(one, links) for one in found if one is not None])
+    return json_response([_shown(request, one) for one in found if one is not None])
 
 
 async def get_session(request: web.Request) -> web.Response:
@@ -57,20 +56,19 @@ async def get_session(request: web.Request) -> web.Response:
     found = await _find(request, path_text(request, "session_id"))
     if found is None:
         raise NotFound("There is no such session")
-    return json_response(from_sandbox(found, links_of(request)))
+    return json_response(_shown(request, found))
 
 
 async def get_runtime(request: web.Request) -> web.Response:
     """GET /runtime/{runtime_id}."""
     found = await _get(request, path_text(request, "runtime_id"))
-    return json_response(from_sandbox(found, links_of(request)))
+    return json_response(_shown(request, found))
 
 
 async def get_list(request: web.Request) -> web.Response:
     """GET /list."""
     found = await request.app[SANDBOXES].all_of_clients(request[PRINCIPAL].user_id)
-    links = links_of(request)
-    running = [from_sandbox(one, links) for one in found if one.status in _LISTED]
+    running = [_shown(request, one) for one in found if one.status in _LISTED]
     return json_response(RuntimeList(runtimes=running))
 
 
@@ -86,7 +84,7 @@ async def post_resume(request: web.Request) -> web.Response:
     sandbox = await _chosen(request)
     await request.app[SANDBOXES].resume(sandbox.user_id, sandbox.id)
     found = await request.app[SANDBOXES].get(sandbox.user_id, sandbox.id)
-    return json_response(from_sandbox(found, links_of(request)))
+    return json_response(_shown(request, found))
 
 
 async def post_stop(request: web.Request) -> web.Response:
@@ -94,6 +92,11 @@ async def post_stop(request: web.Request) -> web.Response:
     sandbox = await _chosen(request)
     await request.app[SANDBOXES].delete(sandbox.user_id, sandbox.id)
     return json_response(DONE)
+
+
+def _shown(request: web.Request, sandbox: Sandbox) -> Runtime:
+    at_root = request.app[CONFIG].runtime_api.at_root
+    return from_sandbox(sandbox, links_of(request), at_root=at_root)
 
 
 async def _find(request: web.Request, session_id: str) -> Sandbox | None:

@@ -70,8 +70,8 @@ class SessionIds(msgspec.Struct, frozen=True, kw_only=True):
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     """A runtime. What follows `restart_reasons` is this server's own.
 
-    `ports_need_key` says that what is below `url` wants the session key in X-Session-API-Key, and
-    takes it out of the request.
+    `ports_need_key` says that what is at `url` and `port_urls` wants the session key in
+    X-Session-API-Key, and takes it out of the request.
     """
 
     runtime_id: str
@@ -90,6 +90,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None
     isolation: Isolation | None
     ports_need_key: bool
+    port_urls: dict[str, str]
 
 
 class RuntimeList(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,14 +144,14 @@ def to_client_order(start: RuntimeStart) -> ClientOrder:
     return ClientOrder(id=start.session_id, env=env)
 
 
-def from_sandbox(sandbox: Sandbox, links: Links) -> Runtime:
-    """Return a sandbox as a runtime."""
+def from_sandbox(sandbox: Sandbox, links: Links, *, at_root: bool) -> Runtime:
+    """Return a sandbox as a runtime, whose URL has no path if it is to be at the root."""
     status, pod_status = _SHOWN[sandbox.status]
     return Runtime(
         runtime_id=sandbox.id,
         session_id=sandbox.client_id or sandbox.id,
         session_api_key=sandbox.session_key.reveal(),
-        url=links.runtime(sandbox.id),
+        url=links.runtime(sandbox.id, at_root=at_root),
         status=status,
         pod_status=pod_status,
         work_hosts={},
@@ -163,4 +164,5 @@ def from_sandbox(sandbox: Sandbox, links: Links) -> Runtime:
         detail=sandbox.reason or None,
         isolation=sandbox.isolation,
         ports_need_key=True,
+        port_urls={end.name: links.port(sandbox, end.name) for end in sandbox.endpoints},
     )

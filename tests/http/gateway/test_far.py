@@ -226,3 +226,45 @@ async def test_the_isolation_there_is_told_here(start_near: StartNear) -> None:
     assert found is not None
     assert found["isolation"] in ("none", "remote")
     assert found["facts"]["callbacks"] == "none"
+
+
+@both
+async def test_a_full_server_is_said_to_be_full_and_tried_again(
+    start_near: StartNear, gate: Service, kind: str
+) -> None:
+    full = msgspec.structs.replace(gate.config.sandboxes, max_running=1)
+    gate.config = msgspec.structs.replace(gate.config, sandboxes=full)
+    await gate.restart()
+    owner, first_id, _ = await start_sandbox(await start_near(kind))
+    second_id = (await owner.post("/api/v1/sandboxes?sandbox_spec_id=far")).json()["id"]
+
+    async def is_told() -> bool:
+        found = await owner.sandbox(second_id)
+        assert found is not None
+        return found["status"] == "STARTING" and " answers 429: " in (found["status_detail"] or "")
+
+    await until(is_told)
+    await owner.delete(f"/api/v1/sandboxes/{first_id}")
+    await owner.wait_for_sandbox(second_id, "RUNNING")
+
+
+async def test_a_runtime_has_its_work_ports_below_its_own_url(
+    gate: Service, far_user: Client, upstream: Upstream
+) -> None:
+    start = {"image": "web", "session_id": "s"}
+    made = (await far_user.post("/runtime/start", json=start)).json()
+    await far_user.wait_for_sandbox(made["runtime_id"], "RUNNING")
+    path = f"/{made['runtime_id']}"
+    assert made["url"] == gate.url + path
+    upstream.answer_headers = [("Location", "/next"), ("Set-Cookie", "a=1")]
+    headers = {"X-Session-API-Key": made["session_api_key"]}
+    client = gate.client_with(None)
+    for port, inner in (("/work-1", "/a%2Fb?x=1"), ("/vscode", "/"), ("", "/docs"), ("", "/api/x")):
+        answer = await client.get(f"{path}{port}{inner}", headers=headers)
+        assert answer.status == 200, answer.text
+        assert upstream.seen[-1].raw_path == inner
+        assert answer.headers["Location"] == f"{path}{port}/next"
+        assert answer.headers["Set-Cookie"] == f"a=1; Path={path}{port}/"
+    assert (await client.get(f"{path}/work-2/", headers=headers)).status == 404
+    assert (await client.get(f"{path}/work-1/")).status == 401
+    assert (await client.get(f"/{'0' * 32}/work-1/", headers=headers)).status == 404

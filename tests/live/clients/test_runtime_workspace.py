@@ -19,7 +19,9 @@ async def test_the_remote_workspace_starts_uses_pauses_and_stops_a_runtime(
     python_sdk: Client, make_installation: MakeInstallation, model: ScriptedModel
 ) -> None:
     own = await make_installation(
-        AGENTSVC_RUNTIME_API__ENABLED="true", AGENTSVC_RUNTIME_API__SPEC="process"
+        AGENTSVC_RUNTIME_API__ENABLED="true",
+        AGENTSVC_RUNTIME_API__SPEC="process",
+        AGENTSVC_RUNTIME_API__AT_ROOT="true",
     )
     seen = await python_sdk.run(
         "sdk_runtime.py",
