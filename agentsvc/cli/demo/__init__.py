@@ -133,6 +133,8 @@ class _Demo:
             self._screen.busy(_words(task["status"]))
         if task["status"] == "ERROR":
             raise CommandFailed(f"the conversation did not start: {task['detail']}")
+        self._screen.busy("")
+        self._screen.line(f"\n  isolation of its sandbox: {await api.get_isolation(task)}\n")
         return str(task["app_conversation_id"])
 
     async def _watch(self, api: DemoApi, conversation_id: str) -> None:

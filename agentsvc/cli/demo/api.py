@@ -84,6 +84,12 @@ class DemoApi:
         conversation: dict[str, Any] = found[0]
         return conversation
 
+    async def get_isolation(self, task: dict[str, Any]) -> str:
+        """Return how far the sandbox of a conversation that was started is isolated."""
+        query = {"id": task["sandbox_id"]}
+        found: Sequence[Any] = await self._call("GET", f"{V1}/sandboxes", query=query)
+        return str(found[0]["isolation"])
+
     async def read_file(self, conversation: dict[str, Any], path: str) -> str:
         """Return a file as it lies in the sandbox, asked of the agent server there."""
         agent_url = conversation["conversation_url"].partition("/api/conversations/")[0]
