@@ -76,8 +76,11 @@ def _facts(labels: Mapping[str, str]) -> dict[str, str]:
 def _running(report: Report, seen: Seen) -> Report:
     if seen.front is None or not is_running(seen.front):
         return _with(report, reason="its gateway is not running")
-    facts = {**report.facts, **({"out_of_memory": _OOM_REASON} if seen.had_oom else {})}
-    return _with(report, phase=Phase.RUNNING, endpoints=endpoints(seen), facts=facts)
+    running = _with(report, phase=Phase.RUNNING, endpoints=endpoints(seen))
+    if not seen.had_oom:
+        return running
+    facts = {**report.facts, "out_of_memory": "yes"}
+    return _with(running, reason=_OOM_REASON, facts=facts)
 
 
 def _with(report: Report, **changes: Any) -> Report:

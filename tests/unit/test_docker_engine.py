@@ -190,7 +190,8 @@ def test_why_a_sandbox_has_ended(
 def test_a_killed_child_shows_while_its_sandbox_runs() -> None:
     report = look.to_report(seen(container("running"), had_oom=True))
     assert report.phase is Phase.RUNNING
-    assert "memory" in report.facts["out_of_memory"]
+    assert "memory" in report.reason
+    assert report.facts["out_of_memory"] == "yes"
 
 
 def test_a_sandbox_without_a_way_back_says_so() -> None:
