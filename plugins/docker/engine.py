@@ -205,8 +205,13 @@ class Engine:
             return self._client
 
     async def _open(self) -> None:
-        import aiodocker  # noqa: PLC0415  # nothing is imported for a backend nobody configured
-
+        try:
+            import aiodocker  # noqa: PLC0415  # nothing is imported for a backend nobody configured
+        except ImportError as exc:
+            raise BackendUnavailable(
+                "The client library of container engines is not installed:"
+                " run `pip install agentsvc[docker]`"
+            ) from exc
         url, context = self.url, None
         if url.startswith("ssh:"):
             self._tunnel = Tunnel(url)

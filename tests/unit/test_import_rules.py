@@ -71,6 +71,16 @@ def test_the_rule_for_plugins_allows(line: str) -> None:
     assert breaches(line) == []
 
 
+def test_a_backend_that_nobody_configured_loads_no_client_library() -> None:
+    code = "import sys; from agentsvc.plugins import PluginHost; host = PluginHost.load();"
+    code += "print(*host.backend_types()); print(*sorted(sys.modules))"
+    backends, modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert "docker" in backends.split()
+    assert not {name.partition(".")[0] for name in modules.split()} & {"aiodocker", "aiohttp"}
+
+
 def test_the_server_loads_nothing_of_what_runs_in_a_sandbox() -> None:
     code = "import sys, agentsvc.cli.serve, agentsvc.backends.process; print(*sorted(sys.modules))"
     loaded = subprocess.run(
