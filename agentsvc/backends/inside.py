@@ -6,6 +6,7 @@ which the server connects to the sandbox's ports, and later a connection for eac
 When it ends, the kernel ends all that is left inside.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -28,6 +29,7 @@ from agentsvc.backends.children import (
     take,
     wake_on_child,
 )
+from agentsvc.backends.landlock import leave_abstract_sockets
 
 _MESSAGE_MAX: Final = 64
 _FILES_MAX: Final = 200
@@ -47,6 +49,9 @@ def main() -> None:
     with os.fdopen(files[0], "rb") as file:
         orders: Json = json.load(file)
     become_reaper(b"agentsvc-inside")
+    # What serves others there may take root outside for root, whom it knows no better.
+    with contextlib.suppress(OSError):
+        leave_abstract_sockets()
     inside = Inside(orders, files[1:])
     sys.exit(inside.run(channel))
 

@@ -119,6 +119,23 @@ def confine(script_rules: str) -> None:
         os.close(ruleset)
 
 
+def leave_abstract_sockets() -> bool:
+    """Keep this process from unix sockets without a path that are others'; say whether it is.
+
+    They belong to the network, which a sandbox may share, and are no files. Needs a process
+    without a way to new privileges.
+    """
+    if abi() < _ABI_SCOPES:
+        return False
+    fields = struct.pack("=QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKETS)
+    ruleset = _call(_CREATE_RULESET, fields, len(fields), 0)
+    try:
+        _call(_RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+    return True
+
+
 def main(arguments: Sequence[str]) -> None:
     """Confine this process and become the command."""
     script_rules, _, *command = arguments

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import pytest
 
 from agentsvc.backend import BackendContext, Handle, Isolation, Network, Phase, Report
-from agentsvc.backends import bubblewrap, seccomp
+from agentsvc.backends import bubblewrap, landlock, seccomp
 from agentsvc.backends.process import ProcessBackend, ProcessConfig
 from agentsvc.errors import OrderRejected
 from agentsvc.testing.rig import ask, web_url
@@ -222,6 +222,27 @@ async def test_links_out_of_the_workspace_lead_nowhere_and_are_not_followed_at_r
     assert await inside(box, handle, code, kept) == [False, False]
     await box.backend.delete(handle)
     assert (kept / "file").read_text() == CANARY
+
+
+async def test_sockets_without_a_path_that_are_others_cannot_be_reached(box: Bench) -> None:
+    if landlock.abi() < 6:
+        pytest.skip("this kernel cannot keep a process from abstract sockets")
+    handle = await box.serve()
+    name = f"agentsvc-test-{handle.sandbox_id}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        code = (
+            "import json, socket, sys\n"
+            "def reaches(name):\n"
+            "    with socket.socket(socket.AF_UNIX) as link:\n"
+            "        return link.connect_ex(chr(0) + name)\n"
+            "own = socket.socket(socket.AF_UNIX)\n"
+            "own.bind(chr(0) + sys.argv[1] + 'own')\n"
+            "own.listen()\n"
+            "print(json.dumps([reaches(sys.argv[1]), reaches(sys.argv[1] + 'own')]))"
+        )
+        assert await inside(box, handle, code, name) == [errno.EPERM, 0]
 
 
 async def test_dangerous_calls_are_refused_and_ordinary_ones_are_not(box: Bench) -> None:
