@@ -45,6 +45,20 @@ async def can_call(service: Service, key: str) -> bool:
 # Failing and vanishing
 
 
+async def test_a_running_sandbox_shows_what_its_backend_remarks(
+    client: Client, fake_world: TroubledWorld
+) -> None:
+    sandbox_id = await start(client)
+    remark = "1 process was ended for want of memory"
+    fake_world.sandboxes[sandbox_id].reason = remark
+
+    seen = await client.sandbox(sandbox_id)
+    async with asyncio.timeout(20):
+        while seen is None or seen["status_detail"] != remark:
+            seen = await client.sandbox(sandbox_id)
+    assert seen["status"] == "RUNNING"
+
+
 async def test_a_sandbox_that_failed_shows_error_and_the_reason_within_seconds(
     client: Client, fake_world: TroubledWorld
 ) -> None:
