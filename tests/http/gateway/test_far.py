@@ -102,8 +102,8 @@ async def test_a_web_socket_goes_through_both_gateways(start_near: StartNear, ki
         session.ws_connect(url) as socket,
     ):
         assert await socket.receive_str() == "hello"
-        await socket.send_str("to and fro")
-        assert await socket.receive_str() == "TO AND FRO"
+        await socket.send_str("there and back")
+        assert await socket.receive_str() == "THERE AND BACK"
 
 
 @both
