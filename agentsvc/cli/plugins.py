@@ -1,4 +1,4 @@
-"""`agentsvc plugins`: shows what is loaded, and checks a backend on this machine."""
+"""`agentsvc plugins`: shows what is loaded, checks a backend on this machine, begins a new one."""
 
 import asyncio
 import tempfile
@@ -16,13 +16,13 @@ from agentsvc.cli.options import config_option, load_config
 from agentsvc.cli.text import columns
 from agentsvc.config import Config
 from agentsvc.plugins import BUILT_IN, BackendRegistry, Plugin, PluginHost
-from agentsvc.testing import KitOptions, Outcome, check_backend
+from agentsvc.testing import KitOptions, Outcome, check_backend, skeleton
 from agentsvc.values import new_id
 
 
 @click.group("plugins")
 def command() -> None:
-    """Show what is loaded, and check a backend on this machine."""
+    """Show what is loaded, check a backend on this machine, begin a new one."""
 
 
 @command.command("list")
@@ -53,11 +53,40 @@ def check(backend: str, image: str | None, config_file: Path | None) -> None:
     with this backend is left alone.
     """
     config = load_config(config_file).config
-    overrides = {} if image is None else {"image": image}
-    counts = asyncio.run(_check(load_plugins(config), config, backend, overrides))
+    counts = asyncio.run(_check(load_plugins(config), config, backend, _options(image)))
     click.echo(", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome))
     if counts[Outcome.FAILED]:
         raise CommandFailed(f"the backend `{backend}` does not keep the contract")
+
+
+@command.command("new")
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory to make; otherwise agentsvc-NAME here.",
+)
+def make_new(name: str, directory: Path | None) -> None:
+    """Make a package with a backend that works, to begin with.
+
+    It has a backend, its configuration, its entry point and the conformance kit as its test.
+    """
+    target = directory or Path(f"agentsvc-{name.replace('_', '-')}")
+    try:
+        files = skeleton.files(name)
+        target.mkdir(parents=True)
+        for path, text in files.items():
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_text(text, encoding="utf-8")
+    except ValueError as exc:
+        raise CommandFailed(str(exc), "choose lower-case letters, digits and _") from exc
+    except FileExistsError as exc:
+        raise CommandFailed(f"{target} exists already", "name another with --directory") from exc
+    except OSError as exc:
+        raise CommandFailed(f"{target} cannot be made: {exc.strerror}") from exc
+    click.echo(target)
+    click.echo(f"hint: cd {target} && pip install -e '.[dev]' && pytest", err=True)
 
 
 def load_plugins(config: Config) -> PluginHost:
@@ -72,7 +101,7 @@ async def _probe(host: PluginHost, config: Config) -> dict[str, Health]:
 
 
 async def _check(
-    host: PluginHost, config: Config, name: str, overrides: Mapping[str, str]
+    host: PluginHost, config: Config, name: str, options: KitOptions
 ) -> Counter[Outcome]:
     async with _opened(host, config) as registry:
         if name not in registry.names():
@@ -81,12 +110,19 @@ async def _check(
             )
         backend = registry.get(name)
     counts: Counter[Outcome] = Counter()
-    options = KitOptions(order_overrides=overrides)
     async for result in check_backend(type(backend), backend.config, options):
         counts[result.outcome] += 1
         reason = f": {result.reason}" if result.reason else ""
         click.echo(f"{result.outcome:<8}{result.name.replace('_', ' ')}{reason}")
     return counts
+
+
+def _options(image: str | None) -> KitOptions:
+    if image is None:
+        return KitOptions()
+    # What has an image has a network of its own, too: its loopback is not this machine's.
+    everywhere = {"KIT_HOST": "0.0.0.0"}  # noqa: S104  # inside of the sandbox
+    return KitOptions(order_overrides={"image": image, "env": everywhere}, beacon_host="")
 
 
 @asynccontextmanager
