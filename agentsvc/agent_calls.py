@@ -5,7 +5,7 @@ or not able to answer now), AgentRefused (it answered and said no), NotFound, Co
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -19,6 +19,8 @@ from agentsvc.reach import as_http
 from agentsvc.values import Secret
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+
+_PART_BYTES: Final = 256 * 1024
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -92,6 +94,33 @@ class AgentCalls:
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise explain(response.status, body, where, (self._key, *hide))
         return body
+
+    async def _receive(
+        self, path: str, write: Callable[[bytes], Awaitable[None]], *, time_limit: float
+    ) -> None:
+        """Hand over what is at a path in parts, as they come; what `write` raises ends it."""
+        headers = {"X-Session-API-Key": self._key.reveal()}
+        where = f"GET {path.partition('?')[0]}"
+        try:
+            async with (
+                asyncio.timeout(time_limit),
+                self._session.get(
+                    yarl.URL(self.url + path, encoded=True), headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                if response.status >= HTTPStatus.MULTIPLE_CHOICES:
+                    body = await _read_bounded(response)
+                    raise to_error(response.status, body, where, (self._key,))
+                async for part in response.content.iter_chunked(_PART_BYTES):
+                    await write(part)
+        except TimeoutError as exc:
+            raise AgentUnavailable(
+                f"The agent server did not answer within {time_limit:g} seconds", detail=where
+            ) from exc
+        except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
+            raise AgentUnavailable(
+                "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
+            ) from exc
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:

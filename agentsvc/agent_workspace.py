@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -65,6 +65,13 @@ class WorkspaceCalls(AgentCalls):
             "/api/file/download?" + urlencode({"path": path}),
             time_limit=time_limit or self._change_seconds,
         )
+
+    async def receive(
+        self, path: str, write: Callable[[bytes], Awaitable[None]], *, time_limit: float
+    ) -> None:
+        """Hand over the bytes of a file at an absolute path in parts; raises NotFound."""
+        query = urlencode({"path": path})
+        await self._receive(f"/api/file/download?{query}", write, time_limit=time_limit)
 
     async def run_command(
         self, command: str, *, cwd: str | None = None, time_limit: float

@@ -16,6 +16,7 @@ from aiohttp import web
 from agentsvc import gateway
 from agentsvc.agent import AgentClient
 from agentsvc.announcements import Announcement, Announcements, Subject
+from agentsvc.archives import Archives
 from agentsvc.auth import KeyRing
 from agentsvc.catalogue import Catalogue
 from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config, OnShutdown
@@ -35,6 +36,7 @@ from agentsvc.http import description, ops, runtime, v0, v1
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
 from agentsvc.http.keys import (
     ANNOUNCEMENTS,
+    ARCHIVES,
     BACKENDS,
     CATALOGUE,
     CONFIG,
@@ -82,6 +84,7 @@ log = logging.getLogger(__name__)
 
 _REMOVE_FAILED_SECONDS: Final = 60.0
 _FORGET_DELIVERIES_SECONDS: Final = 600.0
+_FORGET_ARCHIVES_SECONDS: Final = 60.0
 
 _PLACES: Final = web.AppKey("places", DataDir)
 _INSTALLATION: Final = web.AppKey("installation", Installation)
@@ -244,6 +247,14 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         callbacks=callbacks,
         settings=app[SETTINGS],
     )
+    app[ARCHIVES] = archives = Archives(
+        db=app[DATABASE],
+        directory=app[_PLACES].archives,
+        sandboxes=sandboxes,
+        agents=app[_AGENTS],
+        supervisor=app[SUPERVISOR],
+        config=config.archives,
+    )
     app[CONVERSATIONS] = conversations = Conversations(
         db=app[DATABASE],
         vault=app[_VAULT],
@@ -254,6 +265,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         secrets=app[SECRETS],
         supervisor=app[SUPERVISOR],
         config=config.conversations,
+        archives=archives,
         announcements=app[ANNOUNCEMENTS],
     )
     app[FILES] = ConversationFiles(
@@ -304,6 +316,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         config=config.sandboxes,
     )
     await sandboxes.recover()
+    await archives.go_on()
     await conversations.recover()
     yield
     match config.sandboxes.on_shutdown:
@@ -356,6 +369,9 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
     supervisor.loop("sandboxes", app[SANDBOXES].sweep, every_seconds=sweep_seconds)
     supervisor.loop("idle sandboxes", app[_CULLER].look, every_seconds=sweep_seconds)
     supervisor.loop("events", conversations.sync, every_seconds=config.conversations.sync_seconds)
+    supervisor.loop(
+        "old archives", app[ARCHIVES].forget_old, every_seconds=_FORGET_ARCHIVES_SECONDS
+    )
     supervisor.loop(
         "pending messages",
         app[PENDING].deliver_all,

@@ -342,6 +342,39 @@ class ConversationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = False
 
 
+class ArchivesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `archives` section: workspaces that are saved in the data directory."""
+
+    on_delete: Annotated[
+        bool,
+        Meta(description="Save the workspace of a conversation that is deleted with its sandbox"),
+    ] = False
+    max_bytes: Annotated[
+        int, Meta(ge=1024, le=2**50, description="Largest archive of one workspace, compressed")
+    ] = 1024**3
+    max_unpacked_bytes: Annotated[
+        int, Meta(ge=1024, le=2**50, description="Largest workspace that is saved")
+    ] = 4 * 1024**3
+    max_files: Annotated[
+        int, Meta(ge=1, le=10**8, description="Most files a workspace that is saved may have")
+    ] = 200_000
+    save_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Longest time that saving a workspace, or restoring it, may take"),
+    ] = 900.0
+    keep_seconds: Annotated[
+        float, Meta(ge=0, le=10**9, description="Age at which archives are deleted; 0 is never")
+    ] = 0.0
+    max_total_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**60,
+            description="What all archives together may take; the oldest are deleted; 0 is no limit",
+        ),
+    ] = 0
+
+
 class EventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `events` section."""
 
@@ -572,6 +605,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: LogConfig = LogConfig()
     sandboxes: SandboxesConfig = SandboxesConfig()
     conversations: ConversationsConfig = ConversationsConfig()
+    archives: ArchivesConfig = ArchivesConfig()
     events: EventsConfig = EventsConfig()
     webhooks: WebhooksConfig = WebhooksConfig()
     git: GitConfig = GitConfig()

@@ -45,6 +45,11 @@ class DataDir(msgspec.Struct, frozen=True, kw_only=True):
         """The directory in which each backend has one of its own."""
         return self.path / "backends"
 
+    @property
+    def archives(self) -> Path:
+        """The directory of saved workspaces."""
+        return self.path / "archives"
+
     def prepare(self) -> None:
         """Make the directory where it is missing, readable by its owner only.
 

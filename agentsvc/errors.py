@@ -80,6 +80,13 @@ class ExportTooLarge(AgentsvcError):
     status = 413
 
 
+class ArchiveRefused(AgentsvcError):
+    """What a sandbox sent of its workspace is broken, or larger than archives may be."""
+
+    code = "archive_refused"
+    status = 409
+
+
 class UnsupportedMediaType(AgentsvcError):
     """The body is of a media type the operation does not read."""
 

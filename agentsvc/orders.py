@@ -166,6 +166,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     secrets: dict[str, Secret] = {}
     mcp_config: McpConfig | None = None
     settings_required: bool = False
+    archive_id: str | None = None
+    """The archive whose files the workspace begins with."""
     when_full: WhenFull | None = None
     """None for what the server is configured to do."""
     replay: tuple[RecordedStep, ...] = ()

@@ -6,18 +6,20 @@ told to forget the conversation, until that works.
 
 import contextlib
 import logging
+import posixpath
 from collections.abc import Collection
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
 from agentsvc.agent import AgentClient
+from agentsvc.archives import Archive, Archives, new_archive
 from agentsvc.conversations.model import Conversation, StartTask
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.errors import AgentsvcError, NotFound
-from agentsvc.sandboxes import Sandboxes
+from agentsvc.sandboxes import Sandboxes, SandboxStatus
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import now, to_stored
 
@@ -26,6 +28,23 @@ log = logging.getLogger(__name__)
 _UNTOLD: Final = """SELECT r.id, r.sandbox_id FROM removed_conversations AS r
     JOIN sandboxes AS b ON b.id = r.sandbox_id
     WHERE r.told_at IS NULL AND b.phase = 'running'"""
+
+
+_WITH_FILES: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING, SandboxStatus.PAUSED)
+
+
+def archive_of(conversation: Conversation, sandbox_id: str, *, releases: bool) -> Archive:
+    """Return the record of a workspace that is to be saved."""
+    has_repository = conversation.selected_repository is not None
+    return new_archive(
+        user_id=conversation.user_id,
+        conversation_id=conversation.id,
+        title=conversation.title or "",
+        sandbox_id=sandbox_id,
+        working_dir=conversation.working_dir,
+        directory=posixpath.basename(conversation.working_dir) if has_repository else "",
+        releases=releases,
+    )
 
 
 class RemovedTable:
@@ -72,6 +91,7 @@ class Remover:
         tasks: StartTaskTable,
         sandboxes: Sandboxes,
         agents: AgentClient,
+        archives: Archives,
         supervisor: Supervisor,
     ) -> None:
         self._db = db
@@ -80,6 +100,7 @@ class Remover:
         self._removed = RemovedTable()
         self._sandboxes = sandboxes
         self._agents = agents
+        self._archives = archives
         self._supervisor = supervisor
 
     async def remove(self, conversation_id: str) -> list[str]:
@@ -148,10 +169,19 @@ class Remover:
             if member.sandbox_id is None:
                 continue
             if not await self._table.of_sandbox(member.sandbox_id, tx):
-                await self._sandboxes.release(tx, member.sandbox_id)
+                await self._give_up(tx, member, member.sandbox_id)
             elif await self._sandboxes.find_any(member.sandbox_id, tx) is not None:
                 await self._removed.insert(tx, member.id, member.sandbox_id)
                 tx.after_commit(partial(self._tell_soon, member.id))
+
+    async def _give_up(self, tx: Transaction, last: Conversation, sandbox_id: str) -> None:
+        """Let a sandbox go with its last conversation, once the workspace is saved if it is to be."""
+        sandbox = await self._sandboxes.find_any(sandbox_id, tx)
+        has_files = sandbox is not None and sandbox.status in _WITH_FILES and last.is_ready
+        if self._archives.saves_deleted and has_files:
+            await self._archives.insert(tx, archive_of(last, sandbox_id, releases=True))
+        else:
+            await self._sandboxes.release(tx, sandbox_id)
 
     def _tell_soon(self, conversation_id: str) -> None:
         self._supervisor.spawn(f"forget {conversation_id}", lambda: self._tell(conversation_id))

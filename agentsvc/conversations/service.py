@@ -11,6 +11,7 @@ import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.announcements import Announcements
+from agentsvc.archives import Archive, Archives, ArchiveState
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.agent_body import to_agent_message
 from agentsvc.conversations.making import (
@@ -31,13 +32,13 @@ from agentsvc.conversations.model import (
 from agentsvc.conversations.progress import Start
 from agentsvc.conversations.prompts import first_message
 from agentsvc.conversations.recorder import Recorder
-from agentsvc.conversations.removal import Remover
+from agentsvc.conversations.removal import Remover, archive_of
 from agentsvc.conversations.reports import Reports
 from agentsvc.conversations.start import Starter
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.db import Database, Queryable, Transaction
-from agentsvc.errors import AgentsvcError, Conflict, Gone, NotFound, SandboxNotUsable
+from agentsvc.errors import AgentsvcError, BadRequest, Conflict, Gone, NotFound, SandboxNotUsable
 from agentsvc.events import EventLog
 from agentsvc.git import check_branch, check_repository
 from agentsvc.mcp import restore_secrets
@@ -69,12 +70,14 @@ class Conversations:
         secrets: SecretStore,
         supervisor: Supervisor,
         config: ConversationsConfig,
+        archives: Archives,
         announcements: Announcements,
     ) -> None:
         self._db = db
         self._table = ConversationTable(db, announcements)
         self._tasks = StartTaskTable(db, vault, announcements)
         self._sandboxes = sandboxes
+        self._archives = archives
         self._agents = agents
         self._settings = settings
         self._supervisor = supervisor
@@ -94,6 +97,7 @@ class Conversations:
             tasks=self._tasks,
             sandboxes=sandboxes,
             agents=agents,
+            archives=archives,
             supervisor=supervisor,
         )
         self.reports = Reports(
@@ -116,6 +120,7 @@ class Conversations:
             recorder=self._recorder,
             remover=self._remover,
             config=config,
+            archives=archives,
             on_change=self._task_changed,
             announcements=announcements,
         )
@@ -142,6 +147,8 @@ class Conversations:
             order = msgspec.structs.replace(
                 order, mcp_config=restore_secrets(order.mcp_config, stored)
             )
+        if order.archive_id is not None:
+            await self._check_archive(user_id, order)
         conversation_id = order.conversation_id or new_id()
         earlier = await self._earlier_task(user_id, order)
         if earlier is not None:
@@ -307,6 +314,28 @@ class Conversations:
         for task_id in await self._remover.remove(conversation_id):
             self._tell_followers(task_id, None)
 
+    async def save_workspace(self, user_id: str, conversation_id: str) -> Archive:
+        """Ask for an archive of a conversation's workspace, which is saved in the background.
+
+        Raises NotFound, Conflict during the start, and Gone where there is no sandbox any more.
+        """
+        view = await self.get(user_id, conversation_id, include_starting=True)
+        if not view.conversation.is_ready:
+            raise Conflict("The conversation has not been started, and has no workspace")
+        if view.sandbox is None or view.sandbox_status is SandboxStatus.MISSING:
+            raise Gone("The sandbox of this conversation does not exist any more")
+        archive = archive_of(view.conversation, view.sandbox.id, releases=False)
+        await self._db.write(lambda tx: self._archives.insert(tx, archive))
+        return archive
+
+    async def fork(self, user_id: str, conversation_id: str, order: StartOrder) -> StartTask:
+        """Start another conversation, in a new sandbox, on a copy of a conversation's workspace.
+
+        Raises as `save_workspace` and `start`.
+        """
+        archive = await self.save_workspace(user_id, conversation_id)
+        return await self.start(user_id, msgspec.structs.replace(order, archive_id=archive.id))
+
     async def remove_failed(self) -> None:
         """Delete the sandboxes of starts that failed long ago, where nobody else lives."""
         await self._remover.remove_failed(timedelta(seconds=self._config.keep_failed_seconds))
@@ -436,6 +465,13 @@ class Conversations:
         if known.user_id != user_id or task is None or task.request != order:
             raise Conflict("A conversation with this id exists and was started differently")
         return task
+
+    async def _check_archive(self, user_id: str, order: StartOrder) -> None:
+        archive = await self._archives.get(user_id, order.archive_id or "")
+        if archive.state is ArchiveState.FAILED:
+            raise Conflict(f"The workspace could not be saved: {archive.reason}")
+        if order.repository or order.parent_conversation_id or order.sandbox_id:
+            raise BadRequest("An archive goes into a new sandbox, without a repository or a parent")
 
     async def _parent(self, user_id: str, order: StartOrder) -> Conversation | None:
         if order.parent_conversation_id is None:

@@ -16,6 +16,7 @@ import msgspec
 from agentsvc.agent import AgentClient, AgentServer, ConversationInfo
 from agentsvc.agentoptions import llm_to_agent, secrets_of
 from agentsvc.announcements import Announcements
+from agentsvc.archives import Archives
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.agent_body import (
     AgentInputs,
@@ -83,6 +84,7 @@ class Starter:
         recorder: Recorder,
         remover: Remover,
         config: ConversationsConfig,
+        archives: Archives,
         on_change: OnTaskChange,
         announcements: Announcements,
     ) -> None:
@@ -97,6 +99,7 @@ class Starter:
         self._recorder = recorder
         self._remover = remover
         self._config = config
+        self._archives = archives
         self._on_change = on_change
         self._progress = Progress(db=db, table=self._table, tasks=self._tasks, on_change=on_change)
         self._seats = Seats(
@@ -209,7 +212,9 @@ class Starter:
         base = await self._seats.base_dir(start, sandbox)
         order, settings = start.task.request, start.settings
         repository = start.conversation.selected_repository
-        if repository is None or order.parent_conversation_id:
+        if order.archive_id is not None:
+            start.workspace = await self._restore(start, order.archive_id, base)
+        elif repository is None or order.parent_conversation_id:
             start.workspace = Workspace(agent, base)
             await start.workspace.set_credentials(start.tokens)
             if not order.parent_conversation_id:
@@ -229,6 +234,16 @@ class Starter:
             )
             await start.workspace.clone(clone)
         await start.workspace.set_identity(settings.git_user_name, settings.git_user_email)
+
+    async def _restore(self, start: Start, archive_id: str, base: str) -> Workspace:
+        """Begin with the files of an archive, in the directory they were in."""
+        agent = made(start.agent)
+        archive = await self._archives.wait_ready(archive_id)
+        directory = f"{base}/{archive.directory}" if archive.directory else base
+        workspace = Workspace(agent, directory)
+        await workspace.set_credentials(start.tokens)
+        await self._archives.restore(archive, agent, directory)
+        return workspace
 
     async def _run_setup_script(self, start: Start) -> None:
         problem = await made(start.workspace).run_setup_script(self._config.setup_script_seconds)

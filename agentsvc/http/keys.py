@@ -9,6 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc.announcements import Announcements
+from agentsvc.archives import Archives
 from agentsvc.auth import KeyRing, Principal
 from agentsvc.catalogue import Catalogue
 from agentsvc.config import Config
@@ -52,6 +53,7 @@ SURROUNDINGS: Final[web.AppKey[Surroundings]] = web.AppKey("surroundings")
 EXPORTS: Final[web.AppKey[Exports]] = web.AppKey("exports")
 REPLAYS: Final[web.AppKey[Replays]] = web.AppKey("replays")
 STREAMS: Final[web.AppKey[Streams]] = web.AppKey("streams")
+ARCHIVES: Final[web.AppKey[Archives]] = web.AppKey("archives", Archives)
 PENDING: Final[web.AppKey[PendingMessages]] = web.AppKey("pending_messages")
 WEBHOOKS: Final[web.AppKey[Webhooks]] = web.AppKey("webhooks")
 COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")

@@ -296,6 +296,18 @@ async def _replay(world: World) -> Json:
             await asyncio.sleep(0.05)
 
 
+async def _archive(world: World) -> Json:
+    """Return an archive of which it is decided whether it could be saved."""
+    path = f"/api/v1/app-conversations/{EXAMPLE_ID}/archives"
+    made: Json = (await world.user.post(path)).json()
+    async with asyncio.timeout(world.user.patience):
+        while True:
+            found = (await world.user.get(f"/api/v1/archives/{made['id']}")).json()
+            if found["state"] != "saving":
+                return {"archive_id": made["id"]}
+            await asyncio.sleep(0.05)
+
+
 async def _runtime(world: World) -> Json:
     """Return a runtime of a session of its own."""
     start = {"image": "fake", "session_id": new_id()}
@@ -305,7 +317,9 @@ async def _runtime(world: World) -> Json:
 
 
 PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
+    "delete /api/v1/archives/{archive_id}": _archive,
     "delete /api/v1/logins/{login_id}": _browser_login,
+    "get /api/v1/archives/{archive_id}": _archive,
     "post /api/v1/logins": _key,
     "post /api/v1/webhooks/replays/{conversation_id}/chat/completions": _replay,
     "post /login": _key,

@@ -7,6 +7,7 @@ is to be cut short.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -192,7 +193,7 @@ async def test_a_server_killed_while_it_pauses_or_resumes_a_sandbox_goes_on_with
             await life.client.post(f"{PATH}/{sandbox_id}/{other}")
             await life.cut_short(
                 f"{verb}-{when}",
-                lambda client, verb=verb: client.post(f"{PATH}/{sandbox_id}/{verb}"),
+                partial(LiveClient.post, path=f"{PATH}/{sandbox_id}/{verb}"),
             )
             await life.is_alone(sandbox_id, status)
 
@@ -209,5 +210,5 @@ async def test_a_server_killed_at_rest_finds_what_it_had(life: Life) -> None:
 async def test_a_server_killed_while_it_deletes_a_sandbox_leaves_nothing(life: Life) -> None:
     for step in ("delete-asked", "delete-done"):
         sandbox_id = await life.make()
-        await life.cut_short(step, lambda client, gone=sandbox_id: client.delete(f"{PATH}/{gone}"))
+        await life.cut_short(step, partial(LiveClient.delete, path=f"{PATH}/{sandbox_id}"))
         await life.is_empty()

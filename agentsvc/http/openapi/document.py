@@ -33,6 +33,8 @@ _TAGS: Final = {
     "events": "What has happened in a conversation, as clients of 2025 ask for it",
     "sandboxes": "Where conversations run",
     "sandbox-specs": "What sandboxes are made of",
+    "sandbox-rules": "What becomes of sandboxes that nobody uses",
+    "archives": "Saved workspaces",
     "webhooks": "What sandboxes call back",
     "settings": "Settings of a user, and saved language models",
     "secrets": "Secrets of a user, and tokens of git providers",

@@ -52,6 +52,11 @@ PATH_PARTS: Final = {
     "runtime_id": PathPart(
         kind=str, text="Id of a runtime", example="7c9e6679742540de944be07fc1f90ae7"
     ),
+    "archive_id": PathPart(
+        kind=UUID,
+        text="Id of a saved workspace, with or without dashes",
+        example="9c858901-8a57-4791-81fe-4c455b099bc9",
+    ),
     "key_id": PathPart(kind=int, text="Number of an API key", example=1),
 }
 """The parts of paths by name."""

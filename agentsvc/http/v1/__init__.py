@@ -5,6 +5,7 @@ from typing import Final
 from agentsvc.http.routes import Route
 from agentsvc.http.v1 import (
     api_keys,
+    archives,
     catalogue,
     conversations,
     device_login,
@@ -34,6 +35,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *start_tasks.ROUTES,
     *sandboxes.ROUTES,
     *lifecycle.ROUTES,
+    *archives.ROUTES,
     *events.ROUTES,
     *streams.ROUTES,
     *webhooks.ROUTES,

@@ -57,7 +57,8 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     """What POST /app-conversations reads; `processors` is read and has no effect.
 
     `when_full` says what to do where as many sandboxes run as may: reject, queue or pause_idle;
-    left out, it is as the server is configured.
+    left out, it is as the server is configured. The workspace begins with the files of the archive
+    that `archive_id` names.
     """
 
     sandbox_id: Name | None = None
@@ -79,6 +80,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     public: bool | None = None
     plugins: Annotated[list[PluginBody], msgspec.Meta(max_length=100)] | None = None
     when_full: WhenFull | None = None
+    archive_id: UUID | None = None
     secrets: (
         Annotated[dict[SecretName, SecretValue], msgspec.Meta(max_length=SECRETS_MAX)] | None
     ) = None
@@ -174,6 +176,7 @@ def to_order(body: StartBody) -> StartOrder:
         public=body.public,
         plugins=tuple(_to_plugin(plugin) for plugin in body.plugins or ()),
         when_full=body.when_full,
+        archive_id=body.archive_id.hex if body.archive_id else None,
         secrets={name: Secret(value) for name, value in (body.secrets or {}).items()},
     )
 

@@ -1,0 +1,39 @@
+"""What an archive is. Pure."""
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+
+class ArchiveState(StrEnum):
+    """How far the saving of a workspace has come."""
+
+    SAVING = "saving"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class Archive(msgspec.Struct, frozen=True, kw_only=True):
+    """The saved workspace of one conversation, which may be gone since."""
+
+    id: str
+    user_id: str
+    conversation_id: str
+    title: str
+    sandbox_id: str
+    working_dir: str
+    """The project directory inside the sandbox it came from."""
+    directory: str
+    """What it is called below the workspace; empty where it is the workspace itself."""
+    state: ArchiveState
+    reason: str
+    """Why it could not be saved."""
+    releases: bool
+    """Whether its sandbox is given up once it is saved, or cannot be."""
+    size_bytes: int
+    unpacked_bytes: int
+    files: int
+    skipped: int
+    """How many links and special files were left out."""
+    created_at: datetime

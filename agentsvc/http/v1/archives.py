@@ -1,0 +1,179 @@
+"""Handlers of archives: workspaces that are saved, and conversations that begin with one."""
+
+from http import HTTPStatus
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from agentsvc.archives import Archive, ArchiveState
+from agentsvc.errors import Conflict, Gone, NotFound
+from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PRINCIPAL
+from agentsvc.http.links import links_of
+from agentsvc.http.routes import OF_STARTS, Example, Route, Scope
+from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
+from agentsvc.http.v1.types_messages import MessageBody
+from agentsvc.http.v1.types_start import StartBody, StartTaskView, from_start_task, to_order
+from agentsvc.http.wire import (
+    SUCCESS,
+    Page,
+    PageQuery,
+    Success,
+    Time,
+    json_response,
+    path_id,
+    read_json,
+    read_query,
+)
+from agentsvc.orders import WhenFull
+from agentsvc.values import to_stored
+
+PREFIX: Final = "/api/v1/archives"
+
+
+class ArchiveView(msgspec.Struct, frozen=True, kw_only=True):
+    """A workspace that was saved, or is being saved.
+
+    `detail` says why it could not be. `skipped` is how many links out of the workspace and special
+    files were left out.
+    """
+
+    id: str
+    conversation_id: str
+    title: str
+    state: ArchiveState
+    detail: str | None
+    size_bytes: int
+    unpacked_bytes: int
+    files: int
+    skipped: int
+    created_at: Time
+
+
+class ForkBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be different in the copy of a conversation."""
+
+    title: Annotated[str, Meta(max_length=200_000)] | None = None
+    initial_message: MessageBody | None = None
+    when_full: WhenFull | None = None
+
+
+_FORK = msgspec.json.Decoder(ForkBody | None)
+
+
+async def post_archive(request: web.Request) -> web.Response:
+    """POST /app-conversations/{conversation_id}/archives."""
+    conversation_id = path_id(request, "conversation_id")
+    user_id = request[PRINCIPAL].user_id
+    archive = await request.app[CONVERSATIONS].save_workspace(user_id, conversation_id)
+    return json_response(_from_archive(archive), status=HTTPStatus.CREATED)
+
+
+async def post_fork(request: web.Request) -> web.Response:
+    """POST /app-conversations/{conversation_id}/fork."""
+    conversation_id = path_id(request, "conversation_id")
+    body = await read_json(request, _FORK, default=None) or ForkBody()
+    order = to_order(
+        StartBody(title=body.title, initial_message=body.initial_message, when_full=body.when_full)
+    )
+    task = await request.app[CONVERSATIONS].fork(request[PRINCIPAL].user_id, conversation_id, order)
+    return json_response(from_start_task(task, links_of(request)))
+
+
+async def search_archives(request: web.Request) -> web.Response:
+    """GET /archives."""
+    query = read_query(request, PageQuery)
+    found, next_page_id = await request.app[ARCHIVES].search(
+        request[PRINCIPAL].user_id, page_id=query.page_id, limit=query.limit
+    )
+    return json_response(
+        Page(items=[_from_archive(one) for one in found], next_page_id=next_page_id)
+    )
+
+
+async def get_archive(request: web.Request) -> web.Response:
+    """GET /archives/{archive_id}."""
+    archive_id = path_id(request, "archive_id")
+    archive = await request.app[ARCHIVES].get(request[PRINCIPAL].user_id, archive_id)
+    return json_response(_from_archive(archive))
+
+
+async def delete_archive(request: web.Request) -> web.Response:
+    """DELETE /archives/{archive_id}."""
+    archive_id = path_id(request, "archive_id")
+    await request.app[ARCHIVES].delete(request[PRINCIPAL].user_id, archive_id)
+    return json_response(SUCCESS)
+
+
+def _from_archive(archive: Archive) -> ArchiveView:
+    return ArchiveView(
+        id=archive.id,
+        conversation_id=archive.conversation_id,
+        title=archive.title,
+        state=archive.state,
+        detail=archive.reason or None,
+        size_bytes=archive.size_bytes,
+        unpacked_bytes=archive.unpacked_bytes,
+        files=archive.files,
+        skipped=archive.skipped,
+        created_at=to_stored(archive.created_at),
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path=f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/archives",
+        handler=post_archive,
+        scope=Scope.USER,
+        rank="P3",
+        summary="Save the workspace of a conversation, in the background",
+        answer=ArchiveView,
+        status=HTTPStatus.CREATED,
+        errors=(NotFound, Conflict, Gone),
+    ),
+    Route(
+        method="POST",
+        path=f"{CONVERSATIONS_PREFIX}/{{conversation_id}}/fork",
+        handler=post_fork,
+        scope=Scope.USER,
+        rank="P3",
+        summary="Start another conversation on a copy of a conversation's workspace",
+        body=ForkBody | None,
+        answer=StartTaskView,
+        errors=(Gone, *OF_STARTS),
+        example=Example(body={"title": "Another way"}),
+    ),
+    Route(
+        method="GET",
+        path=PREFIX,
+        handler=search_archives,
+        scope=Scope.USER,
+        rank="P3",
+        summary="List saved workspaces, newest first",
+        query=PageQuery,
+        answer=Page[ArchiveView],
+        example=Example(query={"limit": 10}),
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/{{archive_id}}",
+        handler=get_archive,
+        scope=Scope.USER,
+        rank="P3",
+        summary="Get one saved workspace",
+        answer=ArchiveView,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="DELETE",
+        path=f"{PREFIX}/{{archive_id}}",
+        handler=delete_archive,
+        scope=Scope.USER,
+        rank="P3",
+        summary="Delete a saved workspace",
+        answer=Success,
+        errors=(NotFound, Conflict),
+    ),
+)
