@@ -31,6 +31,7 @@ from agentsvc.testing.rig import Rig, open_rig
 from agentsvc.values import Secret
 from tests.live.containers import Engine
 from tests.live.registry import Registry
+from tests.live.tls import carry, make_certificates
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
@@ -338,6 +339,24 @@ async def _create_when_fetched(rig: Rig, order: Order) -> None:
         with contextlib.suppress(BackendUnavailable):
             await rig.create(order)
             return
+
+
+async def test_an_engine_is_reached_by_tls_with_certificates_and_not_without(
+    engine: Engine, tmp_path: Path
+) -> None:
+    server, theirs = await asyncio.to_thread(make_certificates, tmp_path)
+    async with carry(engine.socket, server) as port:
+        url = f"tcp://127.0.0.1:{port}"
+        tls = {"host": url, "tls_dir": str(theirs), "publish": "127.0.0.1"}
+        async with rig_on(engine, **tls) as rig:
+            order = rig.order()
+            handle, report = await rig.run(order)
+            assert await rig.ask(report, "GET", "/name") == order.sandbox_id.encode()
+            await rig.backend.delete(handle)
+        for wrong in ("", str(tmp_path)):
+            with pytest.raises(BackendUnavailable):
+                async with rig_on(engine, host=url, tls_dir=wrong):
+                    pass
 
 
 async def test_an_engine_that_is_away_leaves_the_others_and_its_own_as_they_are(
