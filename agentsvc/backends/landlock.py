@@ -66,6 +66,8 @@ DEVICES: Final = (
 
 def abi() -> int:
     """Return the version of Landlock that this kernel offers; 0 for none."""
+    if sys.platform != "linux":
+        return 0
     try:
         return max(_call(_CREATE_RULESET, None, 0, _ASK_VERSION), 0)
     except OSError:
@@ -77,7 +79,7 @@ def is_usable() -> bool:
 
     Root's rights over other processes and devices make it no boundary.
     """
-    return sys.platform == "linux" and os.geteuid() != 0 and abi() >= ABI_MIN
+    return abi() >= ABI_MIN and os.geteuid() != 0
 
 
 def describe(version: int) -> str:

@@ -102,12 +102,11 @@ def at_the_top() -> list[Any]:
 def delegated() -> list[Any]:
     found = groups.find()
     again = groups.find()
-    return [
-        str(found.unified),
-        sorted(found.limits()),
-        again == found,
-        *limited(found, "agentsvc-one"),
-    ]
+    return [str(found.unified), sorted(found.limits()), again == found]
+
+
+def delegated_and_used() -> list[Any]:
+    return [*delegated(), *limited(groups.find(), "agentsvc-one")]
 
 
 def not_delegated() -> list[Any]:
@@ -146,11 +145,11 @@ def main() -> None:
     TOP.mkdir()
     subprocess.run(["mount", "-t", "cgroup2", "none", str(TOP)], check=True)
     result: dict[str, Any] = {"top": at_the_top()}
-    for name, attribute, uid in (
-        ("unit", "trusted.delegate", 0),
-        ("mine", "user.delegate", 1000),
-        ("none", "", 0),
-        ("other", "", 1000),
+    for name, attribute, uid, work in (
+        ("unit", "trusted.delegate", 0, delegated),
+        ("mine", "user.delegate", 1000, delegated_and_used),
+        ("none", "", 0, not_delegated),
+        ("other", "", 1000, not_delegated),
     ):
         group = TOP / name
         group.mkdir()
@@ -159,7 +158,7 @@ def main() -> None:
             for path in (group, *(group / file for file in DELEGATED)):
                 os.chown(path, uid, uid)
         enter(group)
-        result[name] = in_child(delegated if attribute else not_delegated, uid)
+        result[name] = in_child(work, uid)
         enter(TOP)
     result["sandbox"] = asyncio.run(sandbox_with_a_hog())
     tell(result)

@@ -21,7 +21,7 @@ async def test_groups_of_version_2_hold_what_is_in_them(tmp_path: Path) -> None:
     found = await run_inside(tmp_path, "tests.live.groups_inside")
     assert found["top"] == ["/mnt/groups", ALL, *HELD]
     # A service's own group is divided: the server moves into a leaf, and finds that again.
-    assert found["unit"] == ["/mnt/groups/unit", ALL, True, *HELD]
+    assert found["unit"] == ["/mnt/groups/unit", ALL, True]
     assert found["mine"] == ["/mnt/groups/mine", ALL, True, *HELD]
     # What belongs to whoever manages the machine is left alone, as root and as anybody else.
     assert found["none"] == found["other"] == []

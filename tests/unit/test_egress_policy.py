@@ -4,8 +4,8 @@ import ipaddress
 
 import pytest
 
-from agentsvc.egress import from_json, parse_policy, to_json
-from agentsvc.egress.addresses import BadHost, is_public, parse_host
+from agentsvc.egress import Resolver, from_json, parse_policy, to_json
+from agentsvc.egress.addresses import BadHost, is_own, is_public, parse_host
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,17 @@ def test_a_policy_survives_its_document() -> None:
 def test_a_document_that_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         from_json(text)
+
+
+def test_the_addresses_of_this_machine_are_known() -> None:
+    assert is_own(ipaddress.ip_address("127.0.0.1"))
+    assert not is_own(ipaddress.ip_address("198.51.100.77"))
+    assert not is_own(ipaddress.ip_address("2001:db8::77"))
+
+
+async def test_names_are_looked_up_in_threads_of_their_own() -> None:
+    resolver = Resolver()
+    assert ipaddress.ip_address("127.0.0.1") in await resolver.resolve("localhost")
+    with pytest.raises(OSError, match=r".+"):
+        await resolver.resolve("no-such-host.invalid")
+    resolver.close()
