@@ -186,6 +186,8 @@ def to_client(headers: CIMultiDictProxy[str], confines: Confines) -> CIMultiDict
         lower = name.lower()
         if lower in dropped or (confines.is_agent and lower.startswith(_CORS)):
             continue
+        if confines.base and value == _APART:
+            continue  # whether it is apart here is not for a gateway on the way to say
         confined = _confine(lower, legible(value), confines)
         if confined is not None:
             passed.add(name, confined)

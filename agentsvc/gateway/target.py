@@ -96,7 +96,7 @@ def shown_keys(request: web.Request, place: Place) -> Shown:
         keys=keys_of(request),
         sandbox_keys=tuple(key for key in elsewhere if key and key.isascii()),
         others=password_of(request),
-        login="" if place.own_origin or place.is_at_root else login_token(request),
+        login="" if place.own_origin or place.is_at_root or place.mount else login_token(request),
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from agentsvc.auth import Role
 from agentsvc.config import Config, SandboxesConfig, SpecConfig
+from agentsvc.http.origins import label_of
 from agentsvc.plugins import PluginHost
 from tests.conftest import FAST
 from tests.http.gateway.steps import until
@@ -226,6 +227,20 @@ async def test_the_isolation_there_is_told_here(start_near: StartNear) -> None:
     assert found is not None
     assert found["isolation"] in ("none", "remote")
     assert found["facts"]["callbacks"] == "none"
+
+
+async def test_a_page_at_an_origin_of_its_own_is_not_kept_apart_by_the_other_server(
+    start_near: StartNear,
+) -> None:
+    near = await start_near("agentsvc")
+    owner, sandbox_id, _ = await start_sandbox(near)
+    answer = await owner.get(f"/sandboxes/{sandbox_id}/worker_1/x")
+    assert len([name for name in answer.headers if name == "Content-Security-Policy"]) == 1
+    label = label_of(sandbox_id, "worker_1")
+    host = f"{label}.localhost:{near.url.rpartition(':')[2]}"
+    answer = await owner.get("/x", headers={"Host": host})
+    assert answer.status == 200, answer.text
+    assert "Content-Security-Policy" not in answer.headers
 
 
 @both
