@@ -6,6 +6,7 @@ nothing but the server itself keeps them apart.
 
 import asyncio
 import json
+import os
 import shutil
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
@@ -136,7 +137,11 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
 @asynccontextmanager
 async def browsing(program: str, url: str, profile: Path) -> AsyncIterator[None]:
     command = (program, *FLAGS, f"--user-data-dir={profile}", url)
-    process = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)
+    # It leaves files in the temporary directory when it is ended.
+    environment = {**os.environ, "TMPDIR": str(profile.parent)}
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=DEVNULL, stderr=DEVNULL, env=environment
+    )
     try:
         yield
     finally:
