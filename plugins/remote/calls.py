@@ -151,8 +151,7 @@ class Calls:
                 data=data,
                 allow_redirects=False,
             ) as answer:
-                content = await answer.content.read(ANSWER_BYTES_MAX)
-                return answer.status, content
+                return answer.status, await self._read(answer)
         except TimeoutError as exc:
             raise BackendUnavailable(
                 f"{self.url} gave no answer within {self._time_limit:g} s"
@@ -161,6 +160,14 @@ class Calls:
             raise BackendUnavailable(
                 f"{self.url} cannot be reached", detail=f"{type(exc).__name__}: {exc}"
             ) from exc
+
+    async def _read(self, answer: "aiohttp.ClientResponse") -> bytes:
+        content = bytearray()
+        async for part in answer.content.iter_any():
+            content += part
+            if len(content) > ANSWER_BYTES_MAX:
+                raise BackendUnavailable(f"{self.url} answers without an end")
+        return bytes(content)
 
     def _failure(self, status: int, content: bytes, key: Secret) -> AgentsvcError:
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):

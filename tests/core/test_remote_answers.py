@@ -302,3 +302,21 @@ async def test_missing_at_a_server_that_is_no_agentsvc_may_only_be_away(
     far.answers["/api/v1/sandboxes"] = [None]
     assert (await backend.inspect(handle)).phase is Phase.GONE
     await backend.close()
+
+
+async def test_a_long_answer_is_read_to_its_end(far: Service, tmp_path: Path) -> None:
+    backend = make("remote", far, tmp_path)
+    await backend.open()
+    far.answers["/list"] = {"runtimes": [runtime(detail="x" * 500) for _ in range(2000)]}
+    assert (await backend.probe()).facts["running"] == "2000"
+    await backend.close()
+
+
+async def test_an_answer_without_an_end_is_given_up(far: Service, tmp_path: Path) -> None:
+    backend = make("remote", far, tmp_path)
+    await backend.open()
+    far.answers["/list"] = lambda: web.Response(body=bytes(33 * 1024 * 1024))
+    health = await backend.probe()
+    await backend.close()
+    assert not health.ok
+    assert "without an end" in health.reason
