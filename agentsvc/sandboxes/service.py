@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from agentsvc.backend import Capability, Network, Phase, Spec
+from agentsvc.backend import Capability, Phase, Spec
 from agentsvc.config import SandboxesConfig
 from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.errors import (
@@ -204,8 +204,7 @@ class Sandboxes:
         Raises SandboxLimitReached where there is no room and it is not to wait.
         """
         spec = with_floor(spec, self._config.isolation)
-        if spec.network is not Network.OPEN:
-            spec = with_models(spec, await self._settings.find(user_id))
+        spec = with_models(spec, await self._settings.find(user_id))
         places = places_of(self._registry, spec.backend or self._config.default_backend, spec)
         moment = now()
         ordered = Sandbox(

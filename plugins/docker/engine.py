@@ -320,10 +320,11 @@ def _is_beside(info: Json, bridge: Json) -> bool:
     if not gateways:
         return True
     # The engine may be in another network namespace; then its bridge has no address of ours.
-    return any(_is_ours(gateway) for gateway in gateways)
+    return any(is_ours(gateway) for gateway in gateways)
 
 
-def _is_ours(address: str) -> bool:
+def is_ours(address: str) -> bool:
+    """Say whether an address of IPv4 is one of this machine's."""
     if ipaddress.ip_address(address).version != 4:  # noqa: PLR2004
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

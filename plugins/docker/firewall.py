@@ -7,11 +7,12 @@ root beside the engine, rules on the sandbox's own bridge do that; they go with 
 import asyncio
 import os
 import shutil
+import socket
 from collections.abc import Iterable
 
 from agentsvc.errors import BackendUnavailable
 
-from .engine import finish
+from .engine import finish, is_ours
 
 type Rule = tuple[str, ...]
 
@@ -33,6 +34,20 @@ def rules(bridge: str, ports: Iterable[int]) -> list[Rule]:
         (*on, "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT"),
         *((*on, "-p", "tcp", "--dport", str(port), "-j", "ACCEPT") for port in ports),
     ]
+
+
+def own_ports(targets: Iterable[str]) -> list[int]:
+    """Return the ports of those `host:port` that are on this machine. Blocks, for names."""
+    found = []
+    for target in targets:
+        host, _, port = target.rpartition(":")
+        try:
+            addresses = {item[4][0] for item in socket.getaddrinfo(host.strip("[]"), int(port))}
+        except OSError:
+            continue
+        if any(is_ours(str(address)) for address in addresses):
+            found.append(int(port))
+    return found
 
 
 async def close(bridge: str, ports: Iterable[int]) -> None:

@@ -5,6 +5,7 @@ that thing is left alone.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import re
 from typing import cast
@@ -37,6 +38,7 @@ _CONFLICT = 409
 _GONE = 404
 _IN_USE = (_GONE, _CONFLICT)
 _NO_INIT = re.compile(r"catatonit|container-init|init binary")
+_RESOLVE_SECONDS = 3.0
 _REMOVE_TRIES = 40
 _REMOVE_SECONDS = 0.25
 
@@ -134,14 +136,14 @@ class Maker:
         callback = callback_of(order.env)
         hosts, is_calling = await self._way_back(callback, facts, bridge)
         if order.network == Network.OPEN:
-            ports = [callback[1]] if callback and hosts and is_calling else []
+            ports = {callback[1]} if callback and hosts and is_calling else set()
             return Placement(
                 network=outer,
                 address=sandbox,
                 hosts=hosts,
                 is_calling=is_calling,
                 publish=publish,
-                guard=await self._guard(outer, ports, facts),
+                guard=await self._guard(order, ports, facts),
             )
         inner = names.inner(sandbox_id)
         part = await networks.ensure(self._engine, pool, inner, is_inner=True, labels=labels)
@@ -170,12 +172,15 @@ class Maker:
             proxy_url=f"http://{inner_gateway}:{gateways.PROXY_PORT}",
         )
 
-    async def _guard(self, network: str, ports: list[int], facts: Facts) -> str:
-        """Close the engine's machine to a network; return how far, as the label says it."""
+    async def _guard(self, order: Order, ports: set[int], facts: Facts) -> str:
+        """Close the engine's machine to an open sandbox; return how far, as the label says it."""
         if not (facts.is_beside and await self._may_guard()):
             return "no"
-        await firewall.close(names.bridge(network), ports)
-        return ",".join(map(str, ports))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_RESOLVE_SECONDS):
+                ports |= set(await asyncio.to_thread(firewall.own_ports, order.reaches))
+        await firewall.close(names.bridge(names.outer(order.sandbox_id)), sorted(ports))
+        return ",".join(map(str, sorted(ports)))
 
     async def _may_guard(self) -> bool:
         facts = await self._engine.facts()
