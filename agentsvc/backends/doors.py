@@ -96,7 +96,7 @@ def outward(record: Record) -> tuple[str, ...]:
     door = DOORS / _NAME
     # What is on the machine's loopback interface is to be found on that of the sandbox.
     called = [one for one in (record.callback, *record.reaches) if one and is_loopback(one)]
-    ports = {split(one)[1]: one for one in reversed(called)}
+    ports = {split(one)[1]: one for one in reversed(called) if split(one)[1] != PROXY_PORT}
     return (f"{PROXY_PORT}={door}", *(f"{port}={door}={one}" for port, one in ports.items()))
 
 

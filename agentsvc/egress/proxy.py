@@ -29,8 +29,8 @@ _ADDRESSES_MAX: Final = 4
 class ProxyLimits:
     """What one proxy spends on its sandbox."""
 
-    connections: int = 256
-    """At once; a further one is answered with 503."""
+    connections: int = 128
+    """At once, with two open files each; a further one is answered with 503."""
     head_seconds: float = 30.0
     """How long a request may take to come in."""
     connect_seconds: float = 20.0

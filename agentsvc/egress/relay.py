@@ -4,7 +4,8 @@ One file, standard library only, run inside as `python -I -S relay.py PORT=SOCKE
 `PORT=SOCKET=HOST:PORT` what connects is sent through the proxy behind the socket to that one
 target, so that a program finds it where it is told it is and needs to know of no proxy. With
 `@NUMBER=PORT` what connects to the inherited socket of that number gets to a port inside. Prints
-"ready" and the ports when every one is open. One thread, bounded memory; ends with SIGTERM.
+"ready" and the ports, 0 for one that cannot be had, when they are open. One thread, bounded memory;
+ends with SIGTERM.
 """
 
 import contextlib
@@ -12,12 +13,14 @@ import errno
 import selectors
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from typing import Final
 
 _BUFFER_MAX: Final = 65536
 _UNDER_WAY: Final = (0, errno.EINPROGRESS)
 _PAIRS_MAX: Final = 512
+_FULL_SECONDS: Final = 0.05
 _HEAD_MAX: Final = 4096
 _HEAD_END: Final = b"\r\n\r\n"
 
@@ -83,6 +86,8 @@ class Relay:
         try:
             near, _ = listener.accept()
         except OSError:
+            # No more files can be open here; who waits is still there in a moment.
+            time.sleep(_FULL_SECONDS)
             return
         if self._pairs >= _PAIRS_MAX:
             near.close()
@@ -90,7 +95,11 @@ class Relay:
         target, ask = self._targets[listener]
         address = target if isinstance(target, str) else ("127.0.0.1", target)
         family = socket.AF_UNIX if isinstance(target, str) else socket.AF_INET
-        far = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            far = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            near.close()
+            return
         near.setblocking(False)
         far.setblocking(False)
         try:
@@ -183,7 +192,12 @@ def main(arguments: Sequence[str]) -> None:
             relay.admit(socket.socket(fileno=int(port[1:])), int(rest))
             continue
         path, _, target = rest.partition("=")
-        ports.append(relay.listen(int(port), path, target))
+        try:
+            ports.append(relay.listen(int(port), path, target))
+        except OSError as exc:
+            # One that cannot be had here, such as a low one, must not cost the others.
+            sys.stderr.write(f"port {port} cannot be offered: {exc.strerror}\n")
+            ports.append(0)
     sys.stdout.write(" ".join(["ready", *map(str, ports)]) + "\n")
     sys.stdout.flush()
     relay.run()

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.backend import Isolation, Order, Spec
+from agentsvc.egress.addresses import BadHost, parse_host, split_port
 from agentsvc.modelhosts import host_of
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.settings import Settings, llm_of
@@ -41,8 +42,18 @@ def with_models(spec: Spec, settings: Settings | None) -> Spec:
         return spec
     models = (llm_of(settings), *settings.llm_profiles.values())
     hosts = (host_of(llm.model or "", llm.base_url) for llm in models)
-    reaches = tuple(dict.fromkeys((*spec.reaches, *filter(None, hosts))))
+    reaches = tuple(dict.fromkeys((*spec.reaches, *filter(_is_host, hosts))))
     return msgspec.structs.replace(spec, reaches=reaches)
+
+
+def _is_host(text: str) -> bool:
+    # A base URL may have anything for a host; only what is one can be reached.
+    try:
+        name, port = split_port(text)
+        parse_host(name)
+    except BadHost:
+        return False
+    return port is not None
 
 
 def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, Secret]) -> Order:

@@ -91,6 +91,15 @@ async def test_without_a_network_the_server_and_the_model_are_where_they_always_
         assert other.heads == []
 
 
+async def test_a_model_at_a_port_that_cannot_be_had_inside_costs_nothing_else(
+    tmp_path: Path,
+) -> None:
+    async with open_target(ANSWER) as model, calling_back(tmp_path, "") as bench:
+        odd = ("127.0.0.1:80", "127.0.0.1:3128", f"127.0.0.1:{model.port}")
+        handle = await bench.create("sleep", "100", network=Network.NONE, reaches=odd)
+        assert await ask(bench, handle, f"http://127.0.0.1:{model.port}/") == "200 hello\n"
+
+
 async def test_a_restarted_server_opens_the_door_again(tmp_path: Path) -> None:
     async with (
         open_target(ANSWER) as server,

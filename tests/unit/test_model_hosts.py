@@ -42,6 +42,8 @@ def test_a_spec_reaches_every_model_of_its_user_once() -> None:
             "near": Llm(model="openai/x", base_url="http://127.0.0.1:4000"),
             "same": Llm(model="gpt-5-mini"),
             "unknown": Llm(model="bedrock/x"),
+            "odd": Llm(model="openai/x", base_url="http://a b:80/"),
+            "odder": Llm(model="openai/x", base_url="http://300.1.1.1/"),
         },
     )
     spec = with_models(Spec(id="x"), settings)
