@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.config import Config, SandboxesConfig, SpecConfig
 from agentsvc.errors import StartFailed
 from agentsvc.hookspecs import hookimpl
@@ -192,3 +193,17 @@ def test_a_group_that_is_none_stops_the_start(
     )
     with pytest.raises(StartFailed, match=said):
         BackendRegistry.build(make_plugins(worlds), config, instance_id="i", state_dir=tmp_path)
+
+
+def test_a_spec_that_says_nothing_is_what_is_usual_at_each_backend(tmp_path: Path) -> None:
+    far = {"type": "agentsvc", "url": "http://far.example"}
+    config = Config(
+        backends={"far": far, "machines": {"pool": ["process", "far"]}},
+        specs={"any": SpecConfig(backend="machines", env={"OWN": "1"})},
+    )
+    registry = BackendRegistry.build(PluginHost.load(), config, instance_id="i", state_dir=tmp_path)
+    [spec] = [spec for spec in registry.specs() if spec.id == "any"]
+    here, there = (registry.complete(spec, name) for name in registry.members("machines"))
+    assert (here.backend, here.command) == ("process", DEFAULT_SPEC.command)
+    assert here.env == {**DEFAULT_SPEC.env, "OWN": "1"}
+    assert (there.backend, there.command, there.env) == ("far", None, {"OWN": "1"})

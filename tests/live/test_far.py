@@ -4,6 +4,7 @@ import pytest
 
 from tests.live.conftest import MakeInstallation
 from tests.live.events import finishes, outputs
+from tests.live.installation import eventually
 from tests.live.scripts import DONE, run
 
 pytestmark = [
@@ -39,3 +40,7 @@ async def test_a_conversation_runs_on_a_second_server_and_survives_its_restart(
     assert outputs(events) == ["one", "two"]
     assert finishes(events) == [DONE, DONE]
     assert (await client.delete(f"/api/v1/app-conversations/{name}")).status == 200
+    await eventually(
+        lambda: not (far.processes() or far.sandbox_dirs() or far.temp_dirs()),
+        "nothing of the sandbox is left at the other server",
+    )
