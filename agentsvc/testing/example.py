@@ -1,0 +1,237 @@
+"""The example backend: each sandbox is a directory and a process group of this machine.
+
+Make it yours: whatever runs your sandboxes takes the place of `_start`, `_kill` and the files that
+say what is there. The kit in `tests/` tells what is still missing.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from agentsvc.backend import (
+    API_VERSION,
+    Capability,
+    Endpoint,
+    Found,
+    Handle,
+    Health,
+    Order,
+    Phase,
+    Report,
+    RuntimeBackend,
+    SaveHandle,
+    Spec,
+    fill,
+)
+from agentsvc.errors import BackendUnavailable, HandleTooNew, OrderRejected
+from agentsvc.hookspecs import hookimpl
+
+HANDLE_VERSION = 1
+
+_HOST = "127.0.0.1"
+_POLL_SECONDS = 0.05
+# Keeps the exit code, since nobody waits for the command after a restart of the server.
+_RUN = '"$@"; echo $? >../exit.part; mv ../exit.part ../exit'
+
+
+class ExampleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[backends.example]` table."""
+
+    kill_seconds: float = 10.0
+    """How long the processes of a sandbox may take to end."""
+
+
+class ExampleBackend(RuntimeBackend[ExampleConfig]):
+    """Runs each sandbox as a plain process, isolated from nothing."""
+
+    name: ClassVar[str] = "example"
+    api_version: ClassVar[int] = API_VERSION
+    capabilities: ClassVar[frozenset[Capability]] = frozenset({Capability.SURVIVES_RESTART})
+    Config = ExampleConfig
+
+    async def open(self) -> None:
+        """Make the directory of the sandboxes."""
+        try:
+            await asyncio.to_thread(self.context.state_dir.mkdir, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise BackendUnavailable("The state directory cannot be made", detail=str(exc)) from exc
+
+    async def probe(self) -> Health:
+        """Say whether there is a shell, and how much room."""
+        free = (await asyncio.to_thread(shutil.disk_usage, self.context.state_dir)).free
+        return Health(ok=True, facts={"free disk bytes": str(free)})
+
+    def check_spec(self, spec: Spec) -> None:
+        """Refuse what this backend does not have."""
+        self._check(spec)
+
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        """Write down what is to be, save the handle, then start it unless it was started before."""
+        self._check(order)
+        self.check_fences(order)
+        place = self._place(order.sandbox_id)
+        # The directory comes first: scan lists it, whatever happens next.
+        ports = await asyncio.to_thread(_prepare, place, order)
+        handle = Handle(sandbox_id=order.sandbox_id, version=HANDLE_VERSION, data={"ports": ports})
+        await save(handle)
+        # A thread is not cancelled, so it is waited for, whatever happens to this call.
+        start = asyncio.ensure_future(asyncio.to_thread(_start, place, order, ports))  # noqa: TID251
+        try:
+            await asyncio.shield(start)
+        except asyncio.CancelledError:
+            await start
+            raise
+        return handle
+
+    async def inspect(self, handle: Handle) -> Report:
+        """Look at the files, the process and its ports."""
+        place = self._place_of(handle)
+        if not await asyncio.to_thread(place.is_dir):
+            return Report(phase=Phase.GONE)
+        ports: dict[str, int] = handle.data.get("ports", {})
+        code = await asyncio.to_thread(_exit_code, place)
+        if code is not None:
+            return Report(
+                phase=Phase.FAILED, exit_code=code, reason=f"the command ended with code {code}"
+            )
+        is_up = all([await _answers(port) for port in ports.values()])
+        return Report(
+            phase=Phase.RUNNING if is_up else Phase.STARTING,
+            endpoints=tuple(
+                Endpoint(name=name, port=port, url=f"http://{_HOST}:{port}")
+                for name, port in ports.items()
+            ),
+            working_dir=str(place / "work"),
+        )
+
+    async def scan(self) -> Sequence[Found]:
+        """List the directories; they are below one that only this installation has."""
+
+        def listed() -> list[Found]:
+            return [
+                Found(
+                    handle=Handle(sandbox_id=place.name, version=HANDLE_VERSION),
+                    created_at=datetime.fromtimestamp(place.stat().st_mtime, UTC),
+                )
+                for place in self.context.state_dir.iterdir()
+            ]
+
+        try:
+            return await asyncio.to_thread(listed)
+        except OSError as exc:
+            raise BackendUnavailable("The sandboxes cannot be listed", detail=str(exc)) from exc
+
+    async def delete(self, handle: Handle) -> None:
+        """End every process of the sandbox, then remove its directory."""
+        place = self._place_of(handle)
+        await asyncio.to_thread(_end, place, self.config.kill_seconds)
+        await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+
+    def _check(self, asked: Spec | Order) -> None:
+        if not asked.command:
+            raise OrderRejected("A sandbox of this backend needs a command")
+        if asked.image or asked.options:
+            raise OrderRejected("This backend has neither images nor options")
+        self.check_fences(asked)
+
+    def _place_of(self, handle: Handle) -> Path:
+        if handle.version > HANDLE_VERSION:
+            raise HandleTooNew("The sandbox was made by a newer version of this backend")
+        return self._place(handle.sandbox_id)
+
+    def _place(self, sandbox_id: str) -> Path:
+        if not re.fullmatch(r"[a-z0-9]+", sandbox_id):
+            raise OrderRejected("The sandbox's id cannot name a directory")
+        return self.context.state_dir / sandbox_id
+
+
+@hookimpl
+def agentsvc_register_backends() -> Iterable[type[RuntimeBackend[Any]]]:
+    """Offer the backend."""
+    return [ExampleBackend]
+
+
+# What blocks, and therefore runs in a thread
+
+
+def _prepare(place: Path, order: Order) -> dict[str, int]:
+    """Make the directory and choose the ports, or return those chosen before."""
+    (place / "work").mkdir(parents=True, exist_ok=True)
+    file = place / "ports.json"
+    if not file.exists():
+        ports = {port.name: port.number or _free_port() for port in order.ports}
+        (place / "ports.part").write_bytes(msgspec.json.encode(ports))
+        (place / "ports.part").rename(file)
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
+
+
+def _start(place: Path, order: Order, ports: dict[str, int]) -> None:
+    if (place / "pid").exists():
+        return
+    env = {name: fill(value, ports) for name, value in order.env.items()}
+    env |= {name: value.reveal() for name, value in order.secret_env.items()}
+    env.setdefault("PATH", os.defpath)
+    process = subprocess.Popen(  # noqa: S603  # to run the order's command is what it is for
+        ["/bin/sh", "-c", _RUN, "sh", *(fill(part, ports) for part in order.command or ())],
+        cwd=place / "work",
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    (place / "pid").write_text(str(process.pid))
+    # It outlives this object; when it has ended, `_kill` collects it.
+    process.returncode = 0
+
+
+def _exit_code(place: Path) -> int | None:
+    file = place / "exit"
+    return int(file.read_text()) if file.exists() else None
+
+
+def _end(place: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while _kill(place):
+        if time.monotonic() > deadline:
+            raise BackendUnavailable("The processes of the sandbox do not end")
+        time.sleep(_POLL_SECONDS)
+
+
+def _kill(place: Path) -> bool:
+    """Kill what runs, and say whether there was anything left to kill."""
+    try:
+        group = int((place / "pid").read_text())
+        os.killpg(group, signal.SIGKILL)
+    except (OSError, ValueError):
+        return False
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(group, 0)
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+async def _answers(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(_HOST, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
