@@ -202,11 +202,15 @@ class Archives:
             pause = min(pause * 2, _LAST_RETRY_SECONDS)
 
     async def _save_once(self, archive: Archive) -> Archive:
+        found = await self._sandboxes.find_any(archive.sandbox_id)
+        was_culled = found is not None and await self._sandboxes.is_culled(found)
         sandbox, was_paused = await self._running(archive)
         agent = self._agents.at(sandbox.agent_url or "", sandbox.session_key)
         with self._sandboxes.usage.hold(sandbox.id):
             contents = await self._fetch(archive, agent)
-        if was_paused and not archive.releases:
+        if was_culled and not archive.releases:
+            await self._sandboxes.cull(sandbox.id, Target.PAUSED, unused_since=now())
+        elif was_paused and not archive.releases:
             await self._sandboxes.pause(sandbox.user_id, sandbox.id)
         size = (await asyncio.to_thread(self._file(archive.id).stat)).st_size
         return msgspec.structs.replace(

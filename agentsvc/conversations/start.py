@@ -343,6 +343,7 @@ class Starter:
             tx.after_commit(lambda: self._on_change(task))
 
         await self._db.write(body)
+        self._sandboxes.usage.note(start.task.sandbox_id)
         self._recorder.sync_soon(start.conversation.id)
         log.info(
             "conversation started",

@@ -513,8 +513,16 @@ class Sandboxes:
         await self._uses.set_culled(tx, sandbox_id, None)
         if target in (Target.PAUSED, Target.DELETED):
             await self.gate.leave(tx, sandbox_id)
-        elif not holds_room(before):
+            return await self._wanted(tx, before)
+        # To want it running is to use it.
+        self.usage.note(sandbox_id)
+        if not holds_room(before):
             await self.gate.enter(tx, before, when_full)
+        return await self._wanted(tx, before)
+
+    async def _wanted(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
+        """Tell of what is wanted now, once it is stored, and have it brought about."""
+        sandbox_id = before.id
         after = await self._table.find(sandbox_id, tx)
         tx.after_commit(lambda: self._changes.announce(before, after))
         tx.after_commit(lambda: self._driver.wake(sandbox_id))
@@ -525,10 +533,9 @@ class Sandboxes:
         before = await self._table.find(sandbox_id, tx)
         if before is None:
             return
+        self.usage.note(sandbox_id)
         await self._table.set_target(tx, sandbox_id, before.target, self._deadline())
-        after = await self._table.find(sandbox_id, tx)
-        tx.after_commit(lambda: self._changes.announce(before, after))
-        tx.after_commit(lambda: self._driver.wake(sandbox_id))
+        await self._wanted(tx, before)
 
     def _deadline(self) -> datetime:
         return now() + timedelta(seconds=self._config.start_seconds)

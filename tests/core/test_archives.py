@@ -15,7 +15,7 @@ from aiohttp import web
 
 from agentsvc.agent_answers import CommandResult
 from agentsvc.auth import Role
-from tests.core.troubles import TroubledAgent, TroubledWorld, eventually
+from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 from tests.service import WAIT_SECONDS, Client, Service
 
 STARTS = "/api/v1/app-conversations"
@@ -238,6 +238,22 @@ async def test_a_paused_sandbox_is_resumed_to_be_saved_and_paused_again(client: 
     await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
     assert (await save(client, conversation_id))["state"] == "ready"
     await client.wait_for_sandbox(sandbox_id, "PAUSED")
+
+
+async def test_a_culled_sandbox_that_was_saved_is_still_woken_by_a_message(
+    client: Client, service: Service
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    await client.wait_for_execution(conversation_id, "finished")
+    await reconfigure(service, sandboxes={"pause_after_seconds": 0.5})
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    assert (await save(client, conversation_id))["state"] == "ready"
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    answer = await client.post(
+        f"{STARTS}/{conversation_id}/send-message",
+        json={"content": [{"type": "text", "text": "go on"}]},
+    )
+    assert answer.status == 200, answer.text
 
 
 async def test_old_archives_and_those_over_the_total_are_deleted(

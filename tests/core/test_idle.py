@@ -12,6 +12,7 @@ from agentsvc.http.keys import SANDBOXES
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from agentsvc.testing.llm import Reply, ToolCall, make_playbook
+from agentsvc.values import now
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 from tests.service import WAIT_SECONDS, Client, Service
 
@@ -189,6 +190,17 @@ async def test_looking_is_no_use_and_what_is_open_is(
     await client.wait_for_conversation(
         conversation_id, lambda found: found["sandbox_status"] == "PAUSED"
     )
+
+
+async def test_to_resume_a_sandbox_is_to_use_it(client: Client, service: Service) -> None:
+    _, sandbox_id = await start(client)
+    await client.post(f"{SANDBOX_PATH}/{sandbox_id}/pause")
+    await reconfigure(service, sandboxes={"pause_after_seconds": 3600.0})
+    sandboxes = service.app[SANDBOXES]
+    before = now()
+    assert (await client.post(f"{SANDBOX_PATH}/{sandbox_id}/resume")).status == 200
+    [unused] = await sandboxes.find_unused()
+    assert sandboxes.usage.latest(sandbox_id, unused.active_at) >= before
 
 
 async def test_an_unused_sandbox_is_deleted_with_its_files(

@@ -1,0 +1,45 @@
+"""Idle sandboxes are paused and woken, and workspaces saved, with the real agent server."""
+
+import pytest
+
+from tests.live.conftest import MakeInstallation
+from tests.live.events import said
+from tests.live.scripts import run
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(180),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+PATH = "/api/v1/app-conversations"
+TEXT = "Are you still there?"
+WORK = "mkdir sub && echo kept >sub/notes && chmod 4755 sub/notes && ln -s sub/notes in && ln -s /etc out"
+
+
+async def test_a_culled_conversation_can_be_forked_and_goes_on_with_the_next_message(
+    make_installation: MakeInstallation,
+) -> None:
+    installation = await make_installation(
+        AGENTSVC_SANDBOXES__PAUSE_AFTER_SECONDS="2", AGENTSVC_SANDBOXES__SWEEP_SECONDS="0.5"
+    )
+    client = installation.client()
+    conversation_id = await client.start_conversation(run(WORK))
+    seen = await client.wait_for_execution(conversation_id, "finished")
+    await client.wait_for_sandbox(seen["sandbox_id"], "PAUSED")
+
+    task = (await client.post(f"{PATH}/{conversation_id}/fork")).json()
+    ended = await client.end_of_start(task["id"])
+    assert ended["status"] == "READY", ended["detail"]
+    workspace = installation.sandbox_dir(ended["sandbox_id"]) / "workspace"
+    notes = workspace / "sub" / "notes"
+    assert notes.read_text() == "kept\n"
+    assert notes.stat().st_mode & 0o7777 == 0o755
+    assert (workspace / "in").read_text() == "kept\n"
+    assert not (workspace / "out").is_symlink()
+    [archive] = (await client.get("/api/v1/archives")).json()["items"]
+    assert (archive["state"], archive["skipped"]) == ("ready", 1)
+
+    await client.wait_for_sandbox(seen["sandbox_id"], "PAUSED")
+    await client.send(conversation_id, TEXT)
+    await client.until(conversation_id, lambda events: TEXT in said(events, "user"))
