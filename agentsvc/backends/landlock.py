@@ -90,10 +90,13 @@ def describe(version: int) -> str:
     return f"version {version}: {', '.join(parts) or 'too old'}"
 
 
-def rules(read: Iterable[str], write: Iterable[str]) -> str:
-    """Return the rules that leave the system and `read` readable, and `write` writable."""
+def rules(read: Iterable[str], write: Iterable[str], names: Iterable[str] = ()) -> str:
+    """Return the rules that leave the system and `read` readable, and `write` writable.
+
+    Of what is in `names` only the names are seen: an import looks for a package among them.
+    """
     readable = [path for path in dict.fromkeys((*SYSTEM, *read)) if path]
-    return json.dumps({"read": readable, "write": [*DEVICES, *write]})
+    return json.dumps({"read": readable, "write": [*DEVICES, *write], "names": [*names]})
 
 
 def wrapped(script_rules: str, command: Sequence[str]) -> list[str]:
@@ -111,6 +114,8 @@ def confine(script_rules: str) -> None:
     try:
         for path in asked["read"]:
             _allow(ruleset, path, _READ)
+        for path in asked["names"]:
+            _allow(ruleset, path, _READ_DIR)
         for path in asked["write"]:
             _allow(ruleset, path, _handled(version))
         libc = ctypes.CDLL(None, use_errno=True)

@@ -111,7 +111,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if self.readable is None:
             return {}
         write = [str(path) for path in (*self._own(), temp)]
-        prefix = landlock.wrapped(landlock.rules(map(str, self.readable), write), [])
+        names = str(Path(agentsvc.__file__).parents[1])
+        prefix = landlock.wrapped(landlock.rules(map(str, self.readable), write, [names]), [])
         return {"argv": [*prefix, *argv], "wrap": prefix}
 
     def _own(self) -> tuple[Path, ...]:

@@ -130,7 +130,7 @@ def test_a_sandbox_without_bubblewrap_reaches_its_own_files_alone(
     seen = json.loads(said.stdout)
     assert seen["uid"] != 0
     assert (seen["isolation"], seen["said"]) == ("landlock", "landlock")
-    allowed = ["own file", "temporary file", "git"]
+    allowed = ["own file", "temporary file", "this package", "git"]
     if landlock.abi() < 6:
         allowed.append("signal to the server")
     assert seen["reached"] == allowed
