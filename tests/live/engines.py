@@ -4,7 +4,7 @@ Standard library only, so that CI begins with it before anything is installed:
 
     python3 tests/live/engines.py hold DIRECTORY [--base NAME]
 
-keeps one in a directory until its standard input ends, and makes a base image where none can be
+keeps one in a directory as long as its parent lives, and makes a base image where none can be
 pulled. Users hold a shared lock on a file in that directory; the keeper, a process of its own,
 waits for a lock that excludes them all, which it gets however they end, and then removes the
 engine, its containers, its networks, its firewall rules and its files.
@@ -67,7 +67,7 @@ class Lease:
         self._lock = self.directory.with_suffix(".users").open("a")
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         try:
-            with _one_at_a_time(self.directory):
+            with one_at_a_time(self.directory, "start"):
                 if not answers(self.socket):
                     self._start()
         except BaseException:
@@ -406,8 +406,9 @@ def _own_network() -> None:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(directory: Path) -> Iterator[None]:
-    with directory.with_suffix(".start").open("a") as file:
+def one_at_a_time(directory: Path, what: str) -> Iterator[None]:
+    """Do something to an engine alone, whatever other processes want to do."""
+    with directory.with_suffix(f".{what}").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -456,16 +457,20 @@ def _tail(file: Path) -> str:
 
 
 def _hold(directory: Path, base: str) -> None:
-    """Keep an engine until standard input ends."""
-    started = time.monotonic()
-    with Lease(directory) as lease:
-        print(f"the engine answers after {time.monotonic() - started:.1f} s", flush=True)  # noqa: T201
-        if base:
-            how = make_base(lease.socket, base)
-            (directory / "base").write_text(base)
-            print(f"{base} ({how}) after {time.monotonic() - started:.1f} s", flush=True)  # noqa: T201
-        sys.stdin.read()
-    _wait(lambda: not directory.exists(), STOP_SECONDS, "the engine is gone")
+    """Keep an engine until this is told to end, or whoever has started it has ended."""
+    started, parent = time.monotonic(), os.getppid()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    try:
+        with Lease(directory) as lease:
+            print(f"the engine answers after {time.monotonic() - started:.1f} s", flush=True)  # noqa: T201
+            if base:
+                with one_at_a_time(directory, "image"):
+                    how = make_base(lease.socket, base)
+                print(f"{base}: {how} after {time.monotonic() - started:.1f} s", flush=True)  # noqa: T201
+            while os.getppid() == parent:
+                time.sleep(0.2)
+    finally:
+        _wait(lambda: not directory.exists(), 3 * STOP_SECONDS, "the engine is gone")
 
 
 def main(arguments: list[str] | None = None) -> Any:

@@ -18,10 +18,11 @@ from tests.live.scripts import SCRIPTS, run
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600, func_only=True),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
+START_SECONDS = 240.0
 _LOG_LINES = 60
 
 type Start = Callable[..., Awaitable[Installation]]
@@ -44,9 +45,12 @@ async def start(
     async def make(**environment: str) -> Installation:
         told = {
             "AGENTSVC_BACKENDS__DOCKER__HOST": engine.url,
+            # The model is a port of this machine.
+            "AGENTSVC_BACKENDS__DOCKER__GUARD_HOST": "false",
             "AGENTSVC_SANDBOXES__DEFAULT_BACKEND": "docker",
             "AGENTSVC_SANDBOXES__DEFAULT_SPEC": engine.image,
             "AGENTSVC_SANDBOXES__SWEEP_SECONDS": "1",
+            "AGENTSVC_SANDBOXES__START_SECONDS": str(START_SECONDS),
         }
         directory = tmp_path_factory.mktemp("containers")
         installation = Installation(directory, near_model, told | environment)
@@ -78,7 +82,8 @@ async def test_a_conversation_in_a_container_runs_to_its_end(
     own = await start(AGENTSVC_SERVER__HOST=host)
     client = own.client()
     conversation_id = await client.start_conversation(
-        run("echo $((6 * 7)) > answer", "cat answer", "id -u; ls /var/run/docker.sock")
+        run("echo $((6 * 7)) > answer", "cat answer", "id -u; ls /var/run/docker.sock"),
+        time_limit=START_SECONDS,
     )
     seen = await client.wait_for_execution(conversation_id, "finished")
     events = await client.events(conversation_id)
@@ -105,7 +110,8 @@ async def test_a_server_that_is_killed_finds_its_container_and_what_went_on_in_i
     own = await start(AGENTSVC_SERVER__HOST=EVERYWHERE)
     client = own.client()
     conversation_id = await client.start_conversation(
-        run("echo before", "for i in $(seq 100); do sleep 0.2; done; echo during", "echo after")
+        run("echo before", "for i in $(seq 100); do sleep 0.2; done; echo during", "echo after"),
+        time_limit=START_SECONDS,
     )
     await client.until(conversation_id, lambda events: bool(outputs(events)))
     before = await client.wait_for_execution(conversation_id, "running")
@@ -125,7 +131,8 @@ async def test_a_frozen_container_goes_on_where_it_was_and_is_deleted_whole(
     own = await start(AGENTSVC_SERVER__HOST=EVERYWHERE)
     client = own.client()
     conversation_id = await client.start_conversation(
-        run("for i in $(seq 60); do echo x >>count; sleep 0.2; done; wc -l <count")
+        run("for i in $(seq 60); do echo x >>count; sleep 0.2; done; wc -l <count"),
+        time_limit=START_SECONDS,
     )
     seen = await client.wait_for_execution(conversation_id, "running")
     path = f"/api/v1/sandboxes/{seen['sandbox_id']}"
@@ -159,7 +166,9 @@ async def test_a_sandbox_that_may_go_nowhere_reaches_its_model_and_nothing_else(
         f" | tail -n 1 | cut -d : -f 1"
         for host in (engine.address, "192.0.2.1")
     ]
-    conversation_id = await client.start_conversation(run("echo shut", *attempts))
+    conversation_id = await client.start_conversation(
+        run("echo shut", *attempts), time_limit=START_SECONDS
+    )
     seen = await client.wait_for_execution(conversation_id, "finished")
     said, *refused = outputs(await client.events(conversation_id))
     assert said == "shut"
