@@ -242,7 +242,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     """Where the server connects: `http`, `https`, or `http+unix` with a socket's quoted path as host."""
     public_url: str | None = None
-    """Where an API client connects, if that differs."""
+    """Where the other side says that clients connect; ours are always given the gateway's URL."""
     needs_key: bool = False
     """Whether it is behind another gateway, which wants the sandbox's key in X-Session-API-Key."""
 

@@ -80,8 +80,8 @@ class RequestBody:
         try:
             async for part in self._parts():
                 await connection.send(part)
-        except Broken:
-            # Who reads the answer hears of it, too.
+        except (Broken, ConnectionError):
+            # Who reads the answer hears of it, too, be it the sandbox or the client that has gone.
             return
         except (web.RequestPayloadError, HttpProcessingError) as exc:
             connection.fail(self._malformed(exc))

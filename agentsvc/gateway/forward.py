@@ -47,6 +47,10 @@ class Forwarder:
             if request.get(IS_FORWARDED, False):
                 raise ConnectionResetError("the client has gone, or the server stops") from exc
             return web.Response(status=CLIENT_GONE)
+        except ConnectionError:
+            if request.transport is not None or request.get(IS_FORWARDED, False):
+                raise
+            return web.Response(status=CLIENT_GONE)
 
     async def _exchange(
         self, request: web.Request, target: Target, life: asyncio.Timeout

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from multidict import CIMultiDict
 
 from agentsvc.errors import BadRequest, MalformedBody, MethodNotAllowed, NotFound
@@ -22,6 +22,7 @@ from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
 
 _UNSENDABLE = re.compile(r"[\0-\x20\x7f]")
+_VERSIONS: Final = frozenset({HttpVersion10, HttpVersion11})
 _REFUSED: Final = frozenset({hdrs.METH_CONNECT, hdrs.METH_TRACE})
 _EDITED_BYTES: Final = 8 * 1024 * 1024
 """How long a body may be that is read before it is passed on."""
@@ -102,6 +103,8 @@ def shown_keys(request: web.Request, place: Place) -> Shown:
 
 def check(request: web.Request) -> None:
     """Refuse what cannot be passed on without a doubt about where it ends."""
+    if request.version not in _VERSIONS:
+        raise BadRequest("This version of HTTP is not supported")
     if request.method in _REFUSED:
         raise MethodNotAllowed("Method Not Allowed")
     codings = ",".join(request.headers.getall(hdrs.TRANSFER_ENCODING, []))

@@ -7,15 +7,15 @@ import asyncio
 import statistics
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import click
 import msgspec
 
 from agentsvc.values import monotonic
-from tests.bench.rig import MIB, Running, client_of, run
+from tests.bench.rig import MIB, Running, client_of, run, run_agent_server
 from tests.http.gateway.steps import session
 
 PART: Final = bytes(64 * 1024)
@@ -23,15 +23,16 @@ WARM_UP: Final = 100
 
 
 class Ways(msgspec.Struct, frozen=True, kw_only=True):
-    """Two URLs of one upstream."""
+    """Two URLs of one server, and the key that opens the second one."""
 
     direct: str
     gateway: str
+    key: str
 
 
 @click.command()
 @click.option("--requests", default=1500, help="Small requests each way.")
-@click.option("--rounds", default=4, help="Large bodies each way and direction.")
+@click.option("--rounds", default=5, help="Large bodies each way and direction.")
 @click.option("--mib", default=100, help="Size of a large body.")
 def main(requests: int, rounds: int, mib: int) -> None:
     """Print what the gateway costs."""
@@ -40,71 +41,84 @@ def main(requests: int, rounds: int, mib: int) -> None:
 
 async def measure(requests: int, rounds: int, size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        async with (
-            run("tests.bench.upstream") as upstream,
-            run("tests.bench.server", str(Path(folder) / "data"), upstream.url) as server,
-        ):
-            ways, key = await _open(server, upstream)
-            async with session(key) as asking:
-                await _small(asking, ways, requests)
-                await _large(asking, ways, server, rounds, size)
+        async with run("tests.bench.upstream") as upstream, _serve(folder, upstream) as found:
+            server, ways = found
+            await _small("bare server, 1 KiB", ways, "/data", requests)
+            await _large(ways, server, rounds, size)
+        async with run_agent_server(Path(folder)) as agent, _serve(folder, agent) as found:
+            _, ways = found
+            await _small("agent server, /server_info", ways, "/server_info", requests)
+            await _small("agent server, a search", ways, "/api/conversations/search", requests)
 
 
-async def _open(server: Running, upstream: Running) -> tuple[Ways, str]:
-    async with client_of(server) as client:
-        answer = await client.post("/api/v1/sandboxes")
-        assert answer.status == 200, answer.text
-        found = await client.wait_for_sandbox(answer.json()["id"], "RUNNING")
-    gateway = f"{server.url}/sandboxes/{found['id']}/agent"
-    return Ways(direct=upstream.url, gateway=gateway), found["session_api_key"]
+@asynccontextmanager
+async def _serve(folder: str, upstream: Running) -> AsyncIterator[tuple[Running, Ways]]:
+    """Run a server whose sandboxes are the upstream, and start one."""
+    with tempfile.TemporaryDirectory(dir=folder) as data:
+        async with run("tests.bench.server", data, upstream.url) as server:
+            async with client_of(server) as client:
+                answer = await client.post("/api/v1/sandboxes")
+                assert answer.status == 200, answer.text
+                found = await client.wait_for_sandbox(answer.json()["id"], "RUNNING")
+            gateway = f"{server.url}/sandboxes/{found['id']}/agent"
+            key = found["session_api_key"]
+            yield server, Ways(direct=upstream.url, gateway=gateway, key=key)
 
 
-async def _small(asking: aiohttp.ClientSession, ways: Ways, count: int) -> None:
-    async def get(url: str) -> float:
-        began = monotonic()
-        async with asking.get(url + "/data") as response:
-            assert len(await response.read()) == 1024
-        return monotonic() - began
+async def _small(name: str, ways: Ways, path: str, count: int) -> None:
+    async with session(ways.key) as asking:
 
-    took: dict[str, list[float]] = {ways.direct: [], ways.gateway: []}
-    for _ in range(WARM_UP + count):
-        for url, times in took.items():
-            times.append(await get(url))
-    direct, gateway = (statistics.median(times[WARM_UP:]) for times in took.values())
+        async def get(url: str) -> None:
+            async with asking.get(url + path) as response:
+                assert response.status == 200
+                await response.read()
+
+        took = await _in_turns(ways, get, WARM_UP + count)
+    direct, gateway = ([seconds * 1000 for seconds in times[WARM_UP:]] for times in took)
+    ratio = statistics.median(gateway) / statistics.median(direct)
     click.echo(
-        f"1 KiB, median of {count}: direct {direct * 1000:.2f} ms,"
-        f" gateway {gateway * 1000:.2f} ms, {gateway / direct:.2f} times (target: under 1.5)"
+        f"{name}, {count} times: direct {_spread(direct, 'ms', 2)},"
+        f" gateway {_spread(gateway, 'ms', 2)}: {ratio:.2f} times (target: under 1.5)"
     )
 
 
-async def _large(
-    asking: aiohttp.ClientSession, ways: Ways, server: Running, rounds: int, size: int
-) -> None:
-    async def download(url: str) -> None:
-        seen = 0
-        async with asking.get(f"{url}/big?bytes={size}") as response:
-            async for part in response.content.iter_any():
-                seen += len(part)
-        assert seen == size
+async def _large(ways: Ways, server: Running, rounds: int, size: int) -> None:
+    async with session(ways.key) as asking:
 
-    async def upload(url: str) -> None:
-        async with asking.post(url + "/sink", data=_parts(size)) as response:
-            assert await response.json() == {"received": size}
+        async def download(url: str) -> None:
+            seen = 0
+            async with asking.get(f"{url}/big?bytes={size}") as response:
+                async for part in response.content.iter_any():
+                    seen += len(part)
+            assert seen == size
 
-    for name, move in (("down", download), ("up", upload)):
-        await move(ways.gateway)
-        before = server.memory()
-        took = await _in_turns(ways, move, rounds)
-        after = server.memory()
-        direct, gateway = (size / MIB / statistics.median(times) for times in took)
-        click.echo(
-            f"{size // MIB} MiB {name}, median of {rounds}: direct {direct:.0f} MiB/s,"
-            f" gateway {gateway:.0f} MiB/s, {gateway / direct:.0%} (target: over 60%)"
-        )
-        click.echo(
-            f"  memory of the server: before {before.now_bytes / MIB:.1f} MiB,"
-            f" after {after.now_bytes / MIB:.1f} MiB, at most {after.most_bytes / MIB:.1f} MiB"
-        )
+        async def upload(url: str) -> None:
+            async with asking.post(url + "/sink", data=_parts(size)) as response:
+                assert await response.json() == {"received": size}
+
+        for name, move in (("down", download), ("up", upload)):
+            await move(ways.gateway)
+            before = server.memory()
+            took = await _in_turns(ways, move, rounds)
+            after = server.memory()
+            direct, gateway = ([size / MIB / seconds for seconds in times] for times in took)
+            ratio = statistics.median(gateway) / statistics.median(direct)
+            click.echo(
+                f"{size // MIB} MiB {name}, {rounds} times: direct {_spread(direct, 'MiB/s', 0)},"
+                f" gateway {_spread(gateway, 'MiB/s', 0)}: {ratio:.0%} (target: over 60%)"
+            )
+            growth = (after.most_bytes - before.now_bytes) / MIB
+            click.echo(
+                f"  memory of the server: {before.now_bytes / MIB:.1f} MiB before,"
+                f" {growth:.1f} MiB more at most"
+            )
+
+
+def _spread(figures: list[float], unit: str, digits: int) -> str:
+    """Return median, least and most of some figures."""
+    shown = [statistics.median(figures), min(figures), max(figures)]
+    median, least, most = (f"{figure:.{digits}f}" for figure in shown)
+    return f"{median} {unit} ({least} to {most})"
 
 
 async def _in_turns(

@@ -1,21 +1,26 @@
 """What figures are taken of: a server and an upstream in processes of their own."""
 
 import asyncio
+import os
 import sys
-from asyncio.subprocess import PIPE
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import aiohttp
 import msgspec
 
-from tests.http.gateway.steps import until
+from agentsvc.backends.specs import DEFAULT_SPEC
+from tests.http.gateway.steps import session, until
 from tests.http.v1.streaming import Feeder
+from tests.live.nginx import free_port
 from tests.service import Client
 
 MIB: Final = 2**20
 _START_SECONDS: Final = 60.0
+_AGENT_SECONDS: Final = 180.0
 _STOP_SECONDS: Final = 20.0
 
 
@@ -66,6 +71,47 @@ async def run(module: str, *arguments: str) -> AsyncIterator[Running]:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+@asynccontextmanager
+async def run_agent_server(folder: Path) -> AsyncIterator[Running]:
+    """Run a real agent server, which wants no key, in a folder of its own."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    values = {"python": sys.executable, "port.agent": str(port)}
+    program = [_filled(word, values) for word in DEFAULT_SPEC.command or ()]
+    home = folder / "home"
+    home.mkdir()
+    process = await asyncio.create_subprocess_exec(
+        *program,
+        cwd=home,
+        env={**DEFAULT_SPEC.env, "HOME": str(home), "PATH": os.defpath},
+        stdout=DEVNULL,
+        stderr=DEVNULL,
+    )
+
+    async def is_up() -> bool:
+        assert process.returncode is None, "it does not start"
+        async with session() as client:
+            try:
+                async with client.get(f"{url}/ready") as response:
+                    return response.status == 200
+            except aiohttp.ClientError:
+                return False
+
+    try:
+        await until(is_up, time_limit=_AGENT_SECONDS)
+        yield Running(pid=process.pid, url=url)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+def _filled(word: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        word = word.replace(f"{{{name}}}", value)
+    return word
 
 
 async def serve_until_told(running: Running) -> None:

@@ -78,9 +78,11 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
         return self.upstream.seen[-1]
 
 
-async def until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
+async def until(
+    is_so: Callable[[], bool | Awaitable[bool]], *, time_limit: float = LONG_SECONDS
+) -> None:
     """Wait for a condition."""
-    async with asyncio.timeout(LONG_SECONDS):
+    async with asyncio.timeout(time_limit):
         while True:
             found = is_so()
             if found if isinstance(found, bool) else await found:

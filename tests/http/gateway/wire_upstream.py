@@ -24,6 +24,10 @@ class WireUpstream:
         """The bytes of each connection."""
         self.answers: list[bytes] = []
         """What is answered next, one for each request; then `OK`."""
+        self.hangs_up = False
+        """Whether it ends the connection once, after the next answer."""
+        self.step = 0
+        """How many bytes it sends at once, where that is not all of them."""
         self.is_asking = True
         """Whether it answers 100 to who waits for that."""
         self.url = ""
@@ -70,13 +74,23 @@ class WireUpstream:
                 if b"\r\nExpect: 100-continue\r\n" in head and self.is_asking:
                     writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                 await _read_body(reader, head, noted)
-                writer.write(self.answers.pop(0) if self.answers else OK)
-                await writer.drain()
+                await self._answer(writer)
+                if self.hangs_up:
+                    self.hangs_up = False
+                    return
         except (asyncio.IncompleteReadError, ConnectionError) as exc:
             noted += exc.partial if isinstance(exc, asyncio.IncompleteReadError) else b""
         finally:
             self._writers.discard(writer)
             writer.close()
+
+    async def _answer(self, writer: asyncio.StreamWriter) -> None:
+        answer = self.answers.pop(0) if self.answers else OK
+        step = self.step or len(answer) or 1
+        for at in range(0, len(answer), step):
+            writer.write(answer[at : at + step])
+            await writer.drain()
+            await asyncio.sleep(0)
 
 
 async def _read_body(reader: asyncio.StreamReader, head: bytes, noted: bytearray) -> None:
