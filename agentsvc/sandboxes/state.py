@@ -120,8 +120,9 @@ def holds_room(sandbox: Sandbox) -> bool:
     """Whether it takes room already, so that to want it running takes no more."""
     if sandbox.phase in (Phase.STARTING, Phase.RUNNING):
         return True
-    is_wanted = sandbox.target in (Target.RUNNING, Target.RESTARTED)
-    return is_wanted and sandbox.phase not in (Phase.FAILED, Phase.GONE)
+    if sandbox.target is Target.RESTARTED:
+        return sandbox.phase is not Phase.GONE
+    return sandbox.target is Target.RUNNING and sandbox.phase not in (Phase.FAILED, Phase.GONE)
 
 
 def next_action(target: Target, phase: Phase | None, *, has_handle: bool) -> Action:

@@ -49,6 +49,15 @@ async def test_grouped_conversations_share_a_sandbox_in_directories_of_their_own
         assert body["workspace"]["working_dir"] == f"{WORKING_DIR}/{conversation_id}"
 
 
+@pytest.mark.parametrize(("strategy", "chosen"), [("ADD_TO_ANY", 0), ("GROUP_BY_NEWEST", 1)])
+async def test_the_oldest_or_the_newest_sandbox_is_joined(
+    client: Client, strategy: str, chosen: int
+) -> None:
+    made = [(await start(client))[1] for _ in range(2)]
+    await save(client, sandbox_grouping_strategy=strategy)
+    assert (await start(client))[1] == made[chosen]
+
+
 async def test_the_sandbox_with_the_fewest_conversations_is_joined(client: Client) -> None:
     first = [await start(client) for _ in range(2)]
     await start(client, sandbox_id=first[0][1])

@@ -6,6 +6,7 @@ from agentsvc.sandboxes.state import (
     Sandbox,
     SandboxStatus,
     Target,
+    holds_room,
     is_settled,
     next_action,
     status_of,
@@ -159,3 +160,25 @@ def test_the_agent_is_at_the_port_of_its_name_while_the_sandbox_runs() -> None:
     assert sandbox(RUNNING, UP, "vscode").agent_url is None
     assert sandbox(RUNNING, STARTING, "agent").agent_url is None
     assert sandbox(PAUSED, FROZEN, "agent").agent_url is None
+
+
+@pytest.mark.parametrize(
+    ("target", "phase", "holds"),
+    [
+        (RUNNING, None, True),
+        (RUNNING, STARTING, True),
+        (RUNNING, FROZEN, True),
+        (RUNNING, FAILED, False),
+        (RUNNING, GONE, False),
+        (RESTARTED, FAILED, True),
+        (RESTARTED, GONE, False),
+        (PAUSED, UP, True),
+        (PAUSED, FROZEN, False),
+        (DELETED, UP, True),
+        (DELETED, FROZEN, False),
+    ],
+)
+def test_a_sandbox_holds_room_while_it_runs_or_is_about_to(
+    target: Target, phase: Phase | None, holds: bool
+) -> None:
+    assert holds_room(sandbox(target, phase)) is holds
