@@ -49,7 +49,11 @@ async def calling_back(directory: Path, url: str) -> AsyncIterator[Bench]:
 
 
 async def ask(bench: Bench, handle: Handle, *arguments: str) -> str:
-    return await bench.run(handle, "python3", "-Ic", ASK, *arguments)
+    result = await bench.backend.execute(
+        handle, ["python3", "-Ic", ASK, *arguments], env={}, time_limit=40, max_output=10_000
+    )
+    assert result.exit_code == 0, result
+    return result.stdout.decode()
 
 
 def held(network: Network, target: Target, *listed: str, **fields: Any) -> dict[str, Any]:
