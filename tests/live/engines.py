@@ -35,6 +35,8 @@ BASE: Final = "python:3.13-slim"
 _CLONE_NEWNET: Final = 0x40000000
 _FIREWALL: Final = (("iptables", "filter"), ("iptables", "nat"))
 _LINKS: Final = ("docker0", "br-")
+# They outlive whoever started them, who is not to be blamed for not waiting.
+_KEEPERS: Final[list["subprocess.Popen[bytes]"]] = []
 _PARTS: Final = ("containerd", "docker", "runc", "runsc")
 
 
@@ -116,6 +118,7 @@ class Lease:
                 stderr=output,
                 start_new_session=True,
             )
+        _KEEPERS.append(keeper)
         _wait(
             lambda: answers(self.socket) or keeper.poll() is not None,
             START_SECONDS,
