@@ -89,16 +89,42 @@ class Maker:
 
     async def remove(self, sandbox_id: str) -> None:
         """Remove everything of a sandbox, and return when it is gone."""
-        for name in (names.container(sandbox_id), names.gateway(sandbox_id)):
-            await self._remove_container(name, sandbox_id)
+        for _ in range(_REMOVE_TRIES):
+            if not await self._remove_once(sandbox_id):
+                break
+            await asyncio.sleep(_REMOVE_SECONDS)
+        else:
+            raise BackendUnavailable(
+                "The engine does not remove all of the sandbox", detail=sandbox_id
+            )
         if await self._may_guard():
             await firewall.reopen(names.bridge(names.outer(sandbox_id)))
+
+    async def _remove_once(self, sandbox_id: str) -> bool:
+        """Remove what there is and return whether there was anything."""
+        ask = self._engine.ask
         query = {"filters": names.of_sandbox(self._instance_id, sandbox_id)}
-        for network in await self._engine.ask("GET", "networks", params=query):
+        found = await ask("GET", "containers/json", params={"all": True, **query})
+        containers = self._own(found, sandbox_id)
+        for one in containers:
+            path = f"containers/{one['Id']}"
+            await ask("DELETE", path, params={"force": True, "v": True}, expect=_IN_USE)
+        own_networks = self._own(await ask("GET", "networks", params=query), sandbox_id)
+        for network in own_networks:
             await networks.remove(self._engine, network["Name"])
-        volumes = await self._engine.ask("GET", "volumes", params=query)
-        for volume in volumes.get("Volumes") or []:
-            await self._remove_volume(volume["Name"])
+        found = (await ask("GET", "volumes", params=query)).get("Volumes")
+        volumes = self._own(found, sandbox_id)
+        for volume in volumes:
+            await ask("DELETE", f"volumes/{volume['Name']}", expect=_IN_USE)
+        return bool(containers or own_networks or volumes)
+
+    def _own(self, found: list[Json] | None, sandbox_id: str) -> list[Json]:
+        # Podman lists what has either of two labels that are asked for, not both.
+        return [
+            one
+            for one in found or []
+            if names.is_own(one.get("Labels"), self._instance_id, sandbox_id)
+        ]
 
     async def mark_paused(self, sandbox_id: str) -> None:
         """Note on the engine that what follows is a pause, so that its end is not a failure."""
@@ -306,19 +332,6 @@ class Maker:
         await self._engine.ask(
             "PUT", f"containers/{container_id}/archive", params={"path": path}, data=archive
         )
-
-    async def _remove_container(self, name: str, sandbox_id: str) -> None:
-        found = await self.find(name, sandbox_id)
-        if found is None:
-            return
-        for _ in range(_REMOVE_TRIES):
-            query = {"force": True, "v": True}
-            path = f"containers/{found['Id']}"
-            await self._engine.ask("DELETE", path, params=query, expect=_IN_USE)
-            if await self._engine.get(f"{path}/json") is None:
-                return
-            await asyncio.sleep(_REMOVE_SECONDS)
-        raise BackendUnavailable("The engine does not remove the sandbox's container")
 
     async def _remove_volume(self, name: str) -> None:
         for _ in range(_REMOVE_TRIES):

@@ -111,7 +111,8 @@ async def remove(engine: Engine, name: str) -> None:
             body={"Container": container_id, "Force": True},
             expect=(_GONE, _CONFLICT, 500),
         )
-    await engine.ask("DELETE", f"networks/{network['Id']}", expect=(_GONE,))
+    # Whoever asked looks again: what is still in it may take a moment to leave.
+    await engine.ask("DELETE", f"networks/{network['Id']}", expect=(403, _GONE, _CONFLICT, 500))
 
 
 def _is_taken(exc: AgentsvcError) -> bool:
