@@ -66,12 +66,12 @@ def test_the_command_stands_behind_the_images_entry() -> None:
 
 
 def test_secrets_are_in_an_archive_and_nowhere_in_the_request() -> None:
-    order = make_order(secret_env={"KEY": Secret("it's a $ecret\nof two lines")})
-    assert "ecret" not in str(body_of(order))
+    order = make_order(secret_env={"KEY": Secret("it's a $word\nof two lines")})
+    assert "word" not in str(body_of(order))
     with tarfile.open(fileobj=io.BytesIO(plan.private_archive(order.secret_env))) as tar:
         file = tar.extractfile("env")
         assert file is not None
-        assert file.read() == b"export KEY='it'\"'\"'s a $ecret\nof two lines'\n"
+        assert file.read() == b"export KEY='it'\"'\"'s a $word\nof two lines'\n"
     with pytest.raises(OrderRejected, match="name of a variable"):
         plan.check(make_order(secret_env={"A;B": Secret("x")}), CONFIG)
 
