@@ -43,7 +43,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     def may_be_followed(self) -> bool:
         """Whether the connection can be used again, once the body has been read to its end."""
         options = ",".join(self.headers.getall("Connection", ())).lower()
-        return not self.has_old_version and (not options or "close" not in options)
+        is_final = self.status >= HTTPStatus.OK
+        return is_final and not self.has_old_version and "close" not in options
 
 
 class Body(Protocol):

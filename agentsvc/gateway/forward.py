@@ -94,6 +94,9 @@ class Forwarder:
                     raise
                 connection = await self._pool.connect(target.address)
                 connection.ask(raw, answers_head=answers_head)
+            except asyncio.CancelledError:
+                connection.finish(is_sent=False)
+                raise
         except Broken as exc:
             raise _unavailable(exc) from exc
         return connection

@@ -10,7 +10,7 @@ import pytest
 from agentsvc.gateway.address import address_of
 from agentsvc.gateway.answers import NotHttp, body_of, find_end, read_head
 from agentsvc.testing.backend import FakeWorld
-from tests.http.gateway.steps import Box, until
+from tests.http.gateway.steps import Box, Wire, head, until
 from tests.http.gateway.wire_upstream import OK, WireUpstream, wired
 
 
@@ -42,6 +42,7 @@ async def test_a_connection_is_used_again(pair: tuple[Box, WireUpstream]) -> Non
         b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
         b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok",
         OK + b"more",
+        b"HTTP/1.1 101 Switching Protocols\r\nContent-Length: 0\r\n\r\n",
     ],
 )
 async def test_a_connection_that_cannot_go_on_is_not_used_again(
@@ -74,6 +75,20 @@ async def _ends(box: Box, upstream: WireUpstream) -> bool:
     upstream.answers, upstream.hangs_up = [b""], True
     answer = await box.owner.post(box.path("/once"), data=b"body")
     return answer.status == 502 and upstream.take().count(b"POST /once") == 1
+
+
+async def test_a_kept_connection_ends_with_the_client_of_its_request(
+    pair: tuple[Box, WireUpstream],
+) -> None:
+    box, upstream = pair
+    assert (await box.get("/1")).status == 200
+    # It reads the next request and says nothing.
+    upstream.answers = [b""]
+    wire = await Wire.open(box.service)
+    wire.send(head("GET", box.path("/2"), f"X-Session-API-Key: {box.key}"))
+    await until(lambda: not upstream.answers)
+    await wire.close()
+    await until(lambda: upstream.connections == 0)
 
 
 async def test_an_interim_answer_is_not_the_answer(pair: tuple[Box, WireUpstream]) -> None:

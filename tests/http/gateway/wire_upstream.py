@@ -41,6 +41,11 @@ class WireUpstream:
             line for raw in self.received for line in re.findall(rb"[^\n]+ HTTP/1\.1(?=\r\n)", raw)
         ]
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._writers)
+
     def take(self) -> bytes:
         """Return what has come since this was last asked, on whichever connection."""
         found = b"".join(self.received)
