@@ -68,6 +68,8 @@ _FOR_THE_ORIGIN: Final = frozenset(
     }
 )
 """What a browser would apply to the whole of this server, not to one sandbox."""
+_KEY_HEADERS: Final = frozenset({"x-access-token", "x-api-key"})
+"""Where clients show a user's key, though applications in sandboxes have keys of their own there."""
 _LOCATIONS: Final = frozenset({"location", "content-location"})
 _DROPPED_INWARD: Final = _HOP_BY_HOP | _SET_HERE
 _DROPPED_OUTWARD: Final = _HOP_BY_HOP | _FOR_THE_ORIGIN | {"content-length"}
@@ -282,7 +284,7 @@ def _shows(name: str, value: str, keys: AbstractSet[str]) -> bool:
         return _is_key(
             _password(token.strip()) if scheme.lower() == "basic" else token.strip(), keys
         )
-    return name == "x-access-token" and _is_key(value.strip(), keys)
+    return name in _KEY_HEADERS and _is_key(value.strip(), keys)
 
 
 def _is_key(text: str, keys: AbstractSet[str]) -> bool:
