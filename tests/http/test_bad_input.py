@@ -154,8 +154,7 @@ async def caller(
     route: Route = request.param
     ids = {
         **dict.fromkeys(("name", "secret_id", "secret_name"), "NAME"),
-        "key_id": "99",
-        "delivery_id": "99",
+        **dict.fromkeys(("key_id", "delivery_id", "archive_id", "login_id"), "99"),
         "repository_name": "a/b",
     }
     key = client.key

@@ -22,7 +22,7 @@ from agentsvc.values import monotonic
 from tests.live import engines
 from tests.live.engines import EngineFailed, Lease
 
-VARIABLE = "AGENTSVC_TEST_ENGINE"
+VARIABLE = "TEST_ENGINE"
 """An engine to use, by its URL, or the directory of one that CI has begun."""
 
 IMAGE = default_name()

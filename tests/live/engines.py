@@ -216,7 +216,7 @@ def why_not() -> str:
     if _links() & {"docker0"}:
         return (
             "a Docker engine runs here already, and a second one would disturb it:"
-            " name it in AGENTSVC_TEST_ENGINE, such as unix:///var/run/docker.sock"
+            " name it in TEST_ENGINE, such as unix:///var/run/docker.sock"
         )
     return ""
 
