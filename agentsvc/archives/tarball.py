@@ -159,6 +159,9 @@ def _safe_info(member: tarfile.TarInfo, name: str, plain: set[str]) -> tarfile.T
     if member.isdir():
         info.type, info.mode = tarfile.DIRTYPE, info.mode | 0o700
         return info
+    if member.size < 0:
+        # An extended header may have said so, behind the one that was checked.
+        raise tarfile.ReadError("a size is negative")
     if member.isreg() and not member.issparse():
         info.size = member.size
         return info

@@ -156,6 +156,17 @@ def test_a_header_that_wants_much_memory_is_refused(tmp_path: Path) -> None:
         repack(source, tmp_path / "out", BOUNDS)
 
 
+@pytest.mark.parametrize("size", ["-5", "-16384"])
+def test_a_negative_size_in_an_extended_header_is_refused(tmp_path: Path, size: str) -> None:
+    source = tmp_path / "in"
+    info = entry("x")
+    info.pax_headers = {"size": size}
+    with gzip.open(source, "wb") as out:
+        out.write(info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+    with pytest.raises(ArchiveRefused, match="no whole archive"):
+        repack(source, tmp_path / "out", BOUNDS)
+
+
 @pytest.mark.parametrize("length", [0, 5, 30, -20])
 def test_what_is_broken_off_or_no_archive_is_refused(tmp_path: Path, length: int) -> None:
     source, target = pack(tmp_path, lambda tar: add(tar, "file", bytes(range(256)) * 40))
