@@ -211,7 +211,9 @@ class Archives:
         if was_culled and not archive.releases:
             await self._sandboxes.cull(sandbox.id, Target.PAUSED, unused_since=now())
         elif was_paused and not archive.releases:
-            await self._sandboxes.pause(sandbox.user_id, sandbox.id)
+            # What becomes of the sandbox changes nothing about the archive any more.
+            with contextlib.suppress(AgentsvcError):
+                await self._sandboxes.pause(sandbox.user_id, sandbox.id)
         size = (await asyncio.to_thread(self._file(archive.id).stat)).st_size
         return msgspec.structs.replace(
             archive,

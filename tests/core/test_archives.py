@@ -45,10 +45,12 @@ class PackingAgent(TroubledAgent):
         self.packed = pack(notes="remember", plan="go on")
         self.let_download = asyncio.Event()
         self.let_download.set()
+        self.downloads = 0
 
     async def get_download(self, request: web.Request) -> web.Response:
         if "/.agentsvc-archive-" not in request.query["path"]:
             return await super().get_download(request)
+        self.downloads += 1
         await self.let_download.wait()
         return web.Response(body=self.packed)
 
@@ -238,6 +240,19 @@ async def test_a_paused_sandbox_is_resumed_to_be_saved_and_paused_again(client: 
     await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
     assert (await save(client, conversation_id))["state"] == "ready"
     await client.wait_for_sandbox(sandbox_id, "PAUSED")
+
+
+async def test_an_archive_is_ready_though_its_sandbox_goes_at_the_end(
+    client: Client, fake_agent: PackingAgent
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+    fake_agent.let_download.clear()
+    archive = (await client.post(f"{STARTS}/{conversation_id}/archives")).json()
+    await eventually(lambda: fake_agent.downloads > 0)
+    assert (await client.delete(f"/api/v1/sandboxes/{sandbox_id}")).status == 200
+    fake_agent.let_download.set()
+    assert (await saved(client, archive["id"]))["state"] == "ready"
 
 
 async def test_a_culled_sandbox_that_was_saved_is_still_woken_by_a_message(
