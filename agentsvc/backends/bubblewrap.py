@@ -56,19 +56,28 @@ _ETC: Final = (
     "mime.types",
     "nsswitch.conf",
     "os-release",
-    "pki",
+    "pki/ca-trust",
+    "pki/java",
+    "pki/tls/cert.pem",
+    "pki/tls/certs",
+    "pki/tls/openssl.cnf",
+    "pki/tls/openssl.d",
     "profile",
     "profile.d",
     "protocols",
     "resolv.conf",
     "services",
     "shells",
-    "ssl",
+    "ssl/ca-bundle.pem",
+    "ssl/cert.pem",
+    "ssl/certs",
+    "ssl/openssl.cnf",
     "terminfo",
     "timezone",
     "xdg",
 )
-"""Of the machine's configuration only what programs need that anybody may read."""
+"""Of the machine's configuration only what programs need that anybody may read: what runs here for
+root reads all that is root's, and beside certificates there may be their keys."""
 
 _NOT_ALONE: Final = "too much would be seen: {path} holds {inner}"
 

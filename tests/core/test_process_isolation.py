@@ -124,6 +124,19 @@ async def test_files_of_the_server_the_user_and_other_sandboxes_do_not_exist_ins
         assert await inside(box, handle, code, *hidden) == []
 
 
+async def test_of_the_configuration_only_what_anybody_may_read_is_seen(box: Bench) -> None:
+    handle = await box.serve()
+    code = (
+        "import json, os\n"
+        "print(json.dumps([os.path.join(top, name) for top, *inner in os.walk('/etc')"
+        " for names in inner for name in names]))"
+    )
+    found = {path for path in await inside(box, handle, code) if exists(path)}
+    wanted = ("/etc/hosts", "/etc/resolv.conf", "/etc/ssl/certs", "/etc/ssl/openssl.cnf")
+    assert found >= {path for path in wanted if exists(path)}
+    assert [path for path in found if not os.lstat(path).st_mode & 0o004] == []
+
+
 async def test_no_process_but_its_own_is_seen_and_none_tells_of_the_server(box: Bench) -> None:
     handle = await box.serve(secret_env={"TOKEN": Secret("token-of-the-sandbox")})
     code = (
