@@ -3,6 +3,7 @@
 Blocks for a moment; call it from a thread.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -153,12 +154,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _start_shim(self, mark: str, orders: dict[str, Any]) -> None:
-        their_in, our_out = os.pipe()
-        our_in, their_out = os.pipe()
-        errors = os.open(
-            self.place.directory / "shim.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
-        )
-        try:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            their_in, our_out = _pipe(theirs, ours)
+            our_in, their_out = _pipe(ours, theirs)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            errors = os.open(self.place.directory / "shim.log", flags, 0o600)
+            theirs.callback(os.close, errors)
             # Not a subprocess object: nobody waits for the shim, which outlives us.
             pid = os.posix_spawn(
                 sys.executable,
@@ -171,18 +172,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 ],
                 setsid=True,
             )
-        finally:
-            for descriptor in (their_in, their_out, errors):
-                os.close(descriptor)
-
+            theirs.close()
+            ours.pop_all()
         self._brief(pid, our_out, our_in, orders)
 
     def _brief(self, pid: int, out: int, answer: int, orders: dict[str, Any]) -> None:
         try:
             with os.fdopen(out, "wb") as file:
                 file.write(json.dumps(orders).encode())
-            is_told, _, _ = select.select([answer], [], [], self.time_limit)
-            said = os.read(answer, 64) if is_told else b""
+            said = os.read(answer, 64) if _comes(answer, self.time_limit) else b""
         except BrokenPipeError:
             said = b""
         finally:
@@ -224,6 +222,21 @@ def search_path(configured: str) -> str:
     own = Path(sys.prefix, "bin") if sys.prefix != sys.base_prefix else None
     parts = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join(part for part in parts if part and Path(part) != own)
+
+
+def _pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
+    """Make a pipe, each end of which is closed by whose it is."""
+    reader, writer = os.pipe()
+    reading.callback(os.close, reader)
+    writing.callback(os.close, writer)
+    return reader, writer
+
+
+def _comes(descriptor: int, time_limit: float) -> bool:
+    # Not `select`, which knows no descriptor above 1023; a busy server has more.
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(time_limit * 1000))
 
 
 def _run(name: str) -> list[str]:

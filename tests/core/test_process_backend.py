@@ -1,7 +1,9 @@
 """What the process backend promises beyond the contract: it is about real processes."""
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Sequence
@@ -26,6 +28,9 @@ from tests.core.bench import (
     rights,
     until,
 )
+
+_MANY_FILES = 1100
+"""More than `select` knows."""
 
 
 async def test_a_command_that_cannot_be_found_is_failed_and_says_so(bench: Bench) -> None:
@@ -277,6 +282,30 @@ async def test_a_shim_that_cannot_work_is_an_error_with_its_reason_in_the_log(
     with pytest.raises(BackendUnavailable) as caught:
         await bench.create("sleep", "1", sandbox_id=sandbox_id)
     assert "IsADirectoryError" in caught.value.detail
+
+
+async def test_a_launch_that_fails_leaves_no_file_open(bench: Bench) -> None:
+    order = Order(sandbox_id=new_id(), command=("sleep", "100"))
+    (bench.state_dir / order.sandbox_id / "shim.log").mkdir(parents=True)
+    known: set[int] = set()
+    for _ in range(3):
+        with pytest.raises(BackendUnavailable):
+            await bench.backend.create(order, no_save)
+        known.add(len(os.listdir("/proc/self/fd")))  # noqa: PTH208  # names are enough
+    assert len(known) == 1
+
+
+async def test_a_server_with_very_many_open_files_starts_sandboxes(bench: Bench) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < _MANY_FILES + 512:
+        pytest.skip("this machine lets nobody open so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, _MANY_FILES + 512), hard))
+    with contextlib.ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(_MANY_FILES):
+            files.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        handle = await bench.create("sleep", "100")
+        assert (await bench.wait(handle, Phase.RUNNING)).phase is Phase.RUNNING
 
 
 async def test_a_probe_says_what_sandboxes_will_find(bench: Bench) -> None:
