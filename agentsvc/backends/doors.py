@@ -45,8 +45,13 @@ class Doors:
             resolver=self._resolver,
         )
         self._proxies[place.sandbox_id] = proxy
-        listener = await reach(lambda: _bind(place.doors))
-        await proxy.listen_on(listener)
+        try:
+            listener = await reach(lambda: _bind(place.doors))
+            await proxy.listen_on(listener)
+        except BaseException:
+            # One that could not be opened is not open: whoever tries again opens it.
+            self._proxies.pop(place.sandbox_id, None)
+            raise
 
     async def close(self, sandbox_id: str) -> None:
         """Close a sandbox's door; fine if it is not open."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentsvc.backend import BackendContext, Handle, Network, Order
+from agentsvc.backend import BackendContext, Handle, Network, Order, Phase
 from agentsvc.backends.process import ProcessBackend
-from agentsvc.errors import OrderRejected
+from agentsvc.errors import BackendUnavailable, OrderRejected
 from agentsvc.values import new_id
 from tests.core.bench import Bench, no_save, on_bench
 from tests.core.egress.rig import Target, open_target
@@ -116,6 +116,25 @@ async def test_a_restarted_server_opens_the_door_again(tmp_path: Path) -> None:
         bench.backend = ProcessBackend(bench.backend.config, bench.backend.context)
         await bench.backend.open()
         assert await ask(bench, handle, url) == "200 hello\n"
+
+
+async def test_a_door_that_could_not_be_opened_is_opened_by_the_next_attempt(
+    tmp_path: Path,
+) -> None:
+    async with open_target(ANSWER) as model, calling_back(tmp_path, "") as bench:
+        reaches = (f"127.0.0.1:{model.port}",)
+        order = Order(
+            sandbox_id=new_id(), command=("sleep", "100"), network=Network.NONE, reaches=reaches
+        )
+        in_the_way = bench.state_dir / order.sandbox_id / "doors"
+        in_the_way.parent.mkdir()
+        in_the_way.touch()
+        with pytest.raises(BackendUnavailable):
+            await bench.backend.create(order, no_save)
+        in_the_way.unlink()
+        handle = await bench.backend.create(order, no_save)
+        await bench.wait(handle, Phase.RUNNING)
+        assert await ask(bench, handle, f"http://127.0.0.1:{model.port}/") == "200 hello\n"
 
 
 async def test_programs_keep_finding_what_runs_in_their_own_sandbox(tmp_path: Path) -> None:
