@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from agentsvc.egress.addresses import BadHost
+from agentsvc.egress.policy import parse_policy
 from agentsvc.errors import OrderRejected, Unsupported
 from agentsvc.values import Secret
 
@@ -521,6 +523,14 @@ def fill(text: str, ports: Mapping[str, int]) -> str:
         return str(ports[name])
 
     return _PORT_PLACEHOLDER.sub(number, text)
+
+
+def check_hosts(asked: Spec | Order) -> None:
+    """Raise OrderRejected for an entry of `allow_hosts` that cannot be meant."""
+    try:
+        parse_policy(asked.network, asked.allow_hosts)
+    except BadHost as exc:
+        raise OrderRejected(f"`allow_hosts`: {exc}") from exc
 
 
 def _unsupported(

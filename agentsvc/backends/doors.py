@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from agentsvc.backend import Network, Order, Spec
+from agentsvc.backend import Network
 from agentsvc.backends.bubblewrap import DOORS
 from agentsvc.backends.places import Place, Record
 from agentsvc.backends.threads import reach
 from agentsvc.egress import Proxy, Resolver, parse_policy, proxy_environment
-from agentsvc.egress.addresses import BadHost
-from agentsvc.errors import OrderRejected
 
 PROXY_PORT: Final = 3128
 """Where programs in a sandbox find the proxy."""
@@ -66,14 +64,6 @@ class Doors:
         if self._resolver is not None:
             self._resolver.close()
             self._resolver = None
-
-
-def check(asked: Spec | Order) -> None:
-    """Raise OrderRejected for an entry of `allow_hosts` that cannot be meant."""
-    try:
-        parse_policy(asked.network, asked.allow_hosts)
-    except BadHost as exc:
-        raise OrderRejected(f"`allow_hosts`: {exc}") from exc
 
 
 def callback_of(url: str) -> str:

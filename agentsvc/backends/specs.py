@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from agentsvc.backend import Order, Port, Spec, fill
-from agentsvc.backends import doors
+from agentsvc.backend import Order, Port, Spec, check_hosts, fill
 from agentsvc.errors import OrderRejected
 
 _HOST: Final = "127.0.0.1"
@@ -46,7 +45,7 @@ def check(asked: Spec | Order) -> None:
         raise OrderRejected("A process sandbox has no image")
     if asked.options:
         raise OrderRejected(f"The process backend has no option `{min(asked.options)}`")
-    doors.check(asked)
+    check_hosts(asked)
     directory = Path(asked.working_dir)
     if directory.is_absolute() or ".." in directory.parts:
         raise OrderRejected("The working directory must be a relative path inside the workspace")

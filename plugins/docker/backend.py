@@ -23,10 +23,11 @@ from agentsvc.backend import (
     RuntimeBackend,
     SaveHandle,
     Spec,
+    check_hosts,
 )
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew
 
-from . import commands, gateways, look, names, plan
+from . import commands, look, names, plan
 from .engine import Engine, Json
 from .fleet import Fleet
 from .images import Images
@@ -295,7 +296,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
     def _check(self, asked: Spec | Order) -> None:
         self.check_fences(asked)
         plan.check(asked, self.config)
-        gateways.check(asked)
+        check_hosts(asked)
 
     def _of(self, handle: Handle) -> tuple[Engine, Maker]:
         if handle.version > HANDLE_VERSION:

@@ -6,13 +6,11 @@ proxy of `agentsvc.egress`, which is copied into it.
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Final
 
 from agentsvc import backend
-from agentsvc.backend import Order, Spec
-from agentsvc.errors import OrderRejected
+from agentsvc.backend import Order
 
 from . import names
 from .plan import Json, archive_of, bindings, choose_ports
@@ -25,14 +23,6 @@ _PROGRAM: Final = f"{_DIRECTORY}/gateway.py"
 _USER: Final = "65534:65534"
 _MEMORY: Final = 256 * 1024 * 1024
 _PIDS: Final = 128
-_HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9_.\[\]:/-]{1,255}")
-
-
-def check(asked: Spec | Order) -> None:
-    """Raise OrderRejected for a list of hosts that cannot be one."""
-    for host in asked.allow_hosts:
-        if not _HOST.fullmatch(host):
-            raise OrderRejected(f"`{host}` in `allow_hosts` is no name of a host")
 
 
 def body(

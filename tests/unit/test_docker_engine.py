@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from agentsvc.backend import NOT_CALLING, BackendContext, Cause, Isolation, PausedAs, Phase
+from agentsvc.backend import (
+    NOT_CALLING,
+    BackendContext,
+    Cause,
+    Isolation,
+    Network,
+    PausedAs,
+    Phase,
+    Spec,
+)
 from agentsvc.errors import (
     AgentsvcError,
     BackendUnavailable,
@@ -363,6 +372,17 @@ def test_a_sandbox_goes_where_there_is_most_room_for_it() -> None:
     assert fleet.choose([load("a"), load("b", sandboxes=9, has_it=True)]) == "b"
     with pytest.raises(CapacityExceeded):
         fleet.choose([load("a", sandboxes=2, max_sandboxes=2)])
+
+
+@pytest.mark.parametrize("entry", ["http://example.org", "*.org", "10.0.0.0/99", "a:99999", "a b"])
+def test_an_entry_that_cannot_be_meant_is_refused_by_name(tmp_path: Path, entry: str) -> None:
+    context = BackendContext(instance_id="here", state_dir=tmp_path)
+    docker = backend.DockerBackend(settings.DockerConfig(), context)
+    fine = Spec(id="x", image="x", network=Network.ALLOWLIST, allow_hosts=("*.example.org:8443",))
+    docker.check_spec(fine)
+    with pytest.raises(OrderRejected, match="cannot be allowed") as raised:
+        docker.check_spec(msgspec.structs.replace(fine, allow_hosts=(entry,)))
+    assert entry in raised.value.message
 
 
 def test_an_engine_has_the_labels_a_spec_asks_for_or_is_not_taken() -> None:

@@ -223,8 +223,6 @@ def test_a_gateway_carries_ports_in_reports_out_and_the_rest_by_list() -> None:
         "allow_hosts": ["*.example.org"],
         "needed": [["api.example", 443]],
     }
-    with pytest.raises(OrderRejected, match="no name of a host"):
-        gateways.check(make_order(allow_hosts=("a b",)))
 
 
 @pytest.mark.parametrize(
