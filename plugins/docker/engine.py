@@ -32,6 +32,8 @@ _API_NEWEST: Final = (1, 47)
 _BAD: Final = 400
 _NOT_MODIFIED: Final = 304
 _LOOPBACK: Final = "127.0.0.1"
+_HUB: Final = ("docker.io", "index.docker.io")
+"""What an image of no other registry may begin with; its logins are kept under one name."""
 
 type Json = dict[str, Any]
 type Explain = Callable[[int, str], AgentsvcError]
@@ -301,7 +303,8 @@ def registry_login(file_text: str, image: str) -> str:
     """
     first, slash, _ = image.partition("/")
     is_server = bool(slash) and (("." in first) or (":" in first) or first == "localhost")
-    servers = [first] if is_server else ["https://index.docker.io/v1/", "docker.io"]
+    is_hub = not is_server or first in _HUB
+    servers = ["https://index.docker.io/v1/", "docker.io"] if is_hub else [first]
     auths = json.loads(file_text).get("auths") or {}
     for server in servers:
         for name in (server, f"https://{server}", f"https://{server}/v1/", f"https://{server}/v2/"):

@@ -11,9 +11,8 @@ from agentsvc.errors import AgentsvcError, BackendUnavailable, CapacityExceeded
 from . import names
 from .engine import Engine
 from .plan import Json
+from .settings import SUBNET_BITS
 
-_BITS: Final = 29
-"""Of a part: room for the bridge, the sandbox and its gateway."""
 _TRIES: Final = 8
 _GONE: Final = 404
 _CONFLICT: Final = 409
@@ -35,10 +34,10 @@ def choose(pool: str, used: Iterable[Network], start: int) -> Network:
     """Return a free part of the range, the first from a place on; raises CapacityExceeded."""
     whole = ipaddress.IPv4Network(pool)
     blocked = [one for one in used if one.overlaps(whole)]
-    count = 2 ** (_BITS - whole.prefixlen)
+    count = 2 ** (SUBNET_BITS - whole.prefixlen)
     for number in range(count):
-        first = int(whole.network_address) + (start + number) % count * 2 ** (32 - _BITS)
-        part = ipaddress.IPv4Network((first, _BITS))
+        first = int(whole.network_address) + (start + number) % count * 2 ** (32 - SUBNET_BITS)
+        part = ipaddress.IPv4Network((first, SUBNET_BITS))
         if not any(part.overlaps(one) for one in blocked):
             return part
     raise CapacityExceeded(f"All networks of {pool} are in use; give `subnets` a larger range")

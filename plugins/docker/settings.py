@@ -14,6 +14,9 @@ from agentsvc.errors import StartFailed
 
 _SOCKETS: Final = ("/run/docker.sock", "/var/run/docker.sock", "/run/podman/podman.sock")
 
+SUBNET_BITS: Final = 29
+"""Of a sandbox's part of `subnets`: room for the bridge, the sandbox and its gateway."""
+
 type Positive = Annotated[float, msgspec.Meta(gt=0)]
 type Url = Annotated[str, msgspec.Meta(pattern=r"^((unix|tcp|http|https|ssh)://[^\s]+)?$")]
 type Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")]
@@ -79,9 +82,11 @@ class DockerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def engines(config: DockerConfig) -> tuple[Host, ...]:
     """Return the engines a table means; raises StartFailed where it makes no sense."""
     try:
-        ipaddress.IPv4Network(config.subnets)
+        whole = ipaddress.IPv4Network(config.subnets)
     except ValueError as exc:
         raise StartFailed(f"`subnets` of a docker backend is no network: {exc}") from exc
+    if whole.prefixlen > SUBNET_BITS:
+        raise StartFailed(f"`subnets` of a docker backend is smaller than one part, /{SUBNET_BITS}")
     if not config.hosts:
         return (Host(host=config.host, tls_dir=config.tls_dir, publish=config.publish),)
     if config.host or config.tls_dir or config.publish:

@@ -18,6 +18,9 @@ _FAR_SOCKET: Final = "/var/run/docker.sock"
 _OPTIONS: Final = (
     *("-N", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+    # Nobody reads what it writes as long as it runs: a note of each refused connection would fill
+    # the pipe, and then it would stand still.
+    *("-o", "LogLevel=ERROR"),
     *("-o", "StreamLocalBindUnlink=yes", "-o", "ControlMaster=no", "-o", "ControlPath=none"),
 )
 _LOOK_SECONDS: Final = 0.05

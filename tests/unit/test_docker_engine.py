@@ -269,6 +269,7 @@ def test_logins_are_those_of_docker_login() -> None:
     }
     assert engine.registry_login(file, "python:3.13")
     assert engine.registry_login(file, "owner/name")
+    assert engine.registry_login(file, "docker.io/owner/name")
     assert engine.registry_login(file, "other.example/a") == ""
     assert engine.registry_login("{}", "a") == ""
 
@@ -318,6 +319,7 @@ def test_one_engine_or_several() -> None:
         settings.DockerConfig(host="tcp://a:1", hosts=hosts),
         settings.DockerConfig(hosts=(hosts[0], hosts[0])),
         settings.DockerConfig(subnets="10.0.0.1/8"),
+        settings.DockerConfig(subnets="10.0.0.0/30"),
     ):
         with pytest.raises(StartFailed, match=r"hosts|subnets"):
             settings.engines(wrong)
@@ -339,7 +341,7 @@ def test_a_tunnel_asks_nothing_and_carries_one_socket() -> None:
     words = tunnel.arguments("ssh://me@far.example:2222/run/podman.sock", Path("/tmp/x/s"))  # noqa: S108
     assert words[-4:] == ["-L", "/tmp/x/s:/run/podman.sock", "--", "far.example"]  # noqa: S108
     assert words[words.index("-p") : words.index("-p") + 4] == ["-p", "2222", "-l", "me"]
-    assert "BatchMode=yes" in words
+    assert {"BatchMode=yes", "LogLevel=ERROR"} <= {*words}
     plain = tunnel.arguments("ssh://far", Path("s"))
     assert "s:/var/run/docker.sock" in plain
 
