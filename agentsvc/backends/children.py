@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from agentsvc.backends.landlock import put_away
+
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _CHUNK: Final = 65536
@@ -145,7 +147,7 @@ class Execution:
         env = {**self.orders["env"], **request["env"]}
         command = Command(
             [*self.orders["wrap"], *request["argv"]],
-            {name: fill(value, self.ports) for name, value in env.items()},
+            environment(self.orders, env, self.ports),
             cwd=self.orders["workspace"],
             umask=self.umask,
         )
@@ -276,6 +278,14 @@ def _descendants(root: int) -> list[tuple[int, int]]:
     for pid, _ in found:
         found += children.get(pid, ())
     return found[1:]
+
+
+def environment(
+    orders: Json, env: Mapping[str, str], ports: Mapping[str, int]
+) -> Mapping[str, str]:
+    """Return the environment to start a command with, as what confines it takes that."""
+    filled = {name: fill(value, ports) for name, value in env.items()}
+    return put_away(filled) if orders["wrap"] else filled
 
 
 def become(

@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ _OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPE_ABSTRACT_SOCKETS: Final = 1 << 0
 _SCOPE_SIGNALS: Final = 1 << 1
 
+_PUT_AWAY: Final = "AGENTSVC_FOR_COMMAND_"
 _CANNOT_RUN: Final = 126
 _NOT_FOUND: Final = 127
 
@@ -104,6 +105,15 @@ def wrapped(script_rules: str, command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, script_rules, "--", *command]
 
 
+def put_away(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what a `wrapped` command line has for an environment, out of which the command gets `env`.
+
+    What is for the command must not count before it is confined: with one like LD_PRELOAD, code of
+    a sandbox would run here without rules.
+    """
+    return {_PUT_AWAY + name: value for name, value in env.items()}
+
+
 def confine(script_rules: str) -> None:
     """Confine this process for good; raises OSError if that is not possible."""
     asked: dict[str, Any] = json.loads(script_rules)
@@ -148,10 +158,16 @@ def main(arguments: Sequence[str]) -> None:
     script_rules, _, *command = arguments
     try:
         confine(script_rules)
-        os.execvp(command[0], command)  # noqa: S606  # running a command is what it is for
+        env = _taken_out(os.environ) or dict(os.environ)
+        os.execvpe(command[0], command, env)  # noqa: S606  # running a command is what it is for
     except OSError as exc:
         sys.stderr.write(f"cannot run {command[0]}: {exc.strerror}\n")
         sys.exit(_CANNOT_RUN if exc.errno != errno.ENOENT else _NOT_FOUND)
+
+
+def _taken_out(env: Mapping[str, str]) -> dict[str, str]:
+    put = ((name, value) for name, value in env.items() if name.startswith(_PUT_AWAY))
+    return {name.removeprefix(_PUT_AWAY): value for name, value in put}
 
 
 def _handled(version: int) -> int:

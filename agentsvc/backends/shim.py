@@ -28,6 +28,7 @@ from agentsvc.backends.children import (
     Execution,
     Json,
     become_reaper,
+    environment,
     fill,
     hold_ports,
     kill,
@@ -124,7 +125,7 @@ class Shim:
         ports = self.state["ports"] = numbers_of(self.held)
         return Command(
             [fill(part, ports) for part in self.orders["argv"]],
-            {name: fill(value, ports) for name, value in self.orders["env"].items()},
+            environment(self.orders, self.orders["env"], ports),
             cwd=self.orders["cwd"],
             umask=self.umask,
         )

@@ -56,11 +56,17 @@ async def look(top: Path) -> dict[str, Any]:
                 handle, ["sh", "-c", line], env={}, time_limit=20, max_output=1000
             )
             reached += [name] if ended.exit_code == 0 else []
+        preloading = {"LD_PRELOAD": "/none.so", "MINE": "{port.web}"}
+        ended = await backend.execute(
+            handle, ["sh", "-c", "echo $MINE"], env=preloading, time_limit=20, max_output=1000
+        )
         probe = await backend.probe()
         return {
             "isolation": report.isolation,
             "said": probe.facts["isolation"],
             "reached": reached,
+            "preloading": ended.stderr.count(b"cannot be preloaded"),
+            "own variable": ended.stdout.strip().isdigit(),
             "uid": os.getuid(),
         }
     finally:

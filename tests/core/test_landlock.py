@@ -134,6 +134,8 @@ def test_a_sandbox_without_bubblewrap_reaches_its_own_files_alone(
     if landlock.abi() < 6:
         allowed.append("signal to the server")
     assert seen["reached"] == allowed
+    # The command's own loader says it, and not that of the program which confines it.
+    assert (seen["preloading"], seen["own variable"]) == (1, True)
 
 
 @pytest.mark.parametrize(
