@@ -1,12 +1,14 @@
 """A server as a process of its own, on its own data, for tests that end it in every way there is."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +20,7 @@ from agentsvc.values import Secret, monotonic, new_key
 from tests.live.client import PATIENCE, LiveClient
 
 _READY = re.compile(r"is ready: (\S+)")
+_GROUPS = Path("/sys/fs/cgroup")
 _TEMP = Path("/tmp")  # noqa: S108  # where the process backend keeps what must have a short path
 
 
@@ -146,9 +149,16 @@ class Installation:
         found = list_temps(_TEMP)
         return [path for path, mark in found if mark.startswith(f"{self.instance_id}/")]
 
+    def groups(self) -> list[Path]:
+        """Return the control groups of its sandboxes, those in others first."""
+        name = f"agentsvc-{self.instance_id}-"
+        found = [Path(top) for top, *_ in os.walk(_GROUPS) if f"/{name}" in top]
+        return sorted(found, reverse=True)
+
     def leftovers(self) -> list[str]:
-        """Name every process, directory and temporary directory that sandboxes of it have."""
+        """Name every process, control group and directory that sandboxes of it have."""
         return [
+            *map(str, self.groups()),
             *(f"{one.pid} {command_line(one.pid)!r}" for one in self.processes()),
             *(
                 str(path)
@@ -216,8 +226,17 @@ class Installation:
             for process in found:
                 send(process, signal.SIGKILL)
             await asyncio.sleep(0.05)
+        for group in self.groups():
+            await eventually(partial(_is_removed, group), f"{group} is empty")
         for path in [*self.sandbox_dirs(), *self.temp_dirs()]:
             await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(path)], check=True)
+
+
+def _is_removed(group: Path) -> bool:
+    # Who has ended may not have left it yet.
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 class HomeFile:
