@@ -79,6 +79,7 @@ class Proxy:
         self._limits = limits or ProxyLimits()
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
+        self._is_closed = False
         self._log_lines = 0
         self._log_since = 0.0
 
@@ -98,7 +99,8 @@ class Proxy:
         self._servers.append(await asyncio.start_server(self._serve, sock=listener, limit=HEAD_MAX))
 
     async def close(self) -> None:
-        """Stop listening and cut every connection. Safe to call twice."""
+        """Stop listening for good and cut every connection. Safe to call twice."""
+        self._is_closed = True
         for server in self._servers:
             server.close()
         for task in tuple(self._connections):
@@ -109,6 +111,10 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
+        if self._is_closed:
+            # It was taken just before, and nobody would cut it.
+            writer.transport.abort()
+            return
         if task is None or len(self._connections) >= self._limits.connections:
             self.counts.refused += 1
             writer.write(refusal("503 Service Unavailable", "too many connections at once"))

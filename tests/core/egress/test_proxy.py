@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -223,6 +224,19 @@ async def test_closing_cuts_connections_and_can_be_done_twice() -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
             writer.close()
+
+
+async def test_closing_cuts_a_connection_that_is_only_just_taken() -> None:
+    def is_taken() -> bool:
+        return any("Proxy._serve" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+    limits = ProxyLimits(head_seconds=3600)
+    async with open_proxy(parse_policy("none"), limits=limits) as (proxy, port):
+        with socket.create_connection(("127.0.0.1", port)):
+            for _ in iter(is_taken, True):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                await proxy.close()
 
 
 async def test_a_relay_brings_programs_to_the_proxy_and_to_one_fixed_target(tmp_path: Path) -> None:
