@@ -15,6 +15,7 @@ from .streams import Output, frames
 _MARK: Final = "AGENTSVC_EXEC"
 _ROUNDS: Final = 50
 _NOT_FOUND: Final = 127
+_LOOK_SECONDS: Final = 0.05
 
 # Everything a command started has its mark among its variables, however it was detached. Until
 # two rounds find nothing: what is just being forked may not show in the first.
@@ -48,6 +49,7 @@ async def execute(
     try:
         async with asyncio.timeout(time_limit):
             await _attend(engine, exec_id, output)
+            exit_code = await _exit_code(engine, exec_id)
     except TimeoutError:
         await asyncio.shield(_end(engine, container_id, mark))
         return ExecResult(
@@ -62,9 +64,8 @@ async def execute(
         raise
     except OrderRejected as exc:
         return ExecResult(exit_code=_NOT_FOUND, stderr=exc.detail.encode())
-    seen = await engine.ask("GET", f"exec/{exec_id}/json")
     return ExecResult(
-        exit_code=int(seen.get("ExitCode") or 0),
+        exit_code=exit_code,
         stdout=bytes(output.stdout),
         stderr=bytes(output.stderr),
         truncated=output.is_cut,
@@ -99,6 +100,15 @@ async def _attend(engine: Engine, exec_id: str, output: Output) -> None:
             raise Conflict("The sandbox is not running and runs no commands")
         async for stream, data in frames(answer.content):
             output.add(stream, data)
+
+
+async def _exit_code(engine: Engine, exec_id: str) -> int:
+    # Its output may end before it does: it can close that, and the engine takes a moment to hear.
+    while (seen := await engine.get(f"exec/{exec_id}/json")) is not None:
+        if not seen.get("Running"):
+            return int(seen.get("ExitCode") or 0)
+        await asyncio.sleep(_LOOK_SECONDS)
+    raise Conflict("The sandbox has ended while it ran a command")
 
 
 async def _end(engine: Engine, container_id: str, mark: str) -> None:

@@ -2,10 +2,13 @@
 
 import asyncio
 import base64
+import contextlib
 import ipaddress
 import json
 import struct
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,6 +37,7 @@ from tests.plugins import part
 if TYPE_CHECKING:
     from docker import (
         backend,
+        commands,
         engine,
         failures,
         firewall,
@@ -51,7 +55,7 @@ else:
         part("docker.engine"),
         part("docker.failures"),
     )
-    firewall = part("docker.firewall")
+    commands, firewall = part("docker.commands"), part("docker.firewall")
     fleet, images, look = part("docker.fleet"), part("docker.images"), part("docker.look")
     networks, settings = part("docker.networks"), part("docker.settings")
     streams, tunnel = part("docker.streams"), part("docker.tunnel")
@@ -455,6 +459,38 @@ async def read_lines(data: bytes) -> list[tuple[str, str]]:
 
 def frame(kind: int, text: str) -> bytes:
     return struct.pack(">BxxxL", kind, len(text)) + text.encode()
+
+
+class Execs:
+    """Answers as an engine does whose command has closed its output and runs on for a while."""
+
+    def __init__(self, looks: list[dict[str, Any] | None]) -> None:
+        self.looks = looks
+
+    async def ask(self, *_: object, **_more: object) -> dict[str, Any]:
+        return {"Id": "1"}
+
+    async def get(self, path: str) -> dict[str, Any] | None:
+        assert path == "exec/1/json"
+        return self.looks.pop(0)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, *_: object, **_more: object) -> AsyncIterator[Any]:
+        content = asyncio.StreamReader()
+        content.feed_data(frame(1, "said"))
+        content.feed_eof()
+        yield SimpleNamespace(content=content)
+
+
+async def test_a_command_that_has_closed_its_output_has_not_ended() -> None:
+    running = {"Running": True, "ExitCode": None}
+    limits = {"time_limit": 60, "max_output": 9}
+    execs: Any = Execs([running, running, {"Running": False, "ExitCode": 3}])
+    result = await commands.execute(execs, "box", ["x"], env={}, **limits)
+    assert (result.exit_code, result.stdout, result.timed_out) == (3, b"said", False)
+    gone: Any = Execs([running, None])
+    with pytest.raises(Conflict, match="has ended"):
+        await commands.execute(gone, "box", ["x"], env={}, **limits)
 
 
 async def test_a_log_is_taken_apart_into_lines() -> None:
