@@ -28,6 +28,7 @@ TEMP: Final = "/tmp"  # noqa: S108  # the sandbox's own
 
 _UID: Final = 1000
 _PROBE_SECONDS: Final = 20.0
+_SYSTEM: Final = Path("/usr")
 _SYSTEM_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC: Final = (
     "alternatives",
@@ -120,8 +121,13 @@ def find(hidden: Path, more: tuple[Path, ...] = ()) -> Found:
             reason="bubblewrap is not installed", remedy="install the package `bubblewrap`"
         )
     readable = (*environment(), *more)
+    if hidden.resolve().is_relative_to(_SYSTEM):
+        return Found(
+            reason=_NOT_ALONE.format(path=_SYSTEM, inner=hidden),
+            remedy="move the data directory to somewhere else",
+        )
     for path in readable:
-        for inner in (hidden, Path.home()):
+        for inner in (hidden, hidden.resolve(), Path.home()):
             if inner.is_relative_to(path):
                 return Found(
                     reason=_NOT_ALONE.format(path=path, inner=inner),

@@ -450,6 +450,12 @@ def test_a_python_that_shares_its_directory_with_the_data_is_not_shown(tmp_path:
     assert "too much would be seen" in found.reason or "not installed" in found.reason
 
 
+def test_data_in_what_every_sandbox_sees_of_the_system_is_not_shown() -> None:
+    found = bubblewrap.find(Path("/usr/local/share/data-of-a-server"))
+    assert not found.program
+    assert "too much would be seen" in found.reason or "not installed" in found.reason
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 def test_an_ordinary_user_is_held_too() -> None:
     program = shutil.which("bwrap")
