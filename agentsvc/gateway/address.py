@@ -9,6 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from agentsvc.errors import PortUnavailable
+
 _SOCKET_SCHEMES: Final = frozenset({"unix", "http+unix"})
 _INSIDE: Final = "127.0.0.1"
 
@@ -36,12 +38,17 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=4096)
 def address_of(url: str, inner_port: int = 80) -> Address:
-    """Return where a URL leads: `http`, `https`, or a socket file.
+    """Return where a URL leads: `http`, `https`, or a socket file; raises PortUnavailable.
 
     The latter is `http+unix://QUOTED-PATH/...` or `unix:PATH`. What listens on one is told the
     address that it has inside the sandbox.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        number = parts.port if parts.scheme not in _SOCKET_SCHEMES else None
+    except ValueError as exc:
+        # Another server may say anything of where its sandboxes are.
+        raise PortUnavailable("This port of the sandbox has no address") from exc
     if parts.scheme in _SOCKET_SCHEMES:
         return Address(
             host=_INSIDE,
@@ -53,7 +60,7 @@ def address_of(url: str, inner_port: int = 80) -> Address:
         )
     is_secure = parts.scheme == "https"
     usual = 443 if is_secure else 80
-    host, port = parts.hostname or "", parts.port or usual
+    host, port = parts.hostname or "", number or usual
     shown = f"[{host}]" if ":" in host else host
     return Address(
         host=host,
@@ -68,7 +75,7 @@ def address_of(url: str, inner_port: int = 80) -> Address:
 async def connect[P: asyncio.BaseProtocol](
     address: Address, make: Callable[[], P], *, time_limit: float
 ) -> tuple[asyncio.Transport, P]:
-    """Connect a protocol; raises OSError or TimeoutError."""
+    """Connect a protocol; raises OSError, TimeoutError, or ValueError for a host that is none."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(time_limit):
         if address.socket_path:

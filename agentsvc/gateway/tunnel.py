@@ -173,7 +173,7 @@ class Tunnels:
                 lambda: asyncio.StreamReaderProtocol(reader, loop=loop),
                 time_limit=self._connect_seconds,
             )
-        except (OSError, TimeoutError) as exc:
+        except (OSError, TimeoutError, ValueError) as exc:
             raise _unavailable(exc) from exc
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:

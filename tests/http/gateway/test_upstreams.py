@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentsvc.errors import PortUnavailable
 from agentsvc.gateway.address import address_of
 from agentsvc.gateway.answers import NotHttp, body_of, find_end, read_head
 from agentsvc.testing.backend import FakeWorld
@@ -129,6 +130,27 @@ def test_a_url_says_where_to_connect(
     found = address_of(url, 7)
     assert (found.origin, found.authority, found.base) == (origin, authority, base)
     assert found.socket_path == socket_path
+
+
+@pytest.mark.parametrize("url", ["http://a.test:99999", "http://[::1"])
+def test_a_url_that_is_none_leads_nowhere(url: str) -> None:
+    with pytest.raises(PortUnavailable):
+        address_of(url)
+
+
+async def test_a_host_that_is_none_is_an_answer_of_502(box: Box, world: FakeWorld) -> None:
+    note = box.upstream.on_create
+    world.on_create = lambda order: {**note(order), "worker_1": f"http://{'a' * 64}.test"}
+    other = await Box.start(box.service, box.upstream, box.owner)
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    for headers in ({}, upgrade):
+        answer = await other.get("/x", headers=headers)
+        assert (answer.status, answer.json()["code"]) == (502, "port_unavailable")
 
 
 @pytest.mark.parametrize(
