@@ -5,6 +5,8 @@ host that stands for the socket, which `SandboxConnector` knows again.
 """
 
 import asyncio
+import hmac
+import secrets
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -14,6 +16,7 @@ from aiohttp.client_proto import ResponseHandler
 
 _SCHEME: Final = "http+unix"
 _DOMAIN: Final = ".socket.invalid"
+_KEY: Final = secrets.token_bytes(32)
 
 
 def as_http(url: str) -> str:
@@ -21,18 +24,26 @@ def as_http(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme != _SCHEME:
         return url
-    host = unquote(parts.netloc).encode().hex() + _DOMAIN
+    path = unquote(parts.netloc)
+    host = f"{path.encode().hex()}.{_seal(path)}{_DOMAIN}"
     return parts._replace(scheme="http", netloc=host).geturl()
 
 
 def socket_of(host: str) -> str | None:
-    """Return the socket that a host in a URL of `as_http` stands for, or None for a real host."""
+    """Return the socket that a host in a URL of `as_http` stands for, or None for any other host."""
     if not host.endswith(_DOMAIN):
         return None
+    name, _, seal = host.removesuffix(_DOMAIN).partition(".")
     try:
-        return bytes.fromhex(host.removesuffix(_DOMAIN)).decode()
+        path = bytes.fromhex(name).decode()
     except ValueError:
         return None
+    return path if hmac.compare_digest(seal.encode(), _seal(path).encode()) else None
+
+
+def _seal(path: str) -> str:
+    # Another server or a sandbox may name any host: none but ours stands for a socket.
+    return hmac.new(_KEY, path.encode(), "sha256").hexdigest()[:32]
 
 
 class SandboxConnector(aiohttp.TCPConnector):

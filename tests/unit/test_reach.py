@@ -40,7 +40,13 @@ def test_other_urls_stay_as_they_are(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "localhost", "zz.socket.invalid", "ff.socket.invalid"]
+    "host",
+    [
+        *("127.0.0.1", "localhost", "zz.socket.invalid", "ff.socket.invalid"),
+        # What others could make up, such as a server that says where its sandboxes are.
+        f"{b'/run/docker.sock'.hex()}.socket.invalid",
+        f"{b'/run/docker.sock'.hex()}.{'0' * 32}.socket.invalid",
+    ],
 )
 def test_other_hosts_stand_for_no_socket(host: str) -> None:
     assert socket_of(host) is None
