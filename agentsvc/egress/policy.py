@@ -71,7 +71,7 @@ class Policy:
     allow: tuple[Pattern, ...] = ()
     needed: frozenset[tuple[str, int]] = frozenset()
     """Hosts with their ports, in one spelling, that are reached in every mode and at any
-    address: the model's, and the server's own for what the agent reports."""
+    address but link-local ones: the model's, and the server's own for what the agent reports."""
 
     def is_needed(self, host: str | Address, port: int) -> bool:
         """Say whether this very host and port are always reached."""
@@ -89,7 +89,10 @@ class Policy:
 
     def refuse_address(self, host: str | Address, port: int, address: Address) -> str:
         """Say why a host that may be reached is not at this address; empty if it is."""
-        if self.is_needed(host, port) or self._is_address_listed(address, port):
+        if self._is_address_listed(address, port):
+            return ""
+        # No model is there, but what tells a cloud's machines their secrets; a user names the model.
+        if self.is_needed(host, port) and not meant(address).is_link_local:
             return ""
         if is_public(address) and not is_own(meant(address)):
             return ""

@@ -80,6 +80,20 @@ def test_a_policy_survives_its_document() -> None:
     assert from_json(to_json(policy)) == policy
 
 
+@pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1", "::ffff:169.254.169.254"])
+def test_what_is_needed_is_never_at_a_link_local_address_unless_that_is_listed(
+    address: str,
+) -> None:
+    at, local = ipaddress.ip_address(address), ipaddress.ip_address("127.0.0.1")
+    needed = [("model.example", 80), (address, 80)]
+    policy = parse_policy("none", needed=needed)
+    assert policy.refuse_address("model.example", 80, local) == ""
+    for host in ("model.example", at):
+        assert "not a public address" in policy.refuse_address(host, 80, at)
+        listed = parse_policy("allowlist", [address], needed)
+        assert listed.refuse_address(host, 80, at) == ""
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"mode": "some"}', '{"mode": "none", "needed": [1]}']
 )
