@@ -12,6 +12,7 @@ from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
@@ -135,23 +136,24 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
 
 
 @asynccontextmanager
-async def browsing(program: str, url: str, profile: Path) -> AsyncIterator[None]:
-    command = (program, *FLAGS, f"--user-data-dir={profile}", url)
-    # It leaves files in the temporary directory when it is ended.
-    environment = {**os.environ, "TMPDIR": str(profile.parent)}
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=DEVNULL, stderr=DEVNULL, env=environment
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        await process.wait()
+async def browsing(program: str, url: str) -> AsyncIterator[None]:
+    # It makes sockets in the temporary directory, whose names may not be long, and leaves them there.
+    with TemporaryDirectory(prefix="asvc-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        process = await asyncio.create_subprocess_exec(
+            *(program, *FLAGS, f"--user-data-dir={directory}/profile", url),
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+            env={**os.environ, "TMPDIR": directory},
+        )
+        try:
+            yield
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
 
 
-async def test_only_pages_of_the_server_have_the_cookie(
-    chromium: str, box: Box, tmp_path: Path
-) -> None:
+async def test_only_pages_of_the_server_have_the_cookie(chromium: str, box: Box) -> None:
     collector = Collector()
     app = web.Application()
     app.router.add_post("/{name}", collector.take)
@@ -171,7 +173,7 @@ async def test_only_pages_of_the_server_have_the_cookie(
         }
         # The editor is what of a sandbox has the server's origin: it stands for the console.
         url = f"{server}{box.path('/raw', 'vscode')}?tkn={box.key}#{quote(json.dumps(said))}"
-        async with browsing(chromium, url, tmp_path / "profile"):
+        async with browsing(chromium, url):
             await collector.until("server", "below", "own")
     inside = {"read": 200, "change": 200, "plain": 415, "socket": "told", "sees": False}
     outside = {"read": 401, "change": 401, "plain": 0, "socket": 4001}

@@ -26,6 +26,9 @@ _SERVER = f"""
 [git]
 check_tokens = false
 
+[backends.process]
+use_bubblewrap = false
+
 [sandboxes]
 default_spec = "stand_in"
 
