@@ -180,11 +180,11 @@ def test_what_could_never_be_made_is_refused(changes: dict[str, Any]) -> None:
 
 
 def test_the_working_directory_lies_in_the_workspace() -> None:
-    options = plan.Options(workspace="/home/agent/work")
-    assert plan.working_dir(make_order(), options) == "/home/agent/work"
-    assert plan.working_dir(make_order(working_dir="a/b"), options) == "/home/agent/work/a/b"
-    inside = make_order(working_dir="/home/agent/work/x/")
-    assert plan.working_dir(inside, options) == "/home/agent/work/x"
+    options = plan.Options(workspace="/home/agent/files")
+    assert plan.working_dir(make_order(), options) == "/home/agent/files"
+    assert plan.working_dir(make_order(working_dir="a/b"), options) == "/home/agent/files/a/b"
+    inside = make_order(working_dir="/home/agent/files/x/")
+    assert plan.working_dir(inside, options) == "/home/agent/files/x"
 
 
 def test_a_proxy_is_told_in_both_spellings_and_the_spec_wins() -> None:

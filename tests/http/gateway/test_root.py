@@ -84,12 +84,12 @@ async def test_a_cookie_set_at_the_root_is_confined_all_the_same(box: Box) -> No
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("/api/git/changes/%2Fwork%2Fa%20b", "/api/git/changes?path=/work/a%20b"),
-        ("/api/git/changes//work/a?ref=HEAD", "/api/git/changes?ref=HEAD&path=/work/a"),
-        ("/api/git/diff/work/a.txt", "/api/git/diff?path=/work/a.txt"),
-        ("/api/file/upload/%2Fwork%2Fa%26b", "/api/file/upload?path=/work/a%26b"),
-        ("/api/file/download/work/%C3%A9", "/api/file/download?path=/work/%C3%A9"),
-        ("/api/git/diff/work/a?path=/other", "/api/git/diff?path=/work/a"),
+        ("/api/git/changes/%2Fsrv%2Fa%20b", "/api/git/changes?path=/srv/a%20b"),
+        ("/api/git/changes//srv/a?ref=HEAD", "/api/git/changes?ref=HEAD&path=/srv/a"),
+        ("/api/git/diff/srv/a.txt", "/api/git/diff?path=/srv/a.txt"),
+        ("/api/file/upload/%2Fsrv%2Fa%26b", "/api/file/upload?path=/srv/a%26b"),
+        ("/api/file/download/srv/%C3%A9", "/api/file/download?path=/srv/%C3%A9"),
+        ("/api/git/diff/srv/a?path=/other", "/api/git/diff?path=/srv/a"),
         ("/api/file/download-trajectory/1", "/api/file/download-trajectory/1"),
         ("/api/git/changes?path=/work", "/api/git/changes?path=/work"),
         ("/api/git/commits/x", "/api/git/commits/x"),
