@@ -19,7 +19,7 @@ from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.archives import Archives
 from agentsvc.auth import KeyRing
 from agentsvc.catalogue import Catalogue
-from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config, OnShutdown
+from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config
 from agentsvc.conversations import Conversations
 from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import ConversationFiles
@@ -69,6 +69,7 @@ from agentsvc.logins import Logins
 from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.outgoing.sender import Sender
 from agentsvc.plugins import BackendRegistry, Notifier, PluginHost
+from agentsvc.sandboxconfig import OnShutdown
 from agentsvc.sandboxes import Sandbox, Sandboxes, Target
 from agentsvc.sandboxes.culler import Culler
 from agentsvc.sandboxes.order import CallbackRules

@@ -33,9 +33,10 @@ from agentsvc.backend import (
     no_key,
 )
 from agentsvc.backends import process
-from agentsvc.config import Config, RoomConfig
+from agentsvc.config import Config
 from agentsvc.errors import AgentsvcError, BackendUnavailable, OrderRejected, StartFailed
 from agentsvc.hookspecs import NAME, Event
+from agentsvc.sandboxconfig import RoomConfig
 
 log = logging.getLogger(__name__)
 

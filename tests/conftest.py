@@ -6,14 +6,9 @@ from pathlib import Path
 import coverage
 import pytest
 
-from agentsvc.config import (
-    Config,
-    ConversationsConfig,
-    GitConfig,
-    RuntimeApiConfig,
-    SandboxesConfig,
-)
+from agentsvc.config import Config, ConversationsConfig, GitConfig, RuntimeApiConfig
 from agentsvc.plugins import PluginHost
+from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.service import Client, Service

@@ -20,7 +20,6 @@ from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.archives.model import Archive, ArchiveState
 from agentsvc.archives.table import ArchiveTable
 from agentsvc.archives.tarball import Bounds, Contents, read_parts, repack
-from agentsvc.config import ArchivesConfig
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import (
     AgentsvcError,
@@ -33,6 +32,7 @@ from agentsvc.errors import (
     StartRefused,
 )
 from agentsvc.orders import WhenFull
+from agentsvc.sandboxconfig import ArchivesConfig
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import decode_cursor, encode_cursor, new_id, now, to_stored

@@ -11,9 +11,9 @@ from typing import Final
 
 from agentsvc.agent import AgentClient
 from agentsvc.backend import IdleRules, Phase
-from agentsvc.config import SandboxesConfig
 from agentsvc.db import Database, Reader
 from agentsvc.errors import AgentsvcError
+from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.capacity import Held
 from agentsvc.sandboxes.service import Sandboxes
 from agentsvc.sandboxes.state import Sandbox, Target

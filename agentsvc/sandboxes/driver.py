@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 
 from agentsvc.backend import Capability, Cause, Handle, Isolation, Order, Phase, Report
-from agentsvc.config import SandboxesConfig
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, BackendBroken, Conflict
+from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.calls import Backend, BackendCalls
 from agentsvc.sandboxes.changes import Changes
 from agentsvc.sandboxes.clients import ClientTable

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.config import RoomConfig, SandboxesConfig
 from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.errors import OrderRejected, SandboxLimitReached
 from agentsvc.orders import WhenFull
+from agentsvc.sandboxconfig import RoomConfig, SandboxesConfig
 from agentsvc.sandboxes import capacity
 from agentsvc.sandboxes.capacity import Held, Limits, Load, Room
 from agentsvc.sandboxes.changes import Changes

@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 import msgspec
 
 from agentsvc.backend import Capability, Phase, Spec
-from agentsvc.config import SandboxesConfig
 from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.errors import (
     BackendUnavailable,
@@ -24,6 +23,7 @@ from agentsvc.errors import (
 )
 from agentsvc.orders import WhenFull
 from agentsvc.plugins import BackendRegistry
+from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.capacity import Load
 from agentsvc.sandboxes.changes import Changes, OnChange

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from agentsvc.backend import Found
-from agentsvc.config import SandboxesConfig
 from agentsvc.db import Database
 from agentsvc.errors import AgentsvcError, BackendBroken
 from agentsvc.plugins import BackendRegistry
+from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.driver import Driver
 from agentsvc.sandboxes.table import SandboxTable

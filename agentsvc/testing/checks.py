@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -21,14 +20,13 @@ from agentsvc.backend import (
     Limits,
     Network,
     Phase,
-    Report,
     Spec,
 )
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected, Unsupported
+from agentsvc.testing.looks import Records, all_arguments, is_served, still_seconds
 from agentsvc.testing.rig import (
     Backend,
     KitOptions,
-    LoopWatch,
     Rig,
     expect,
     expect_error,
@@ -251,7 +249,7 @@ async def after_delete_nothing_answers_and_scan_is_empty(rig: Rig) -> None:
     handle, report = await rig.run()
     await rig.backend.delete(handle)
     expect(not await rig.backend.scan(), "scan still lists it")
-    expect(not await _is_served(rig, report), "its port still answers")
+    expect(not await is_served(rig, report), "its port still answers")
     heard = await rig.is_heard(handle.sandbox_id)
     expect(not heard, "its workload still runs")
 
@@ -526,7 +524,7 @@ async def an_unreachable_control_plane_is_not_gone(rig: Rig) -> None:
 async def a_secret_arrives_and_shows_nowhere_else(rig: Rig) -> None:
     """Check that a secret is in the sandbox's environment and nowhere else."""
     secret = new_key()
-    records = _Records()
+    records = Records()
     logging.getLogger().addHandler(records)
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.DEBUG)
@@ -534,7 +532,7 @@ async def a_secret_arrives_and_shows_nowhere_else(rig: Rig) -> None:
         order = rig.order(secret_env={"KIT_SECRET": secret})
         handle, report = await rig.run(order)
         shown = [repr(report), repr(handle), repr(await rig.backend.scan())]
-        shown += [repr(await rig.backend.probe()), await asyncio.to_thread(_all_arguments)]
+        shown += [repr(await rig.backend.probe()), await asyncio.to_thread(all_arguments)]
     finally:
         logging.getLogger().setLevel(level)
         logging.getLogger().removeHandler(records)
@@ -551,53 +549,10 @@ async def no_call_blocks_the_event_loop(rig: Rig) -> None:
     longest: dict[str, float] = {}
     # The least of three, so that a busy machine is not taken for a blocking call.
     for _ in range(3):
-        for name, seconds in (await _still_seconds(rig)).items():
+        for name, seconds in (await still_seconds(rig)).items():
             longest[name] = min(seconds, longest.get(name, seconds))
     for name, seconds in longest.items():
         expect(seconds < STILL_SECONDS_MAX, f"{name} blocks the loop for {seconds:.2f} s")
-
-
-async def _is_served(rig: Rig, report: Report) -> bool:
-    # Where addresses of nobody lead to a proxy, that one may answer.
-    try:
-        answer = await rig.ask(report, "GET", "/name")
-    except (OSError, AssertionError):
-        return False
-    return answer.decode(errors="replace") in rig.ordered
-
-
-async def _still_seconds(rig: Rig) -> dict[str, float]:
-    watch = LoopWatch()
-    order = rig.order()
-    save = rig.save_to(order.sandbox_id)
-    still = {"create": await watch.measure(rig.backend.create(order, save))}
-    [handle] = [item.handle for item in await rig.backend.scan()]
-    await rig.wait(handle, Phase.RUNNING)
-    still["inspect"] = await watch.measure(rig.backend.inspect(handle))
-    still["scan"] = await watch.measure(rig.backend.scan())
-    still["probe"] = await watch.measure(rig.backend.probe())
-    if Capability.PAUSE in rig.kind.capabilities:
-        still["pause"] = await watch.measure(rig.backend.pause(handle))
-        still["resume"] = await watch.measure(rig.backend.resume(handle))
-    if Capability.EXECUTE in rig.kind.capabilities:
-        work = rig.backend.execute(handle, ["true"], env={}, time_limit=10, max_output=10)
-        still["execute"] = await watch.measure(work)
-    still["delete"] = await watch.measure(rig.backend.delete(handle))
-    return still
-
-
-class _Records(logging.Handler):
-    """Keeps all that is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._texts.append(f"{record.getMessage()} {record.__dict__}")
-
-    def text(self) -> str:
-        return "\n".join(self._texts)
 
 
 def _set_fields(limits: Limits) -> list[tuple[str, Any]]:
@@ -614,11 +569,3 @@ async def _check_spec(rig: Rig, spec: Spec) -> None:
 def _undeclared(kind: type[Backend]) -> list[Capability]:
     with_method = (Capability.PAUSE, Capability.RESTART, Capability.EXECUTE, Capability.LOGS)
     return [capability for capability in with_method if capability not in kind.capabilities]
-
-
-def _all_arguments() -> str:
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found.append(file.read_text(errors="replace"))
-    return "\n".join(found)

@@ -16,10 +16,11 @@ from aiohttp import web
 from agentsvc import logs
 from agentsvc.app import build_app
 from agentsvc.cli.serve import bind, ensure_first_key, with_addresses
-from agentsvc.config import Config, LogLevel, SandboxesConfig, SpecConfig
+from agentsvc.config import Config, LogLevel
 from agentsvc.datadir import DataDir
 from agentsvc.http.server import make_runner
 from agentsvc.plugins import PluginHost
+from agentsvc.sandboxconfig import SandboxesConfig, SpecConfig
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.bench.rig import Running, serve_until_told

@@ -6,12 +6,13 @@ import pytest
 from aiohttp import web
 
 from agentsvc.app import build_app
-from agentsvc.config import Config, SandboxesConfig
+from agentsvc.config import Config
 from agentsvc.datadir import DataDir
 from agentsvc.errors import StartFailed
 from agentsvc.hookspecs import Event, hookimpl
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.plugins import PluginHost
+from agentsvc.sandboxconfig import SandboxesConfig
 from tests.conftest import FAST
 from tests.core.troubles import TroubledWorld, eventually
 from tests.service import Client, Service

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from agentsvc.auth import Role
-from agentsvc.config import Config, SandboxesConfig
+from agentsvc.config import Config
 from agentsvc.plugins import PluginHost
+from agentsvc.sandboxconfig import SandboxesConfig
 from tests.conftest import FAST
 from tests.service import Client, Service
 

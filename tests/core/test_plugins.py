@@ -13,10 +13,11 @@ import pytest
 from agentsvc.backend import Port, Spec
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.specs import DEFAULT_SPEC
-from agentsvc.config import Config, LimitsConfig, SandboxesConfig, SpecConfig
+from agentsvc.config import Config
 from agentsvc.errors import BackendUnavailable, StartFailed
 from agentsvc.hookspecs import Event, hookimpl
 from agentsvc.plugins import BUILT_IN, BackendRegistry, Notifier, Plugin, PluginHost
+from agentsvc.sandboxconfig import LimitsConfig, SandboxesConfig, SpecConfig
 from agentsvc.testing import FakeBackend, FakeWorld
 from agentsvc.values import now
 

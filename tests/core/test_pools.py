@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from agentsvc.backends.specs import DEFAULT_SPEC
-from agentsvc.config import Config, SandboxesConfig, SpecConfig
+from agentsvc.config import Config
 from agentsvc.errors import StartFailed
 from agentsvc.hookspecs import hookimpl
 from agentsvc.http.keys import BACKENDS, SANDBOXES
 from agentsvc.plugins import BackendRegistry, PluginHost
+from agentsvc.sandboxconfig import SandboxesConfig, SpecConfig
 from agentsvc.testing.backend import FakeBackend, FakeWorld
 from tests.conftest import FAST
 from tests.service import Client, Service

@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from agentsvc.backend import Order, Phase
-from agentsvc.config import OnShutdown
 from agentsvc.datadir import DataDir
 from agentsvc.errors import BackendUnavailable, CapacityExceeded, HandleTooNew, OrderRejected
+from agentsvc.sandboxconfig import OnShutdown
 from agentsvc.testing.backend import FAKE_SPEC
 from agentsvc.values import Secret, new_id
 from tests.core.test_sandboxes import PATH, order, start

@@ -8,9 +8,9 @@ import pytest
 
 from agentsvc.agent_answers import CommandResult
 from agentsvc.auth import Role
-from agentsvc.config import SpecConfig
 from agentsvc.errors import CapacityExceeded, OrderRejected
 from agentsvc.http.keys import SANDBOXES
+from agentsvc.sandboxconfig import SpecConfig
 from agentsvc.sandboxes import Target
 from agentsvc.testing.llm import Reply, fail, make_playbook
 from tests.core.starts import PATH, admin_of, damage_settings, failed, failure

@@ -9,7 +9,8 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.backend import Capability, Found, Handle, LogLine, Order, Report, SaveHandle
-from agentsvc.config import ConversationsConfig, SandboxesConfig
+from agentsvc.config import ConversationsConfig
+from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeBackend, FakeWorld
 from agentsvc.testing.fake_conversation import FakeConversation

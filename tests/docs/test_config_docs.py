@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.config import Config, SpecConfig, load
+from agentsvc.config import Config, load
 from agentsvc.configfile import render_default
 from agentsvc.layers import known_keys
+from agentsvc.sandboxconfig import SpecConfig
 
 FILE = Path(__file__).parents[2] / "config.toml"
 NO_HOME = {"HOME": "/nonexistent"}

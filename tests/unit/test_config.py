@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from agentsvc import layers
-from agentsvc.config import Config, LogLevel, SpecConfig, data_dir, find_file, load
+from agentsvc.config import Config, LogLevel, data_dir, find_file, load
 from agentsvc.errors import StartFailed
 from agentsvc.layers import Origin
+from agentsvc.sandboxconfig import SpecConfig
 
 NO_HOME = {"HOME": "/nonexistent"}
 

@@ -8,8 +8,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from agentsvc.config import GatewayConfig, PortConfig, SpecConfig
+from agentsvc.config import GatewayConfig
 from agentsvc.plugins import PluginHost
+from agentsvc.sandboxconfig import PortConfig, SpecConfig
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
 from tests.http.gateway.upstream import Seen, Upstream

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from agentsvc.auth import Role
-from agentsvc.config import Config, SandboxesConfig, SpecConfig
+from agentsvc.config import Config
 from agentsvc.http.origins import label_of
 from agentsvc.plugins import PluginHost
+from agentsvc.sandboxconfig import SandboxesConfig, SpecConfig
 from tests.conftest import FAST
 from tests.http.gateway.steps import until
 from tests.http.gateway.upstream import Upstream

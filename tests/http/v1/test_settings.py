@@ -13,7 +13,7 @@ from agentsvc.agentoptions import (
     VerificationOptions,
 )
 from agentsvc.auth import Role
-from agentsvc.config import SpecConfig
+from agentsvc.sandboxconfig import SpecConfig
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.values import MASK
 from tests.service import Answer, Client, Service
