@@ -1,5 +1,6 @@
 """A backend in a package of its own: made, installed elsewhere, found by its entry point, checked."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str, cwd: Path) -> str:
-    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    # The options of these tests mean nothing to a pytest without their plugins.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    result = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{command}: {result.stdout}\n{result.stderr}"
     return result.stdout
 
