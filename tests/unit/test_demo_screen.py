@@ -5,9 +5,9 @@ import pytest
 from rich.console import Console
 
 from agentsvc.cli.demo import commands_to_try
-from agentsvc.cli.demo.colour import ColourScreen
-from agentsvc.cli.demo.notes import Note, Tone, find_created_file, find_outcome, to_note
-from agentsvc.cli.demo.screen import PlainScreen, Screen, open_screen
+from agentsvc.cli.show.colour import ColourScreen
+from agentsvc.cli.show.notes import Note, Tone, find_created_file, find_outcome, to_note
+from agentsvc.cli.show.screen import PlainScreen, Screen, open_screen
 from agentsvc.values import Secret
 
 
@@ -32,6 +32,19 @@ def action(tool: str, *, thought: str = "", **arguments: Any) -> dict[str, Any]:
 
 def told(given: dict[str, Any]) -> list[tuple[Tone, str]]:
     return [(part.tone, part.text) for part in to_note(given).parts]
+
+
+def test_a_change_of_a_file_is_told_as_a_diff() -> None:
+    observation = {"prev_exist": True, "old_content": "a\nb\nc\n", "new_content": "a\nB\nc\n"}
+    given = event(
+        "ObservationEvent", "environment", tool_name="file_editor", observation=observation
+    )
+    assert told(given) == [
+        (Tone.OUTPUT, "@@ -1,3 +1,3 @@\n a"),
+        (Tone.REMOVED, "-b"),
+        (Tone.ADDED, "+B"),
+        (Tone.OUTPUT, " c"),
+    ]
 
 
 def test_a_note_says_when_and_who() -> None:

@@ -16,9 +16,9 @@ import click
 
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.demo.api import KEY_HEADER, V0, V1, DemoApi
-from agentsvc.cli.demo.notes import Event, find_created_file, find_outcome, to_note
-from agentsvc.cli.demo.screen import Screen, open_screen
-from agentsvc.cli.demo.server import DemoServer
+from agentsvc.cli.show.notes import Event, find_created_file, find_outcome, to_note
+from agentsvc.cli.show.screen import Screen, open_screen
+from agentsvc.cli.private import PrivateServer
 from agentsvc.testing.llm import MODEL, ScriptedModel
 from agentsvc.values import Secret, monotonic, new_key
 
@@ -106,7 +106,7 @@ class _Demo:
     @asynccontextmanager
     async def _server(self, key: Secret) -> AsyncIterator[str]:
         self._screen.title("A server of its own")
-        server = DemoServer(self._directory, key, port=self._port)
+        server = PrivateServer(self._directory, key, port=self._port)
         try:
             with self._measured("server"):
                 self._screen.busy("starting")

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 import aiohttp
 
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.demo.notes import Event
+from agentsvc.cli.show.notes import Event
 from agentsvc.values import Secret
 
 V0: Final = "/api"

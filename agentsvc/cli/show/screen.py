@@ -1,4 +1,4 @@
-"""Where the demo is shown: as plain text, or in colour where rich is installed."""
+"""Where conversations are shown: as plain text, or in colour where rich is installed."""
 
 import importlib
 import os
@@ -9,12 +9,12 @@ from typing import Protocol
 
 import click
 
-from agentsvc.cli.demo.notes import Note, Tone
+from agentsvc.cli.show.notes import Note, Tone
 from agentsvc.cli.text import columns
 
 
 class Screen(Protocol):
-    """What a demo can show."""
+    """What can be shown."""
 
     def title(self, text: str) -> None:
         """Show the heading of a part."""
@@ -87,5 +87,5 @@ def open_screen() -> Screen:
     )
     if plain:
         return PlainScreen()
-    screen: Screen = importlib.import_module("agentsvc.cli.demo.colour").ColourScreen()
+    screen: Screen = importlib.import_module("agentsvc.cli.show.colour").ColourScreen()
     return screen

@@ -1,4 +1,4 @@
-"""The demo's server: `agentsvc serve` as a child process that keeps everything in one directory."""
+"""A server for one command: `agentsvc serve` as a child process that keeps everything in one directory."""
 
 import asyncio
 import os
@@ -20,8 +20,8 @@ _LOG_LINES: Final = 15
 _STOP_SECONDS: Final = 20.0
 
 
-class DemoServer:
-    """A server of its own for one demo; `stop` leaves none of its processes behind."""
+class PrivateServer:
+    """A server of its own for one command; `stop` leaves none of its processes behind."""
 
     def __init__(self, directory: Path, key: Secret, *, port: int) -> None:
         self._directory = directory
@@ -35,7 +35,7 @@ class DemoServer:
         command = [sys.executable, "-m", "agentsvc", "serve", "--host", "127.0.0.1"]
         command += ["--port", str(self._port), "--data-dir", str(self._directory / "data")]
         with self._log.open("w") as log:
-            # A session of its own, so that Ctrl-C reaches the demo only, which then stops it.
+            # A session of its own, so that Ctrl-C reaches the command only, which then stops it.
             self._process = subprocess.Popen(  # noqa: S603  # every part of it is ours
                 command,
                 stdin=subprocess.DEVNULL,

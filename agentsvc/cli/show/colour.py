@@ -10,7 +10,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from agentsvc.cli.demo.notes import Note, Tone
+from agentsvc.cli.show.notes import Note, Tone
 
 _STYLES: Final = {
     Tone.USER: "bold magenta",
@@ -19,6 +19,8 @@ _STYLES: Final = {
     Tone.OUTPUT: "green",
     Tone.STATE: "dim",
     Tone.ERROR: "bold red",
+    Tone.ADDED: "green",
+    Tone.REMOVED: "red",
 }
 
 

@@ -1,7 +1,9 @@
 """Turns the events of a conversation into notes that a person can read. Pure."""
 
+import difflib
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -21,6 +23,8 @@ class Tone(StrEnum):
     OUTPUT = "output"
     STATE = "state"
     ERROR = "error"
+    ADDED = "added"
+    REMOVED = "removed"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,12 +112,27 @@ def _tell_tool(tool: str, action: Event) -> list[Part]:
 def _tell_observation(event: Event) -> Told:
     observation = event.get("observation") or {}
     parts = []
-    if event.get("tool_name") != "finish":
+    if changed := list(_tell_change(observation)):
+        parts.extend(changed)
+    elif event.get("tool_name") != "finish":
         parts.append(_part(Tone.OUTPUT, _text_of(observation.get("content"))))
     exit_code = observation.get("exit_code")
     if exit_code is not None:
         parts.append(_part(Tone.STATE if exit_code == 0 else Tone.ERROR, f"exit code {exit_code}"))
     return "sandbox", parts or [_part(Tone.STATE, "the agent is done")]
+
+
+def _tell_change(observation: Event) -> Iterator[Part]:
+    """Yield what an editor changed of a file that was there; lines of one tone together."""
+    old, new = observation.get("old_content"), observation.get("new_content")
+    if not isinstance(old, str) or not isinstance(new, str) or not observation.get("prev_exist"):
+        return
+    tones = {"+": Tone.ADDED, "-": Tone.REMOVED}
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), n=2, lineterm="")
+    for tone, group in itertools.groupby(
+        itertools.islice(lines, 2, None), lambda line: tones.get(line[:1], Tone.OUTPUT)
+    ):
+        yield _part(tone, "\n".join(group))
 
 
 def _tell_state(event: Event) -> Told:
