@@ -17,7 +17,7 @@ import msgspec
 
 from agentsvc.egress.addresses import BadHost
 from agentsvc.egress.policy import parse_policy
-from agentsvc.errors import OrderRejected, Unsupported
+from agentsvc.errors import BackendUnavailable, OrderRejected, Unsupported
 from agentsvc.values import Secret
 
 API_VERSION: Final = 1
@@ -281,6 +281,17 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
+class PartlyScanned(BackendUnavailable):
+    """Some of a backend's hosts are away; `found` is what there is at the others.
+
+    What is not in it may well exist.
+    """
+
+    def __init__(self, message: str, *, found: Sequence[Found], detail: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.found = tuple(found)
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a backend could create a sandbox now."""
 
@@ -443,7 +454,8 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
     async def scan(self) -> Sequence[Found]:
         """List every sandbox that carries this instance's label, in any phase.
 
-        All or nothing: a partial list must raise. Sandboxes of other instances are not listed.
+        All or nothing: a partial list must raise, as PartlyScanned where a backend has several
+        hosts and some of them are away. Sandboxes of other instances are not listed.
         """
 
     @abc.abstractmethod

@@ -14,7 +14,16 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Capability, Cause, Handle, Isolation, Order, Phase, Report
+from agentsvc.backend import (
+    Capability,
+    Cause,
+    Handle,
+    Isolation,
+    Order,
+    PartlyScanned,
+    Phase,
+    Report,
+)
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, BackendBroken, Conflict
 from agentsvc.sandboxconfig import SandboxesConfig
@@ -178,8 +187,7 @@ class Driver:
     async def _remove(self, backend: Backend, sandbox: Sandbox) -> None:
         handle = sandbox.handle
         if handle is None:
-            found = {item.handle.sandbox_id: item.handle for item in await backend.scan()}
-            handle = found.get(sandbox.id)
+            handle = await _find_handle(backend, sandbox.id)
         if handle is not None:
             await backend.delete(handle)
 
@@ -356,3 +364,18 @@ class Driver:
 def _is_held(sandbox: Sandbox, report: Report) -> bool:
     level = report.isolation or Isolation.NONE
     return level.meets(sandbox.spec.isolation)
+
+
+async def _find_handle(backend: Backend, sandbox_id: str) -> Handle | None:
+    """Return the handle of a sandbox that has none on record, or None if it does not exist.
+
+    Raises BackendUnavailable where it may be at a host that is away.
+    """
+    try:
+        found = await backend.scan()
+    except PartlyScanned as exc:
+        for item in exc.found:
+            if item.handle.sandbox_id == sandbox_id:
+                return item.handle
+        raise
+    return next((item.handle for item in found if item.handle.sandbox_id == sandbox_id), None)

@@ -1,10 +1,12 @@
 """Looking at all sandboxes now and then: what is known is looked at, orphans are removed."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
-from agentsvc.backend import Found
+import msgspec
+
+from agentsvc.backend import Found, PartlyScanned
 from agentsvc.db import Database
 from agentsvc.errors import AgentsvcError, BackendBroken
 from agentsvc.plugins import BackendRegistry
@@ -18,6 +20,14 @@ from agentsvc.values import now
 log = logging.getLogger(__name__)
 
 type _Key = tuple[str, str]
+
+
+class _Scan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend has."""
+
+    found: Mapping[str, Found]
+    is_whole: bool = True
+    """Whether what is not found is not there."""
 
 
 class Sweeper:
@@ -44,49 +54,62 @@ class Sweeper:
         self._failed: dict[_Key, Removal] = {}
 
     async def sweep(self) -> None:
-        """Look at every sandbox; a backend that cannot be scanned changes nothing."""
+        """Look at every sandbox; a backend that cannot be scanned changes nothing.
+
+        Of one that is away in part, what it has is looked at, and nothing counts as not there.
+        """
         names = {*await self._table.backends(), *self._registry.names()}
         for name in sorted(names):
             known = await self._table.all_of_backend(name)
-            found = await self._scan(name)
-            if found is None:
+            scan = await self._scan(name)
+            if scan is None:
                 continue
+            found = scan.found
             for sandbox in known:
                 if sandbox.handle is None and sandbox.id in found:
                     await self._add_handle(found[sandbox.id])
                 self._driver.wake(sandbox.id)
-            await self._remove_orphans(name, found, {sandbox.id for sandbox in known})
+            await self._remove_orphans(name, scan, {sandbox.id for sandbox in known})
 
     def failed_removals(self) -> list[Removal]:
         """Return the orphans that could not be removed so far."""
         return list(self._failed.values())
 
-    async def _scan(self, name: str) -> dict[str, Found] | None:
+    async def _scan(self, name: str) -> _Scan | None:
         try:
             async with self._calls.to(name) as backend:
-                found = {item.handle.sandbox_id: item for item in await backend.scan()}
+                found = await backend.scan()
+        except PartlyScanned as exc:
+            self._tell(name, exc)
+            return _Scan(found=_by_id(exc.found), is_whole=False)
         except AgentsvcError as exc:
-            if name not in self._silent:
-                self._silent.add(name)
-                log.warning(
-                    "backend cannot be scanned, keeping what is known",
-                    extra={"backend": name, "reason": f"{exc.message} {exc.detail}".strip()},
-                    exc_info=exc if isinstance(exc, BackendBroken) else None,
-                )
+            self._tell(name, exc)
             return None
         if name in self._silent:
             self._silent.discard(name)
             log.info("backend can be scanned again", extra={"backend": name})
-        return found
+        return _Scan(found=_by_id(found))
+
+    def _tell(self, name: str, exc: AgentsvcError) -> None:
+        if name in self._silent:
+            return
+        self._silent.add(name)
+        log.warning(
+            "backend cannot be scanned, keeping what is known",
+            extra={"backend": name, "reason": f"{exc.message} {exc.detail}".strip()},
+            exc_info=exc if isinstance(exc, BackendBroken) else None,
+        )
 
     async def _add_handle(self, found: Found) -> None:
         await self._db.write(lambda tx: self._table.add_handle(tx, found.handle))
 
-    async def _remove_orphans(self, name: str, found: Mapping[str, Found], known: set[str]) -> None:
+    async def _remove_orphans(self, name: str, scan: _Scan, known: set[str]) -> None:
+        found = scan.found
         unknown = {(name, sandbox_id) for sandbox_id in found.keys() - known}
         for key in [key for key in self._orphans if key[0] == name and key not in unknown]:
-            del self._orphans[key]
-            self._failed.pop(key, None)
+            if scan.is_whole or key[1] in known:
+                del self._orphans[key]
+                self._failed.pop(key, None)
         for key in sorted(unknown):
             since = self._orphans.setdefault(key, now())
             # It may have been ordered after the table was read.
@@ -114,3 +137,7 @@ class Sweeper:
                 due_at=now() + self._grace,
             )
             log.warning("it could not be removed", extra={**extra, "reason": str(exc)})
+
+
+def _by_id(found: Iterable[Found]) -> dict[str, Found]:
+    return {item.handle.sandbox_id: item for item in found}

@@ -18,6 +18,7 @@ from agentsvc.backend import (
     LogLine,
     Network,
     Order,
+    PartlyScanned,
     Phase,
     Report,
     RuntimeBackend,
@@ -181,13 +182,28 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         return report
 
     async def scan(self) -> Sequence[Found]:
-        """List what has a container, a network or a volume of this installation."""
+        """List what has a container, a network or a volume of this installation.
+
+        Raises PartlyScanned where some engines are away, and BackendUnavailable where all are.
+        """
         found: dict[str, Found] = {}
-        for engine in self._fleet.engines.values():
-            for sandbox_id, made in (await self._list(engine)).items():
-                data = {"engine": engine.name}
-                handle = Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data)
+        away: list[BackendUnavailable] = []
+        for name, listed in (await self._fleet.ask_all(self._list)).items():
+            if isinstance(listed, BackendUnavailable):
+                away.append(listed)
+                continue
+            for sandbox_id, made in listed.items():
+                handle = Handle(
+                    sandbox_id=sandbox_id, version=HANDLE_VERSION, data={"engine": name}
+                )
                 found.setdefault(sandbox_id, Found(handle=handle, created_at=made))
+        if len(away) == len(self._fleet.engines):
+            raise away[0]
+        if away:
+            message, detail = (
+                "; ".join(getattr(one, part) for one in away) for part in ("message", "detail")
+            )
+            raise PartlyScanned(message, detail=detail, found=list(found.values()))
         return list(found.values())
 
     async def leftovers(self) -> Sequence[str]:

@@ -144,7 +144,7 @@ class Engine:
                 ):
                     return await _read(answer, expect)
             except TimeoutError as exc:
-                raise self._away("it gives no answer in time") from exc
+                raise self.away("it gives no answer in time") from exc
 
         if method == "GET":
             return await exchange()
@@ -196,7 +196,7 @@ class Engine:
             ) as answer:
                 yield answer
         except (aiohttp.ClientError, OSError) as exc:
-            raise self._away(str(exc) or type(exc).__name__) from exc
+            raise self.away(str(exc) or type(exc).__name__) from exc
 
     async def _connected(self) -> "aiodocker.Docker":
         async with self._opening:
@@ -233,11 +233,11 @@ class Engine:
                 api = _version(version["ApiVersion"])
         except (TimeoutError, KeyError, ValueError, OSError) as exc:
             await client.close()
-            raise self._away(str(exc) or type(exc).__name__) from exc
+            raise self.away(str(exc) or type(exc).__name__) from exc
         except BaseException as exc:
             await client.close()
             if isinstance(exc, Exception):
-                raise self._away(str(exc) or type(exc).__name__) from exc
+                raise self.away(str(exc) or type(exc).__name__) from exc
             raise
         self._client = client
         self._base = "{}/v{}.{}".format(base, *min(api, _API_NEWEST))
@@ -249,7 +249,8 @@ class Engine:
         is_near = not self.is_remote and not self.host.publish and self._tunnel is None
         return to_facts(info, version, is_beside=is_near and _is_beside(info, bridge))
 
-    def _away(self, why: str) -> BackendUnavailable:
+    def away(self, why: str) -> BackendUnavailable:
+        """Return the error that says that it cannot be reached, and why."""
         return BackendUnavailable(
             f"The container engine `{self.name}` cannot be reached",
             detail=f"{self.url}: {one_line(why)}",

@@ -1,8 +1,9 @@
 """The engines of one backend: which of them gets a new sandbox, and which one has an old one."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -10,6 +11,9 @@ from agentsvc.errors import BackendUnavailable, CapacityExceeded, OrderRejected
 
 from . import names
 from .engine import Engine, Facts
+
+_AWAY_SECONDS: Final = 10.0
+"""How long one of several engines may keep the others waiting."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,12 +72,31 @@ class Fleet:
     async def look(self) -> dict[str, str]:
         """Ask every engine what it is; return why those did not answer that did not."""
         away = {}
-        for engine in self.engines.values():
-            try:
-                self.facts[engine.name] = await engine.facts(fresh=True)
-            except BackendUnavailable as exc:
-                away[engine.name] = f"{exc.message}: {exc.detail}"
+        for name, found in (await self.ask_all(lambda one: one.facts(fresh=True))).items():
+            if isinstance(found, BackendUnavailable):
+                away[name] = f"{found.message}: {found.detail}"
+            else:
+                self.facts[name] = found
         return away
+
+    async def ask_all[T](
+        self, ask: Callable[[Engine], Awaitable[T]], names: Iterable[str] | None = None
+    ) -> dict[str, T | BackendUnavailable]:
+        """Ask all engines, or these, at the same time; those away hold up nobody for long."""
+        asked = list(self.engines if names is None else names)
+        has_others = len(asked) > 1
+
+        async def one(name: str) -> T | BackendUnavailable:
+            try:
+                async with asyncio.timeout(_AWAY_SECONDS if has_others else None):
+                    return await ask(self.engines[name])
+            except BackendUnavailable as exc:
+                return exc
+            except TimeoutError:
+                return self.engines[name].away("it gives no answer in time")
+
+        found = await asyncio.gather(*(one(name) for name in asked))
+        return dict(zip(asked, found, strict=True))
 
     async def place(self, sandbox_id: str, labels: Mapping[str, str]) -> Engine:
         """Return the engine for a sandbox, always the same one for the same sandbox."""
@@ -85,14 +108,13 @@ class Fleet:
         note = self._placements / sandbox_id
         if (noted := await asyncio.to_thread(_read, note)) in self.engines:
             return self.get(noted)
-        loads, away = [], BackendUnavailable("No container engine can be reached")
-        for engine in fitting:
-            try:
-                loads.append(await self._load(engine, sandbox_id))
-            except BackendUnavailable as exc:
-                away = exc
+        asked = await self.ask_all(
+            lambda one: self._load(one, sandbox_id), [one.name for one in fitting]
+        )
+        loads = [load for load in asked.values() if isinstance(load, Load)]
         if not loads:
-            raise away
+            why = "; ".join(str(one) for one in asked.values())
+            raise BackendUnavailable("No container engine can be reached", detail=why)
         chosen = choose(loads)
         # On disk before anything is made: the engine may be away when the order comes again.
         await asyncio.to_thread(_write, note, chosen)
