@@ -99,6 +99,13 @@ class EventLog:
             )
         return await self._store(tx, conversation_id, batch) if batch.order else []
 
+    async def copy(self, tx: Transaction, from_id: str, to_id: str) -> None:
+        """Give a conversation without events all that there are of another one.
+
+        They are not announced: nobody can follow a conversation before it is stored.
+        """
+        await EventTable.copy(tx, from_id, to_id)
+
     async def search(
         self, conversation_id: str, query: EventQuery, *, page_id: str | None, limit: int
     ) -> tuple[list[StoredEvent], str | None]:
@@ -354,6 +361,26 @@ class EventTable:
         await tx.run_many(
             sql, ({**msgspec.structs.asdict(event), "received_at": received_at} for event in events)
         )
+
+    @staticmethod
+    async def copy(tx: Transaction, from_id: str, to_id: str) -> None:
+        """Add the events of one conversation to another that has none."""
+        sql = """
+            INSERT INTO events
+                (conversation_id, seq, id, kind, timestamp, source, body, received_at)
+            SELECT :to_id, seq, id, kind, timestamp, source, body, :received_at
+            FROM events
+            WHERE conversation_id = :from_id
+            ORDER BY seq
+        """
+        received_at = values.to_stored(values.now())
+        await tx.run(sql, {"from_id": from_id, "to_id": to_id, "received_at": received_at})
+        sql = """
+            UPDATE conversations
+            SET next_seq = (SELECT next_seq FROM conversations WHERE id = :from_id)
+            WHERE id = :to_id
+        """
+        await tx.run(sql, {"from_id": from_id, "to_id": to_id})
 
     @staticmethod
     async def set_next_seq(tx: Transaction, conversation_id: str, next_seq: int) -> None:

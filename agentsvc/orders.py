@@ -168,6 +168,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     settings_required: bool = False
     archive_id: str | None = None
     """The archive whose files the workspace begins with."""
+    fork_of: str | None = None
+    """The conversation whose history this one has got, and goes on with."""
     when_full: WhenFull | None = None
     """None for what the server is configured to do."""
     replay: tuple[RecordedStep, ...] = ()

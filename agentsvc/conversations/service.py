@@ -1,6 +1,7 @@
 """The conversations of all users, as both API generations use them."""
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -14,6 +15,7 @@ from agentsvc.announcements import Announcements
 from agentsvc.archives import Archive, Archives, ArchiveState
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.agent_body import to_agent_message
+from agentsvc.conversations.carrying import Carrier
 from agentsvc.conversations.making import (
     new_conversation,
     new_task,
@@ -79,6 +81,7 @@ class Conversations:
         self._sandboxes = sandboxes
         self._archives = archives
         self._agents = agents
+        self._events = events
         self._settings = settings
         self._supervisor = supervisor
         self._config = config
@@ -121,6 +124,7 @@ class Conversations:
             remover=self._remover,
             config=config,
             archives=archives,
+            carrier=Carrier(events, time_limit=config.start_seconds),
             on_change=self._task_changed,
             announcements=announcements,
         )
@@ -175,7 +179,7 @@ class Conversations:
                 return earlier
             if order.alias and await self._table.find_by_alias(user_id, order.alias, tx):
                 raise Conflict("A conversation with this name exists")
-            await self._table.insert(tx, conversation)
+            await self._insert(tx, conversation, order)
             await self._tasks.insert(tx, task)
             asked = Start(
                 task=task,
@@ -329,12 +333,18 @@ class Conversations:
         return archive
 
     async def fork(self, user_id: str, conversation_id: str, order: StartOrder) -> StartTask:
-        """Start another conversation, in a new sandbox, on a copy of a conversation's workspace.
+        """Start another conversation, in a new sandbox, on a copy of a workspace and its history.
 
         Raises as `save_workspace` and `start`.
         """
         archive = await self.save_workspace(user_id, conversation_id)
-        return await self.start(user_id, msgspec.structs.replace(order, archive_id=archive.id))
+        # What the agent server does not tell now is not in the copy.
+        with contextlib.suppress(AgentsvcError):
+            await self._recorder.sync(archive.conversation_id)
+        order = msgspec.structs.replace(
+            order, archive_id=archive.id, fork_of=archive.conversation_id
+        )
+        return await self.start(user_id, order)
 
     async def remove_failed(self) -> None:
         """Delete the sandboxes of starts that failed long ago, where nobody else lives."""
@@ -465,6 +475,11 @@ class Conversations:
         if known.user_id != user_id or task is None or task.request != order:
             raise Conflict("A conversation with this id exists and was started differently")
         return task
+
+    async def _insert(self, tx: Transaction, conversation: Conversation, order: StartOrder) -> None:
+        await self._table.insert(tx, conversation)
+        if order.fork_of is not None:
+            await self._events.copy(tx, order.fork_of, conversation.id)
 
     async def _check_archive(self, user_id: str, order: StartOrder) -> None:
         archive = await self._archives.get(user_id, order.archive_id or "")

@@ -24,6 +24,7 @@ from agentsvc.conversations.agent_body import (
     make_agent_body,
     require_model,
 )
+from agentsvc.conversations.carrying import Carrier
 from agentsvc.conversations.failure import explain_error, explain_sandbox, with_tail
 from agentsvc.conversations.first_answer import watch_first_answer
 from agentsvc.conversations.lookups import Passes, make_lookups
@@ -85,6 +86,7 @@ class Starter:
         remover: Remover,
         config: ConversationsConfig,
         archives: Archives,
+        carrier: Carrier,
         on_change: OnTaskChange,
         announcements: Announcements,
     ) -> None:
@@ -100,6 +102,7 @@ class Starter:
         self._remover = remover
         self._config = config
         self._archives = archives
+        self._carrier = carrier
         self._on_change = on_change
         self._progress = Progress(db=db, table=self._table, tasks=self._tasks, on_change=on_change)
         self._seats = Seats(
@@ -279,7 +282,9 @@ class Starter:
             session_key=sandbox.session_key,
         )
         hidden = [key for key in (start.settings.llm_api_key, *order.secrets.values()) if key]
+        history = await self._bring_history(start)
         info = await agent.start_conversation(make_agent_body(inputs), hide=hidden)
+        await self._carrier.check(start.conversation.id, agent, history)
         if inputs.first_message is not None:
             await watch_first_answer(
                 agent, start.conversation.id, self._config.first_answer_seconds, hide=hidden
@@ -289,6 +294,19 @@ class Starter:
                 agent, start.conversation.id, steps, lambda: self._check_replay(start)
             )
         await self._finish(start, info)
+
+    async def _bring_history(self, start: Start) -> str | None:
+        """Give the agent of a copied conversation its history; returns as `Carrier.bring`."""
+        order = start.task.request
+        if order.fork_of is None or order.archive_id is None:
+            return None
+        archive = await self._archives.wait_ready(order.archive_id)
+        return await self._carrier.bring(
+            start.conversation.id,
+            made(start.agent),
+            old_dir=archive.working_dir,
+            new_dir=made(start.workspace).project_dir,
+        )
 
     def _replay_url(self, start: Start) -> str:
         server = self._sandboxes.inside_url(made(start.sandbox))

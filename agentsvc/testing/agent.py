@@ -18,7 +18,7 @@ from aiohttp import web
 from agentsvc.agent_answers import CommandResult
 from agentsvc.backend import Order
 from agentsvc.supervisor import Supervisor
-from agentsvc.testing.fake_conversation import FakeConversation, Json, observe
+from agentsvc.testing.fake_conversation import FakeConversation, Json, observe, read_history
 from agentsvc.testing.llm import DEMO, Script, make_playbook
 from agentsvc.values import new_id
 
@@ -116,6 +116,7 @@ class FakeAgent:
     ) -> None:
         self.playbook = make_playbook(script, scripts, follow_up)
         self.title = title
+        self.reads_history = True
         self.sandboxes: dict[str, FakeSandbox] = {}
         self._answers: list[tuple[re.Pattern[str], CommandResult, float]] = []
         self._supervisor = Supervisor()
@@ -332,6 +333,8 @@ class FakeAgent:
             problem = {"loc": ["body", "agent", "llm"], "msg": "model must be specified in LLM"}
             return web.json_response({"detail": [problem]}, status=422)
         conversation = self._make_conversation(sandbox, body)
+        if self.reads_history:
+            conversation.remember(read_history(sandbox.files, hex_id))
         sandbox.conversations[hex_id] = conversation
         answer = conversation.info()
         self._tell(sandbox, "conversations", answer)

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import io
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -58,6 +60,15 @@ class FakeConversation:
         self._stop = asyncio.Event()
         self._is_pausing = False
         self._is_lost = False
+
+    def remember(self, history: Sequence[Json]) -> None:
+        """Begin with the events that lie in its directory already."""
+        self.events += history
+        for event in history:
+            if event["kind"] == "MessageEvent":
+                said = event["llm_message"]
+                text = "".join(part["text"] for part in said["content"])
+                self._messages.append({"role": said["role"], "content": text})
 
     # What is asked of it
 
@@ -319,6 +330,17 @@ def observe(tool: str, text: str, **members: Any) -> Json:
     content = [_text(text)]
     kind = f"{_camel(tool)}Observation"
     return {"content": content, "is_error": False, **members, "kind": kind}
+
+
+def read_history(files: Mapping[str, bytes], conversation_id: str) -> list[Json]:
+    """Return the events that were brought into a sandbox for a conversation."""
+    packed = files.get(next((one for one in files if f"-history-{conversation_id}" in one), ""))
+    if packed is None:
+        return []
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as tar:
+        members = sorted(tar.getmembers(), key=lambda one: one.name)
+        found = [tar.extractfile(one) for one in members]
+        return [msgspec.json.decode(file.read()) for file in found if file is not None]
 
 
 def _event(kind: str, source: str, **members: Any) -> Json:

@@ -22,9 +22,15 @@ def _next_command(turn: Turn) -> Reply:
     return call("terminal", command=commands[turn.step])
 
 
+def _first_words(turn: Turn) -> Reply:
+    told = [one["content"] for one in turn.messages if one["role"] == "user"]
+    return Reply(text=f"It began with: {told[0]}")
+
+
 SCRIPTS: dict[str, Script] = {
     "run": (_next_command,) * _MOST_COMMANDS,
     "say": (say("Hello."),),
+    "recall": (_first_words,),
     "slow": (say("That took a while.", delay_seconds=1),),
     "risky": (
         call("terminal", command="echo safe", security_risk="LOW"),

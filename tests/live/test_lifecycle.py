@@ -40,6 +40,14 @@ async def test_a_culled_conversation_can_be_forked_and_goes_on_with_the_next_mes
     [archive] = (await client.get("/api/v1/archives")).json()["items"]
     assert (archive["state"], archive["skipped"]) == ("ready", 1)
 
+    fork_id = ended["app_conversation_id"]
+    await client.send(fork_id, "[script:recall] How did it begin?")
+    events = await client.until(
+        fork_id, lambda events: any("It began with: " in text for text in said(events, "agent"))
+    )
+    assert any(WORK in text for text in said(events, "agent"))
+    assert [WORK in text for text in said(events, "user")][:1] == [True]
+
     await client.wait_for_sandbox(seen["sandbox_id"], "PAUSED")
     await client.send(conversation_id, TEXT)
     await client.until(conversation_id, lambda events: TEXT in said(events, "user"))
