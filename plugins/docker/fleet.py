@@ -112,9 +112,9 @@ class Fleet:
             lambda one: self._load(one, sandbox_id), [one.name for one in fitting]
         )
         loads = [load for load in asked.values() if isinstance(load, Load)]
-        if not loads:
-            why = "; ".join(str(one) for one in asked.values())
-            raise BackendUnavailable("No container engine can be reached", detail=why)
+        for away in asked.values():
+            if isinstance(away, BackendUnavailable) and not loads:
+                raise away
         chosen = choose(loads)
         # On disk before anything is made: the engine may be away when the order comes again.
         await asyncio.to_thread(_write, note, chosen)

@@ -16,16 +16,16 @@ from cryptography.x509.oid import NameOID
 from agentsvc.values import now
 
 
-def make_certificates(directory: Path) -> tuple[Path, Path]:
+def make_certificates(directory: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
     """Return two directories with ca.pem, cert.pem and key.pem: a server's and a client's."""
     authority_key = ec.generate_private_key(ec.SECP256R1())
-    authority = _sign("the authority", authority_key, "the authority", authority_key)
+    authority = _sign("the authority", authority_key, "the authority", authority_key, address)
     found = []
     for name in ("server", "client"):
         place = directory / name
         place.mkdir()
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _sign(name, key, "the authority", authority_key)
+        certificate = _sign(name, key, "the authority", authority_key, address)
         (place / "ca.pem").write_bytes(authority.public_bytes(serialization.Encoding.PEM))
         (place / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         (place / "key.pem").write_bytes(
@@ -44,6 +44,7 @@ def _sign(
     key: ec.EllipticCurvePrivateKey,
     signer: str,
     signing_key: ec.EllipticCurvePrivateKey,
+    address: str,
 ) -> x509.Certificate:
     is_authority = name == signer
     return (
@@ -55,7 +56,7 @@ def _sign(
         .not_valid_before(now() - timedelta(days=1))
         .not_valid_after(now() + timedelta(days=1))
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]),
             critical=False,
         )
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
