@@ -6,6 +6,7 @@ the agent reports to the server. A server that starts opens the doors of all san
 """
 
 import contextlib
+import logging
 import os
 import socket
 from pathlib import Path
@@ -17,6 +18,9 @@ from agentsvc.backends.bubblewrap import DOORS
 from agentsvc.backends.places import Place, Record
 from agentsvc.backends.threads import reach
 from agentsvc.egress import Proxy, Resolver, parse_policy, proxy_environment
+from agentsvc.errors import AgentsvcError
+
+log = logging.getLogger(__name__)
 
 PROXY_PORT: Final = 3128
 """Where programs in a sandbox find the proxy."""
@@ -30,6 +34,29 @@ class Doors:
     def __init__(self) -> None:
         self._resolver: Resolver | None = None
         self._proxies: dict[str, Proxy] = {}
+        self._stuck: dict[str, str] = {}
+
+    async def open_again(self, place: Place, record: Record) -> None:
+        """Open the door of a sandbox that is there already, or note why it cannot be opened."""
+        try:
+            await self.open(place, record)
+        except (AgentsvcError, OSError, ValueError) as exc:
+            reason = f"its way out cannot be opened: {_line(exc)}"
+            if self._stuck.get(place.sandbox_id) != reason:
+                log.warning(
+                    "a sandbox has no way out",
+                    extra={"sandbox_id": place.sandbox_id, "reason": reason},
+                    exc_info=exc,
+                )
+            self._stuck[place.sandbox_id] = reason
+        else:
+            self._stuck.pop(place.sandbox_id, None)
+
+    async def why_stuck(self, place: Place, record: Record | None) -> str:
+        """Try once more to open a door that could not be opened; return why it cannot, if so."""
+        if place.sandbox_id in self._stuck and record is not None:
+            await self.open_again(place, record)
+        return self._stuck.get(place.sandbox_id, "")
 
     async def open(self, place: Place, record: Record) -> None:
         """Open a sandbox's door if it needs one; opening an open one is fine."""
@@ -53,6 +80,7 @@ class Doors:
 
     async def close(self, sandbox_id: str) -> None:
         """Close a sandbox's door; fine if it is not open."""
+        self._stuck.pop(sandbox_id, None)
         proxy = self._proxies.pop(sandbox_id, None)
         if proxy is not None:
             await proxy.close()
@@ -98,6 +126,12 @@ def outward(record: Record) -> tuple[str, ...]:
 def environment(record: Record) -> dict[str, str]:
     """Return the variables that send programs to the proxy."""
     return {} if record.network is Network.OPEN else proxy_environment(PROXY_PORT)
+
+
+def _line(exc: Exception) -> str:
+    """Say what went wrong without telling where the server has its files."""
+    told = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
+    return (told.strerror if isinstance(told, OSError) else "") or str(told)
 
 
 def _bind(directory: Path) -> socket.socket:

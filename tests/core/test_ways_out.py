@@ -137,6 +137,33 @@ async def test_a_door_that_could_not_be_opened_is_opened_by_the_next_attempt(
         assert await ask(bench, handle, f"http://127.0.0.1:{model.port}/") == "200 hello\n"
 
 
+async def test_a_server_whose_sandbox_has_a_door_that_cannot_be_opened_has_the_others(
+    tmp_path: Path,
+) -> None:
+    async with open_target(ANSWER) as model, calling_back(tmp_path, "") as bench:
+        reaches = (f"127.0.0.1:{model.port}",)
+        url = f"http://127.0.0.1:{model.port}/"
+        stuck, other = [
+            await bench.create("sleep", "100", network=Network.NONE, reaches=reaches)
+            for _ in range(2)
+        ]
+        await bench.backend.close()
+        doors = bench.directory(stuck) / "doors"
+        aside = doors.rename(doors.with_name("aside"))
+        doors.touch()
+        bench.backend = ProcessBackend(bench.backend.config, bench.backend.context)
+        await bench.backend.open()
+        assert await ask(bench, other, url) == "200 hello\n"
+        assert (await bench.wait(other, Phase.RUNNING)).reason == ""
+        reason = (await bench.wait(stuck, Phase.RUNNING)).reason
+        assert reason == "its way out cannot be opened: File exists"
+        # As soon as it can be opened, it is.
+        doors.unlink()
+        aside.rename(doors)
+        assert (await bench.wait(stuck, Phase.RUNNING)).reason == ""
+        assert await ask(bench, stuck, url) == "200 hello\n"
+
+
 async def test_programs_keep_finding_what_runs_in_their_own_sandbox(tmp_path: Path) -> None:
     async with calling_back(tmp_path, "") as bench:
         handle = await bench.serve(network=Network.ALLOWLIST, allow_hosts=("pypi.org",))

@@ -221,4 +221,4 @@ async def test_an_engine_that_is_cut_off_keeps_its_sandboxes_and_the_other_one_w
             for sandbox_id in (first, second, waiting):
                 assert (await client.delete(f"{PATH}/{sandbox_id}")).status == 200
             for host in (near, far):
-                await becomes(host.left, [])
+                await becomes(host.left, list[str]())
