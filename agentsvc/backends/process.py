@@ -104,7 +104,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         {
             Capability.PAUSE,
             Capability.RESTART,
-            Capability.STOP,
             Capability.EXECUTE,
             Capability.LOGS,
             Capability.SURVIVES_RESTART,
@@ -175,7 +174,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         look = await self._look(place, handle)
         if not look.exists:
             raise Conflict("The sandbox cannot be started again: its files are gone")
-        if look.phase is not Phase.FAILED and not look.is_ended:
+        if look.phase is not Phase.FAILED:
             return handle
         await self._end(self._tree(look, handle), grace_seconds=0)
         await finish(place.forget_run)
@@ -202,7 +201,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             exit_code=look.exit_code,
             working_dir=look.working_dir(),
             isolation=look.state.isolation if look.state else None,
-            paused_as=_paused_as(look),
+            paused_as=PausedAs.FROZEN if phase is Phase.PAUSED else None,
             cause=look.cause,
             enforced=look.enforced(),
         )
@@ -224,25 +223,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Freeze or stop every process; finished by inspect if the server ends half-way."""
         look = await self._running(handle)
         tree = self._tree(look, handle)
-        if not look.is_ended:
-            await finish(lambda: self._pause(look.place, tree))
-
-    async def stop(self, handle: Handle) -> None:
-        """End every process; finished by inspect if the server ends half-way."""
-        look = await self._running(handle)
-        tree = self._tree(look, handle)
-        if not look.is_ended:
-            await finish(lambda: look.place.write_pause(Pause(is_done=False, ends=True)))
-        elif not look.is_half_paused:
-            return
-        await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
-        await finish(lambda: look.place.write_pause(Pause(is_done=True, ends=True)))
+        await finish(lambda: self._pause(look.place, tree))
 
     async def resume(self, handle: Handle) -> Handle:
         """Let every process run again; raises Conflict where the command has ended."""
         look = await self._running(handle)
-        if look.is_ended:
-            raise Conflict("The sandbox was stopped, and has to be started again")
         tree = self._tree(look, handle)
         await finish(lambda: self._resume(look.place, tree))
         return handle
@@ -400,10 +385,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise BackendUnavailable("A process of the sandbox does not stop") from exc
         place.write_pause(msgspec.structs.replace(pause, is_done=True))
 
-    def _finish_stop(self, place: Place, tree: Tree) -> None:
-        if not tree.kill():
-            place.write_pause(Pause(is_done=True, ends=True))
-
     def _resume(self, place: Place, tree: Tree) -> None:
         pause = place.read_pause()
         if pause is None:
@@ -459,8 +440,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             look = look_at(place, self._mark(handle))
             if look.is_orphaned:
                 self._tree(look, handle).kill()
-            elif look.is_half_paused and look.is_ended:
-                self._finish_stop(place, self._tree(look, handle))
             elif look.is_half_paused:
                 self._stop(place, self._tree(look, handle))
             return look
@@ -537,12 +516,6 @@ def _agent_version() -> str:
         return importlib.metadata.version("openhands-agent-server")
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _paused_as(look: Look) -> PausedAs | None:
-    if look.phase is not Phase.PAUSED:
-        return None
-    return PausedAs.STOPPED if look.is_ended and not look.is_half_paused else PausedAs.FROZEN
 
 
 def _url_of(port: int, socket_path: str | None) -> str:
