@@ -11,11 +11,20 @@ import logging
 import os
 import sqlite3
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-import aiosqlite
 import msgspec
 
 from agentsvc import values
@@ -34,12 +43,58 @@ APPLICATION_ID: Final = 0x61737663
 _READERS = 3
 _LARGEST_BATCH = 64
 _NO_PARAMS: Params = {}
+_WRITER_SETUP = """
+    PRAGMA synchronous = FULL;
+    PRAGMA foreign_keys = ON;
+    PRAGMA journal_size_limit = 67108864;
+"""
+
+
+class _Connection(Protocol):
+    """Does what it is given with a connection of SQLite."""
+
+    async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what the work returns."""
+
+
+class _Apart:
+    """A connection in a thread of its own, which does one thing after the other."""
+
+    def __init__(self, thread: ThreadPoolExecutor, raw: sqlite3.Connection) -> None:
+        self._thread = thread
+        self._raw = raw
+
+    @classmethod
+    async def open(cls, path: Path, mode: str, busy_seconds: float, setup: str = "") -> "_Apart":
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
+        loop = asyncio.get_running_loop()
+        opening = loop.run_in_executor(thread, _connect, path, mode, busy_seconds, setup)
+        return cls(thread, await opening)
+
+    async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
+        # What is begun is done in order even if nobody waits for it any more.
+        loop = asyncio.get_running_loop()
+        return await asyncio.shield(loop.run_in_executor(self._thread, work, self._raw))
+
+    async def close(self) -> None:
+        await self.call(sqlite3.Connection.close)
+        self._thread.shutdown(wait=False)
+
+
+class _Here:
+    """A connection, for who is in its thread already."""
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self._raw = raw
+
+    async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return work(self._raw)
 
 
 class Reader:
     """Queries in one snapshot of the database."""
 
-    def __init__(self, connection: aiosqlite.Connection) -> None:
+    def __init__(self, connection: _Connection) -> None:
         self._connection = connection
 
     async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
@@ -49,24 +104,23 @@ class Reader:
 
     async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
         """Return every row of a query."""
-        return list(await self._connection.execute_fetchall(sql, params))
+        return await self._connection.call(lambda raw: raw.execute(sql, params).fetchall())
 
 
 class Transaction(Reader):
     """Queries and changes that become durable together, or not at all."""
 
-    def __init__(self, connection: aiosqlite.Connection) -> None:
+    def __init__(self, connection: _Connection) -> None:
         super().__init__(connection)
         self.callbacks: list[Callable[[], None]] = []
 
     async def run(self, sql: str, params: Params = _NO_PARAMS) -> int:
         """Run one statement and return how many rows it changed."""
-        cursor = await self._connection.execute(sql, params)
-        return cursor.rowcount
+        return await self._connection.call(lambda raw: raw.execute(sql, params).rowcount)
 
     async def run_many(self, sql: str, rows: Iterable[Params]) -> None:
         """Run one statement once for each of the rows."""
-        await self._connection.executemany(sql, rows)
+        await self._connection.call(lambda raw: raw.executemany(sql, rows))
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Call this once the changes are durable, before the caller of `write` goes on.
@@ -82,26 +136,26 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     body: Callable[[Transaction], Awaitable[Any]]
     done: asyncio.Future[Any]
     context: contextvars.Context
+    is_apart: bool
 
 
 class _Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """A body that ran, and is not durable yet."""
 
     job: _Job
-    task: asyncio.Task[Any]
     callbacks: list[Callable[[], None]]
+    result: Any = None
+    failure: BaseException | None = None
 
 
 class Database:
     """One SQLite file: a queue of writers that share commits, and a pool of readers."""
 
-    def __init__(
-        self, path: Path, writer: aiosqlite.Connection, readers: list[aiosqlite.Connection]
-    ) -> None:
+    def __init__(self, path: Path, writer: _Apart, readers: list[_Apart]) -> None:
         self._path = path
         self._writer = writer
         self._readers = readers
-        self._idle: asyncio.LifoQueue[aiosqlite.Connection] = asyncio.LifoQueue()
+        self._idle: asyncio.LifoQueue[_Apart] = asyncio.LifoQueue()
         for reader in readers:
             self._idle.put_nowait(reader)
         self._jobs: deque[_Job] = deque()
@@ -119,22 +173,9 @@ class Database:
         A file with data is copied before it is migrated. Raises StartFailed, with a hint, for
         a file that is newer than the code, is no database of ours, is locked or not writable.
         """
-        # At debug level it would log every statement with its values.
-        logging.getLogger("aiosqlite").setLevel(logging.WARNING)
         await asyncio.to_thread(_prepare, path, migrations, busy_seconds)
-        async with contextlib.AsyncExitStack() as opened:
-            writer = await opened.enter_async_context(_connect(path, "rw", busy_seconds))
-            await writer.execute("PRAGMA synchronous = FULL")
-            await writer.execute("PRAGMA foreign_keys = ON")
-            await writer.execute("PRAGMA journal_size_limit = 67108864")
-            readers = [
-                await opened.enter_async_context(_connect(path, "ro", busy_seconds))
-                for _ in range(_READERS)
-            ]
-            opened.pop_all()
-        writer.row_factory = Row
-        for reader in readers:
-            reader.row_factory = Row
+        writer = await _Apart.open(path, "rw", busy_seconds, _WRITER_SETUP)
+        readers = [await _Apart.open(path, "ro", busy_seconds) for _ in range(_READERS)]
         return cls(path, writer, readers)
 
     async def write[T](self, body: Callable[[Transaction], Awaitable[T]]) -> T:
@@ -145,13 +186,17 @@ class Database:
         even if the caller is cancelled. Raises CapacityExceeded when the disk is full or the
         transaction is lost to another fault of the storage.
         """
-        self._check_open()
         if asyncio.current_task() is self._body:
             raise RuntimeError("a transaction cannot wait for another one")
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.append(_Job(body=body, done=done, context=contextvars.copy_context()))
-        self._wake.set()
-        return await done
+        return await self._enqueue(body, is_apart=False)
+
+    async def write_apart[T](self, body: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Do the same, the body running in the thread that writes: for what is written often.
+
+        Nothing it touches may be changed by others meanwhile. What it does to anything but the
+        database and its own variables belongs into `after_commit`.
+        """
+        return await self._enqueue(body, is_apart=True)
 
     async def read[T](self, body: Callable[[Reader], Awaitable[T]]) -> T:
         """Run queries that all see the same state; they never wait for writers."""
@@ -159,10 +204,10 @@ class Database:
             # What is sent to a connection is run in order even if nobody waits for it any
             # more, so a cancelled reader still leaves it without an open transaction.
             try:
-                await connection.execute("BEGIN")
+                await connection.call(_run("BEGIN"))
                 return await body(Reader(connection))
             finally:
-                await connection.execute("COMMIT")
+                await connection.call(_run("COMMIT"))
 
     async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
         """Return the first row of a query, or None."""
@@ -193,19 +238,30 @@ class Database:
         self._is_open = False
         self._wake.set()
         await asyncio.wait([self._writing])
-        for _ in self._readers:
+        readers, self._readers = self._readers, []
+        for _ in readers:
             await (await self._idle.get()).close()
-        self._readers.clear()
-        await self._writer.close()
+        if readers:
+            await self._writer.close()
 
     @contextlib.asynccontextmanager
-    async def _lend(self) -> AsyncIterator[aiosqlite.Connection]:
+    async def _lend(self) -> AsyncIterator[_Apart]:
         self._check_open()
         connection = await self._idle.get()
         try:
             yield connection
         finally:
             self._idle.put_nowait(connection)
+
+    async def _enqueue[T](
+        self, body: Callable[[Transaction], Awaitable[T]], *, is_apart: bool
+    ) -> T:
+        self._check_open()
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        context = contextvars.copy_context()
+        self._jobs.append(_Job(body=body, done=done, context=context, is_apart=is_apart))
+        self._wake.set()
+        return await done
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -222,11 +278,14 @@ class Database:
         tried: list[_Job] = []
         attempts: list[_Attempt] = []
         try:
-            await self._writer.execute("BEGIN IMMEDIATE")
+            await self._writer.call(_run("BEGIN IMMEDIATE"))
             while self._jobs and len(tried) < _LARGEST_BATCH:
-                tried.append(self._jobs.popleft())
-                attempts.append(await self._attempt(tried[-1]))
-            await self._writer.execute("COMMIT")
+                if self._jobs[0].is_apart:
+                    attempts += await self._writer.call(partial(self._attempt_apart, tried))
+                else:
+                    tried.append(self._jobs.popleft())
+                    attempts.append(await self._attempt(tried[-1]))
+            await self._writer.call(_run("COMMIT"))
         except sqlite3.Error as exc:
             await self._undo()
             lost = tried or self._take_all()
@@ -239,25 +298,27 @@ class Database:
 
     async def _attempt(self, job: _Job) -> _Attempt:
         tx = Transaction(self._writer)
-        await self._writer.execute("SAVEPOINT body")
+        await self._writer.call(_run("SAVEPOINT body"))
         task = asyncio.create_task(_call(job.body, tx), name="write", context=job.context)
         self._body = task
         await asyncio.wait([task])
-        failure = None if task.cancelled() else task.exception()
-        if not self._writer.in_transaction:
-            # A full disk or a fault in reading or writing undoes all of it, and what the body
-            # made of that does not count.
-            raise sqlite3.OperationalError("SQLite rolled the transaction back") from failure
-        if failure or task.cancelled():
-            await self._writer.execute("ROLLBACK TO body")
-        await self._writer.execute("RELEASE body")
-        return _Attempt(job=job, task=task, callbacks=tx.callbacks)
+        failure = asyncio.CancelledError() if task.cancelled() else task.exception()
+        await self._writer.call(partial(_end_body, failure))
+        result = None if failure else task.result()
+        return _Attempt(job=job, callbacks=tx.callbacks, result=result, failure=failure)
 
     async def _undo(self) -> None:
-        if self._writer.in_transaction:
-            # If even this fails, the next transaction does not begin, and its callers hear it.
-            with contextlib.suppress(sqlite3.Error):
-                await self._writer.execute("ROLLBACK")
+        # If even this fails, the next transaction does not begin, and its callers hear it.
+        with contextlib.suppress(sqlite3.Error):
+            await self._writer.call(sqlite3.Connection.rollback)
+
+    def _attempt_apart(self, tried: list[_Job], raw: sqlite3.Connection) -> list[_Attempt]:
+        """Attempt the next bodies, while they are of those that run apart; the loop adds others."""
+        attempts = []
+        while self._jobs and self._jobs[0].is_apart and len(tried) < _LARGEST_BATCH:
+            tried.append(self._jobs.popleft())
+            attempts.append(_attempt_here(tried[-1], raw))
+        return attempts
 
     def _take_all(self) -> list[_Job]:
         jobs = list(self._jobs)
@@ -273,18 +334,55 @@ async def _call[T](body: Callable[[Transaction], Awaitable[T]], tx: Transaction)
     return await body(tx)
 
 
+def _attempt_here(job: _Job, raw: sqlite3.Connection) -> _Attempt:
+    tx = Transaction(_Here(raw))
+    raw.execute("SAVEPOINT body")
+    result, failure = None, None
+    try:
+        result = job.context.run(_finish, _call(job.body, tx))
+    except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001  # its caller hears it
+        failure = exc
+    _end_body(failure, raw)
+    return _Attempt(job=job, callbacks=tx.callbacks, result=result, failure=failure)
+
+
+def _finish[T](body: Coroutine[Any, Any, T]) -> T:
+    """Run what waits for nothing to its end."""
+    try:
+        body.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    body.close()
+    raise RuntimeError("a body that is apart can wait for nothing but its transaction")
+
+
+def _end_body(failure: BaseException | None, raw: sqlite3.Connection) -> None:
+    if not raw.in_transaction:
+        # A full disk or a fault in reading or writing undoes all of it, and what the body
+        # made of that does not count.
+        raise sqlite3.OperationalError("SQLite rolled the transaction back") from failure
+    if failure:
+        raw.execute("ROLLBACK TO body")
+    raw.execute("RELEASE body")
+
+
+def _run(sql: str) -> Callable[[sqlite3.Connection], object]:
+    return lambda raw: raw.execute(sql)
+
+
 def _settle(attempt: _Attempt) -> None:
-    job, task = attempt.job, attempt.task
-    if task.cancelled():
+    job, failure = attempt.job, attempt.failure
+    if isinstance(failure, asyncio.CancelledError):
         job.done.cancel()
-    elif failure := task.exception():
+    elif failure:
         _fail(job, _cannot_store(failure) if _is_full(failure) else failure)
     else:
         # The loop runs these before it wakes the caller, and reports one that raises.
         for callback in attempt.callbacks:
             job.done.get_loop().call_soon(callback, context=job.context)
         if not job.done.done():
-            job.done.set_result(task.result())
+            job.done.set_result(attempt.result)
 
 
 def _fail(job: _Job, failure: BaseException) -> None:
@@ -310,14 +408,19 @@ def _primary_code(failure: sqlite3.Error) -> int:
     return int(getattr(failure, "sqlite_errorcode", 0)) & 0xFF
 
 
-def _connect(path: Path, mode: str, busy_seconds: float) -> aiosqlite.Connection:
-    return aiosqlite.connect(
+def _connect(path: Path, mode: str, busy_seconds: float, setup: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
         _uri(path, mode),
         uri=True,
         isolation_level=None,
         timeout=busy_seconds,
         cached_statements=256,
+        # The work of a closed server's last caller may end in another one.
+        check_same_thread=False,
     )
+    connection.row_factory = Row
+    connection.executescript(setup)
+    return connection
 
 
 def _uri(path: Path, mode: str) -> str:

@@ -1,6 +1,7 @@
 """What a conversation's events say about it: status, cost, and that somebody spoke. Pure."""
 
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
@@ -8,6 +9,9 @@ from agentsvc.agent_answers import ConversationStats
 from agentsvc.conversations.model import Conversation, Facts, Metrics, TokenUsage
 from agentsvc.events import EventHead
 from agentsvc.orders import ExecutionStatus
+
+TELLING_KIND: Final = "ConversationStateUpdateEvent"
+"""The kind of events that `learn` reads."""
 
 
 class _FullState(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +27,7 @@ _status = msgspec.json.Decoder(str)
 def learn(conversation: Conversation, heads: Iterable[EventHead]) -> Conversation:
     """Return the conversation with what these events tell, in whatever order they come."""
     for head in heads:
-        if head.kind == "ConversationStateUpdateEvent" and head.value is not None:
+        if head.kind == TELLING_KIND and head.value is not None:
             status, stats = _read(head.key, bytes(head.value))
             conversation = learn_status(conversation, status, head.timestamp)
             if stats is not None:

@@ -64,27 +64,32 @@ class Recorder:
         self._stale: set[str] = set()
         self._failing: set[str] = set()
 
-    async def record(self, conversation_id: str, raw: Sequence[bytes]) -> list[StoredEvent]:
-        """Store events that are new and keep what they say; return the new ones."""
+    async def record(
+        self, conversation_id: str, raw: Sequence[bytes], *, sandbox_id: str | None = None
+    ) -> list[StoredEvent]:
+        """Store events that are new and keep what they say; return the new ones.
+
+        With a `sandbox_id` the conversation has to live there; raises NotFound.
+        """
         news: list[StoredEvent] = []
 
-        async def body(tx: Transaction) -> Conversation | None:
+        async def body(tx: Transaction) -> None:
             before = await self._table.find(conversation_id, tx)
+            if sandbox_id is not None and (before is None or before.sandbox_id != sandbox_id):
+                raise NotFound("No such conversation in this sandbox")
             if before is None:
-                return None
+                return
             news.extend(await self._events.append(tx, conversation_id, raw))
             if not news:
-                return before
-            self._sandboxes.usage.note(before.sandbox_id)
+                return
             after = facts.learn(before, _heads(news))
             if facts.is_over_budget(after):
                 after = facts.mark_budget_stop(after)
                 await self._events.append(tx, conversation_id, [_budget_event(after)])
             await self._table.update(tx, msgspec.structs.replace(after, updated_at=now()))
             tx.after_commit(lambda: self._follow_up(before, after, news))
-            return after
 
-        await self._db.write(body)
+        await self._db.write_apart(body)
         return news
 
     async def announce_failure(
@@ -229,6 +234,7 @@ class Recorder:
     def _follow_up(
         self, before: Conversation, after: Conversation, news: Sequence[StoredEvent]
     ) -> None:
+        self._sandboxes.usage.note(before.sandbox_id)
         if before.facts.budget_stop_cost != after.facts.budget_stop_cost:
             self._interrupt_for_budget(after)
         if after.execution_status in _RUN_IS_OVER and before.execution_status not in _RUN_IS_OVER:
@@ -307,7 +313,8 @@ def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Fac
 
 
 def _heads(events: Sequence[StoredEvent]) -> list[EventHead]:
-    return [head for event in events if (head := read_head(event.body)) is not None]
+    told = (event for event in events if event.kind == facts.TELLING_KIND)
+    return [head for event in told if (head := read_head(event.body)) is not None]
 
 
 def _read_timestamp(raw: bytes) -> str:

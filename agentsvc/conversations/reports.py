@@ -51,10 +51,11 @@ class Reports:
         What it has to say of one that was deleted is dropped, and it is told so. Raises NotFound
         for a conversation that is not this sandbox's.
         """
-        if await self._is_removed(sandbox, conversation_id):
-            return
-        await self._require_own(sandbox, conversation_id)
-        await self._recorder.record(conversation_id, raw)
+        try:
+            await self._recorder.record(conversation_id, raw, sandbox_id=sandbox.id)
+        except NotFound:
+            if not await self._is_removed(sandbox, conversation_id):
+                raise NotFound(f"Conversation {shown(conversation_id)} not found") from None
 
     async def receive_conversation(self, sandbox: Sandbox, info: bytes) -> None:
         """Keep what a sandbox reports of a conversation; adopt one the server did not start."""

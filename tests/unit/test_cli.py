@@ -111,4 +111,4 @@ def test_the_command_line_starts_without_the_server(tmp_path: Path) -> None:
         check=True,
         env={**os.environ, "HOME": str(tmp_path)},
     )
-    assert not {"aiohttp", "aiosqlite", "cryptography"} & set(result.stdout.split())
+    assert not {"aiohttp", "cryptography", "sqlite3"} & set(result.stdout.split())
