@@ -33,6 +33,7 @@ from agentsvc.gateway.admission import Admission
 from agentsvc.gitproviders import GitProviders
 from agentsvc.hookspecs import Event
 from agentsvc.http import description, ops, runtime, v0, v1
+from agentsvc.http.console import mount_console
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
 from agentsvc.http.keys import (
     ANNOUNCEMENTS,
@@ -60,7 +61,7 @@ from agentsvc.http.keys import (
     SURROUNDINGS,
     WEBHOOKS,
 )
-from agentsvc.http.links import TRUSTED, to_networks
+from agentsvc.http.links import TRUSTED, prefix_of, to_networks
 from agentsvc.http.live import LIVE, LiveAnswers
 from agentsvc.http.middleware import install
 from agentsvc.http.routes import Route, mount, mounted
@@ -155,6 +156,7 @@ def _add_routes(app: web.Application, config: Config) -> None:
     """Mount what the configuration asks for; whatever it uses is among the clean-up contexts."""
     description.install(app)
     mount(app, [*ops.ROUTES, *description.ROUTES, *v1.ROUTES])
+    mount_console(app, prefix=prefix_of(config.server.public_url))
     if config.server.device_login:
         mount(app, v1.LOGIN_ROUTES)
     if config.runtime_api.enabled:

@@ -39,6 +39,8 @@ NOT_DESCRIBED: Final = {
     "/sandboxes/{sandbox_id}/{port}{path}": "what is behind it is the sandboxes' own",
     "/{sandbox_id}{path}": "it is the same by a shorter path",
     "/socket.io": "it is a socket with a protocol of its own",
+    "": "it is the console, a page",
+    "/console/{tag}/{path}": "they are the parts of that page",
 }
 """What is routed past the table, and why it is not described."""
 

@@ -112,7 +112,7 @@ async def post_page(request: web.Request) -> web.Response:
         message = exc.message if order.token else "This API key is not valid"
         return _page("", message, status=exc.status)
     response = web.Response(status=303, content_type="text/html")
-    response.headers[hdrs.LOCATION] = f"{links_of(request).base}/docs"
+    response.headers[hdrs.LOCATION] = f"{links_of(request).base}/"
     _set_cookie(request, response, token)
     return response
 

@@ -311,7 +311,7 @@ async def test_the_page_of_a_link_logs_in(browser: Browser, service: Service) ->
     assert f'value="{link}"' in page.text
     assert (await browser.send("GET", "/login.css")).headers["Content-Type"].startswith("text/css")
     answer = await browser.send("POST", "/login", data={"token": link}, allow_redirects=False)
-    assert (answer.status, answer.headers["Location"]) == (303, f"{service.url}/docs")
+    assert (answer.status, answer.headers["Location"]) == (303, f"{service.url}/")
     browser.cookie = answer.headers["Set-Cookie"].partition(";")[0]
     assert await browser.status(path="/docs") == 200
     answer = await browser.send("POST", "/login", data={"token": link})

@@ -1,0 +1,56 @@
+"""The console: the files of the web page at `/`, read once, as a browser gets them.
+
+Nothing is built: what is in `static` is what is sent. All files but the page itself have addresses with
+a tag made of what is in them, so that a browser may keep them for good and never mixes two versions.
+"""
+
+import functools
+import hashlib
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
+from typing import Final
+
+import msgspec
+
+_PAGE: Final = "index.html"
+_TAG: Final = "{tag}"
+_MEDIA: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+"""The media types of what browsers get; files of other types are for readers of the source."""
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as it is sent."""
+
+    body: bytes
+    media: str
+
+
+class Console(msgspec.Struct, frozen=True, kw_only=True):
+    """The page, and its parts by their paths; `tag` changes with any of them."""
+
+    page: bytes
+    parts: dict[str, File]
+    tag: str
+
+
+@functools.cache
+def read_console() -> Console:
+    """Return the files of the console; they are read when somebody first asks for them."""
+    parts: dict[str, File] = {}
+    _collect(resources.files(__name__) / "static", "", parts)
+    page = (resources.files(__name__) / "static" / _PAGE).read_bytes()
+    digest = hashlib.sha256(page)
+    for path, file in sorted(parts.items()):
+        digest.update(b"%b\0%d\0%b" % (path.encode(), len(file.body), file.body))
+    tag = digest.hexdigest()[:16]
+    return Console(page=page.replace(_TAG.encode(), tag.encode()), parts=parts, tag=tag)
+
+
+def _collect(directory: Traversable, prefix: str, parts: dict[str, File]) -> None:
+    for entry in directory.iterdir():
+        path = f"{prefix}{entry.name}"
+        if entry.is_dir():
+            _collect(entry, f"{path}/", parts)
+        elif media := _MEDIA.get(PurePosixPath(path).suffix):
+            parts[path] = File(body=entry.read_bytes(), media=media)

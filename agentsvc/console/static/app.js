@@ -1,0 +1,100 @@
+// The shell: who may see it, the list of conversations beside the view that the address names.
+import { get, remove, goToLogin, V1 } from "./api.js";
+import { ConversationView } from "./conversation.js";
+import { ConversationList } from "./conversations.js";
+import { html, render, useEffect, useState } from "./html.js";
+import { NewConversation, StartProgress } from "./start.js";
+import { SandboxesPage } from "./sandboxes.js";
+import { SettingsPage } from "./settings.js";
+import { SetupPage } from "./setup.js";
+import { store, useStore } from "./store.js";
+import { Icon, Spinner, Problem, go, useRoute } from "./ui.js";
+
+/** Return the settings, or null before the first save. */
+async function findSettings() {
+  try {
+    return await get(`${V1}/settings`);
+  } catch (error) {
+    if (error.status === 404) return null;
+    throw error;
+  }
+}
+
+async function logOut() {
+  await remove(`${V1}/logins/current`);
+  goToLogin();
+}
+
+function View({ route, settings, onSettings }) {
+  const [, page, id, part] = route.split("?")[0].split("/");
+  switch (page) {
+    case "setup":
+      return html`<${SetupPage} settings=${settings} onSettings=${onSettings} />`;
+    case "c":
+      return html`<${ConversationView} key=${id} id=${id} part=${part ?? ""} settings=${settings} />`;
+    case "start":
+      return html`<${StartProgress} key=${id} id=${id} />`;
+    case "sandboxes":
+      return html`<${SandboxesPage} />`;
+    case "settings":
+      return html`<${SettingsPage} section=${id ?? ""} settings=${settings} onSettings=${onSettings} />`;
+    default:
+      return html`<${NewConversation} settings=${settings} />`;
+  }
+}
+
+function Nav({ route }) {
+  const current = (name) => (route.startsWith(name) ? "page" : null);
+  return html`
+    <nav class="nav" aria-label="Pages">
+      <a href="#/sandboxes" aria-current=${current("/sandboxes")}><${Icon} name="box" />Sandboxes</a>
+      <a href="#/settings" aria-current=${current("/settings")}><${Icon} name="gear" />Settings</a>
+      <button type="button" onClick=${logOut}><${Icon} name="out" />Log out</button>
+    </nav>
+  `;
+}
+
+function Shell() {
+  const route = useRoute();
+  const { isConnected } = useStore();
+  const [state, setState] = useState({});
+  const load = () =>
+    findSettings().then(
+      (settings) => setState({ isLoaded: true, settings }),
+      (error) => setState({ error }),
+    );
+  useEffect(() => {
+    load().then(() => store.begin());
+  }, []);
+  const { isLoaded, settings, error } = state;
+  const isSetUp = settings?.llm_model && (settings.llm_api_key_set || settings.llm_base_url);
+  useEffect(() => {
+    if (isLoaded && !isSetUp && ["/", "/new"].includes(route)) go("/setup");
+  }, [isLoaded, isSetUp, route]);
+  if (error) return html`<main class="alone"><${Problem} error=${error} onAgain=${load} /></main>`;
+  if (!isLoaded) return html`<${Spinner} />`;
+  const isHome = route === "/";
+  return html`
+    <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
+    <div class="shell ${isHome ? "at-home" : ""}">
+      <aside class="side" aria-label="Conversations">
+        <div class="brand"><span class="logo"><${Icon} name="terminal" /></span>agentsvc</div>
+        <${ConversationList} route=${route} />
+        <${Nav} route=${route} />
+      </aside>
+      <main class="main" id="main" tabindex="-1">
+        ${!isConnected && html`<p class="offline" role="status">The connection is lost. Trying again</p>`}
+        <${View} route=${route} settings=${settings} onSettings=${load} />
+      </main>
+    </div>
+  `;
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+const root = document.getElementById("app");
+root.replaceChildren();
+render(html`<${Shell} />`, root);

@@ -1,0 +1,134 @@
+// How each thing in a conversation is shown.
+import { Diff } from "./diff.js";
+import { moment } from "./format.js";
+import { html } from "./html.js";
+import { Markdown } from "./markdown.js";
+import { Icon } from "./ui.js";
+
+const MOST_CHARS = 20_000;
+
+/** Show an item; what is folded stays open in `open`, a set, when it is scrolled away and back. */
+export function Card({ item, open, onToggle }) {
+  const fold = (head, body, kind = "") => html`
+    <${Fold} head=${head} kind=${kind} isOpen=${open.has(item.key)} onToggle=${() => onToggle(item.key)}>${body}<//>
+  `;
+  switch (item.type) {
+    case "user":
+      return html`<div class="bubble user"><h3 class="who">You <${At} item=${item} /></h3><${Markdown} text=${item.text} />
+        ${item.images?.length ? html`<p class="hint">${item.images.length} image(s) were sent along.</p>` : null}</div>`;
+    case "agent":
+      return html`<div class="bubble agent"><h3 class="who">Agent <${At} item=${item} /></h3><${Markdown} text=${item.text} /></div>`;
+    case "tool":
+      return fold(html`<${ToolHead} item=${item} />`, () => html`<${ToolBody} item=${item} />`, toolTone(item));
+    case "thought":
+      return fold(html`<${Icon} name="thought" /><span class="fold-title">Thought</span>`, () => html`<${Markdown} text=${item.text} />`, "quiet");
+    case "system":
+      return fold(html`<${Icon} name="gear" /><span class="fold-title">System prompt, ${item.tools.length} tools</span>`,
+        () => html`<pre class="output" tabindex="0">${cut(item.text)}</pre><p class="hint">${item.tools.join(", ")}</p>`, "quiet");
+    case "error":
+      return html`<div class="problem"><${Icon} name="warn" /><div><strong>${item.title ?? "Error"}</strong>
+        <p class="pre">${item.text}</p>${item.remedy && html`<p>${item.remedy} ${item.isSettings && html`<a href="#/setup">Open the settings</a>`}</p>`}</div></div>`;
+    default:
+      return html`<p class="note"><span>${item.text}</span></p>`;
+  }
+}
+
+const At = ({ item }) => html`<time datetime=${item.at}>${moment(item.at)}</time>`;
+
+function Fold({ head, kind, isOpen, onToggle, children }) {
+  return html`
+    <div class="fold ${kind}">
+      <button type="button" class="fold-head" aria-expanded=${String(isOpen)} onClick=${onToggle}>
+        <span class="chevron"><${Icon} name="right" /></span>${head}
+      </button>
+      ${isOpen && html`<div class="fold-body">${children()}</div>`}
+    </div>
+  `;
+}
+
+function toolTone(item) {
+  if (item.rejected) return "rejected";
+  const { error, output } = item;
+  return error || output?.is_error || (output?.exit_code ?? 0) > 0 ? "failed" : "";
+}
+
+function ToolHead({ item }) {
+  const { icon, title, detail } = describe(item);
+  return html`
+    <${Icon} name=${icon} />
+    <span class="fold-title">${title}</span>
+    ${detail && html`<code class="fold-detail">${detail}</code>`}
+    <span class="fold-end">${outcome(item)}</span>
+  `;
+}
+
+function describe({ tool, action, summary }) {
+  switch (action?.kind) {
+    case "TerminalAction":
+    case "ExecuteBashAction":
+      return { icon: "terminal", title: summary || "Run", detail: action.command };
+    case "FileEditorAction":
+      return { icon: action.command === "view" ? "file" : "pen", title: { view: "Read", create: "Create", undo_edit: "Undo" }[action.command] ?? "Edit", detail: shortPath(action.path) };
+    case "TaskTrackerAction":
+      return { icon: "check", title: "Plan", detail: "" };
+    default:
+      return { icon: "tool", title: summary || tool, detail: summary ? tool : "" };
+  }
+}
+
+/** Below the workspace it is clear where a file is. */
+const shortPath = (path) => (path ?? "").replace(/^.*\/workspace\/(?:project\/)?/, "");
+
+function outcome({ output, error, rejected }) {
+  if (rejected) return html`<span class="pill quiet">Rejected</span>`;
+  if (error) return html`<span class="pill bad">Failed</span>`;
+  if (!output) return html`<span class="pill busy">Running</span>`;
+  if (output.exit_code > 0) return html`<span class="pill bad">Exit ${output.exit_code}</span>`;
+  if (output.is_error) return html`<span class="pill bad">Failed</span>`;
+  return html`<span class="done-mark"><${Icon} name="check" /><span class="hidden">done</span></span>`;
+}
+
+function ToolBody({ item }) {
+  const { action, output, error, rejected, risk } = item;
+  return html`
+    <${Call} action=${action} output=${output} />
+    ${rejected && html`<p><strong>Rejected:</strong> ${rejected}</p>`}
+    ${error && html`<p class="pre bad-text">${error}</p>`}
+    ${output?.text && !isEdit(action) && html`<h4>Output</h4><pre class="output" tabindex="0">${cut(output.text)}</pre>`}
+    ${isEdit(action) && output?.is_error && html`<pre class="output" tabindex="0">${cut(output.text)}</pre>`}
+    ${output?.exit_code != null && html`<p class="hint">Exit code ${output.exit_code}${output.metadata?.working_dir ? html` in <code>${output.metadata.working_dir}</code>` : ""}</p>`}
+    ${risk && !["UNKNOWN", "LOW"].includes(risk) && html`<p class="hint">Risk, as the agent sees it: ${risk.toLowerCase()}</p>`}
+  `;
+}
+
+const isEdit = (action) => action?.kind === "FileEditorAction" && action.command !== "view";
+
+/** What was asked of a tool: a command, a change of a file, a plan, or whatever its arguments are. */
+export function Call({ action, output }) {
+  switch (action?.kind) {
+    case "TerminalAction":
+    case "ExecuteBashAction":
+      return html`<pre class="command" tabindex="0"><code>${cut(action.command)}</code></pre>`;
+    case "FileEditorAction":
+      return html`<p class="path"><code>${action.path}</code></p>${isEdit(action) && html`<${Edit} action=${action} output=${output} />`}`;
+    case "TaskTrackerAction":
+      return html`<ul class="plan">${(action.task_list ?? []).map((task) => html`<li class=${task.status}>${task.title}</li>`)}</ul>`;
+    default: {
+      const { kind, ...rest } = action ?? {};
+      return html`<pre class="command" tabindex="0"><code>${cut(JSON.stringify(rest.data ?? rest, null, 2))}</code></pre>`;
+    }
+  }
+}
+
+function Edit({ action, output }) {
+  const after = output?.new_content;
+  if (after != null) return html`<${Diff} before=${output.old_content ?? ""} after=${after} />`;
+  if (action.command === "create") return html`<${Diff} before="" after=${action.file_text} />`;
+  if (action.command === "undo_edit") return null;
+  return html`<${Diff} before=${action.old_str ?? ""} after=${action.new_str ?? ""} />`;
+}
+
+function cut(text) {
+  const whole = text ?? "";
+  return whole.length > MOST_CHARS ? `${whole.slice(0, MOST_CHARS)}\n… ${whole.length - MOST_CHARS} more characters; the download has all of them` : whole;
+}

@@ -1,0 +1,271 @@
+// One conversation, live: what happened, what can be done now, and the workspace beside it.
+import { agentPath, call, conversationPath, get, patch, post, remove, textContent, url, V1 } from "./api.js";
+import { Call, Card } from "./cards.js";
+import { conversationState, count, money } from "./format.js";
+import { html, useCallback, useEffect, useRef, useState } from "./html.js";
+import { Markdown } from "./markdown.js";
+import { store, useStore } from "./store.js";
+import { Stream } from "./stream.js";
+import { Timeline } from "./timeline.js";
+import { Button, Dialog, Empty, Icon, Pill, Problem, Question, Spinner, TextField, go } from "./ui.js";
+import { VirtualList } from "./virtual.js";
+import { Changes, Files, Ports } from "./workspace.js";
+
+const DRAW_MS = 50;
+const PARTS = [
+  ["", "Conversation"],
+  ["changes", "Changes"],
+  ["files", "Files"],
+  ["ports", "Ports"],
+];
+
+/** Follow the events of a conversation; they are drawn together, however fast they come. */
+function useTimeline(id) {
+  const timeline = useRef(null);
+  const [state, setState] = useState({ isLoaded: false, isGone: false });
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    timeline.current = new Timeline();
+    let timer = null;
+    const draw = () => {
+      timer ??= setTimeout(() => {
+        timer = null;
+        redraw((turn) => turn + 1);
+      }, DRAW_MS);
+    };
+    const stream = new Stream(`${V1}/conversation/${id}/events/stream`, (type, data) => {
+      if (type === "event") timeline.current.add(data);
+      else if (type === "delta") timeline.current.addDelta(data);
+      else if (type === "ready") setState((old) => ({ ...old, isLoaded: true }));
+      else if (type === "end") setState({ isLoaded: true, isGone: data.reason === "deleted" });
+      draw();
+    });
+    return () => {
+      clearTimeout(timer);
+      stream.close();
+    };
+  }, [id]);
+  timeline.current ??= new Timeline();
+  return { timeline: timeline.current, ...state };
+}
+
+/** Return a conversation as the list has it; asked for by itself until that is there. */
+function useConversation(id) {
+  const { conversations } = useStore();
+  const [asked, setAsked] = useState({});
+  useEffect(() => {
+    get(conversationPath(id)).then((value) => setAsked({ value }), (error) => setAsked({ error }));
+  }, [id]);
+  return { conversation: conversations.get(id) ?? asked.value, error: asked.error };
+}
+
+export function ConversationView({ id, part, settings }) {
+  const { conversation, error } = useConversation(id);
+  const live = useTimeline(id);
+  if (live.isGone || error?.status === 404) {
+    return html`<${Empty} icon="chat" title="This conversation is not here"><a href="#/new">Start another one</a><//>`;
+  }
+  if (!conversation) return error ? html`<div class="page"><${Problem} error=${error} /></div>` : html`<${Spinner} />`;
+  const run = live.timeline.run ?? conversation.execution_status;
+  const Part = { changes: Changes, files: Files, ports: Ports }[part];
+  return html`
+    <div class="conversation">
+      <${Top} conversation=${conversation} run=${run} live=${live} settings=${settings} />
+      <nav class="tabs" aria-label="Parts of the conversation">
+        ${PARTS.map(([name, label]) => html`
+          <a href=${`#/c/${id}${name && `/${name}`}`} aria-current=${part === name ? "page" : null}>${label}</a>
+        `)}
+      </nav>
+      ${Part
+        ? html`<div class="page wide-page"><${Part} key=${part} conversation=${conversation} sandbox=${store.sandboxes.get(conversation.sandbox_id)} /></div>`
+        : html`<${Talk} conversation=${conversation} run=${run} live=${live} />`}
+    </div>
+  `;
+}
+
+function Top({ conversation, run, live, settings }) {
+  const [asked, setAsked] = useState("");
+  const close = () => setAsked("");
+  return html`
+    <header class="head">
+      <a class="button only-icon back" href="#/" aria-label="Back"><${Icon} name="back" /></a>
+      <div class="head-title">
+        <h1>${conversation.title || "Untitled"}</h1>
+        <p class="head-facts">
+          <${Pill} state=${conversationState(conversation, run)} />
+          <${Spent} conversation=${conversation} timeline=${live.timeline} settings=${settings} />
+          ${conversation.llm_model && html`<span class="cut">${conversation.llm_model}</span>`}
+          ${conversation.selected_repository && html`<span class="cut">${conversation.selected_repository}${conversation.selected_branch ? ` · ${conversation.selected_branch}` : ""}</span>`}
+        </p>
+      </div>
+      <div class="head-side">
+        <${Button} kind="bare" icon="pen" isIcon label="Rename" onPress=${() => setAsked("rename")} />
+        <a class="button bare only-icon" href=${url(`${conversationPath(conversation.id)}/download`)} download aria-label="Download" title="Download"><${Icon} name="down" /></a>
+        <${Button} kind="bare" icon="trash" isIcon label="Delete" onPress=${() => setAsked("delete")} />
+      </div>
+    </header>
+    ${asked === "rename" && html`<${Rename} conversation=${conversation} onClose=${close} />`}
+    ${asked === "delete" && html`
+      <${Question} title="Delete this conversation?" action="Delete" onClose=${close}
+        text="Its events and messages are gone for good, and so is its sandbox with all files, if no other conversation lives there."
+        onYes=${async () => {
+          await remove(conversationPath(conversation.id));
+          store.conversations.delete(conversation.id);
+          go("/");
+        }} />
+    `}
+  `;
+}
+
+function Spent({ conversation, timeline, settings }) {
+  const { metrics } = conversation;
+  const usage = metrics?.accumulated_token_usage;
+  const cost = timeline.cost || metrics?.accumulated_cost || 0;
+  const tokens = timeline.tokens || (usage ? usage.prompt_tokens + usage.completion_tokens : 0);
+  const budget = timeline.budget ?? metrics?.max_budget_per_task ?? settings?.max_budget_per_task;
+  return html`
+    <span class="spent">
+      ${money(cost)}${budget ? html` of ${money(budget)} <progress max=${budget} value=${Math.min(cost, budget)} aria-label="Part of the budget that is spent" />` : ""}
+      ${tokens ? ` · ${count(tokens)} tokens` : ""}
+    </span>
+  `;
+}
+
+function Rename({ conversation, onClose }) {
+  const [title, setTitle] = useState(conversation.title ?? "");
+  const [error, setError] = useState(null);
+  const save = async () => {
+    try {
+      const renamed = await patch(conversationPath(conversation.id), { title: title.trim() });
+      store.conversations.set(renamed.id, renamed);
+      store.tell();
+      onClose();
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  return html`
+    <${Dialog} title="Rename the conversation" onClose=${onClose}>
+      <form onSubmit=${(event) => { event.preventDefault(); save(); }}>
+        <${TextField} label="Title" value=${title} onValue=${setTitle} />
+        <${Problem} error=${error} />
+        <div class="actions"><${Button} onPress=${onClose} label="Cancel" /><${Button} kind="primary" onPress=${save} label="Save" /></div>
+      </form>
+    <//>
+  `;
+}
+
+function Talk({ conversation, run, live: { timeline, isLoaded } }) {
+  const [open, setOpen] = useState(() => new Set());
+  const [error, setError] = useState(null);
+  const toggle = useCallback((key) => setOpen((old) => {
+    const next = new Set(old);
+    if (!next.delete(key)) next.add(key);
+    return next;
+  }), []);
+  const attempt = async (work) => {
+    setError(null);
+    try {
+      await work();
+      return true;
+    } catch (problem) {
+      setError(problem);
+      return false;
+    }
+  };
+  return html`
+    ${!isLoaded && !timeline.items.length && html`<${Spinner} label="Loading the events" />`}
+    <${VirtualList} items=${timeline.items} label="What happened" show=${(item) => html`<${Card} item=${item} open=${open} onToggle=${toggle} />`}>
+      <${Draft} timeline=${timeline} />
+      ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}
+    <//>
+    <p class="hidden" role="status">${announcement(run, timeline)}</p>
+    <div class="dock">
+      <${Problem} error=${error} />
+      <${Confirmation} conversation=${conversation} timeline=${timeline} attempt=${attempt} />
+      <${Composer} conversation=${conversation} run=${run} attempt=${attempt} />
+    </div>
+  `;
+}
+
+function announcement(run, timeline) {
+  if (run === "waiting_for_confirmation") return "The agent asks for your confirmation";
+  if (run === "running") return "The agent is working";
+  const last = timeline.items.at(-1);
+  return run === "finished" && last?.type === "agent" ? `The agent has finished: ${last.text.slice(0, 200)}` : (run ?? "");
+}
+
+function Draft({ timeline }) {
+  if (!timeline.draft && !timeline.draftThought) return null;
+  return html`
+    <div class="item"><div class="bubble agent draft" aria-busy="true"><h3 class="who">Agent</h3>
+      ${!timeline.draft && html`<p class="hint">${timeline.draftThought.slice(-400)}</p>`}
+      <${Markdown} text=${timeline.draft} /></div></div>
+  `;
+}
+
+function Confirmation({ conversation, timeline, attempt }) {
+  const [reason, setReason] = useState("");
+  const waiting = timeline.waiting;
+  if (timeline.run !== "waiting_for_confirmation") return null;
+  const answer = (accept) => () => attempt(async () => {
+    const body = { accept };
+    if (!accept && reason.trim()) body.reason = reason.trim();
+    await post(`${agentPath(conversation)}/events/respond_to_confirmation`, body);
+    setReason("");
+  });
+  return html`
+    <section class="confirm" aria-label="Confirmation">
+      <h2>The agent asks before it goes on</h2>
+      ${waiting.map((item) => html`
+        <div key=${item.key} class="confirm-call"><p><strong>${item.summary || item.tool}</strong>
+          ${item.risk && item.risk !== "UNKNOWN" && html`<span class="pill ${item.risk === "HIGH" ? "bad" : "warn"}">${item.risk.toLowerCase()} risk</span>`}</p>
+          <${Call} action=${item.action} /></div>
+      `)}
+      <div class="confirm-actions">
+        <input aria-label="Reason, if you reject" placeholder="Reason, if you reject" value=${reason} onInput=${(event) => setReason(event.target.value)} />
+        <${Button} kind="danger" icon="cross" onPress=${answer(false)} label="Reject" />
+        <${Button} kind="primary" icon="check" onPress=${answer(true)} label="Confirm" />
+      </div>
+    </section>
+  `;
+}
+
+function Composer({ conversation, run, attempt }) {
+  const [text, setText] = useState("");
+  const status = conversation.sandbox_status;
+  const agent = agentPath(conversation);
+  const send = async () => {
+    if (!text.trim()) return;
+    const isSent = await attempt(() => post(`${conversationPath(conversation.id)}/send-message`, { role: "user", content: textContent(text.trim()) }));
+    if (isSent) setText("");
+  };
+  const onKey = (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  };
+  if (["MISSING", "ERROR"].includes(status)) {
+    return html`<p class="banner"><${Icon} name="box" /><span>The sandbox is gone${status === "ERROR" ? " or has failed" : ""}. What happened stays here to be read.</span></p>`;
+  }
+  const act = (name) => () => attempt(() => post(`${agent}/${name}`));
+  const wake = () => attempt(() => call("POST", `${V1}/sandboxes/${conversation.sandbox_id}/resume`));
+  return html`
+    ${status === "PAUSED" && html`
+      <p class="banner"><${Icon} name="pause" /><span>The sandbox is paused. A message wakes it, too.</span>
+      <${Button} kind="primary" icon="play" onPress=${wake} label="Resume the sandbox" /></p>`}
+    ${status === "STARTING" && html`<p class="banner"><span class="spinner">The sandbox starts</span></p>`}
+    <form class="composer" onSubmit=${(event) => event.preventDefault()}>
+      <textarea rows="2" aria-label="Message to the agent" placeholder="Message to the agent" value=${text}
+        onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
+      <div class="composer-actions">
+        ${run === "running" && status === "RUNNING" && html`
+          <${Button} icon="pause" onPress=${act("pause")} label="Pause" title="Pause after the step that is under way" />
+          <${Button} icon="stop" onPress=${act("interrupt")} label="Interrupt" title="Stop at once" />`}
+        ${["paused", "idle"].includes(run) && status === "RUNNING" && html`<${Button} icon="play" onPress=${act("run")} label="Resume" />`}
+        <span class="grow"></span>
+        <${Button} kind="primary" icon="send" onPress=${send} label="Send" />
+      </div>
+    </form>
+  `;
+}

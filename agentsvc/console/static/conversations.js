@@ -1,0 +1,87 @@
+// The list of conversations: search, state and cost, and those that are being started.
+import { getAll, V1 } from "./api.js";
+import { ago, conversationState, money } from "./format.js";
+import { html, useEffect, useMemo, useState } from "./html.js";
+import { useStore } from "./store.js";
+import { Icon, Pill, Spinner } from "./ui.js";
+
+const SEARCH_WAIT_MS = 250;
+
+/** Return the ids of what the server finds for some words, or null while nothing is searched for. */
+function useFound(words) {
+  const [found, setFound] = useState(null);
+  useEffect(() => {
+    if (!words) return setFound(null);
+    let isCurrent = true;
+    const timer = setTimeout(async () => {
+      const items = await getAll(`${V1}/app-conversations/search`, { title__contains: words }, 3).catch(() => []);
+      if (isCurrent) setFound(items);
+    }, SEARCH_WAIT_MS);
+    return () => {
+      isCurrent = false;
+      clearTimeout(timer);
+    };
+  }, [words]);
+  return found;
+}
+
+export function ConversationList({ route }) {
+  const { conversations, tasks, isLoaded } = useStore();
+  const [words, setWords] = useState("");
+  const found = useFound(words.trim());
+  const shown = useMemo(() => {
+    const all = found ? found.map((one) => conversations.get(one.id) ?? one) : [...conversations.values()];
+    return all.filter((one) => !one.parent_conversation_id).sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
+  }, [conversations, found, [...conversations.values()].map((one) => one.updated_at).join()]);
+  const starting = [...tasks.values()].filter((task) => !["READY", "ERROR"].includes(task.status));
+  return html`
+    <div class="list">
+      <a class="button primary wide" href="#/new"><${Icon} name="plus" /><span>New conversation</span></a>
+      <label class="search">
+        <${Icon} name="search" />
+        <input type="search" placeholder="Search" aria-label="Search conversations" value=${words}
+          onInput=${(event) => setWords(event.target.value)} />
+      </label>
+      ${!isLoaded && html`<${Spinner} />`}
+      ${isLoaded && !shown.length && !starting.length && html`
+        <p class="none">${words ? "Nothing has these words in its title." : "There are no conversations so far."}</p>
+      `}
+      <ul class="rows" aria-label="Conversations">
+        ${starting.map((task) => html`<${StartingRow} key=${task.id} task=${task} route=${route} />`)}
+        ${shown.map((one) => html`<${Row} key=${one.id} conversation=${one} route=${route} />`)}
+      </ul>
+    </div>
+  `;
+}
+
+function Row({ conversation, route }) {
+  const href = `/c/${conversation.id}`;
+  const cost = conversation.metrics?.accumulated_cost;
+  return html`
+    <li>
+      <a class="row" href="#${href}" aria-current=${route.startsWith(href) ? "page" : null}>
+        <span class="row-title">${conversation.title || "Untitled"}</span>
+        <span class="row-facts">
+          <${Pill} state=${conversationState(conversation)} />
+          ${conversation.selected_repository && html`<span class="cut">${conversation.selected_repository}</span>`}
+          <span class="row-end">${cost ? html`<span>${money(cost)}</span>` : null}
+          <time datetime=${conversation.updated_at}>${ago(conversation.updated_at)}</time></span>
+        </span>
+      </a>
+    </li>
+  `;
+}
+
+function StartingRow({ task, route }) {
+  const href = `/start/${task.id}`;
+  return html`
+    <li>
+      <a class="row" href="#${href}" aria-current=${route === href ? "page" : null}>
+        <span class="row-title">${task.request.title || firstText(task) || "New conversation"}</span>
+        <span class="row-facts"><${Pill} state=${["Starting", "busy"]} /></span>
+      </a>
+    </li>
+  `;
+}
+
+export const firstText = (task) => task.request.initial_message?.content?.find((part) => part.text)?.text ?? "";

@@ -1,0 +1,69 @@
+// How times, money, sizes and states are written.
+
+const UNITS = [
+  ["day", 86400],
+  ["hour", 3600],
+  ["minute", 60],
+];
+const relative = new Intl.RelativeTimeFormat("en", { numeric: "always", style: "narrow" });
+const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+
+/** Return when something was, as seen from now. */
+export function ago(text, now = Date.now()) {
+  if (!text) return "";
+  const seconds = (now - Date.parse(text)) / 1000;
+  for (const [unit, length] of UNITS) {
+    if (Math.abs(seconds) >= length) return relative.format(-Math.round(seconds / length), unit);
+  }
+  return "now";
+}
+
+export const moment = (text) => (text ? exact.format(new Date(text)) : "");
+
+export function money(amount) {
+  if (amount == null) return "";
+  return `$${amount.toFixed(amount > 0 && amount < 0.1 ? 4 : 2)}`;
+}
+
+export function count(number) {
+  if (number < 1000) return String(number);
+  return number < 1e6 ? `${(number / 1e3).toFixed(1)}k` : `${(number / 1e6).toFixed(1)}M`;
+}
+
+export const STAGES = [
+  ["WORKING", "Accepted"],
+  ["WAITING_FOR_SANDBOX", "Start the sandbox"],
+  ["PREPARING_REPOSITORY", "Prepare the repository"],
+  ["RUNNING_SETUP_SCRIPT", "Run its setup script"],
+  ["SETTING_UP_GIT_HOOKS", "Set up git hooks"],
+  ["SETTING_UP_SKILLS", "Load skills"],
+  ["STARTING_CONVERSATION", "Start the agent"],
+];
+
+const RUNS = {
+  idle: ["Idle", "quiet"],
+  running: ["Working", "busy"],
+  paused: ["Paused", "quiet"],
+  waiting_for_confirmation: ["Needs you", "warn"],
+  finished: ["Finished", "good"],
+  error: ["Failed", "bad"],
+  stuck: ["Stuck", "bad"],
+};
+const SANDBOXES = {
+  STARTING: ["Starting", "busy"],
+  RUNNING: ["Running", "good"],
+  PAUSED: ["Paused", "quiet"],
+  ERROR: ["Failed", "bad"],
+  MISSING: ["Gone", "quiet"],
+};
+
+/** Return a word and a tone for what a sandbox does. */
+export const sandboxState = (status) => SANDBOXES[status] ?? [status, "quiet"];
+
+/** Return a word and a tone for what a conversation does. */
+export function conversationState({ execution_status, sandbox_status }, run = execution_status) {
+  if (sandbox_status === "RUNNING" && RUNS[run]) return RUNS[run];
+  if (sandbox_status === "RUNNING") return ["Ready", "quiet"];
+  if (sandbox_status === "PAUSED") return ["Asleep", "quiet"];
+  return sandboxState(sandbox_status);
+}

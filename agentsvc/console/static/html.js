@@ -1,0 +1,16 @@
+// What every view is made with: Preact's elements, written as templates.
+import { createContext, h, render } from "./vendor/preact.js";
+import htm from "./vendor/htm.js";
+
+export { createContext, h, render };
+export {
+  useCallback,
+  useContext,
+  useEffect,
+  useLayoutEffect,
+  useMemo,
+  useRef,
+  useState,
+} from "./vendor/hooks.js";
+
+export const html = htm.bind(h);

@@ -1,0 +1,89 @@
+// Sandboxes: their state and isolation, what lives in them, and what can be done with them; the specs.
+import { getAll, post, remove, V1 } from "./api.js";
+import { ago, moment, sandboxState } from "./format.js";
+import { html, useState } from "./html.js";
+import { useLoaded, useStore, store } from "./store.js";
+import { Button, Empty, Head, Pill, Problem, Question, Spinner } from "./ui.js";
+
+export function SandboxesPage() {
+  const { sandboxes, conversations, isLoaded } = useStore();
+  const specs = useLoaded(() => getAll(`${V1}/sandbox-specs/search`));
+  const [error, setError] = useState(null);
+  const [doomed, setDoomed] = useState(null);
+  const attempt = async (work) => {
+    setError(null);
+    try {
+      await work();
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  const start = (spec) => () => attempt(async () => {
+    const sandbox = await post(`${V1}/sandboxes?sandbox_spec_id=${encodeURIComponent(spec)}`);
+    store.sandboxes.set(sandbox.id, sandbox);
+    store.tell();
+  });
+  const all = [...sandboxes.values()].sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
+  return html`
+    <${Head} title="Sandboxes" />
+    <div class="page wide-page">
+      <${Problem} error=${error} />
+      ${!isLoaded && html`<${Spinner} />`}
+      ${isLoaded && !all.length && html`<${Empty} icon="box" title="No sandboxes">Each conversation gets one when it starts.<//>`}
+      <ul class="cards">
+        ${all.map((one) => html`
+          <${SandboxCard} key=${one.id} sandbox=${one} attempt=${attempt} onDelete=${() => setDoomed(one)}
+            living=${[...conversations.values()].filter((c) => c.sandbox_id === one.id)} />
+        `)}
+      </ul>
+      <h2>Specs</h2>
+      <p class="hint">What sandboxes are made from. They are written in the server's configuration.</p>
+      <${Problem} error=${specs.error} onAgain=${specs.again} />
+      <ul class="cards">
+        ${(specs.value ?? []).map((spec, i) => html`
+          <li class="card" key=${spec.id}>
+            <h3>${spec.id} ${i === 0 && html`<span class="pill quiet">default</span>`}</h3>
+            <dl class="facts">
+              <${Fact} name="Workspace" value=${html`<code>${spec.working_dir}</code>`} />
+              ${spec.command && html`<${Fact} name="Command" value=${html`<code>${spec.command.join(" ")}</code>`} />`}
+              ${Object.keys(spec.initial_env).length > 0 && html`<${Fact} name="Variables" value=${Object.keys(spec.initial_env).join(", ")} />`}
+            </dl>
+            <div class="actions"><${Button} icon="play" onPress=${start(spec.id)} label="Start one" /></div>
+          </li>
+        `)}
+      </ul>
+    </div>
+    ${doomed && html`
+      <${Question} title="Delete this sandbox?" action="Delete" onClose=${() => setDoomed(null)}
+        text="All its files are gone for good. Its conversations stay readable."
+        onYes=${() => remove(`${V1}/sandboxes/${doomed.id}`)} />
+    `}
+  `;
+}
+
+const Fact = ({ name, value }) => (value ? html`<div><dt>${name}</dt><dd>${value}</dd></div>` : null);
+
+function SandboxCard({ sandbox, living, attempt, onDelete }) {
+  const { id, status } = sandbox;
+  const act = (name) => () => attempt(() => post(`${V1}/sandboxes/${id}/${name}`));
+  return html`
+    <li class="card">
+      <h3><code>${id.slice(0, 12)}</code> <${Pill} state=${sandboxState(status)} /></h3>
+      ${sandbox.status_detail && html`<p class="pre ${status === "ERROR" ? "bad-text" : "hint"}">${sandbox.status_detail}</p>`}
+      <dl class="facts">
+        <${Fact} name="Spec" value=${sandbox.sandbox_spec_id} />
+        <${Fact} name="Isolation" value=${sandbox.isolation ?? "not known yet"} />
+        <${Fact} name="Limits in force" value=${sandbox.enforced_limits.join(", ").replace(/_/g, " ") || "none"} />
+        <${Fact} name="Age" value=${html`<time datetime=${sandbox.created_at} title=${moment(sandbox.created_at)}>${ago(sandbox.created_at)}</time>`} />
+        ${Object.entries(sandbox.facts).map(([name, value]) => html`<${Fact} name=${name.replace(/_/g, " ")} value=${value} />`)}
+        <${Fact} name="Paused as" value=${sandbox.paused_as} />
+      </dl>
+      ${living.length > 0 && html`<ul class="living">${living.map((one) => html`<li key=${one.id}><a href=${`#/c/${one.id}`}>${one.title || "Untitled"}</a></li>`)}</ul>`}
+      <div class="actions">
+        ${["RUNNING", "STARTING"].includes(status) && html`<${Button} icon="pause" onPress=${act("pause")} label="Pause" />`}
+        ${["PAUSED", "ERROR"].includes(status) && html`<${Button} icon="play" onPress=${act("resume")} label="Resume" />`}
+        <${Button} kind="danger" icon="trash" onPress=${onDelete} label="Delete" />
+      </div>
+    </li>
+  `;
+}

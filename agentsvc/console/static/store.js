@@ -1,0 +1,97 @@
+// What the page knows of the user's conversations, starts and sandboxes, kept fresh by one stream.
+import { getAll, V1 } from "./api.js";
+import { useEffect, useState } from "./html.js";
+import { Stream } from "./stream.js";
+
+const RECENT_MS = 20 * 60 * 1000;
+
+class Store {
+  conversations = new Map();
+  tasks = new Map();
+  sandboxes = new Map();
+  isLoaded = false;
+  isConnected = true;
+  listeners = new Set();
+
+  begin() {
+    this.stream ??= new Stream(
+      `${V1}/events/stream`,
+      (type, data) => this.take(type, data),
+      (isConnected) => {
+        this.isConnected = isConnected;
+        this.tell();
+      },
+    );
+  }
+
+  /** Changes are told from `ready` on; what was before is listed then, also after a lost connection. */
+  async take(type, data) {
+    if (type === "ready" || type === "resync") return this.load();
+    if (type.endsWith("_deleted")) this.mapOf(type.replace("_deleted", "")).delete(data.id);
+    else this.mapOf(type)?.set(data.id, data);
+    this.tell();
+  }
+
+  mapOf(subject) {
+    return { conversation: this.conversations, start_task: this.tasks, sandbox: this.sandboxes }[subject];
+  }
+
+  async load() {
+    const since = new Date(Date.now() - RECENT_MS).toISOString();
+    try {
+      const [conversations, tasks, sandboxes] = await Promise.all([
+        getAll(`${V1}/app-conversations/search`, { sort_order: "UPDATED_AT_DESC" }),
+        getAll(`${V1}/app-conversations/start-tasks/search`, { created_at__gte: since }),
+        getAll(`${V1}/sandboxes/search`),
+      ]);
+      this.conversations = byId(conversations);
+      this.tasks = byId(tasks);
+      this.sandboxes = byId(sandboxes);
+      this.isLoaded = true;
+    } catch (error) {
+      if (!this.isLoaded) setTimeout(() => this.load(), 2000);
+    }
+    this.tell();
+  }
+
+  tell() {
+    if (this.isTelling) return;
+    this.isTelling = true;
+    // Not by frames: a page in the background has none.
+    setTimeout(() => {
+      this.isTelling = false;
+      for (const listener of this.listeners) listener();
+    }, 16);
+  }
+}
+
+const byId = (items) => new Map(items.map((item) => [item.id, item]));
+
+export const store = new Store();
+
+/** Have a view drawn anew whenever the store changes. */
+export function useStore() {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    const listener = () => redraw((count) => count + 1);
+    store.listeners.add(listener);
+    return () => store.listeners.delete(listener);
+  }, []);
+  return store;
+}
+
+/** Return a value that some work brings, with what went wrong, and a way to do it again. */
+export function useLoaded(work, keys = []) {
+  const [state, setState] = useState({ isLoading: true });
+  const [turn, setTurn] = useState(0);
+  useEffect(() => {
+    let isCurrent = true;
+    const settle = (next) => isCurrent && setState(next);
+    setState((old) => ({ ...old, isLoading: true }));
+    work().then((value) => settle({ value }), (error) => settle({ error }));
+    return () => {
+      isCurrent = false;
+    };
+  }, [turn, ...keys]);
+  return { ...state, again: () => setTurn((count) => count + 1) };
+}

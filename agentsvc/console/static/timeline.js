@@ -1,0 +1,179 @@
+// What a conversation's events come to: the things that are shown, and the state it is in. No page is needed.
+
+const textOf = (content) => (content ?? []).map((part) => part.text ?? (part.image_urls ? "(image)" : "")).join("\n").trim();
+
+const REMEDIES = {
+  settings: "Check the model and its key in the settings, and send a message to go on.",
+  retry: "Send a message to try again.",
+};
+
+/** Collects events, each once, in the order in which they come. */
+export class Timeline {
+  items = [];
+  run = null;
+  cost = 0;
+  tokens = 0;
+  budget = null;
+  draft = "";
+  draftThought = "";
+  count = 0;
+  #seen = new Set();
+  #byAction = new Map();
+  #byCall = new Map();
+
+  add(event) {
+    if (this.#seen.has(event.id)) return;
+    this.#seen.add(event.id);
+    this.count += 1;
+    this[`on${event.kind}`]?.(event);
+  }
+
+  addDelta({ content, reasoning_content }) {
+    this.draft += content ?? "";
+    this.draftThought += reasoning_content ?? "";
+  }
+
+  /** Return the calls that wait to be confirmed. */
+  get waiting() {
+    if (this.run !== "waiting_for_confirmation") return [];
+    return this.items.filter((item) => item.type === "tool" && !item.output && !item.error && !item.rejected).slice(-10);
+  }
+
+  #push(event, type, label, more) {
+    const item = { key: event.id, type, label, at: event.timestamp, ...more };
+    this.items.push(item);
+    return item;
+  }
+
+  #endDraft() {
+    this.draft = "";
+    this.draftThought = "";
+  }
+
+  onMessageEvent(event) {
+    const text = textOf(event.llm_message?.content);
+    const images = (event.llm_message?.content ?? []).flatMap((part) => part.image_urls ?? []);
+    if (event.source === "user") return void this.#push(event, "user", "You", { text, images });
+    this.#endDraft();
+    this.#thought(event);
+    this.#push(event, "agent", "Agent", { text });
+  }
+
+  onActionEvent(event) {
+    this.#endDraft();
+    this.#thought(event);
+    const said = textOf(event.thought);
+    const { action } = event;
+    if (action?.kind === "FinishAction") {
+      return void this.#push(event, "agent", "Agent", { text: [said, action.message].filter(Boolean).join("\n\n") });
+    }
+    if (said) this.items.push({ key: `${event.id}-said`, type: "agent", label: "Agent", text: said, at: event.timestamp });
+    if (action?.kind === "ThinkAction") return void this.#push(event, "thought", "Thought", { text: action.thought });
+    const item = this.#push(event, "tool", event.summary || event.tool_name, {
+      tool: event.tool_name, action: action ?? readArguments(event.tool_call), risk: event.security_risk, summary: event.summary,
+    });
+    this.#byAction.set(event.id, item);
+    this.#byCall.set(event.tool_call_id, item);
+  }
+
+  #thought(event) {
+    const text = event.reasoning_content ?? event.llm_message?.reasoning_content;
+    if (text?.trim()) this.items.push({ key: `${event.id}-thought`, type: "thought", label: "Thought", text, at: event.timestamp });
+  }
+
+  onObservationEvent(event) {
+    const item = this.#byAction.get(event.action_id) ?? this.#byCall.get(event.tool_call_id);
+    if (!item) return;
+    const { observation } = event;
+    item.output = { text: textOf(observation.content), ...observation };
+    this.#touch(item);
+  }
+
+  onUserRejectObservation(event) {
+    const item = this.#byAction.get(event.action_id) ?? this.#byCall.get(event.tool_call_id);
+    if (!item) return;
+    item.rejected = event.rejection_reason || "Rejected";
+    this.#touch(item);
+  }
+
+  onAgentErrorEvent(event) {
+    const item = this.#byCall.get(event.tool_call_id);
+    if (!item) return void this.#push(event, "error", "Error", { text: event.error });
+    item.error = event.error;
+    this.#touch(item);
+  }
+
+  onConversationErrorEvent(event) {
+    this.#endDraft();
+    const remedy = event.code === "MaxIterationsReached"
+      ? "The agent has used all its steps. Send a message to let it go on, or raise the limit in the settings."
+      : (REMEDIES[event.classification?.user_action] ?? REMEDIES.retry);
+    this.#push(event, "error", "Error", { title: event.code, text: event.detail, remedy, isSettings: event.classification?.user_action === "settings" });
+  }
+
+  onServerErrorEvent(event) {
+    this.#push(event, "error", "Error", { title: event.code, text: event.detail, remedy: REMEDIES.retry });
+  }
+
+  onConversationStateUpdateEvent({ key, value }) {
+    if (key === "execution_status") this.run = value;
+    else if (key === "stats") this.#count(value);
+    else if (key === "full_state") {
+      this.run = value?.execution_status ?? this.run;
+      this.#count(value?.stats);
+    }
+  }
+
+  #count(stats) {
+    const all = Object.values(stats?.usage_to_metrics ?? {});
+    if (!all.length) return;
+    this.cost = all.reduce((sum, one) => sum + (one.accumulated_cost ?? 0), 0);
+    this.tokens = all.reduce((sum, { accumulated_token_usage: used }) => sum + (used?.prompt_tokens ?? 0) + (used?.completion_tokens ?? 0), 0);
+    this.budget = all.find((one) => one.max_budget_per_task != null)?.max_budget_per_task ?? this.budget;
+  }
+
+  onSystemPromptEvent(event) {
+    this.#push(event, "system", "System prompt", { text: event.system_prompt?.text ?? "", tools: (event.tools ?? []).map((tool) => tool.name ?? tool.title ?? "") });
+  }
+
+  onPauseEvent(event) {
+    this.#push(event, "note", "Paused", { text: "Paused" });
+  }
+
+  onInterruptEvent(event) {
+    this.#endDraft();
+    this.#push(event, "note", "Interrupted", { text: "Interrupted" });
+  }
+
+  onCondensation(event) {
+    this.#push(event, "note", "Shortened", { text: "What is long past was summarised for the model", more: event.summary });
+  }
+
+  onHookExecutionEvent(event) {
+    this.#push(event, "note", "Hook", { text: `Hook ${event.hook_event_type ?? ""} ran`.replace("  ", " ") });
+  }
+
+  onACPToolCallEvent(event) {
+    const known = this.#byCall.get(event.tool_call_id);
+    const output = event.raw_output == null ? undefined : { text: typeof event.raw_output === "string" ? event.raw_output : JSON.stringify(event.raw_output, null, 2) };
+    if (known) {
+      known.output = output ?? known.output;
+      return this.#touch(known);
+    }
+    const item = this.#push(event, "tool", event.title ?? "Tool", { tool: event.title ?? "tool", action: event.raw_input ?? {}, output });
+    this.#byCall.set(event.tool_call_id, item);
+  }
+
+  /** Items that change are other objects than before, so that they are drawn anew. */
+  #touch(item) {
+    item.version = (item.version ?? 0) + 1;
+  }
+}
+
+function readArguments(call) {
+  try {
+    return JSON.parse(call?.arguments ?? "{}");
+  } catch {
+    return { arguments: call.arguments };
+  }
+}

@@ -1,0 +1,208 @@
+// The parts that views are made of: buttons, fields, icons, messages, dialogs.
+import { html, useEffect, useRef, useState } from "./html.js";
+
+const PATHS = {
+  plus: "M12 5v14M5 12h14",
+  search: "M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14zM20 20l-4-4",
+  back: "M15 5l-7 7 7 7",
+  right: "M9 5l7 7-7 7",
+  box: "M4 8l8-4 8 4v8l-8 4-8-4zM4 8l8 4 8-4M12 12v8",
+  gear: "M4 7h9M19 7h1M4 17h1M11 17h9M16 4.500v5M8 14.500v5",
+  out: "M10 5H5v14h5M14 8l4 4-4 4M18 12H9",
+  send: "M12 19V5M6 11l6-6 6 6",
+  pause: "M9 6v12M15 6v12",
+  stop: "M7 7h10v10H7z",
+  play: "M8 5.500v13l10-6.500z",
+  file: "M7 3h7l4 4v14H7zM14 3v4h4",
+  folder: "M3 6h6l2 2h10v11H3z",
+  diff: "M12 4v8M8 8h8M8 18h8",
+  link: "M13 5h6v6M19 5l-8 8M10 6H5v13h13v-5",
+  down: "M12 4v11M7 11l5 5 5-5M5 20h14",
+  trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
+  pen: "M5 19l1-4L16 5l3 3L9 18z",
+  check: "M5 12.500l4.500 4.500L19 7",
+  cross: "M6 6l12 12M18 6L6 18",
+  warn: "M12 4l9 16H3zM12 10v4M12 17v.5",
+  terminal: "M5 7l5 5-5 5M12 17h7",
+  thought: "M12 4a7 6 0 0 1 0 12l-4 4v-4.500A7 6 0 0 1 12 4z",
+  chat: "M4 5h16v11H10l-4 4v-4H4z",
+  tool: "M14 6a4 4 0 0 0 5 5l-8 8a2 2 0 0 1-3-3l8-8",
+  more: "M6 12h.01M12 12h.01M18 12h.01",
+  copy: "M9 9h10v11H9zM5 15V4h10",
+  refresh: "M19 8a8 8 0 1 0 1 6M19 3v5h-5",
+};
+
+export const Icon = ({ name }) => html`
+  <svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>
+`;
+
+/** A button; its work may be a promise, and it cannot be pressed again until that is done. */
+export function Button({ icon, label, onPress, kind = "", isIcon, children, ...rest }) {
+  const [isBusy, setBusy] = useState(false);
+  const isThere = useRef(true);
+  useEffect(() => () => {
+    isThere.current = false;
+  }, []);
+  const press = async (event) => {
+    if (!onPress) return;
+    event.preventDefault();
+    setBusy(true);
+    try {
+      await onPress();
+    } finally {
+      if (isThere.current) setBusy(false);
+    }
+  };
+  return html`
+    <button
+      type=${onPress ? "button" : "submit"}
+      class="button ${kind} ${isIcon ? "only-icon" : ""}"
+      aria-label=${isIcon ? label : null}
+      title=${isIcon ? label : null}
+      disabled=${isBusy}
+      onClick=${press}
+      ...${rest}
+    >
+      ${icon && html`<${Icon} name=${icon} />`}${isIcon ? null : html`<span>${children ?? label}</span>`}
+    </button>
+  `;
+}
+
+export const Pill = ({ state: [word, tone] }) => html`<span class="pill ${tone}">${word}</span>`;
+
+export const Spinner = ({ label = "Loading" }) => html`<p class="spinner" role="status">${label}</p>`;
+
+/** What went wrong, and what to do about it. */
+export function Problem({ error, title, onAgain }) {
+  if (!error) return null;
+  return html`
+    <div class="problem" role="alert">
+      <${Icon} name="warn" />
+      <div>
+        ${title && html`<strong>${title}</strong>`}
+        <p class="pre">${error.message ?? String(error)}</p>
+        ${onAgain && html`<${Button} icon="refresh" onPress=${onAgain} label="Try again" />`}
+      </div>
+    </div>
+  `;
+}
+
+let nextId = 0;
+
+/** A labelled field with its explanation; what is inside gets the id of the label. */
+export function Field({ label, hint, children }) {
+  const id = useRef(`field-${(nextId += 1)}`).current;
+  return html`
+    <div class="field">
+      <label for=${id}>${label}</label>
+      ${children({ id, "aria-describedby": hint ? `${id}-hint` : null })}
+      ${hint && html`<p class="hint" id=${`${id}-hint`}>${hint}</p>`}
+    </div>
+  `;
+}
+
+export const TextField = ({ label, hint, value, onValue, ...rest }) => html`
+  <${Field} label=${label} hint=${hint}>
+    ${(ids) => html`<input ...${ids} value=${value ?? ""} onInput=${(e) => onValue(e.target.value)} ...${rest} />`}
+  <//>
+`;
+
+export const SelectField = ({ label, hint, value, onValue, options, ...rest }) => html`
+  <${Field} label=${label} hint=${hint}>
+    ${(ids) => html`
+      <select ...${ids} value=${value ?? ""} onChange=${(e) => onValue(e.target.value)} ...${rest}>
+        ${options.map(([name, text]) => html`<option value=${name} selected=${name === (value ?? "")}>${text}</option>`)}
+      </select>
+    `}
+  <//>
+`;
+
+export const Toggle = ({ label, hint, value, onValue }) => html`
+  <${Field} label=${label} hint=${hint}>
+    ${(ids) => html`
+      <input ...${ids} type="checkbox" role="switch" class="switch" checked=${!!value} onChange=${(e) => onValue(e.target.checked)} />
+    `}
+  <//>
+`;
+
+/** A dialog over the page; Escape closes it, and the focus goes back to where it was. */
+export function Dialog({ title, onClose, children }) {
+  const ref = useRef(null);
+  useEffect(() => {
+    const dialog = ref.current;
+    dialog.showModal();
+    return () => dialog.close();
+  }, []);
+  return html`
+    <dialog ref=${ref} aria-labelledby="dialog-title" onClose=${onClose} onCancel=${onClose}>
+      <h2 id="dialog-title">${title}</h2>
+      ${children}
+    </dialog>
+  `;
+}
+
+/** A question before something that cannot be undone. */
+export function Question({ title, text, action, onYes, onClose }) {
+  const [error, setError] = useState(null);
+  const yes = async () => {
+    try {
+      await onYes();
+      onClose();
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  return html`
+    <${Dialog} title=${title} onClose=${onClose}>
+      <p>${text}</p>
+      <${Problem} error=${error} />
+      <div class="actions">
+        <${Button} onPress=${onClose} label="Cancel" />
+        <${Button} kind="danger" onPress=${yes} label=${action} />
+      </div>
+    <//>
+  `;
+}
+
+/** A text to copy, such as a key that is shown once. */
+export function Copyable({ text }) {
+  const [isCopied, setCopied] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard?.writeText(text);
+    setCopied(true);
+  };
+  return html`
+    <div class="copyable">
+      <code>${text}</code>
+      <${Button} icon=${isCopied ? "check" : "copy"} isIcon label=${isCopied ? "Copied" : "Copy"} onPress=${copy} />
+    </div>
+  `;
+}
+
+export const Empty = ({ icon, title, children }) => html`
+  <div class="empty"><${Icon} name=${icon} /><h2>${title}</h2><p>${children}</p></div>
+`;
+
+/** The head of a page: its name, what is beside it, and on a phone the way back. */
+export const Head = ({ title, back = "#/", children }) => html`
+  <header class="head">
+    <a class="button only-icon back" href=${back} aria-label="Back"><${Icon} name="back" /></a>
+    <h1>${title}</h1>
+    <div class="head-side">${children}</div>
+  </header>
+`;
+
+/** Return the part of the address behind #, and have the view drawn anew when it changes. */
+export function useRoute() {
+  const [route, setRoute] = useState(location.hash.slice(1) || "/");
+  useEffect(() => {
+    const change = () => setRoute(location.hash.slice(1) || "/");
+    addEventListener("hashchange", change);
+    return () => removeEventListener("hashchange", change);
+  }, []);
+  return route;
+}
+
+export const go = (route) => {
+  location.hash = route;
+};

@@ -1,0 +1,113 @@
+// What is in a conversation's sandbox: files, changes since the last commit, and ports.
+import { conversationPath, get } from "./api.js";
+import { Diff } from "./diff.js";
+import { html, useState } from "./html.js";
+import { useLoaded } from "./store.js";
+import { Button, Empty, Icon, Problem, Spinner } from "./ui.js";
+
+const MARKS = { ADDED: ["A", "good", "added"], UPDATED: ["M", "warn", "changed"], DELETED: ["D", "bad", "deleted"], MOVED: ["R", "quiet", "moved"] };
+
+const Asleep = () => html`<${Empty} icon="box" title="The sandbox does not run">Resume it to see what is in it.<//>`;
+
+export function Changes({ conversation }) {
+  const isAwake = conversation.sandbox_status === "RUNNING";
+  const changes = useLoaded(async () => (isAwake ? get(`${conversationPath(conversation.id)}/git/changes`, { path: "." }) : []), [isAwake]);
+  const [shown, setShown] = useState(null);
+  if (!isAwake) return html`<${Asleep} />`;
+  return html`
+    <div class="bar"><h2>Changes since the last commit</h2><${Button} icon="refresh" isIcon kind="bare" label="Look again" onPress=${changes.again} /></div>
+    <${Problem} error=${changes.error} onAgain=${changes.again} />
+    ${changes.isLoading && !changes.value && html`<${Spinner} />`}
+    ${changes.value?.length === 0 && html`<${Empty} icon="diff" title="No changes">The files are as they were in the last commit.<//>`}
+    <ul class="files">
+      ${(changes.value ?? []).map(({ path, status }) => html`
+        <li key=${path}>
+          <button type="button" aria-expanded=${String(shown === path)} onClick=${() => setShown(shown === path ? null : path)}>
+            <span class="mark ${MARKS[status]?.[1] ?? ""}" aria-hidden="true">${MARKS[status]?.[0] ?? "?"}</span>${path}
+            <span class="hidden">, ${MARKS[status]?.[2] ?? status}</span></button>
+          ${shown === path && html`<${FileDiff} conversation=${conversation} path=${path} />`}
+        </li>
+      `)}
+    </ul>
+  `;
+}
+
+function FileDiff({ conversation, path }) {
+  const diff = useLoaded(() => get(`${conversationPath(conversation.id)}/git/diff`, { path }), [path]);
+  if (diff.error) return html`<${Problem} error=${diff.error} />`;
+  if (!diff.value) return html`<${Spinner} />`;
+  return html`<${Diff} before=${diff.value.original} after=${diff.value.modified} />`;
+}
+
+export function Files({ conversation }) {
+  const isAwake = conversation.sandbox_status === "RUNNING";
+  const [folder, setFolder] = useState("");
+  const [file, setFile] = useState(null);
+  const list = useLoaded(async () => (isAwake ? get(`${conversationPath(conversation.id)}/files`, { path: folder || "." }) : []), [isAwake, folder]);
+  if (!isAwake) return html`<${Asleep} />`;
+  if (file !== null) return html`<${FileView} conversation=${conversation} path=${file} onBack=${() => setFile(null)} />`;
+  const entries = toEntries(list.value ?? []);
+  return html`
+    <div class="bar">
+      <h2 class="crumbs">
+        <button type="button" onClick=${() => setFolder("")}>workspace</button>
+        ${folder.split("/").filter(Boolean).map((name, i, all) => html` / <button type="button" onClick=${() => setFolder(all.slice(0, i + 1).join("/"))}>${name}</button>`)}
+      </h2>
+      <${Button} icon="refresh" isIcon kind="bare" label="Look again" onPress=${list.again} />
+    </div>
+    <${Problem} error=${list.error} onAgain=${list.again} />
+    ${list.isLoading && html`<${Spinner} />`}
+    ${list.value?.length === 0 && !list.isLoading && html`<${Empty} icon="folder" title="Nothing here">The agent has made no files so far.<//>`}
+    <ul class="files">
+      ${entries.map(({ name, isFolder }) => html`
+        <li key=${name}><button type="button" onClick=${() => (isFolder ? setFolder : setFile)(folder ? `${folder}/${name}` : name)}>
+          <${Icon} name=${isFolder ? "folder" : "file"} />${name}${isFolder && html`<span class="hidden">, folder</span>`}</button></li>
+      `)}
+    </ul>
+  `;
+}
+
+/** Return what is directly in a folder, folders first; the server may name what is further below, too. */
+function toEntries(paths) {
+  const entries = new Map();
+  for (const path of paths) {
+    const [name, ...rest] = path.split("/");
+    if (name) entries.set(name, { name, isFolder: rest.length > 0 || (entries.get(name)?.isFolder ?? false) });
+  }
+  return [...entries.values()].sort((a, b) => b.isFolder - a.isFolder || a.name.localeCompare(b.name));
+}
+
+function FileView({ conversation, path, onBack }) {
+  const text = useLoaded(() => get(`${conversationPath(conversation.id)}/file`, { file_path: path }), [path]);
+  return html`
+    <div class="bar"><${Button} icon="back" isIcon kind="bare" label="Back to the files" onPress=${onBack} /><h2>${path}</h2>
+      <${Button} icon="refresh" isIcon kind="bare" label="Look again" onPress=${text.again} /></div>
+    <${Problem} error=${text.error} />
+    ${text.value === undefined ? html`<${Spinner} />` : text.value === "" ? html`<p class="hint">The file is empty, or no text.</p>` : html`<pre class="output whole" tabindex="0">${text.value}</pre>`}
+  `;
+}
+
+export function Ports({ conversation, sandbox }) {
+  const urls = sandbox?.exposed_urls ?? [];
+  if (conversation.sandbox_status !== "RUNNING") return html`<${Asleep} />`;
+  const shown = urls.filter((one) => one.name !== "AGENT_SERVER");
+  return html`
+    <h2>What the sandbox serves</h2>
+    <p class="hint">Programs that the agent starts on these ports open in a tab of their own. What they show was made in the sandbox: do not give it passwords.</p>
+    ${!shown.length && html`<${Empty} icon="link" title="No ports">The spec of this sandbox names none.<//>`}
+    <ul class="files">
+      ${shown.map(({ name, url, port }) => html`
+        <li key=${name}><a href=${opened(url, sandbox)} target="_blank" rel="noopener noreferrer"><${Icon} name="link" />${label(name)} <span class="hint">port ${port}</span></a></li>
+      `)}
+    </ul>
+  `;
+}
+
+const label = (name) => (name === "VSCODE" ? "Editor" : name.replace(/_/g, " ").toLowerCase().replace(/^./, (c) => c.toUpperCase()));
+
+/** At an origin of its own the login does not count; there the sandbox's own key opens it. */
+function opened(target, sandbox) {
+  const found = new URL(target, location.href);
+  if (found.origin !== location.origin && sandbox?.session_api_key) found.searchParams.set("session_api_key", sandbox.session_api_key);
+  return found.href;
+}
