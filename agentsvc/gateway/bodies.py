@@ -1,6 +1,7 @@
 """The body of a client's request, on its way to a sandbox."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -9,7 +10,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from agentsvc.errors import AgentsvcError, MalformedBody
 from agentsvc.gateway.headers import passing_trailers, to_lines, was_decoded
 from agentsvc.gateway.upstream import Broken, Connection
-from agentsvc.http.connections import ask_for_body, trailers_of
+from agentsvc.http.connections import ask_for_body, hand_over, take_back, trailers_of
 from agentsvc.http.keys import AWAITS_CONTINUE
 
 LAST_CHUNK: Final = b"0\r\n"
@@ -69,7 +70,7 @@ class RequestBody:
             raise self._malformed(exc) from exc
         self.is_sent = True
         self._request[AWAITS_CONTINUE] = False
-        return self._frame(data) + self._end()
+        return bytes(self._frame([data])) + self._end()
 
     def ask_for(self) -> None:
         """Tell a client that waits for it to send the body."""
@@ -78,8 +79,7 @@ class RequestBody:
     async def pump(self, connection: Connection) -> None:
         """Send the body over a connection as it comes; the connection fails where that fails."""
         try:
-            async for part in self._parts():
-                await connection.send(part)
+            await self._pass(connection)
         except (Broken, ConnectionError):
             # Who reads the answer hears of it, too, be it the sandbox or the client that has gone.
             return
@@ -88,19 +88,26 @@ class RequestBody:
             return
         self.is_sent = True
 
-    async def _parts(self) -> AsyncIterator[bytes]:
+    async def _pass(self, connection: Connection) -> None:
         content = self._request.content
+        flow = _Flow(self._request, connection, self._frame)
+        read_bytes = 0
         while data := await content.readany():
+            read_bytes += len(data)
             # It may come without being asked for.
-            yield self._frame(data)
+            await connection.send(self._frame([data]))
+            if hand_over(self._request, flow, read_bytes=read_bytes):
+                await flow.wait()
+                break
         self._request[AWAITS_CONTINUE] = False
         if end := self._end():
-            yield end
+            await connection.send(end)
 
-    def _frame(self, data: bytes) -> bytes:
-        if self._length is not None or not data:
-            return data
-        return b"%x\r\n%b\r\n" % (len(data), data)
+    def _frame(self, parts: Sequence[bytes | memoryview]) -> bytes | memoryview:
+        if self._length is not None:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        size = sum(map(len, parts))
+        return b"".join((b"%x\r\n" % size, *parts, b"\r\n")) if size else b""
 
     def _end(self) -> bytes:
         if self._length is not None:
@@ -114,3 +121,52 @@ class RequestBody:
             "The body is not what its headers say", detail=type(exc).__name__
         )
         return self.failure
+
+
+class _Flow:
+    """The rest of a body from a client's connection straight to a sandbox's.
+
+    The client is not read while the sandbox takes nothing.
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        connection: Connection,
+        frame: Callable[[Sequence[memoryview]], bytes | memoryview],
+    ) -> None:
+        self._request = request
+        self._connection = connection
+        self._frame = frame
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def take(self, parts: Sequence[memoryview]) -> None:
+        """Write what has come, and stop the client if that is too much."""
+        if not self._connection.is_open:
+            # Who waits for the answer hears why.
+            return
+        self._connection.write(self._frame(parts))
+        if not self._connection.is_writable and self._request.transport is not None:
+            self._request.transport.pause_reading()
+
+    def end(self, failure: Exception | None) -> None:
+        """Take in that all has come, or why it has not."""
+        if self._over.done():
+            return
+        if failure is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(failure)
+
+    async def wait(self) -> None:
+        """Return once all has been written; raises RequestPayloadError for what is no body."""
+        self._connection.on_writable = self._go_on
+        try:
+            await self._over
+        finally:
+            self._connection.on_writable = None
+            take_back(self._request)
+
+    def _go_on(self) -> None:
+        if self._request.transport is not None:
+            self._request.transport.resume_reading()

@@ -58,6 +58,8 @@ class Connection(asyncio.Protocol):
         self._outlet: Outlet | None = None
         self._is_writable = True
         self._writer: asyncio.Future[None] | None = None
+        self.on_writable: Callable[[], None] | None = None
+        """What to call when the sandbox takes more again."""
         self.idle_since = 0.0
         self.is_used = False
         """Whether it has carried an exchange before this one."""
@@ -96,6 +98,8 @@ class Connection(asyncio.Protocol):
         """Let the writer go on."""
         self._is_writable = True
         _wake(self._writer)
+        if self.on_writable is not None:
+            self.on_writable()
 
     # What an exchange calls.
 
@@ -103,6 +107,11 @@ class Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         """Whether it can be used for an exchange."""
         return self._failure is None and self._transport is not None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the sandbox takes what is written."""
+        return self._is_writable
 
     @property
     def has_answered(self) -> bool:
@@ -132,13 +141,13 @@ class Connection(asyncio.Protocol):
         self._head = self._body = None
         self.write(head)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Send bytes without waiting; raises Broken."""
         if self._failure is not None or self._transport is None:
             raise Broken from self._failure
         self._transport.write(data)
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Send bytes and wait while the sandbox does not take them; raises Broken."""
         self.write(data)
         while not self._is_writable and self._failure is None:
@@ -210,7 +219,7 @@ class Connection(asyncio.Protocol):
         is_whole = is_sent and self.is_done and not self._parts
         may_go_on = is_whole and self._head is not None and self._head.may_be_followed
         self._is_asked = False
-        self._on_continue = self._outlet = None
+        self._on_continue = self._outlet = self.on_writable = None
         self.is_used = True
         if not is_whole:
             self.fail(ConnectionAbortedError("nobody wants the rest"))

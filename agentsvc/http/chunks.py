@@ -35,6 +35,8 @@ class ChunkReader:
     """Follows a body in chunks as it comes; it keeps nothing of it but the trailers."""
 
     def __init__(self) -> None:
+        self.body_bytes = 0
+        """How much of what is in the chunks has come."""
         self.trailers = b""
         """The lines behind the last chunk, once that has come, without the end of the last one."""
         self._left = 0
@@ -53,6 +55,7 @@ class ChunkReader:
             if self._left:
                 stop = min(len(data), at + self._left)
                 spans.append((at, stop))
+                self.body_bytes += stop - at
                 self._left -= stop - at
                 self._is_after_chunk = not self._left
                 at = stop

@@ -8,13 +8,15 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from aiohttp import StreamReader, web
+from aiohttp import StreamReader, hdrs, web
+from aiohttp.http import HttpRequestParser
 from aiohttp.http_parser import RawRequestMessage
 
 from agentsvc.config import ServerConfig
 from agentsvc.errors import CapacityExceeded
 from agentsvc.http.chunks import BadChunks, BadField, ChunkReader, read_fields
 from agentsvc.http.keys import AWAITS_CONTINUE
+from agentsvc.http.passage import Passage, Rest, SizedRest, Taker
 from agentsvc.http.wire import error_body
 from agentsvc.values import new_id
 
@@ -55,6 +57,26 @@ def trailers_of(request: web.Request) -> tuple[tuple[str, str], ...]:
     return connection.trailers_behind(request.content)
 
 
+def hand_over(request: web.Request, taker: Taker, *, read_bytes: int) -> bool:
+    """Have the rest of a body of which this much was read go to a taker as it comes.
+
+    Returns whether it does; if not, there is more to be read as usual. What is compressed is undone
+    by aiohttp on the way and cannot be handed over.
+    """
+    connection = request.protocol
+    is_plain = hdrs.CONTENT_ENCODING not in request.headers and hdrs.UPGRADE not in request.headers
+    if not is_plain or not isinstance(connection, BoundedConnection):
+        return False
+    is_read = read_bytes == request.content.total_bytes
+    return is_read and connection.hand_over(request.content, request.content_length, taker)
+
+
+def take_back(request: web.Request) -> None:
+    """Let what still comes of a body that was handed over be lost."""
+    if isinstance(request.protocol, BoundedConnection):
+        request.protocol.take_back()
+
+
 class BoundedConnection(web.RequestHandler):
     """A connection that keeps the limits."""
 
@@ -67,6 +89,8 @@ class BoundedConnection(web.RequestHandler):
         "_left",
         "_limits",
         "_next_look",
+        "_passage",
+        "_passed_body",
         "_trailers",
         "_wire",
     )
@@ -82,6 +106,8 @@ class BoundedConnection(web.RequestHandler):
         self._last_bytes = b""
         self._chunks: ChunkReader | None = None
         self._chunked_body: StreamReader | None = None
+        self._passage: Passage | None = None
+        self._passed_body: StreamReader | None = None
         self._trailers = b""
         self._is_last = False
 
@@ -116,6 +142,10 @@ class BoundedConnection(web.RequestHandler):
         What follows trailers on a connection is not taken: to aiohttp (3.14.5) the last one of
         them is the first header of the next request, be that somebody else's.
         """
+        if self._passage is not None:
+            data = self._pass_on(self._passage, data)
+            if not data:
+                return
         known, is_behind = len(self._messages), self._reading_paused or not data
         super().data_received(data)
         rest = self._follow(data) if self._chunks is not None else None
@@ -126,6 +156,29 @@ class BoundedConnection(web.RequestHandler):
             self._stop_after_it()
         self._last_bytes = data[-3:] or self._last_bytes
 
+    def hand_over(self, body: StreamReader, length: int | None, taker: Taker) -> bool:
+        """Have the rest of the body that is being read go to a taker; say whether it does.
+
+        What has been parsed of it must have been read.
+        """
+        is_held = self._reading_paused or self._buffer_paused or bool(self._messages)
+        if is_held or body.is_eof() or self._close or self.transport is None:
+            return False
+        if length is not None:
+            rest: Rest = SizedRest(length - body.total_bytes)
+        elif self._chunks is not None and self._chunks.body_bytes == body.total_bytes:
+            rest = self._chunks
+        else:
+            return False
+        self._passage, self._passed_body = Passage(rest, taker), body
+        return True
+
+    def take_back(self) -> None:
+        """Let what still comes of a body that was handed over be lost."""
+        if self._passage is not None:
+            self._passage.leave()
+            self._resume_transport_reading()
+
     def trailers_behind(self, body: StreamReader) -> tuple[tuple[str, str], ...]:
         """Return the trailers that came behind a body."""
         if body is not self._chunked_body:
@@ -134,6 +187,48 @@ class BoundedConnection(web.RequestHandler):
             return tuple(read_fields(self._trailers))
         except BadField:
             return ()
+
+    def _pass_on(self, passage: Passage, data: bytes) -> bytes:
+        """Pass on what has come of a body, and return what comes behind it."""
+        body = self._passed_body
+        if not data or body is None:
+            return b""
+        try:
+            end = passage.feed(data)
+        except BadChunks as exc:
+            failure = web.RequestPayloadError(str(exc))
+            self._passage = self._passed_body = self._chunks = None
+            body.set_exception(failure)
+            passage.end(failure)
+            self.close()
+            return b""
+        if end is None:
+            return b""
+        self._passage = self._passed_body = None
+        if self._chunks is not None:
+            self._trailers, self._chunks = self._chunks.trailers, None
+            self._is_last = bool(self._trailers)
+        # The old one waits for the rest of this body for ever.
+        self._parser = self._make_parser()
+        self._last_bytes = b""
+        body.feed_eof()
+        passage.end()
+        if self._is_last:
+            self.close()
+            return b""
+        return data[end:]
+
+    def _make_parser(self) -> HttpRequestParser:
+        return HttpRequestParser(
+            self,
+            self._loop,
+            self._read_bufsize,
+            max_line_size=self.max_line_size,
+            max_headers=self.max_headers,
+            max_field_size=self.max_field_size,
+            payload_exception=web.RequestPayloadError,
+            max_msg_queue_size=self._max_msg_queue_size,
+        )
 
     def _begin_following(self, known: int, data: bytes, *, is_behind: bool) -> None:
         """Follow the first body in chunks among those that have just begun."""
