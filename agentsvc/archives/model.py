@@ -14,6 +14,15 @@ class ArchiveState(StrEnum):
     FAILED = "failed"
 
 
+class Rest(StrEnum):
+    """How a sandbox rested before it was woken to be saved."""
+
+    NONE = ""
+    PAUSED = "paused"
+    CULLED = "culled"
+    """Nobody used it, so that the next message wakes it."""
+
+
 class Archive(msgspec.Struct, frozen=True, kw_only=True):
     """The saved workspace of one conversation, which may be gone since."""
 
@@ -37,3 +46,5 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int
     """How many links and special files were left out."""
     created_at: datetime
+    rest: Rest = Rest.NONE
+    """What its sandbox goes back to once it is saved, or cannot be."""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer
-from agentsvc.archives.model import Archive, ArchiveState
+from agentsvc.archives.model import Archive, ArchiveState, Rest
 from agentsvc.archives.table import ArchiveTable
 from agentsvc.archives.tarball import Bounds, Contents, read_parts, repack
 from agentsvc.db import Database, Transaction
@@ -142,7 +142,12 @@ class Archives:
             self._save_soon(archive_id)
 
     async def forget_old(self) -> None:
-        """Delete what is too old, and the oldest of what is too much."""
+        """Delete what is too old, and the oldest of what is too much.
+
+        What could not be ended, since the database did not take it, is tried again.
+        """
+        for archive_id in await self._table.unfinished():
+            self._save_soon(archive_id)
         old: list[str] = []
         if self._config.keep_seconds:
             old += await self._table.older_than(
@@ -164,27 +169,57 @@ class Archives:
         if archive is None or archive.state is not ArchiveState.SAVING:
             return
         try:
+            saved = await self._outcome(archive)
+        except asyncio.CancelledError:
+            # The next start goes on with it.
+            raise
+        except BaseException:
+            await self._end(_failed(archive, "the server failed in a way it should not"))
+            raise
+        await self._end(saved)
+
+    async def _outcome(self, archive: Archive) -> Archive:
+        try:
             async with asyncio.timeout(self._config.save_seconds):
-                saved = await self._try_until_saved(archive)
+                return await self._try_until_saved(archive)
         except TimeoutError:
-            saved = _failed(archive, f"it took longer than {self._config.save_seconds:g} s")
+            return _failed(archive, f"it took longer than {self._config.save_seconds:g} s")
         except AgentsvcError as exc:
-            saved = _failed(archive, exc.message)
             log.warning(
                 "workspace could not be saved",
-                extra={"archive_id": archive_id, "reason": f"{exc.message} {exc.detail}".strip()},
+                extra={"archive_id": archive.id, "reason": f"{exc.message} {exc.detail}".strip()},
             )
+            return _failed(archive, exc.message)
         except OSError:
-            saved = _failed(archive, "the server cannot write it")
-            log.exception("archive cannot be written", extra={"archive_id": archive_id})
+            log.exception("archive cannot be written", extra={"archive_id": archive.id})
+            return _failed(archive, "the server cannot write it")
+
+    async def _end(self, saved: Archive) -> None:
+        if saved.state is not ArchiveState.READY:
+            await asyncio.to_thread(self._file(saved.id).unlink, missing_ok=True)
+        await self._let_rest(saved)
 
         async def body(tx: Transaction) -> None:
             await self._table.update(tx, saved)
-            if archive.releases:
-                await self._sandboxes.release(tx, archive.sandbox_id)
+            if saved.releases:
+                await self._sandboxes.release(tx, saved.sandbox_id)
 
         await self._db.write(body)
-        log.info("archive saved", extra={"archive_id": archive_id, "state": str(saved.state)})
+        log.info("archive saved", extra={"archive_id": saved.id, "state": str(saved.state)})
+
+    async def _let_rest(self, archive: Archive) -> None:
+        """Let a sandbox that was woken to be saved rest again."""
+        noted = await self._table.find(archive.id)
+        if noted is None or archive.releases or noted.rest is Rest.NONE:
+            return
+        if noted.rest is Rest.CULLED:
+            await self._sandboxes.cull(archive.sandbox_id, Target.PAUSED, unused_since=now())
+            return
+        sandbox = await self._sandboxes.find_any(archive.sandbox_id)
+        # What becomes of the sandbox changes nothing about the archive any more.
+        with contextlib.suppress(AgentsvcError):
+            if sandbox is not None:
+                await self._sandboxes.pause(sandbox.user_id, sandbox.id)
 
     async def _try_until_saved(self, archive: Archive) -> Archive:
         pause = _FIRST_RETRY_SECONDS
@@ -202,18 +237,10 @@ class Archives:
             pause = min(pause * 2, _LAST_RETRY_SECONDS)
 
     async def _save_once(self, archive: Archive) -> Archive:
-        found = await self._sandboxes.find_any(archive.sandbox_id)
-        was_culled = found is not None and await self._sandboxes.is_culled(found)
-        sandbox, was_paused = await self._running(archive)
+        sandbox = await self._running(archive)
         agent = self._agents.at(sandbox.agent_url or "", sandbox.session_key)
         with self._sandboxes.usage.hold(sandbox.id):
             contents = await self._fetch(archive, agent)
-        if was_culled and not archive.releases:
-            await self._sandboxes.cull(sandbox.id, Target.PAUSED, unused_since=now())
-        elif was_paused and not archive.releases:
-            # What becomes of the sandbox changes nothing about the archive any more.
-            with contextlib.suppress(AgentsvcError):
-                await self._sandboxes.pause(sandbox.user_id, sandbox.id)
         size = (await asyncio.to_thread(self._file(archive.id).stat)).st_size
         return msgspec.structs.replace(
             archive,
@@ -224,11 +251,13 @@ class Archives:
             skipped=contents.skipped,
         )
 
-    async def _running(self, archive: Archive) -> tuple[Sandbox, bool]:
-        """Return the sandbox once it runs, and whether it had to be resumed for that."""
+    async def _running(self, archive: Archive) -> Sandbox:
+        """Return the sandbox once it runs; if it rests, that is noted, and it is woken."""
         found = await self._sandboxes.find_any(archive.sandbox_id)
-        was_paused = found is not None and found.target is Target.PAUSED
-        if found is not None and was_paused:
+        if found is not None and found.target.is_rest:
+            is_culled = await self._sandboxes.is_culled(found)
+            rest = Rest.CULLED if is_culled else Rest.PAUSED
+            await self._db.write(lambda tx: self._table.set_rest(tx, archive.id, rest))
             await self._sandboxes.resume(found.user_id, found.id, when_full=WhenFull.QUEUE)
         seen = await self._sandboxes.wait_for(
             archive.sandbox_id,
@@ -239,7 +268,7 @@ class Archives:
             raise Gone("the sandbox does not exist any more")
         if seen.agent_url is None:
             raise SandboxNotUsable(f"the sandbox does not run: {seen.reason or seen.status}")
-        return seen, was_paused
+        return seen
 
     async def _fetch(self, archive: Archive, agent: AgentServer) -> Contents:
         hidden = _hidden(archive.id)
@@ -258,7 +287,7 @@ class Archives:
                 text = f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:]
                 raise ArchiveRefused(f"tar failed in the sandbox: {text}")
             await self._receive(agent, file, part)
-            return await asyncio.to_thread(self._repack, archive.id, part)
+            return await _to_end(partial(self._repack, archive.id, part))
         finally:
             await asyncio.to_thread(part.unlink, missing_ok=True)
             with contextlib.suppress(AgentsvcError):
@@ -277,7 +306,7 @@ class Archives:
                     f"The workspace is larger than archives may be: {self._config.max_bytes} bytes"
                 )
             try:
-                await asyncio.to_thread(_append, part, data)
+                await _to_end(partial(_append, part, data))
             except OSError as exc:
                 raise CapacityExceeded("The server has no room for the archive") from exc
 
@@ -360,6 +389,17 @@ async def _parts(source: Path) -> AsyncIterator[bytes]:
     parts = read_parts(source)
     while (part := await asyncio.to_thread(next, parts, None)) is not None:
         yield part
+
+
+async def _to_end[T](work: Callable[[], T]) -> T:
+    """Do something in a thread and wait for its end, also when there is no more time for it."""
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        future.exception()
+        raise
 
 
 def _create(file: Path) -> None:

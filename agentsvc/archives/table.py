@@ -3,12 +3,12 @@
 from datetime import datetime
 from typing import Any, Final
 
-from agentsvc.archives.model import Archive, ArchiveState
+from agentsvc.archives.model import Archive, ArchiveState, Rest
 from agentsvc.db import Database, Queryable, Row, Transaction
 from agentsvc.values import from_stored, to_stored
 
 _SELECT: Final = """SELECT id, user_id, conversation_id, title, sandbox_id, working_dir, directory,
-    state, reason, releases, size_bytes, unpacked_bytes, files, skipped, created_at
+    state, reason, releases, size_bytes, unpacked_bytes, files, skipped, created_at, rest
     FROM archives"""
 
 _OVER: Final = """SELECT id FROM (SELECT id, sum(size_bytes) OVER (
@@ -39,6 +39,12 @@ class ArchiveTable:
             "UPDATE archives SET state = :state, reason = :reason, size_bytes = :size_bytes,"
             " unpacked_bytes = :unpacked_bytes, files = :files, skipped = :skipped WHERE id = :id",
             _to_row(archive),
+        )
+
+    async def set_rest(self, tx: Transaction, archive_id: str, rest: Rest) -> None:
+        """Store how the sandbox rested."""
+        await tx.run(
+            "UPDATE archives SET rest = :rest WHERE id = :id", {"id": archive_id, "rest": rest}
         )
 
     async def delete(self, tx: Transaction, archive_id: str) -> None:
@@ -124,4 +130,5 @@ def _from_row(row: Row) -> Archive:
         files=row["files"],
         skipped=row["skipped"],
         created_at=from_stored(row["created_at"]),
+        rest=Rest(row["rest"]),
     )

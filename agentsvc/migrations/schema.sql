@@ -451,7 +451,7 @@ CREATE TABLE archives (
     files INTEGER NOT NULL DEFAULT 0,
     skipped INTEGER NOT NULL DEFAULT 0,
     created_at TEXT NOT NULL
-) STRICT;
+, rest TEXT NOT NULL DEFAULT '') STRICT;
 
 CREATE INDEX archives_by_user ON archives (user_id, created_at, id);
 

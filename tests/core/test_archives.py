@@ -1,6 +1,7 @@
 """Workspaces that are saved in the data directory, and conversations that begin with one."""
 
 import asyncio
+import gzip
 import io
 import itertools
 import stat
@@ -13,8 +14,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.agent_answers import CommandResult
+from agentsvc.archives import Archives, new_archive
 from agentsvc.auth import Role
+from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
+from agentsvc.values import Secret
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 from tests.service import WAIT_SECONDS, Client, Service
 
@@ -35,6 +40,15 @@ def pack(**files: str) -> bytes:
         out.type, out.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(out)
     return whole.getvalue()
+
+
+def pack_zeros(size: int) -> bytes:
+    """Return what tar would write of one file of so many zeros, in no time."""
+    info = tarfile.TarInfo("./zeros")
+    info.size = size
+    part = 2**24
+    zeros = gzip.compress(bytes(part), 1)
+    return gzip.compress(info.tobuf()) + zeros * (size // part) + gzip.compress(bytes(10240))
 
 
 class PackingAgent(TroubledAgent):
@@ -240,6 +254,80 @@ async def test_a_paused_sandbox_is_resumed_to_be_saved_and_paused_again(client: 
     await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
     assert (await save(client, conversation_id))["state"] == "ready"
     await client.wait_for_sandbox(sandbox_id, "PAUSED")
+
+
+async def test_a_sandbox_that_was_resumed_to_be_saved_is_paused_again_after_a_stop_in_between(
+    client: Client, service: Service, fake_agent: PackingAgent
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+    fake_agent.let_download.clear()
+    archive = (await client.post(f"{STARTS}/{conversation_id}/archives")).json()
+    await eventually(lambda: fake_agent.downloads > 0)
+    await service.stop()
+    fake_agent.let_download.set()
+    await service.start()
+    assert (await saved(client, archive["id"]))["state"] == "ready"
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+
+
+async def test_a_paused_sandbox_whose_workspace_cannot_be_saved_is_paused_again(
+    client: Client, fake_agent: PackingAgent
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+    fake_agent.packed = b"no archive"
+    assert (await save(client, conversation_id))["state"] == "failed"
+    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+
+
+async def test_nothing_is_left_of_a_workspace_that_takes_too_long(
+    client: Client, service: Service, fake_agent: PackingAgent
+) -> None:
+    await configure(service, save_seconds=1.0)
+    conversation_id, _ = await start(client)
+    fake_agent.packed = pack_zeros(2**30)
+    failed = await save(client, conversation_id)
+    assert (failed["state"], failed["detail"]) == ("failed", "it took longer than 1 s")
+    assert files_of(service) == []
+
+
+class BrokenAgents(AgentClient):
+    """Agent servers, to reach any of which is a bug."""
+
+    def at(self, url: str, key: Secret) -> AgentServer:
+        raise ZeroDivisionError(f"a bug at {url} with {key}")
+
+
+async def test_a_bug_while_a_workspace_is_saved_ends_in_a_failure(
+    client: Client, service: Service
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    row = await service.app[SANDBOXES].find_any(sandbox_id)
+    assert row is not None
+    broken = Archives(
+        db=service.app[DATABASE],
+        directory=service.data_dir / "archives",
+        sandboxes=service.app[SANDBOXES],
+        agents=BrokenAgents(),
+        supervisor=service.app[SUPERVISOR],
+        config=service.config.archives,
+    )
+    archive = new_archive(
+        user_id=row.user_id,
+        conversation_id=conversation_id,
+        title="",
+        sandbox_id=sandbox_id,
+        working_dir="/workspace",
+        directory="",
+        releases=False,
+    )
+    await service.app[DATABASE].write(lambda tx: broken.insert(tx, archive))
+    failed = await saved(client, archive.id)
+    assert (failed["state"], failed["detail"]) == (
+        "failed",
+        "the server failed in a way it should not",
+    )
 
 
 async def test_an_archive_is_ready_though_its_sandbox_goes_at_the_end(

@@ -1,5 +1,5 @@
 PRAGMA application_id = 1634956899;
-PRAGMA user_version = 8;
+PRAGMA user_version = 13;
 BEGIN TRANSACTION;
 CREATE TABLE api_keys (
     id INTEGER PRIMARY KEY,
@@ -13,6 +13,33 @@ CREATE TABLE api_keys (
 , not_before TEXT, expires_at TEXT) STRICT;
 INSERT INTO "api_keys" VALUES(1,'e3266cad8f1a47489137533e5156a293','laptop','239479e00a74006d67ccd9968795ee5d019d61e310e346c766bf30c8548e0101','asvc_kkkk','2026-11-21T07:40:37.883313Z','2026-11-21T07:40:37.908100Z',NULL,'2020-01-01T00:00:00.000000Z','2999-01-01T00:00:00.000000Z');
 INSERT INTO "api_keys" VALUES(2,'e3266cad8f1a47489137533e5156a293','lost','065d838a7bbf293a8f7ace7f54a4e4d388eddac3fa1876c7881ebcfa7cbbf56e','asvc_gggg','2026-11-21T07:40:37.893943Z',NULL,'2026-11-21T07:40:37.901869Z',NULL,NULL);
+CREATE TABLE archives (
+    id TEXT NOT NULL PRIMARY KEY,
+    user_id TEXT NOT NULL REFERENCES users (id),
+    conversation_id TEXT NOT NULL,
+    title TEXT NOT NULL,
+    sandbox_id TEXT NOT NULL,
+    working_dir TEXT NOT NULL,
+    directory TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('saving', 'ready', 'failed')),
+    reason TEXT NOT NULL DEFAULT '',
+    -- Whether the sandbox is given up once it is saved, or cannot be.
+    releases INTEGER NOT NULL,
+    size_bytes INTEGER NOT NULL DEFAULT 0,
+    unpacked_bytes INTEGER NOT NULL DEFAULT 0,
+    files INTEGER NOT NULL DEFAULT 0,
+    skipped INTEGER NOT NULL DEFAULT 0,
+    created_at TEXT NOT NULL
+) STRICT;
+INSERT INTO "archives" VALUES('aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa','e3266cad8f1a47489137533e5156a293','0911dd01676c4416b26a3939b22aa663','Old one','52669bd5a6cd4322909791d314e2e81d','/workspace/project','project','ready','',0,812,13,2,1,'2026-11-22T00:30:00.000000Z');
+CREATE TABLE client_sandboxes (
+    sandbox_id TEXT NOT NULL PRIMARY KEY REFERENCES sandboxes (id) ON DELETE CASCADE,
+    user_id TEXT NOT NULL,
+    client_id TEXT NOT NULL,
+    env_sealed BLOB NOT NULL,
+    UNIQUE (user_id, client_id)
+) STRICT;
+INSERT INTO "client_sandboxes" VALUES('52669bd5a6cd4322909791d314e2e81d','e3266cad8f1a47489137533e5156a293','session-1',X'01A23725046F813AF73CB01931ED2D49EC3C5E5ED4D385DC74DFE69912A6BA1435484C7E417B5D383722D14DA7');
 CREATE TABLE conversations (
     id TEXT NOT NULL PRIMARY KEY,
     user_id TEXT NOT NULL REFERENCES users (id),
@@ -89,6 +116,22 @@ CREATE TABLE installation (
     value TEXT NOT NULL
 ) STRICT;
 INSERT INTO "installation" VALUES('master_key_id','a2372504');
+CREATE TABLE login_links (
+    hash TEXT NOT NULL PRIMARY KEY,
+    key_id INTEGER NOT NULL REFERENCES api_keys (id) ON DELETE CASCADE,
+    expires_at TEXT NOT NULL
+) STRICT;
+INSERT INTO "login_links" VALUES('8e9fa224f488a601af1b14e867eb6bf8496025b1bb5c0a78d1b94d3c7122efec',1,'2026-11-22T00:35:00.000000Z');
+CREATE TABLE logins (
+    id TEXT NOT NULL PRIMARY KEY,
+    hash TEXT NOT NULL UNIQUE,
+    key_id INTEGER NOT NULL REFERENCES api_keys (id) ON DELETE CASCADE,
+    client TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    last_used_at TEXT NOT NULL,
+    expires_at TEXT NOT NULL
+) STRICT;
+INSERT INTO "logins" VALUES('cccccccccccccccccccccccccccccccc','9055b0b547c61f8ee25b0e3412f8df48e31f8ccb1187359932070d9a5d518273',1,'a browser','2026-11-22T00:30:00.000000Z','2026-11-22T00:30:00.000000Z','2026-12-22T00:30:00.000000Z');
 CREATE TABLE pending_messages (
     seq INTEGER NOT NULL PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -115,7 +158,8 @@ CREATE TABLE sandbox_uses (
     -- Removals that failed, and when the next one is due.
     removal_tries INTEGER NOT NULL DEFAULT 0,
     removal_due_at TEXT
-) STRICT;
+, may_pause_idle INTEGER NOT NULL DEFAULT 0) STRICT;
+INSERT INTO "sandbox_uses" VALUES('52669bd5a6cd4322909791d314e2e81d','2026-11-22T00:30:00.000000Z','2026-11-22T00:30:00.000000Z',NULL,0,NULL,0);
 CREATE TABLE sandboxes (
     id TEXT NOT NULL PRIMARY KEY,
     user_id TEXT NOT NULL REFERENCES users (id),
@@ -199,6 +243,7 @@ CREATE TABLE webhook_deliveries (
     due_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%f000Z', 'now')),
     settled_at TEXT
 ) STRICT;
+INSERT INTO "webhook_deliveries" VALUES(1,'eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee','dddddddddddddddddddddddddddddddd','0911dd01676c4416b26a3939b22aa663','event',1,NULL,'delivered',1,204,'','2026-11-22T00:30:00.000000Z','2026-11-22T00:30:00.000000Z','2026-11-22T00:30:00.000000Z','2026-11-22T00:30:00.000000Z');
 CREATE TABLE webhook_subscriptions (
     id TEXT NOT NULL PRIMARY KEY,
     user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
@@ -211,7 +256,8 @@ CREATE TABLE webhook_subscriptions (
     sealed BLOB NOT NULL,
     created_at TEXT NOT NULL,
     updated_at TEXT NOT NULL
-) STRICT;
+, disabled_reason TEXT NOT NULL DEFAULT '', quiet_until TEXT, former_sealed BLOB, former_until TEXT) STRICT;
+INSERT INTO "webhook_subscriptions" VALUES('dddddddddddddddddddddddddddddddd','e3266cad8f1a47489137533e5156a293','https://hooks.example/agent','',NULL,'[]',1,X'01A2372504317F4AE1F1CA32DDD8290F5CED7B162B7E9438EE8036D2A24D6399BAA38BB356A50C14','2026-11-22T00:30:00.000000Z','2026-11-22T00:30:00.000000Z','',NULL,NULL,NULL);
 CREATE INDEX api_keys_by_user ON api_keys (user_id);
 CREATE INDEX sandboxes_by_user ON sandboxes (user_id, created_at, id);
 CREATE INDEX sandboxes_by_backend ON sandboxes (backend);
@@ -383,4 +429,13 @@ CREATE INDEX sandbox_uses_queued ON sandbox_uses (queued_at)
 WHERE queued_at IS NOT NULL;
 CREATE INDEX sandbox_uses_removals ON sandbox_uses (removal_tries)
 WHERE removal_tries > 0;
+CREATE INDEX logins_by_key ON logins (key_id, last_used_at);
+CREATE INDEX logins_by_expiry ON logins (expires_at);
+CREATE INDEX login_links_by_key ON login_links (key_id);
+CREATE INDEX login_links_by_expiry ON login_links (expires_at);
+CREATE INDEX webhook_subscriptions_former ON webhook_subscriptions (former_until)
+WHERE former_until IS NOT NULL;
+CREATE INDEX archives_by_user ON archives (user_id, created_at, id);
+CREATE INDEX archives_by_age ON archives (created_at, id);
+CREATE INDEX archives_by_state ON archives (state);
 COMMIT;
