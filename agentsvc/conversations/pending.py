@@ -144,8 +144,9 @@ class PendingMessages:
     ) -> SandboxStatus:
         """Hand a message to the agent; return how its sandbox is.
 
-        Where the sandbox was paused because nobody used it, the message is kept and the sandbox
-        resumed for it. Raises as `Conversations.send_message`, and TooManyRequests.
+        It is kept while earlier ones are not delivered, and where the sandbox was paused because
+        nobody used it, which is resumed then. Raises as `Conversations.send_message`, and
+        TooManyRequests.
         """
         view = await self._conversations.get(user_id, conversation_id, include_starting=True)
         if not await self._must_wait(view):
@@ -161,14 +162,15 @@ class PendingMessages:
                 if not await self._must_wait(view):
                     raise
         await self.queue(user_id, conversation_id, message, run=run)
-        return SandboxStatus.STARTING
+        is_running = view.sandbox_status is SandboxStatus.RUNNING
+        return SandboxStatus.RUNNING if is_running else SandboxStatus.STARTING
 
     async def _must_wait(self, view: ConversationView) -> bool:
-        """Whether a message has to wait until a culled sandbox runs again, behind earlier ones."""
+        """Whether a message has to wait, for earlier ones or until a culled sandbox runs again."""
         sandbox = view.sandbox
         if sandbox is None or not view.conversation.is_ready:
             return False
-        if sandbox.status is SandboxStatus.STARTING:
+        if sandbox.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING):
             return await self._table.count(self._db, view.conversation.id) > 0
         return await self._sandboxes.is_culled(sandbox)
 

@@ -155,6 +155,29 @@ async def test_a_message_is_tried_again_while_the_agent_does_not_answer(
     await _wait_for_texts(client, conversation_id, [FIRST, "and more"])
 
 
+@pytest.mark.parametrize("older", [False, True])
+async def test_no_message_overtakes_one_that_waits(
+    client: Client, fake_agent: FakeAgent, *, older: bool
+) -> None:
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    _sandbox(fake_agent).is_down = True
+    assert (await _queue(client, conversation_id, "the first")).status == 201
+    assert (await _queue(client, conversation_id, "the second")).status == 201
+    said: dict[str, Any] = {"args": {"content": "the third"}, "action": "message"}
+    path = f"/api/conversations/{conversation_id}/events"
+    if not older:
+        said = {"content": [{"type": "text", "text": "the third"}]}
+        path = f"/api/v1/app-conversations/{conversation_id}/send-message"
+    answer = await client.post(path, json=said)
+    assert answer.status == 200, answer.text
+    _sandbox(fake_agent).is_down = False
+    texts = [FIRST, "the first", "the second", "the third"]
+    await _wait_for_texts(client, conversation_id, texts)
+    assert (await client.post(path, json=said)).status == 200
+    await _wait_for_texts(client, conversation_id, [*texts, "the third"])
+
+
 async def test_a_message_that_arrived_unnoticed_is_not_sent_again(
     client: Client, fake_agent: FakeAgent
 ) -> None:
