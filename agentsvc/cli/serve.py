@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import os
 import signal
 import socket
@@ -216,6 +217,8 @@ async def _serve(config: Config, places: DataDir, listener: socket.socket) -> No
                 await web.SockSite(runner, one).start()
             url = config.server.public_url or url_of(listener)
             click.echo(f"agentsvc {__version__} is ready: {url}")
+            # What a server is made of stays: no collection has to look at it again.
+            gc.freeze()
             await asyncio.Event().wait()
     finally:
         await runner.cleanup()

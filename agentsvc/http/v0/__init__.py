@@ -22,6 +22,7 @@ from agentsvc.http.v0 import (
     options,
     secrets,
     settings,
+    socket_door,
     user,
 )
 from agentsvc.http.v0.retirement import add_headers, refuse
@@ -57,7 +58,7 @@ def install(app: web.Application, *, enabled: bool) -> None:
         mount(app, ROUTES)
         app[FOLLOWERS] = Counter()
         app.cleanup_ctx.append(_transcripts)
-        _install_sockets(app)
+        socket_door.install(app)
     else:
         # Past `mount`, so that they need no key and are no part of the published description.
         for route in ROUTES:
@@ -65,13 +66,6 @@ def install(app: web.Application, *, enabled: bool) -> None:
         for path in SOCKET_PATHS:
             app.router.add_route("*", path, refuse)
     app.on_response_prepare.append(add_headers)
-
-
-def _install_sockets(app: web.Application) -> None:
-    # What speaks the protocol takes time to import, and a server without V0 has no use for it.
-    from agentsvc.http.v0 import sockets  # noqa: PLC0415
-
-    sockets.install(app)
 
 
 async def _transcripts(app: web.Application) -> AsyncIterator[None]:

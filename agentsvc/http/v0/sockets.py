@@ -2,14 +2,14 @@
 
 Every request of a connection shows a key: one without any is answered 401, one with a wrong key
 is told so in the words of the protocol. The package that speaks the protocol is imported here and
-in `packets` only, and these only where the older generation is switched on.
+in `packets` only, and these only when the first client comes.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -42,7 +42,7 @@ from agentsvc.http.v0.frames import error_frame
 from agentsvc.http.v0.listeners import Listener, Services
 from agentsvc.http.v0.packets import Packet, check_payload, event_packet
 from agentsvc.http.v0.transcripts import TRANSCRIPTS
-from agentsvc.http.v0.types_socket import FOLLOWERS, SOCKET_PATHS, Wish, to_wish
+from agentsvc.http.v0.types_socket import FOLLOWERS, Wish, to_wish
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import Secret, monotonic
 
@@ -322,9 +322,6 @@ class Sockets:
         return opened if opened is not None and _is_stream(opened) else None
 
 
-SOCKETS: Final[web.AppKey[Sockets]] = web.AppKey("sockets", Sockets)
-
-
 class _Line:
     """The way to one client; it keeps no more than two batches that the client has not read."""
 
@@ -400,21 +397,8 @@ class _ReadRequest:
         return self._body[:size]
 
 
-def install(app: web.Application) -> None:
-    """Add the event socket to an application; called once what it uses is among its contexts."""
-    for path in SOCKET_PATHS:
-        for method in (hdrs.METH_GET, hdrs.METH_POST):
-            # Past `mount`: it tells for itself who calls, and is no operation to describe.
-            app.router.add_route(method, path, _handle)
-    app.cleanup_ctx.append(_open)
-    app.on_shutdown.append(_close)
-
-
-async def _handle(request: web.Request) -> web.StreamResponse:
-    return await request.app[SOCKETS].handle(request)
-
-
-async def _open(app: web.Application) -> AsyncIterator[None]:
+def make_sockets(app: web.Application) -> Sockets:
+    """Return the event socket of a running server, and keep it tidy from now on."""
     config = app[CONFIG].server
     services = Services(
         conversations=app[CONVERSATIONS],
@@ -423,7 +407,7 @@ async def _open(app: web.Application) -> AsyncIterator[None]:
         transcripts=app[TRANSCRIPTS],
         announcements=app[ANNOUNCEMENTS],
     )
-    app[SOCKETS] = sockets = Sockets(
+    sockets = Sockets(
         services,
         app[FOLLOWERS],
         keyring=app[KEYRING],
@@ -432,11 +416,7 @@ async def _open(app: web.Application) -> AsyncIterator[None]:
         patience_seconds=config.request_seconds,
     )
     app[SUPERVISOR].loop("event sockets", sockets.tidy, every_seconds=TIDY_SECONDS)
-    yield
-
-
-async def _close(app: web.Application) -> None:
-    await app[SOCKETS].close()
+    return sockets
 
 
 def _is_stream(request: web.Request) -> bool:

@@ -17,7 +17,8 @@ from socketio.exceptions import ConnectionError as NotConnected
 from agentsvc.auth import Role
 from agentsvc.http.keys import KEYRING
 from agentsvc.http.v0.listeners import MOST_ACTIONS
-from agentsvc.http.v0.sockets import MOST_OF_USER, SOCKETS
+from agentsvc.http.v0.socket_door import SOCKET_DOOR
+from agentsvc.http.v0.sockets import MOST_OF_USER
 from agentsvc.plugins import PluginHost
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
@@ -168,7 +169,7 @@ async def test_a_key_that_is_no_longer_valid_ends_the_connection(
         await one.until(lambda _: one.errors)
         await asyncio.wait_for(one.is_over.wait(), client.patience)
         assert not other.is_over.is_set()
-        await service.app[SOCKETS].tidy(at=monotonic() + 100)
+        await (await service.app[SOCKET_DOOR].sockets(service.app)).tidy(at=monotonic() + 100)
         await asyncio.wait_for(other.is_over.wait(), client.patience)
 
 
@@ -176,7 +177,7 @@ async def test_who_follows_nothing_is_let_go_of(client: Client, service: Service
     name = await start_running(client)
     path = await connect(client)
     async with follow(client.base_url, client.key, name) as follower:
-        await service.app[SOCKETS].tidy(at=monotonic() + 20)
+        await (await service.app[SOCKET_DOOR].sockets(service.app)).tidy(at=monotonic() + 20)
         async with asyncio.timeout(client.patience):
             while (await client.get(path)).status == 200:
                 pass
