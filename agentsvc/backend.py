@@ -42,6 +42,8 @@ class Capability(StrEnum):
     """Every field of Limits is enforced."""
     RESTART = "restart"
     """restart() works: a sandbox that has failed runs again on the same files."""
+    STOP = "stop"
+    """stop() works, and restart() for what was stopped: of a sandbox only its files are kept."""
     SURVIVES_RESTART = "survives_restart"
     """Sandboxes outlive the server process."""
 
@@ -158,14 +160,14 @@ class IdleRules(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     pause_after_seconds: float | None = None
+    stop_after_seconds: float | None = None
     delete_after_seconds: float | None = None
 
     def over(self, general: "IdleRules") -> "IdleRules":
         """Return these rules, with the more general ones where they say nothing."""
-        pause, delete = self.pause_after_seconds, self.delete_after_seconds
-        return IdleRules(
-            pause_after_seconds=general.pause_after_seconds if pause is None else pause,
-            delete_after_seconds=general.delete_after_seconds if delete is None else delete,
+        own = msgspec.structs.asdict(self)
+        return msgspec.structs.replace(
+            general, **{name: value for name, value in own.items() if value is not None}
         )
 
 
@@ -487,14 +489,24 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         """Run again on the same files. Return the handle to use from now on.
 
         Resuming a running sandbox is fine. Raises Conflict if it has failed or is gone and
-        therefore cannot run again.
+        therefore cannot run again. Where a backend can stop sandboxes, what was stopped is not
+        resumed: the server calls restart for it.
         """
         raise _unsupported(self, Capability.PAUSE, handle)
 
-    async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
-        """Start the command of a sandbox that has failed again, on the same files.
+    async def stop(self, handle: Handle) -> None:
+        """End all that runs in a running or paused sandbox, and keep its files.
 
-        The order is the one it was created with. A sandbox that runs or is paused is left as it
+        When it returns nothing of it takes memory any more, and the sandbox is PAUSED as STOPPED,
+        also after the machine was restarted. Stopping a stopped one is fine. Cancelled half-way,
+        a second call finishes it. Raises Conflict where there is nothing that could be stopped.
+        """
+        raise _unsupported(self, Capability.STOP, handle)
+
+    async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
+        """Start the command of a sandbox that has failed, or was stopped, on the same files.
+
+        The order is the one it was created with. A sandbox that runs or is frozen is left as it
         is. Called again after a crash half-way, it finishes what was begun. Raises Conflict if
         the files are gone.
         """

@@ -254,7 +254,7 @@ class Archives:
     async def _running(self, archive: Archive) -> Sandbox:
         """Return the sandbox once it runs; if it rests, that is noted, and it is woken."""
         found = await self._sandboxes.find_any(archive.sandbox_id)
-        if found is not None and found.target is Target.PAUSED:
+        if found is not None and found.target.is_rest:
             is_culled = await self._sandboxes.is_culled(found)
             rest = Rest.CULLED if is_culled else Rest.PAUSED
             await self._db.write(lambda tx: self._table.set_rest(tx, archive.id, rest))

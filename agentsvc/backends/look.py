@@ -45,6 +45,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     is_half_paused: bool = False
     """A pause was begun and not finished."""
 
+    is_ended: bool = False
+    """It is paused and its processes have been ended, or are about to be."""
     def ports(self) -> dict[str, int]:
         """Return the ports the sandbox has been given."""
         return self.state.ports if self.state else {}
@@ -80,6 +82,17 @@ def look_at(place: Place, mark: str) -> Look:
         look = _look_at_processes(place, record, state, is_last=is_last)
         if look is not None:
             return look
+    if (pause := place.read_pause()) is not None and pause.ends:
+        return Look(
+            place=place,
+            exists=True,
+            record=record,
+            state=_state_of_this_boot(place),
+            phase=Phase.PAUSED,
+            is_paused=True,
+            is_half_paused=not pause.is_done,
+            is_ended=True,
+        )
         time.sleep(_POLL_SECONDS)
     return _without_state(place, record, mark)
 
@@ -102,6 +115,12 @@ def _without_directory(place: Place, mark: str) -> Look:
         return seen
     return msgspec.structs.replace(
         seen,
+def _state_of_this_boot(place: Place) -> State | None:
+    # The pids in an older one are other processes' by now.
+    state = place.read_state()
+    return state if state is not None and state.boot == boot_id() else None
+
+
         phase=Phase.FAILED,
         reason="its files are gone",
         cause=Cause.LOST,

@@ -122,6 +122,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def open(self) -> None:
         """Make the state directory, find out what can be used, and open the doors there are."""
+            Capability.STOP,
         await reach(self._open)
         for place, record in await reach(self._records):
             await self._doors.open_again(place, record)
@@ -174,7 +175,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         look = await self._look(place, handle)
         if not look.exists:
             raise Conflict("The sandbox cannot be started again: its files are gone")
-        if look.phase is not Phase.FAILED:
+        if look.phase is not Phase.FAILED and not look.is_ended:
             return handle
         await self._end(self._tree(look, handle), grace_seconds=0)
         await finish(place.forget_run)
@@ -201,7 +202,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             exit_code=look.exit_code,
             working_dir=look.working_dir(),
             isolation=look.state.isolation if look.state else None,
-            paused_as=PausedAs.FROZEN if phase is Phase.PAUSED else None,
+            paused_as=_paused_as(look),
             cause=look.cause,
             enforced=look.enforced(),
         )
@@ -223,7 +224,19 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Freeze or stop every process; finished by inspect if the server ends half-way."""
         look = await self._running(handle)
         tree = self._tree(look, handle)
-        await finish(lambda: self._pause(look.place, tree))
+        if not look.is_ended:
+            await finish(lambda: self._pause(look.place, tree))
+
+    async def stop(self, handle: Handle) -> None:
+        """End every process; finished by inspect if the server ends half-way."""
+        look = await self._running(handle)
+        tree = self._tree(look, handle)
+        if not look.is_ended:
+            await finish(lambda: look.place.write_pause(Pause(is_done=False, ends=True)))
+        elif not look.is_half_paused:
+            return
+        await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
+        await finish(lambda: look.place.write_pause(Pause(is_done=True, ends=True)))
 
     async def resume(self, handle: Handle) -> Handle:
         """Let every process run again; raises Conflict where the command has ended."""
@@ -259,6 +272,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise Conflict("The sandbox has ended", detail=str(exc)) from exc
 
     async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
+        if look.is_ended:
+            raise Conflict("The sandbox was stopped, and has to be started again")
         """Yield what the command wrote, with the values of its secrets masked."""
         place = self._place(handle)
         file = LogFile(place.log)
@@ -429,6 +444,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         mark = self._mark(handle)
         if look.state is not None:
             group = Path(look.state.cgroup) if look.state.cgroup else None
+    def _finish_stop(self, place: Place, tree: Tree) -> None:
+        if not tree.kill():
+            place.write_pause(Pause(is_done=True, ends=True))
+
             return Tree(mark=mark, root=look.state.shim, group=group)
         known = handle.data.get("cgroup")
         return Tree(
@@ -452,7 +471,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise Conflict("The sandbox does not exist any more")
         if look.phase is Phase.FAILED:
             raise Conflict(f"The sandbox has failed: {look.reason}")
-        if look.state is None:
+        if look.state is None and not look.is_ended:
             raise Conflict("The sandbox is only just being started")
         return look
 
@@ -484,6 +503,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
 @hookimpl
 def agentsvc_register_backends() -> Iterable[type[RuntimeBackend[Any]]]:
+            elif look.is_half_paused and look.is_ended:
+                self._finish_stop(place, self._tree(look, handle))
     """Offer the process backend."""
     return [ProcessBackend]
 
@@ -522,3 +543,9 @@ def _url_of(port: int, socket_path: str | None) -> str:
     if socket_path is None:
         return f"http://{_HOST}:{port}"
     return f"http+unix://{quote(socket_path, safe='')}"
+def _paused_as(look: Look) -> PausedAs | None:
+    if look.phase is not Phase.PAUSED:
+        return None
+    return PausedAs.STOPPED if look.is_ended and not look.is_half_paused else PausedAs.FROZEN
+
+

@@ -59,7 +59,7 @@ def _explain_status(sandbox: Sandbox, tail: str, time_limit: float) -> str:
             return f"The sandbox does not exist any more. {_ANEW}"
         case SandboxStatus.PAUSED:
             return was_paused
-        case SandboxStatus.RUNNING if sandbox.target is Target.PAUSED:
+        case SandboxStatus.RUNNING if sandbox.target.is_rest:
             return was_paused
         case SandboxStatus.STARTING:
             why = f" ({sandbox.reason})" if sandbox.reason else ""

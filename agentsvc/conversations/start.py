@@ -165,7 +165,7 @@ class Starter:
         sandbox = await self._seats.choose(start)
         await self._wait_for_room(start, sandbox.id)
         waited = await self._wait_until_it_runs(start, sandbox.id)
-        if waited is None or waited.agent_url is None or waited.target is Target.PAUSED:
+        if waited is None or waited.agent_url is None or waited.target.is_rest:
             raise StartRefused(await self._sandbox_failure(waited))
         start.sandbox = waited
         start.agent = self._agents.at(waited.agent_url, waited.session_key)

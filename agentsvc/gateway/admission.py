@@ -153,9 +153,7 @@ _UNDER_WAY: Final = (SandboxStatus.STARTING, SandboxStatus.PAUSED)
 
 def _is_paused(sandbox: Sandbox) -> bool:
     is_over = sandbox.status in (SandboxStatus.ERROR, SandboxStatus.MISSING)
-    return not is_over and (
-        sandbox.target is Target.PAUSED or sandbox.status is SandboxStatus.PAUSED
-    )
+    return not is_over and (sandbox.target.is_rest or sandbox.status is SandboxStatus.PAUSED)
 
 
 def _paused(sandbox: Sandbox) -> Conflict:

@@ -1,4 +1,4 @@
-"""Pauses and removes what nobody uses, and makes room for who waits for it.
+"""Pauses, stops and removes what nobody uses, and makes room for who waits for it.
 
 What is stored says which sandboxes may be idle; before one is touched its agent server is asked,
 and one that does not answer is left alone.
@@ -48,6 +48,7 @@ class Culler:
         self._supervisor = supervisor
         self._defaults = IdleRules(
             pause_after_seconds=config.pause_after_seconds,
+            stop_after_seconds=config.stop_after_seconds,
             delete_after_seconds=config.delete_after_seconds,
         )
         self._lock = asyncio.Lock()
@@ -72,7 +73,7 @@ class Culler:
             await self._cull(unused.id, target)
 
     async def _cull(self, sandbox_id: str, target: Target) -> bool:
-        """Pause or remove a sandbox if it is really idle; say whether it was."""
+        """Pause, stop or remove a sandbox if it is really idle; say whether it was."""
         asked_at = now()
         sandbox = await self._sandboxes.find_any(sandbox_id)
         if sandbox is None or await self._may_be_busy(sandbox):
@@ -116,6 +117,8 @@ def due(rules: IdleRules, unused: Unused, idle: timedelta) -> Target | None:
         return None
     if _is_over(rules.delete_after_seconds, idle):
         return Target.DELETED
+    if unused.may_stop and _is_over(rules.stop_after_seconds, idle):
+        return Target.STOPPED
     if unused.may_pause and _is_over(rules.pause_after_seconds, idle):
         return Target.PAUSED
     return None

@@ -21,6 +21,7 @@ from agentsvc.backend import (
     Isolation,
     Order,
     PartlyScanned,
+    PausedAs,
     Phase,
     Report,
 )
@@ -47,6 +48,8 @@ _LAST_LOOK_SECONDS: Final = 1.0
 _FIRST_RETRY_SECONDS: Final = 0.5
 _LAST_RETRY_SECONDS: Final = 30.0
 _REMOVAL_RETRY_SECONDS: Final = 300.0
+_MAY_HAVE_ENDED: Final = (Action.PAUSE, Action.STOP, Action.RESUME)
+"""What a backend refuses where the sandbox has ended meanwhile."""
 
 
 class _Progress(Enum):
@@ -113,7 +116,12 @@ class Driver:
         sandbox = await self._table.find(sandbox_id)
         if sandbox is None:
             return _Progress.SETTLED
-        action = next_action(sandbox.target, sandbox.phase, has_handle=sandbox.handle is not None)
+        action = next_action(
+            sandbox.target,
+            sandbox.phase,
+            has_handle=sandbox.handle is not None,
+            is_stopped=sandbox.is_stopped,
+        )
         rest = await self._rest(sandbox, action)
         if rest is not None:
             return rest
@@ -123,7 +131,7 @@ class Driver:
                     await self._remove(backend, sandbox)
                     return _Progress.SETTLED
                 report = await self._do(action, backend, sandbox)
-            return await self._store(sandbox, report)
+            return await self._store(sandbox, report, action)
         except AgentsvcError as exc:
             return await self._fail(sandbox, action, exc)
 
@@ -147,7 +155,7 @@ class Driver:
         try:
             handle = await self._act(action, backend, sandbox)
         except Conflict:
-            if sandbox.handle is None or action not in (Action.PAUSE, Action.RESUME):
+            if sandbox.handle is None or action not in _MAY_HAVE_ENDED:
                 raise
             # It may have ended since it was last seen; then that is the news.
             report = await backend.inspect(sandbox.handle)
@@ -162,13 +170,15 @@ class Driver:
             log.info("creating sandbox", extra={"sandbox_id": sandbox.id})
             order = await self._order(backend, sandbox)
             return await self._started(await backend.create(order, self._save_handle), sandbox)
-        if action is Action.RESTART:
-            log.info("starting failed sandbox again", extra={"sandbox_id": sandbox.id})
+        if action is Action.RESTART or (action is Action.RESUME and _needs_start(backend, sandbox)):
+            log.info("starting sandbox again", extra={"sandbox_id": sandbox.id})
             order = await self._order(backend, sandbox)
             handle = await backend.restart(order, handle, self._save_handle)
             return await self._started(handle, sandbox)
         if action is Action.PAUSE:
             await backend.pause(handle)
+        elif action is Action.STOP:
+            await backend.stop(handle)
         elif action is Action.RESUME:
             handle = await backend.resume(handle)
             await self._save_handle(handle)
@@ -198,7 +208,7 @@ class Driver:
         await self._db.write(close)
         log.info("sandbox deleted", extra={"sandbox_id": sandbox.id})
 
-    async def _store(self, sandbox: Sandbox, report: Report) -> _Progress:
+    async def _store(self, sandbox: Sandbox, report: Report, action: Action) -> _Progress:
         if report.session_key is not None and report.session_key != sandbox.session_key:
             await self._adopt_key(sandbox, report.session_key)
         if report.phase is Phase.STARTING and sandbox.ready_by < now():
@@ -224,7 +234,9 @@ class Driver:
                     "reason": report.reason.partition("\n")[0],
                 },
             )
-        if is_settled(sandbox.target, report.phase):
+        # One that was just told to stop it does not do more, whatever it says.
+        is_stopped = report.paused_as is PausedAs.STOPPED or action is Action.STOP
+        if is_settled(sandbox.target, report.phase, is_stopped=is_stopped):
             return _Progress.SETTLED
         return _Progress.MOVING
 
@@ -327,7 +339,9 @@ class Driver:
             store = self._table.set_failed if is_over else self._table.set_reason
             await self._write(sandbox, lambda tx: store(tx, sandbox.id, exc.message))
         # One that was seen at its target waits for the sweep; others are tried again soon.
-        is_at_rest = is_over or is_settled(sandbox.target, sandbox.phase)
+        is_at_rest = is_over or is_settled(
+            sandbox.target, sandbox.phase, is_stopped=sandbox.is_stopped
+        )
         return _Progress.SETTLED if is_at_rest else _Progress.BLOCKED
 
     async def _give_up(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
@@ -359,6 +373,11 @@ class Driver:
             tx.after_commit(lambda: self._changes.announce(before, after))
 
         await self._db.write(change)
+
+
+def _needs_start(backend: Backend, sandbox: Sandbox) -> bool:
+    """Whether to let a sandbox go on is to start its command, for which its order is needed."""
+    return sandbox.is_stopped and Capability.STOP in backend.capabilities
 
 
 def _is_held(sandbox: Sandbox, report: Report) -> bool:

@@ -296,13 +296,15 @@ class Sandboxes:
         Pausing a paused sandbox is fine. Raises NotFound, Conflict while it is being deleted,
         Unsupported if its backend cannot pause, SandboxNotUsable or Gone where nothing runs.
         """
-        sandbox = await self._usable(user_id, sandbox_id)
-        if sandbox.phase is Phase.FAILED:
-            raise SandboxNotUsable(f"The sandbox has failed: {sandbox.reason}")
-        self._require(sandbox, Capability.PAUSE)
-        if sandbox.phase is None and await self._uses.is_waiting(sandbox_id):
-            raise Conflict("The sandbox waits for room and was not made yet; it can be deleted")
-        await self._wait(await self._set_target(sandbox_id, Target.PAUSED), _is_settled)
+        sandbox = await self._restable(user_id, sandbox_id, Capability.PAUSE)
+        if sandbox.target is not Target.STOPPED:
+            sandbox = await self._set_target(sandbox_id, Target.PAUSED)
+        await self._wait(sandbox, _is_settled)
+
+    async def stop(self, user_id: str, sandbox_id: str) -> None:
+        """Ask for a sandbox of which nothing but its files is kept; otherwise as `pause`."""
+        await self._restable(user_id, sandbox_id, Capability.STOP)
+        await self._wait(await self._set_target(sandbox_id, Target.STOPPED), _is_settled)
 
     async def resume(
         self, user_id: str, sandbox_id: str, *, when_full: WhenFull | None = None
@@ -399,12 +401,13 @@ class Sandboxes:
 
     async def is_culled(self, sandbox: Sandbox) -> bool:
         """Whether it is paused because nobody used it, or to make room, and not by its user."""
-        return sandbox.target is Target.PAUSED and await self._uses.is_culled(sandbox.id)
+        return sandbox.target.is_rest and await self._uses.is_culled(sandbox.id)
 
     async def cull(self, sandbox_id: str, target: Target, *, unused_since: datetime) -> bool:
-        """Ask for a paused or deleted sandbox if it was not used meanwhile; say whether that is so.
+        """Ask for a resting or deleted sandbox if it was not used meanwhile; say whether that is so.
 
-        The next message resumes a paused one. One whose backend cannot pause is left alone.
+        The next message resumes one that did not rest before. Where a backend cannot stop
+        sandboxes they are paused, and where it cannot do that either they are left alone.
         """
 
         async def body(tx: Transaction) -> bool:
@@ -412,10 +415,12 @@ class Sandboxes:
             if found is None or self.usage.latest(sandbox_id, found.active_at) > unused_since:
                 return False
             sandbox = await self._table.find(sandbox_id, tx)
-            if sandbox is None or (target is Target.PAUSED and not self._is_pausable(sandbox)):
+            wanted = self._possible(sandbox, target) if sandbox is not None else None
+            if sandbox is None or wanted is None:
                 return False
-            await self._want(tx, sandbox_id, target)
-            if target is Target.PAUSED:
+            by_rule = not sandbox.target.is_rest or await self._uses.is_culled(sandbox_id)
+            await self._want(tx, sandbox_id, wanted)
+            if wanted.is_rest and by_rule:
                 await self._uses.set_culled(tx, sandbox_id, now())
             return True
 
@@ -468,6 +473,15 @@ class Sandboxes:
             raise SandboxNotUsable(f"The sandbox was never made: {sandbox.reason}")
         await self._set_target(sandbox.id, Target.RESTARTED, when_full)
 
+    async def _restable(self, user_id: str, sandbox_id: str, how: Capability) -> Sandbox:
+        sandbox = await self._usable(user_id, sandbox_id)
+        if sandbox.phase is Phase.FAILED:
+            raise SandboxNotUsable(f"The sandbox has failed: {sandbox.reason}")
+        self._require(sandbox, how)
+        if sandbox.phase is None and await self._uses.is_waiting(sandbox_id):
+            raise Conflict("The sandbox waits for room and was not made yet; it can be deleted")
+        return sandbox
+
     async def _usable(self, user_id: str, sandbox_id: str) -> Sandbox:
         sandbox = await self.get(user_id, sandbox_id)
         if sandbox.phase is Phase.GONE:
@@ -477,6 +491,20 @@ class Sandboxes:
     def _require(self, sandbox: Sandbox, capability: Capability) -> None:
         if capability not in self._registry.get(sandbox.backend).capabilities:
             raise Unsupported(f"The {sandbox.backend} backend cannot {capability} a sandbox")
+
+    def _possible(self, sandbox: Sandbox, target: Target) -> Target | None:
+        """Return what comes nearest to a target and can be done to a sandbox, None for nothing."""
+        if target is Target.STOPPED and not self._is_stoppable(sandbox):
+            target = Target.PAUSED
+        is_possible = target is not Target.PAUSED or self._is_pausable(sandbox)
+        return target if is_possible else None
+
+    def _is_stoppable(self, sandbox: Sandbox) -> bool:
+        try:
+            self._require(sandbox, Capability.STOP)
+        except (BackendUnavailable, Unsupported):
+            return False
+        return sandbox.phase in (Phase.RUNNING, Phase.PAUSED)
 
     def _is_pausable(self, sandbox: Sandbox) -> bool:
         try:
@@ -511,7 +539,7 @@ class Sandboxes:
             return None
         await self._table.set_target(tx, sandbox_id, target, self._deadline())
         await self._uses.set_culled(tx, sandbox_id, None)
-        if target in (Target.PAUSED, Target.DELETED):
+        if target.is_rest or target is Target.DELETED:
             await self.gate.leave(tx, sandbox_id)
             return await self._wanted(tx, before)
         # To want it running is to use it.
@@ -542,4 +570,6 @@ class Sandboxes:
 
 
 def _is_settled(sandbox: Sandbox | None) -> bool:
-    return sandbox is None or is_settled(sandbox.target, sandbox.phase)
+    return sandbox is None or is_settled(
+        sandbox.target, sandbox.phase, is_stopped=sandbox.is_stopped
+    )

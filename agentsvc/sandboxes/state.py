@@ -21,7 +21,14 @@ class Target(StrEnum):
     RESTARTED = "restarted"
     """Running again after a failure; becomes `running` once the backend was told."""
     PAUSED = "paused"
+    STOPPED = "stopped"
+    """Paused, and of its memory nothing is kept."""
     DELETED = "deleted"
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether it is not to run, and to be kept."""
+        return self in (Target.PAUSED, Target.STOPPED)
 
 
 class Action(StrEnum):
@@ -30,6 +37,7 @@ class Action(StrEnum):
     CREATE = "create"
     LOOK = "look"
     PAUSE = "pause"
+    STOP = "stop"
     RESUME = "resume"
     RESTART = "restart"
     REST = "rest"
@@ -86,6 +94,11 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
         return status_of(self.target, self.phase)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether it is paused and has nothing but its files."""
+        return self.phase is Phase.PAUSED and self.paused_as is PausedAs.STOPPED
+
+    @property
     def may_call(self) -> bool:
         """Whether its key opens anything: while it runs, or may run before that was seen."""
         runs = self.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING)
@@ -125,7 +138,9 @@ def holds_room(sandbox: Sandbox) -> bool:
     return sandbox.target is Target.RUNNING and sandbox.phase not in (Phase.FAILED, Phase.GONE)
 
 
-def next_action(target: Target, phase: Phase | None, *, has_handle: bool) -> Action:
+def next_action(
+    target: Target, phase: Phase | None, *, has_handle: bool, is_stopped: bool = False
+) -> Action:
     """Return the step that brings a sandbox from what was last seen nearer to what is wanted."""
     if target is Target.DELETED:
         return Action.DELETE if has_handle else Action.SCAN_AND_CLOSE
@@ -136,6 +151,8 @@ def next_action(target: Target, phase: Phase | None, *, has_handle: bool) -> Act
             action = Action.REST
         case Phase.RUNNING, Target.PAUSED:
             action = Action.PAUSE
+        case ((Phase.RUNNING | Phase.PAUSED), Target.STOPPED) if not is_stopped:
+            action = Action.STOP
         case Phase.PAUSED, Target.RUNNING:
             action = Action.RESUME
         case None, _:
@@ -147,14 +164,14 @@ def next_action(target: Target, phase: Phase | None, *, has_handle: bool) -> Act
     return action
 
 
-def is_settled(target: Target, phase: Phase | None) -> bool:
+def is_settled(target: Target, phase: Phase | None, *, is_stopped: bool = False) -> bool:
     """Whether nothing needs to be done until somebody wants something else."""
     match phase:
         case Phase.FAILED | Phase.GONE:
-            return target in (Target.RUNNING, Target.PAUSED)
+            return target is Target.RUNNING or target.is_rest
         case Phase.RUNNING:
             return target is Target.RUNNING
         case Phase.PAUSED:
-            return target is Target.PAUSED
+            return target is Target.PAUSED or (target is Target.STOPPED and is_stopped)
         case _:
             return False

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Phase, Spec
+from agentsvc.backend import PausedAs, Phase, Spec
 from agentsvc.db import Database, Queryable, Row, Transaction
 from agentsvc.sandboxes.capacity import Held, Load
 from agentsvc.sandboxes.state import Target
@@ -14,7 +14,7 @@ from agentsvc.values import from_stored, to_stored
 
 _HELD: Final = """SELECT b.id, b.user_id, b.backend, coalesce(u.active_at, b.created_at) AS since,
     json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes,
-    b.target IN ('paused', 'deleted') AS is_leaving
+    b.target IN ('paused', 'stopped', 'deleted') AS is_leaving
     FROM sandboxes AS b LEFT JOIN sandbox_uses AS u ON u.sandbox_id = b.id
     WHERE u.queued_at IS NULL AND (b.phase IN ('starting', 'running')
       OR b.target IN ('running', 'restarted') AND coalesce(b.phase, '') NOT IN ('failed', 'gone')
@@ -25,7 +25,7 @@ _WAITING: Final = """SELECT b.id, b.user_id, b.backend, u.queued_at AS since,
     FROM sandbox_uses AS u JOIN sandboxes AS b ON b.id = u.sandbox_id
     WHERE u.queued_at IS NOT NULL AND b.target IN ('running', 'restarted')"""
 
-_IDLE: Final = """SELECT b.id, b.user_id, b.backend, b.spec, b.target, b.phase,
+_IDLE: Final = """SELECT b.id, b.user_id, b.backend, b.spec, b.target, b.phase, b.paused_as,
     coalesce(u.active_at, b.created_at) AS active_at
     FROM sandboxes AS b LEFT JOIN sandbox_uses AS u ON u.sandbox_id = b.id
     WHERE b.target <> 'deleted' AND u.queued_at IS NULL AND NOT EXISTS (
@@ -53,6 +53,13 @@ class Unused(msgspec.Struct, frozen=True, kw_only=True):
     target: Target
     phase: Phase | None
     active_at: datetime
+    paused_as: PausedAs | None = None
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether it has memory that may be wanted no more."""
+        is_frozen = self.phase is Phase.PAUSED and self.paused_as is not PausedAs.STOPPED
+        return self.may_pause or (is_frozen and self.target is Target.PAUSED)
 
     @property
     def may_pause(self) -> bool:
@@ -204,6 +211,7 @@ def _to_unused(row: Row) -> Unused:
         target=Target(row["target"]),
         phase=Phase(row["phase"]) if row["phase"] else None,
         active_at=from_stored(row["active_at"]),
+        paused_as=PausedAs(row["paused_as"]) if row["paused_as"] else None,
     )
 
 

@@ -68,6 +68,7 @@ class FakeSandbox:
         self.phase = Phase.STARTING
         self.reason = ""
         self.exit_code: int | None = None
+        self.paused_as: PausedAs | None = None
         self.urls: Urls = {}
         self.log: list[LogLine] = []
         self.directory: Path | None = None
@@ -206,7 +207,13 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
     name: ClassVar[str] = "fake"
     api_version: ClassVar[int] = API_VERSION
     capabilities: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PAUSE, Capability.RESTART, Capability.LOGS, Capability.SURVIVES_RESTART}
+        {
+            Capability.PAUSE,
+            Capability.RESTART,
+            Capability.STOP,
+            Capability.LOGS,
+            Capability.SURVIVES_RESTART,
+        }
     )
     Config = FakeConfig
     world: ClassVar[FakeWorld]
@@ -249,7 +256,7 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             exit_code=sandbox.exit_code,
             working_dir=sandbox.order.working_dir or WORKING_DIR,
             isolation=self.world.isolation,
-            paused_as=PausedAs.STOPPED if sandbox.phase is Phase.PAUSED else None,
+            paused_as=sandbox.paused_as if sandbox.phase is Phase.PAUSED else None,
             cause=Cause.EXITED if sandbox.phase is Phase.FAILED else None,
             enforced=(),
             endpoints=tuple(
@@ -275,25 +282,34 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
             self.world.sandboxes.pop(handle.sandbox_id, None)
 
     async def pause(self, handle: Handle) -> None:
-        """Stop the workload and keep its files."""
+        """Let the workload rest and keep its files; its memory has nothing to be kept."""
         sandbox = self._usable(await self._find("pause", handle))
         if sandbox.phase is not Phase.PAUSED:
             await asyncio.to_thread(sandbox.stop)
-            sandbox.phase = Phase.PAUSED
+            sandbox.phase, sandbox.paused_as = Phase.PAUSED, PausedAs.FROZEN
+
+    async def stop(self, handle: Handle) -> None:
+        """Stop the workload and keep its files."""
+        sandbox = self._usable(await self._find("stop", handle))
+        await asyncio.to_thread(sandbox.stop)
+        sandbox.phase, sandbox.paused_as = Phase.PAUSED, PausedAs.STOPPED
 
     async def resume(self, handle: Handle) -> Handle:
         """Start the workload again on its files."""
         sandbox = self._usable(await self._find("resume", handle))
         if sandbox.phase is Phase.PAUSED:
+            if sandbox.paused_as is PausedAs.STOPPED:
+                raise Conflict("The sandbox was stopped, and has to be started again")
             await self._start(sandbox)
         return handle
 
     async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
-        """Start a failed sandbox again on its files."""
+        """Start a failed or stopped sandbox again on its files."""
         sandbox = await self._find("restart", handle)
         if sandbox is None:
             raise Conflict("The sandbox cannot be started again: its files are gone")
-        if sandbox.phase is Phase.FAILED:
+        is_stopped = sandbox.phase is Phase.PAUSED and sandbox.paused_as is PausedAs.STOPPED
+        if sandbox.phase is Phase.FAILED or is_stopped:
             sandbox.order, sandbox.reason, sandbox.exit_code = order, "", None
             await self._start(sandbox)
         await save(handle)

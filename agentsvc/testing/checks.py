@@ -23,7 +23,13 @@ from agentsvc.backend import (
     Spec,
 )
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected, Unsupported
-from agentsvc.testing.looks import Records, all_arguments, is_served, still_seconds
+from agentsvc.testing.looks import (
+    Records,
+    all_arguments,
+    is_served,
+    still_seconds,
+    stopped_and_started,
+)
 from agentsvc.testing.rig import (
     Backend,
     KitOptions,
@@ -232,9 +238,14 @@ async def delete_works_in_every_phase_and_twice(rig: Rig) -> None:
         await rig.backend.pause(handle)
         return handle
 
+    async def stopped() -> Handle:
+        handle, _ = await rig.run()
+        await rig.backend.stop(handle)
+        return handle
+
     phases = [starting, running, half_saved, failed]
-    if Capability.PAUSE in rig.kind.capabilities:
-        phases.append(paused)
+    resting = {Capability.PAUSE: paused, Capability.STOP: stopped}
+    phases += [resting[one] for one in resting.keys() & rig.kind.capabilities]
     for make in phases:
         handle = await make()
         for _ in range(2):
@@ -340,6 +351,21 @@ async def a_failed_sandbox_starts_again_on_its_files(rig: Rig) -> None:
     expect(await rig.ask(report, "GET", "/files/note") == b"kept", "its files are not the same")
     await rig.backend.delete(handle)
     await expect_error(Conflict, rig.backend.restart(order, handle, save), "restart after delete")
+
+
+@check(needs(Capability.STOP))
+async def a_stopped_sandbox_keeps_its_files_only(rig: Rig) -> None:
+    """Check that stop ends what runs or is frozen and says so, and that restart goes on."""
+    order = rig.order()
+    handle, report = await rig.run(order)
+    await rig.ask(report, "PUT", "/files/note", b"kept")
+    rig.runs.add(await rig.ask(report, "GET", "/run"))
+    handle = await stopped_and_started(rig, order, handle)
+    if Capability.PAUSE in rig.kind.capabilities:
+        await rig.backend.pause(handle)
+        handle = await stopped_and_started(rig, order, handle)
+    await rig.backend.delete(handle)
+    await expect_error(Conflict, rig.backend.stop(handle), "stop after delete")
 
 
 @check(needs(Capability.EXECUTE))
@@ -483,6 +509,7 @@ async def an_undeclared_capability_is_unsupported(rig: Rig) -> None:
 
     calls: Mapping[Capability, Callable[[], Awaitable[object]]] = {
         Capability.PAUSE: lambda: rig.backend.pause(handle),
+        Capability.STOP: lambda: rig.backend.stop(handle),
         Capability.RESTART: lambda: rig.backend.restart(
             order, handle, rig.save_to(order.sandbox_id)
         ),
@@ -567,5 +594,11 @@ async def _check_spec(rig: Rig, spec: Spec) -> None:
 
 
 def _undeclared(kind: type[Backend]) -> list[Capability]:
-    with_method = (Capability.PAUSE, Capability.RESTART, Capability.EXECUTE, Capability.LOGS)
+    with_method = (
+        Capability.PAUSE,
+        Capability.RESTART,
+        Capability.STOP,
+        Capability.EXECUTE,
+        Capability.LOGS,
+    )
     return [capability for capability in with_method if capability not in kind.capabilities]

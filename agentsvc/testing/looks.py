@@ -4,8 +4,8 @@ import contextlib
 import logging
 from pathlib import Path
 
-from agentsvc.backend import Capability, Phase, Report
-from agentsvc.testing.rig import LoopWatch, Rig
+from agentsvc.backend import Capability, Handle, Order, PausedAs, Phase, Report
+from agentsvc.testing.rig import LoopWatch, Rig, expect
 
 
 async def is_served(rig: Rig, report: Report) -> bool:
@@ -37,6 +37,24 @@ async def still_seconds(rig: Rig) -> dict[str, float]:
         still["execute"] = await watch.measure(work)
     still["delete"] = await watch.measure(rig.backend.delete(handle))
     return still
+
+
+async def stopped_and_started(rig: Rig, order: Order, handle: Handle) -> Handle:
+    """Stop a sandbox, see that nothing of it runs, start it again, and see that its files are."""
+    for _ in range(2):
+        await rig.backend.stop(handle)
+        seen = await rig.backend.inspect(handle)
+        is_said = (seen.phase, seen.paused_as) == (Phase.PAUSED, PausedAs.STOPPED)
+        expect(is_said, f"after stop it is {seen.phase} as {seen.paused_as}")
+    heard = await rig.is_heard(order.sandbox_id)
+    expect(not heard, "its workload runs although it is stopped")
+    again = await rig.backend.restart(order, handle, rig.save_to(order.sandbox_id))
+    report = await rig.wait(again, Phase.RUNNING)
+    expect(await rig.ask(report, "GET", "/files/note") == b"kept", "its files are not the same")
+    last_run = await rig.ask(report, "GET", "/run")
+    expect(last_run not in rig.runs, "its command goes on, and was not ended")
+    rig.runs.add(last_run)
+    return again
 
 
 class Records(logging.Handler):

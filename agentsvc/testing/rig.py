@@ -76,6 +76,8 @@ class Rig:
         """The handles each sandbox's save was called with, in order."""
         self.ordered: list[str] = []
         """The ids of all sandboxes that were ordered."""
+        self.runs: set[bytes] = set()
+        """What runs of the workload call themselves that must be over."""
         self._backends: list[Backend] = []
         self._beacon = _Beacon()
 

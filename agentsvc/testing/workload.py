@@ -6,6 +6,7 @@ KIT_EXIT (end at once with this code) and KIT_BEACON (`HOST:PORT` to which it se
 UDP, as long as it runs).
 
     GET /name          who it is
+    GET /run           which run of it this is
     GET /env/NAME      a variable of its environment
     PUT /files/NAME    keep a body in a file of its working directory; GET reads it
     POST /exit/CODE    end with this code
@@ -34,6 +35,7 @@ class Workload:
         self.directory = directory
         self.write = write
         self.exit_code = 0
+        self.run_id = os.urandom(8).hex()
         self.ended = threading.Event()
         self.server: ThreadingHTTPServer | None = None
 
@@ -81,6 +83,8 @@ class Workload:
                 file = workload.directory / Path(name).name
                 if kind == "name":
                     self._answer(workload.env.get("KIT_NAME", "").encode())
+                elif kind == "run":
+                    self._answer(workload.run_id.encode())
                 elif kind == "env" and name in workload.env:
                     self._answer(workload.env[name].encode())
                 elif kind == "files" and file.is_file():

@@ -60,6 +60,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             Capability.SURVIVES_RESTART,
         }
     )
+            Capability.STOP,
     Config = DockerConfig
 
     def __init__(self, config: DockerConfig, context: BackendContext) -> None:
@@ -161,8 +162,6 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             await save(handle)
             await maker.make(order)
         elif look.status_of(found) not in ("running", "paused"):
-            if await maker.is_marked_paused(handle.sandbox_id):
-                return handle
             await maker.start_again(handle.sandbox_id, found)
         return handle
 
@@ -172,6 +171,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         if seen is None:
             return Report(phase=Phase.GONE)
         report = look.to_report(seen)
+            await maker.unmark_paused(handle.sandbox_id)
         if report.phase is not Phase.RUNNING:
             return report
         is_relayed = bool(seen.publish) or seen.front is not seen.container
@@ -241,16 +241,25 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
                 return
             raise Conflict("The sandbox does not run, so that it cannot be paused")
         await maker.mark_paused(handle.sandbox_id)
-        path = f"containers/{found['Id']}"
         if (await engine.facts()).can_freeze:
-            await engine.ask("POST", f"{path}/pause", expect=(_CONFLICT,))
-            return
-        await engine.ask(
-            "POST",
-            f"{path}/stop",
-            params={"t": self.config.stop_seconds},
-            time_limit=self.config.stop_seconds + self.config.request_seconds,
-        )
+            await engine.ask("POST", f"containers/{found['Id']}/pause", expect=(_CONFLICT,))
+        else:
+            await self._stop(engine, found)
+
+    async def stop(self, handle: Handle) -> None:
+        """Stop the container, which keeps its volume and its own files."""
+        engine, maker = self._of(handle)
+        found = await self._existing(maker, handle)
+        status = look.status_of(found)
+        if status not in ("running", "paused"):
+            if await maker.is_marked_paused(handle.sandbox_id):
+                return
+            raise Conflict("The sandbox does not run, so that it cannot be stopped")
+        await maker.mark_paused(handle.sandbox_id)
+        if status == "paused":
+            # What is frozen hears no signal, and not every engine ends it.
+            await engine.ask("POST", f"containers/{found['Id']}/unpause", expect=(_CONFLICT,))
+        await self._stop(engine, found)
 
     async def resume(self, handle: Handle) -> Handle:
         """Let the container go on, or start it anew where it was stopped meanwhile."""
@@ -318,6 +327,14 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         if handle.version > HANDLE_VERSION:
             raise HandleTooNew(
                 "The sandbox was made by a newer version of the docker backend",
+    async def _stop(self, engine: Engine, container: Json) -> None:
+        await engine.ask(
+            "POST",
+            f"containers/{container['Id']}/stop",
+            params={"t": self.config.stop_seconds},
+            time_limit=self.config.stop_seconds + self.config.request_seconds,
+        )
+
                 detail=f"handle version {handle.version}",
             )
         engine = self._fleet.get(str(handle.data.get("engine", "default")))

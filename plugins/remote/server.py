@@ -124,7 +124,7 @@ class ServerBackend(RuntimeBackend[ServerConfig]):
     name: ClassVar[str] = "agentsvc"
     api_version: ClassVar[int] = API_VERSION
     capabilities: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PAUSE, Capability.RESTART, Capability.SURVIVES_RESTART}
+        {Capability.PAUSE, Capability.RESTART, Capability.STOP, Capability.SURVIVES_RESTART}
     )
     Config = ServerConfig
 
@@ -178,7 +178,7 @@ class ServerBackend(RuntimeBackend[ServerConfig]):
         info = await self._find(handle)
         if info is None or _phase(info) is Phase.GONE:
             raise Conflict("The sandbox cannot be started again: its files are gone")
-        if _phase(info) is Phase.FAILED:
+        if _phase(info) is Phase.FAILED or _is_stopped(info):
             await self._tell(info, "resume")
         await save(handle)
         return handle
@@ -226,6 +226,13 @@ class ServerBackend(RuntimeBackend[ServerConfig]):
     async def pause(self, handle: Handle) -> None:
         """Have it paused."""
         await self._tell(await self._usable(handle), "pause")
+
+    async def stop(self, handle: Handle) -> None:
+        """Have it stopped, or paused by a server that cannot do that."""
+        info = await self._usable(handle)
+        path = f"/sandboxes/{quote(info.id, safe='')}/stop"
+        if await self._find_at("POST", path, _ANYTHING) is None:
+            await self._tell(info, "pause")
 
     async def resume(self, handle: Handle) -> Handle:
         """Have it run again."""
@@ -354,6 +361,10 @@ def _phase(info: SandboxInfo) -> Phase:
             f"The other server says a status that nobody knows: {one_line(info.status)}"
         )
     return phase
+
+
+def _is_stopped(info: SandboxInfo) -> bool:
+    return _phase(info) is Phase.PAUSED and info.paused_as == PausedAs.STOPPED
 
 
 def _known[E: (Isolation, PausedAs, Cause)](kind: type[E], said: str | None) -> E | None:

@@ -23,6 +23,7 @@ from agentsvc.backend import (
     Limits,
     LogLine,
     Order,
+    PausedAs,
     Phase,
     Report,
     RuntimeBackend,
@@ -218,6 +219,26 @@ class PausesInName(FakeBackend):
         return handle
 
 
+class StopsInName(PausesInName):
+    """Says that it stopped, and lets what was frozen go on."""
+
+    async def stop(self, handle: Handle) -> None:
+        await self.pause(handle)
+        self.world.sandboxes[handle.sandbox_id].paused_as = PausedAs.STOPPED
+
+    async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
+        if (await self.inspect(handle)).phase is Phase.PAUSED:
+            return await self.resume(handle)
+        return await super().restart(order, handle, save)
+
+
+class FreezesForStop(FakeBackend):
+    """Pauses where it is to stop, and does not hide it."""
+
+    async def stop(self, handle: Handle) -> None:
+        await self.pause(handle)
+
+
 class RestartsFromNothing(FakeBackend):
     """Makes a failed sandbox anew, without its files."""
 
@@ -353,6 +374,14 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
         {"close_leaves_sandboxes_running", "a_new_instance_answers_for_what_an_old_one_made"},
     ),
     (PausesInName, {"a_paused_sandbox_rests_and_goes_on_with_its_files"}),
+    (
+        StopsInName,
+        {
+            "a_paused_sandbox_rests_and_goes_on_with_its_files",
+            "a_stopped_sandbox_keeps_its_files_only",
+        },
+    ),
+    (FreezesForStop, {"a_stopped_sandbox_keeps_its_files_only"}),
     (RestartsFromNothing, {"a_failed_sandbox_starts_again_on_its_files"}),
     (LogsNewestFirst, {"logs_are_in_order_and_end_at_delete"}),
     (IgnoresLimits, {"limits_that_are_not_enforced_are_refused"}),

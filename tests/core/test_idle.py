@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentsvc.auth import Role
+from agentsvc.backend import Capability
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
@@ -55,6 +56,16 @@ async def until[T](look: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError
 
 
+async def is_resting_as(client: Client, sandbox_id: str, how: str) -> None:
+    """Wait until a sandbox is paused, and how."""
+
+    async def look() -> bool:
+        seen = await client.sandbox(sandbox_id)
+        return seen is not None and (seen["status"], seen["paused_as"]) == ("PAUSED", how)
+
+    await until(look)
+
+
 async def removals(client: Client) -> list[dict[str, Any]]:
     answer = await client.get(f"{SANDBOX_PATH}/removals")
     found: list[dict[str, Any]] = answer.json()["items"]
@@ -91,6 +102,65 @@ async def test_an_unused_sandbox_is_paused_and_the_next_message_wakes_it(
     assert answer.status == 200, answer.text
     assert answer.json()["success"] is True
     await hears(client, conversation_id)
+
+
+async def test_an_unused_sandbox_is_stopped_after_its_pause_and_the_next_message_starts_it(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    conversation_id, sandbox_id = await start(client)
+    await reconfigure(service, sandboxes={"pause_after_seconds": 0.1, "stop_after_seconds": 1.0})
+    await is_resting_as(client, sandbox_id, "stopped")
+    assert fake_world.count("pause") == 1
+    stops = fake_world.count("stop")
+    await fake_world.sweeps(3)
+    assert fake_world.count("stop") == stops
+    answer = await client.post(f"{STARTS}/{conversation_id}/send-message", json=said())
+    assert answer.status == 200, answer.text
+    await hears(client, conversation_id)
+    assert fake_world.count("restart") == 1
+
+
+async def test_a_sandbox_that_cannot_be_stopped_is_paused(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    fake_world.capabilities -= {Capability.STOP}
+    _, sandbox_id = await start(client)
+    await reconfigure(service, sandboxes={"stop_after_seconds": 0.1})
+    await is_resting_as(client, sandbox_id, "frozen")
+    await fake_world.sweeps(3)
+    assert fake_world.count("stop") == 0
+    answer = await client.post(f"{SANDBOX_PATH}/{sandbox_id}/stop")
+    assert answer.status == 409, answer.text
+
+
+async def test_a_paused_sandbox_is_stopped_when_asked_and_resumed_when_asked(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    _, sandbox_id = await start(client)
+    path = f"{SANDBOX_PATH}/{sandbox_id}"
+    assert (await client.post(f"{path}/pause")).status == 200
+    await is_resting_as(client, sandbox_id, "frozen")
+    for verb in ("stop", "stop", "pause"):
+        assert (await client.post(f"{path}/{verb}")).status == 200
+        await is_resting_as(client, sandbox_id, "stopped")
+    await service.restart()
+    await is_resting_as(client, sandbox_id, "stopped")
+    assert (await client.post(f"{path}/resume")).status == 200
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
+    assert (fake_world.count("restart"), fake_world.count("resume")) == (1, 0)
+
+
+async def test_a_sandbox_that_ends_while_it_is_being_stopped_has_failed(
+    client: Client, fake_world: TroubledWorld
+) -> None:
+    _, sandbox_id = await start(client)
+    let_go = fake_world.hold("stop")
+    stopping = asyncio.create_task(client.post(f"{SANDBOX_PATH}/{sandbox_id}/stop"))  # noqa: TID251
+    await fake_world.waits("stop")
+    fake_world.end(sandbox_id, 3)
+    let_go.set()
+    assert (await stopping).status == 200
+    await client.wait_for_sandbox(sandbox_id, "ERROR")
 
 
 async def test_a_message_that_wakes_its_sandbox_outlives_the_server(
@@ -221,7 +291,11 @@ async def test_a_users_own_rules_win(
     client: Client, service: Service, fake_world: TroubledWorld
 ) -> None:
     stored = await client.put(RULES, json={"pause_after_seconds": 0})
-    assert stored.json() == {"pause_after_seconds": 0.0, "delete_after_seconds": None}
+    assert stored.json() == {
+        "pause_after_seconds": 0.0,
+        "stop_after_seconds": None,
+        "delete_after_seconds": None,
+    }
     _, sandbox_id = await start(client)
     await reconfigure(service, sandboxes={"pause_after_seconds": 0.01})
     await fake_world.sweeps(4)

@@ -87,7 +87,7 @@ async def test_clients_see_how_a_sandbox_is_held_and_paused(
     )
     await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
     seen = await client.wait_for_sandbox(sandbox_id, "PAUSED")
-    assert seen["paused_as"] == "stopped"
+    assert seen["paused_as"] == "frozen"
     fake_world.end(sandbox_id)
     await client.post(f"/api/v1/sandboxes/{sandbox_id}/resume")
     seen = await client.wait_for_sandbox(sandbox_id, "ERROR")

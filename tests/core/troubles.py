@@ -111,6 +111,10 @@ class TroubledBackend(FakeBackend):
         await self.world.trouble("pause")
         await super().pause(handle)
 
+    async def stop(self, handle: Handle) -> None:
+        await self.world.trouble("stop")
+        await super().stop(handle)
+
     async def resume(self, handle: Handle) -> Handle:
         await self.world.trouble("resume")
         return await super().resume(handle)

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from agentsvc.backend import IdleRules, Phase, Spec
+from agentsvc.backend import IdleRules, PausedAs, Phase, Spec
 from agentsvc.sandboxes import Target
 from agentsvc.sandboxes.culler import due
 from agentsvc.sandboxes.usage import Usage
@@ -15,7 +15,9 @@ LONG_AGO = now() - timedelta(days=1)
 RULES = IdleRules(pause_after_seconds=60, delete_after_seconds=600)
 
 
-def unused(phase: Phase | None, target: Target = Target.RUNNING) -> Unused:
+def unused(
+    phase: Phase | None, target: Target = Target.RUNNING, paused_as: PausedAs | None = None
+) -> Unused:
     return Unused(
         id="s",
         user_id="u",
@@ -24,6 +26,7 @@ def unused(phase: Phase | None, target: Target = Target.RUNNING) -> Unused:
         target=target,
         phase=phase,
         active_at=LONG_AGO,
+        paused_as=paused_as,
     )
 
 
@@ -45,6 +48,24 @@ def test_a_rule_wants_what_it_says_once_its_time_has_come(
     phase: Phase | None, target: Target, seconds: float, wanted: Target | None
 ) -> None:
     assert due(RULES, unused(phase, target), timedelta(seconds=seconds)) is wanted
+
+
+@pytest.mark.parametrize(
+    ("phase", "target", "paused_as", "wanted"),
+    [
+        (Phase.RUNNING, Target.RUNNING, None, Target.STOPPED),
+        (Phase.PAUSED, Target.PAUSED, PausedAs.FROZEN, Target.STOPPED),
+        (Phase.PAUSED, Target.PAUSED, PausedAs.STOPPED, None),
+        (Phase.PAUSED, Target.STOPPED, PausedAs.FROZEN, None),
+        (Phase.PAUSED, Target.RUNNING, PausedAs.FROZEN, None),
+        (Phase.FAILED, Target.RUNNING, None, None),
+    ],
+)
+def test_what_keeps_memory_is_stopped_rather_than_paused(
+    phase: Phase, target: Target, paused_as: PausedAs | None, wanted: Target | None
+) -> None:
+    rules = IdleRules(pause_after_seconds=60, stop_after_seconds=120, delete_after_seconds=600)
+    assert due(rules, unused(phase, target, paused_as), timedelta(seconds=120)) is wanted
 
 
 def test_a_rule_that_is_off_wants_nothing() -> None:

@@ -13,7 +13,7 @@ from agentsvc.sandboxes.state import (
 )
 from agentsvc.values import new_key, now
 
-RUNNING, RESTARTED, PAUSED, DELETED = Target
+RUNNING, RESTARTED, PAUSED, STOPPED, DELETED = Target
 STARTING, UP, FROZEN, FAILED, GONE = Phase
 
 
@@ -36,6 +36,11 @@ STARTING, UP, FROZEN, FAILED, GONE = Phase
         (PAUSED, FROZEN, Action.LOOK),
         (PAUSED, FAILED, Action.REST),
         (PAUSED, GONE, Action.REST),
+        (STOPPED, None, Action.CREATE),
+        (STOPPED, STARTING, Action.LOOK),
+        (STOPPED, UP, Action.STOP),
+        (STOPPED, FROZEN, Action.STOP),
+        (STOPPED, FAILED, Action.REST),
         (DELETED, None, Action.DELETE),
         (DELETED, UP, Action.DELETE),
         (DELETED, GONE, Action.DELETE),
@@ -96,6 +101,9 @@ def test_clients_are_told_one_of_five_states(
         (PAUSED, UP, False),
         (RUNNING, FAILED, True),
         (PAUSED, GONE, True),
+        (STOPPED, UP, False),
+        (STOPPED, FROZEN, False),
+        (STOPPED, FAILED, True),
         (RESTARTED, FAILED, False),
         (DELETED, GONE, False),
         (DELETED, UP, False),
@@ -105,6 +113,12 @@ def test_a_sandbox_is_settled_when_nothing_is_left_to_do(
     target: Target, phase: Phase | None, *, settled: bool
 ) -> None:
     assert is_settled(target, phase) is settled
+
+
+def test_a_stopped_sandbox_is_not_stopped_again() -> None:
+    assert next_action(STOPPED, FROZEN, has_handle=True, is_stopped=True) is Action.LOOK
+    assert is_settled(STOPPED, FROZEN, is_stopped=True)
+    assert is_settled(PAUSED, FROZEN, is_stopped=True)
 
 
 def sandbox(target: Target, phase: Phase | None, *ports: str) -> Sandbox:

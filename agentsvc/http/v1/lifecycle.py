@@ -22,12 +22,13 @@ type Seconds = Annotated[float, Meta(ge=0, le=10**9)]
 
 
 class SandboxRules(msgspec.Struct, frozen=True, kw_only=True):
-    """After how many seconds without use a user's sandboxes are paused or deleted.
+    """After how many seconds without use a user's sandboxes are paused, stopped or deleted.
 
     0 is never; null leaves it to the spec of the sandbox, and then to the server.
     """
 
     pause_after_seconds: Seconds | None = None
+    stop_after_seconds: Seconds | None = None
     delete_after_seconds: Seconds | None = None
 
 
@@ -89,6 +90,7 @@ def _with_rules(old: Settings | None, rules: IdleRules) -> Settings:
 def _to_rules(body: SandboxRules) -> IdleRules:
     return IdleRules(
         pause_after_seconds=body.pause_after_seconds,
+        stop_after_seconds=body.stop_after_seconds,
         delete_after_seconds=body.delete_after_seconds,
     )
 
@@ -96,6 +98,7 @@ def _to_rules(body: SandboxRules) -> IdleRules:
 def _from_rules(rules: IdleRules) -> SandboxRules:
     return SandboxRules(
         pause_after_seconds=rules.pause_after_seconds,
+        stop_after_seconds=rules.stop_after_seconds,
         delete_after_seconds=rules.delete_after_seconds,
     )
 

@@ -92,6 +92,13 @@ async def post_pause(request: web.Request) -> web.Response:
     return json_response(SUCCESS)
 
 
+async def post_stop(request: web.Request) -> web.Response:
+    """POST /sandboxes/{sandbox_id}/stop."""
+    sandbox_id = path_text(request, "sandbox_id")
+    await request.app[SANDBOXES].stop(request[PRINCIPAL].user_id, sandbox_id)
+    return json_response(SUCCESS)
+
+
 async def post_resume(request: web.Request) -> web.Response:
     """POST /sandboxes/{sandbox_id}/resume."""
     sandbox_id = path_text(request, "sandbox_id")
@@ -189,6 +196,16 @@ ROUTES: Final = (
         scope=Scope.USER,
         rank="P0",
         summary="Pause a sandbox",
+        answer=Success,
+        errors=OF_SANDBOXES,
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/{{sandbox_id}}/stop",
+        handler=post_stop,
+        scope=Scope.USER,
+        rank="P3",
+        summary="Stop a sandbox: it keeps its files only, and is started again by resume",
         answer=Success,
         errors=OF_SANDBOXES,
     ),
