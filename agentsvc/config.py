@@ -20,8 +20,16 @@ from agentsvc.sandboxconfig import ArchivesConfig, SandboxesConfig, SpecConfig
 CONFIG_VARIABLE: Final = "AGENTSVC_CONFIG"
 BOOTSTRAP_KEY_VARIABLE: Final = "AGENTSVC_BOOTSTRAP_KEY"
 TRACE_PLUGINS_VARIABLE: Final = "AGENTSVC_TRACE_PLUGINS"
+URL_VARIABLE: Final = "AGENTSVC_URL"
+KEY_VARIABLE: Final = "AGENTSVC_API_KEY"
 OTHER_VARIABLES: Final = frozenset(
-    {CONFIG_VARIABLE, BOOTSTRAP_KEY_VARIABLE, TRACE_PLUGINS_VARIABLE}
+    {
+        CONFIG_VARIABLE,
+        BOOTSTRAP_KEY_VARIABLE,
+        TRACE_PLUGINS_VARIABLE,
+        URL_VARIABLE,
+        KEY_VARIABLE,
+    }
 )
 """Variables with our prefix that are not config keys."""
 

@@ -3,6 +3,7 @@
 That one server at a time uses it is seen to by `db.lock_data_dir`.
 """
 
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -41,6 +42,16 @@ class DataDir(msgspec.Struct, frozen=True, kw_only=True):
         return self.path / "callback-addresses"
 
     @property
+    def url(self) -> Path:
+        """Where the server that runs is reached on this machine, for commands beside it."""
+        return self.path / "url"
+
+    @property
+    def command_key(self) -> Path:
+        """The API key of commands that are called beside the server."""
+        return self.path / "command-key"
+
+    @property
     def backends(self) -> Path:
         """The directory in which each backend has one of its own."""
         return self.path / "backends"
@@ -49,6 +60,20 @@ class DataDir(msgspec.Struct, frozen=True, kw_only=True):
     def archives(self) -> Path:
         """The directory of saved workspaces."""
         return self.path / "archives"
+
+    def is_in_use(self) -> bool:
+        """Whether a server runs on it."""
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def prepare(self) -> None:
         """Make the directory where it is missing, readable by its owner only.

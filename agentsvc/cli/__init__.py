@@ -13,7 +13,21 @@ import click
 from agentsvc import __version__
 from agentsvc.errors import AgentsvcError, StartFailed
 
-COMMANDS: Final = ("serve", "demo", "keys", "webhooks", "config", "plugins", "images", "openapi")
+COMMANDS: Final = (
+    "serve",
+    "run",
+    "demo",
+    "conversations",
+    "sandboxes",
+    "settings",
+    "secrets",
+    "keys",
+    "webhooks",
+    "config",
+    "plugins",
+    "images",
+    "openapi",
+)
 """The subcommands, in the order in which help lists them; each is `agentsvc.cli.NAME.command`."""
 
 

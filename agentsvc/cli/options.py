@@ -26,6 +26,15 @@ data_dir_option: Decorator = click.option(
     metavar="DIR",
     help="Directory for database, keys and sandboxes; otherwise ~/.local/share/agentsvc.",
 )
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, for programs."
+)
+yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+def example(*lines: str) -> str:
+    """Return the end of a help text: an example whose lines stay as they are."""
+    return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])
 
 
 def load_config(file: Path | None, **overrides: Any) -> Loaded:

@@ -48,7 +48,7 @@ class PrivateServer:
 
     async def wait_ready(self) -> str:
         """Return the URL at which it answers; raises CommandFailed if it ends instead."""
-        url = await asyncio.to_thread(self._read_url)
+        url = await asyncio.to_thread(self.read_url)
         if url is None:
             raise CommandFailed("the server did not start")
         return url
@@ -73,7 +73,8 @@ class PrivateServer:
             self._process.stdout.close()
         self._process = None
 
-    def _read_url(self) -> str | None:
+    def read_url(self) -> str | None:
+        """Return the URL at which it answers once it does, or None if it ends instead."""
         if self._process is None or self._process.stdout is None:
             return None
         for line in self._process.stdout:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import logging
 import os
 import signal
 import socket
@@ -31,6 +32,8 @@ from agentsvc.http.server import make_runner
 from agentsvc.installation import Installation
 from agentsvc.logins import LINK_LIFETIME, Logins
 from agentsvc.values import Secret
+
+log = logging.getLogger(__name__)
 
 FIRST_USER: Final = "admin"
 LINK_MINUTES: Final = round(LINK_LIFETIME.total_seconds() / 60)
@@ -215,6 +218,7 @@ async def _serve(config: Config, places: DataDir, listener: socket.socket) -> No
         with callbacks.bound(former, bind) as listeners:
             for one in listeners:
                 await web.SockSite(runner, one).start()
+            note_url(places, url_of(listener))
             url = config.server.public_url or url_of(listener)
             click.echo(f"agentsvc {__version__} is ready: {url}")
             # What a server is made of stays: no collection has to look at it again.
@@ -222,6 +226,14 @@ async def _serve(config: Config, places: DataDir, listener: socket.socket) -> No
             await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+
+
+def note_url(places: DataDir, url: str) -> None:
+    """Tell commands that are called beside the server where it is; without that they need --url."""
+    try:
+        places.url.write_text(f"{url}\n")
+    except OSError as exc:
+        log.warning("URL of the server not noted", extra={"reason": str(exc)})
 
 
 async def _former_addresses(

@@ -1,6 +1,15 @@
-"""Plain text for terminals: columns, lengths of time."""
+"""Plain text for terminals: columns, fields, JSON, yes or no."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from agentsvc.cli import CommandFailed
+
+_SHOWN = 60
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -10,3 +19,43 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
     for row in table:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON that people can read, too."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def fields(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each field of a record that says something."""
+    width = max((len(name) for name in record), default=0)
+    for name, value in record.items():
+        if value not in (None, "", [], {}):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield f"{name.ljust(width)}  {clean(text)}"
+
+
+def clean(text: str) -> str:
+    """Return a text on one line, without what would move a cursor."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def short(text: str | None) -> str:
+    """Return as much of a text as a column has room for."""
+    known = clean(text or "")
+    return known if len(known) <= _SHOWN else f"{known[: _SHOWN - 1]}…"
+
+
+def moment(text: str | None) -> str:
+    """Return a time of the API as it stands in a column."""
+    return (text or "")[:16].replace("T", " ")
+
+
+def confirm(question: str, *, is_agreed: bool) -> None:
+    """Ask, unless it is agreed to already; raises CommandFailed where the answer is not yes."""
+    if is_agreed:
+        return
+    if not sys.stdin.isatty():
+        raise CommandFailed(f"{question.rstrip('?')}: nobody is there to ask", "agree with --yes")
+    if not click.confirm(question, err=True):
+        raise CommandFailed("nothing was done")

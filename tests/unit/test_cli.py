@@ -112,3 +112,24 @@ def test_the_command_line_starts_without_the_server(tmp_path: Path) -> None:
         env={**os.environ, "HOME": str(tmp_path)},
     )
     assert not {"aiohttp", "cryptography", "sqlite3"} & set(result.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["run", "conversations", "sandboxes", "settings", "secrets"])
+def test_a_command_that_talks_to_a_server_is_not_one(name: str) -> None:
+    code = f"import sys, agentsvc.cli.{name}; print(*sorted(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not {"aiohttp", "aiosqlite", "cryptography", "rich"} & set(result.stdout.split())
+
+
+def test_the_server_knows_nothing_of_terminals() -> None:
+    code = "import sys, agentsvc.app, agentsvc.cli.serve; print(*sorted(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = result.stdout.split()
+    assert "rich" not in loaded
+    assert not [
+        name for name in loaded if name.startswith(("agentsvc.cli.run", "agentsvc.cli.show"))
+    ]

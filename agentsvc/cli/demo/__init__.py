@@ -16,9 +16,9 @@ import click
 
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.demo.api import KEY_HEADER, V0, V1, DemoApi
+from agentsvc.cli.private import PrivateServer
 from agentsvc.cli.show.notes import Event, find_created_file, find_outcome, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
-from agentsvc.cli.private import PrivateServer
 from agentsvc.testing.llm import MODEL, ScriptedModel
 from agentsvc.values import Secret, monotonic, new_key
 

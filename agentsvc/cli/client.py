@@ -1,0 +1,177 @@
+"""A client of a server for commands: plain requests and streams, on the standard library alone.
+
+Commands start fast that way. Whatever goes wrong is raised as CommandFailed, with a hint where there
+is one.
+"""
+
+import http.client
+import json
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from agentsvc.cli import CommandFailed
+from agentsvc.values import Secret
+
+V1: Final = "/api/v1"
+KEY_HEADER: Final = "X-Session-API-Key"
+PAGE: Final = 100
+
+_ANSWER_SECONDS: Final = 150.0
+_SILENCE_SECONDS: Final = 60.0
+"""Longer than the time between two signs of life on a stream."""
+_NOT_AUTHENTICATED: Final = 401
+
+
+class Refused(CommandFailed):
+    """The server answered, and not with what was asked for."""
+
+    def __init__(self, status: int, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.status = status
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a stream."""
+
+    type: str
+    id: int | None
+    data: Any
+
+
+class Api:
+    """A server at a URL, called with one key; `renew` finds another where that one is refused."""
+
+    def __init__(self, url: str, key: Secret, *, renew: Callable[[], Secret] | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise CommandFailed(f"`{url}` is no URL of a server", "write it as http://HOST:PORT")
+        self.url = url.rstrip("/")
+        self._parts = parts
+        self._prefix = parts.path.rstrip("/")
+        self._key = key
+        self._renew = renew
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | int] | None = None,
+        body: Any = None,
+    ) -> Any:
+        """Return what the server answers, decoded; raises Refused for an error of its."""
+        sent = None if body is None else json.dumps(body).encode()
+        kind = {"Content-Type": "application/json"} if body is not None else {}
+        with self.open(method, path, query=query, body=sent, headers=kind) as response:
+            text = response.read()
+        return json.loads(text) if text else None
+
+    def pages(self, path: str, query: Mapping[str, str | int] | None = None) -> Iterator[Any]:
+        """Yield every item of a search, page after page."""
+        asked: dict[str, str | int] = {"limit": PAGE, **(query or {})}
+        while True:
+            page = self.call("GET", path, query=asked)
+            yield from page["items"]
+            if not page["next_page_id"]:
+                return
+            asked["page_id"] = page["next_page_id"]
+
+    def stream(self, path: str, *, after: int) -> Iterator[Told]:
+        """Yield the messages of a stream behind an event, until the server ends it.
+
+        Raises OSError when it breaks off; the caller goes on behind the last id that it saw.
+        """
+        headers = {"Accept": "text/event-stream"}
+        asked = {} if after < 0 else {"after": after}
+        with self.open(
+            "GET", path, query=asked, headers=headers, silence=_SILENCE_SECONDS
+        ) as lines:
+            yield from read_messages(iter(lines.readline, b""))
+
+    @contextmanager
+    def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | int] | None = None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        silence: float = _ANSWER_SECONDS,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Give an answer that is right, to be read; raises CommandFailed for any other."""
+        target = quote(self._prefix + path, safe="/%") + (f"?{urlencode(query)}" if query else "")
+        with closing(self._connect(silence)) as connection:
+            response = self._ask(connection, method, target, body, headers or {})
+            if response.status == _NOT_AUTHENTICATED and self._renew is not None:
+                response.read()
+                self._key, self._renew = self._renew(), None
+                response = self._ask(connection, method, target, body, headers or {})
+            if response.status >= http.client.BAD_REQUEST:
+                raise _refusal(response.status, response.read())
+            yield response
+
+    def _connect(self, silence: float) -> http.client.HTTPConnection:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "http":
+            return http.client.HTTPConnection(host, port, timeout=silence)
+        context = ssl.create_default_context()
+        return http.client.HTTPSConnection(host, port, timeout=silence, context=context)
+
+    def _ask(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+    ) -> http.client.HTTPResponse:
+        key = {KEY_HEADER: self._key.reveal()}
+        try:
+            connection.request(method, target, body=body, headers={**headers, **key})
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as exc:
+            raise CommandFailed(
+                f"no server answers at {self.url}: {exc}",
+                "see whether it runs, and whether --url is right",
+            ) from exc
+
+
+def read_messages(lines: Iterator[bytes]) -> Iterator[Told]:
+    """Yield the server-sent events among lines; signs of life are left out."""
+    kind, number, data = "", "", ""
+    for line in lines:
+        name, _, value = line.decode().rstrip("\r\n").partition(": ")
+        match name:
+            case "event":
+                kind = value
+            case "id":
+                number = value
+            case "data":
+                data = value
+            case "" if kind:
+                yield Told(type=kind, id=int(number) if number else None, data=json.loads(data))
+                kind, number, data = "", "", ""
+            case _:
+                continue
+
+
+def _refusal(status: int, text: bytes) -> Refused:
+    try:
+        body = json.loads(text)
+        detail = body["detail"]
+    except (ValueError, KeyError, TypeError):
+        return Refused(status, f"the server answers {status}, and does not say why")
+    if isinstance(detail, list):
+        detail = "; ".join(f"{_place(one.get('loc'))}: {one.get('msg')}" for one in detail)
+    hint = "name a key that is valid with --key" if status == _NOT_AUTHENTICATED else ""
+    return Refused(status, f"{detail}", hint)
+
+
+def _place(loc: Any) -> str:
+    return ".".join(str(part) for part in loc or () if part != "body") or "the request"

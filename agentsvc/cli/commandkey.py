@@ -1,0 +1,48 @@
+"""The API key of commands that are called beside a server; made only where there is none yet."""
+
+import asyncio
+from typing import Final
+
+from agentsvc.auth import KeyRing
+from agentsvc.cli import CommandFailed
+from agentsvc.datadir import DataDir
+from agentsvc.db import Database
+from agentsvc.errors import StartFailed
+from agentsvc.values import Secret
+
+_FIRST_USER: Final = "admin"
+_NAME: Final = "command line"
+_HINT: Final = "name a key with --key; `agentsvc keys create --user NAME` makes one"
+
+
+def make_key(places: DataDir) -> Secret:
+    """Make a key of this machine's administrator, and keep it in the data directory.
+
+    Who can read that directory can make keys anyway.
+    """
+    key = asyncio.run(_make_key(places))
+    draft = places.command_key.with_name(places.command_key.name + ".new")
+    try:
+        draft.unlink(missing_ok=True)
+        draft.touch(mode=0o600)
+        draft.write_text(f"{key.reveal()}\n")
+        draft.replace(places.command_key)
+    except OSError as exc:
+        raise StartFailed(
+            f"the key cannot be kept ({exc.strerror}): {places.command_key}", hint=_HINT
+        ) from exc
+    return key
+
+
+async def _make_key(places: DataDir) -> Secret:
+    database = await Database.open(places.database)
+    try:
+        keys = KeyRing(database)
+        names = await keys.list_users()
+        name = names[0] if len(names) == 1 else _FIRST_USER
+        user_id = await keys.find_user(name)
+        if user_id is None:
+            raise CommandFailed(f"there are {len(names)} users, none of them is `{name}`", _HINT)
+        return (await keys.create_key(user_id, _NAME))[1]
+    finally:
+        await database.close()

@@ -1,0 +1,183 @@
+"""`agentsvc conversations`: lists, shows and steers conversations of a server."""
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import PAGE
+from agentsvc.cli.options import example, json_option, yes_option
+from agentsvc.cli.server import ServerChoice, get_api, server_options
+from agentsvc.cli.talk import (
+    CONVERSATIONS,
+    ask_agent,
+    cost_of,
+    find_conversation,
+    send_message,
+    wake,
+)
+from agentsvc.cli.text import columns, confirm, fields, json_text, moment, short
+
+_SHOWN: Final = (
+    "id",
+    "title",
+    "execution_status",
+    "sandbox_status",
+    "sandbox_id",
+    "selected_repository",
+    "selected_branch",
+    "llm_model",
+    "metrics",
+    "created_at",
+    "updated_at",
+    "conversation_url",
+)
+
+
+@click.group(
+    "conversations",
+    epilog=example(
+        "agentsvc conversations list",
+        'agentsvc conversations send 7c9e66797425 "Now write the tests"',
+    ),
+)
+def command() -> None:
+    """List, show and steer the conversations of a server."""
+
+
+@command.command("list", epilog=example("agentsvc conversations list --search login --json"))
+@click.option("--search", metavar="TEXT", help="Only those whose title contains it.")
+@click.option("--limit", default=50, type=click.IntRange(1, 10_000), help="How many; otherwise 50.")
+@json_option
+@server_options
+def list_conversations(
+    *, search: str | None, limit: int, as_json: bool, server: ServerChoice
+) -> None:
+    """List conversations, newest first."""
+    query: dict[str, str | int] = {"limit": min(limit, PAGE)}
+    if search:
+        query["title__contains"] = search
+    found = get_api(server).pages(f"{CONVERSATIONS}/search", query)
+    items = [item for item, _ in zip(found, range(limit), strict=False)]
+    if as_json:
+        click.echo(json_text(items))
+        return
+    rows = [
+        (
+            item["id"],
+            item["execution_status"] or item["sandbox_status"].lower(),
+            cost_of(item),
+            moment(item["updated_at"]),
+            short(item["title"]),
+        )
+        for item in items
+    ]
+    for line in columns(("ID", "STATE", "COST", "UPDATED (UTC)", "TITLE"), rows):
+        click.echo(line)
+
+
+@command.command(epilog=example("agentsvc conversations show 7c9e66797425"))
+@click.argument("conversation_id", metavar="ID")
+@json_option
+@server_options
+def show(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None:
+    """Show the conversation with this ID; its beginning is enough."""
+    found = find_conversation(get_api(server), conversation_id)
+    if as_json:
+        click.echo(json_text(found))
+        return
+    for line in fields({name: found.get(name) for name in _SHOWN}):
+        click.echo(line)
+
+
+@command.command(
+    epilog=example('agentsvc conversations send 7c9e66797425 "Now write the tests" --follow')
+)
+@click.argument("conversation_id", metavar="ID")
+@click.argument("text", metavar="TEXT")
+@click.option("--follow", is_flag=True, help="Show what the agent does until it is done.")
+@json_option
+@server_options
+def send(
+    conversation_id: str, text: str, *, follow: bool, as_json: bool, server: ServerChoice
+) -> None:
+    """Send a message to the conversation with this ID; `-` reads it from standard input.
+
+    A paused sandbox is resumed for it.
+    """
+    api = get_api(server)
+    found = find_conversation(api, conversation_id)
+    said = sys.stdin.read() if text == "-" else text
+    if not follow:
+        wake(api, found)
+        send_message(api, found["id"], said)
+        click.echo(f"sent to {found['id']}", err=True)
+        return
+    # What shows conversations is needed here only.
+    importlib.import_module("agentsvc.cli.run.watch").follow(api, found, said, as_json=as_json)
+
+
+@command.command(epilog=example("agentsvc conversations pause 7c9e66797425 --now"))
+@click.argument("conversation_id", metavar="ID")
+@click.option("--now", is_flag=True, help="Break off what the agent is doing.")
+@server_options
+def pause(conversation_id: str, *, now: bool, server: ServerChoice) -> None:
+    """Let the agent pause after its current step; its sandbox goes on."""
+    api = get_api(server)
+    found = find_conversation(api, conversation_id)
+    ask_agent(api, found, "interrupt" if now else "pause")
+    click.echo(f"{found['id']} is paused", err=True)
+
+
+@command.command(epilog=example("agentsvc conversations resume 7c9e66797425"))
+@click.argument("conversation_id", metavar="ID")
+@server_options
+def resume(conversation_id: str, *, server: ServerChoice) -> None:
+    """Let a paused agent go on, and its sandbox before that."""
+    api = get_api(server)
+    found = wake(api, find_conversation(api, conversation_id))
+    ask_agent(api, found, "run")
+    click.echo(f"{found['id']} goes on", err=True)
+
+
+@command.command(epilog=example("agentsvc conversations delete 7c9e66797425 --yes"))
+@click.argument("conversation_id", metavar="ID")
+@yes_option
+@server_options
+def delete(conversation_id: str, *, yes: bool, server: ServerChoice) -> None:
+    """Delete the conversation with this ID, with its sandbox if no other lives there."""
+    api = get_api(server)
+    found = find_conversation(api, conversation_id)
+    confirm(f"Delete `{short(found['title'])}` ({found['id']})?", is_agreed=yes)
+    api.call("DELETE", f"{CONVERSATIONS}/{found['id']}")
+    click.echo(f"{found['id']} is deleted", err=True)
+
+
+@command.command(epilog=example("agentsvc conversations export 7c9e66797425 --output talk.zip"))
+@click.argument("conversation_id", metavar="ID")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    metavar="FILE",
+    help="File to write, - for standard output; otherwise ID.zip.",
+)
+@server_options
+def export(conversation_id: str, *, output: Path | None, server: ServerChoice) -> None:
+    """Write the conversation with this ID and all of its events as a zip file."""
+    api = get_api(server)
+    found = find_conversation(api, conversation_id)
+    file = output or Path(f"{found['id']}.zip")
+    with api.open("GET", f"{CONVERSATIONS}/{found['id']}/download") as answer:
+        if str(file) == "-":
+            shutil.copyfileobj(answer, sys.stdout.buffer)
+            return
+        try:
+            with file.open("wb") as opened:
+                shutil.copyfileobj(answer, opened)
+        except OSError as exc:
+            raise CommandFailed(f"the file cannot be written: {exc.strerror}: {file}") from exc
+    click.echo(f"written: {file}", err=True)

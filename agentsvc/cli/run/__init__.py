@@ -1,0 +1,166 @@
+"""`agentsvc run`: one conversation in the terminal, on a server that runs or on one made for it."""
+
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import click
+import msgspec
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import V1, Api
+from agentsvc.cli.options import example, json_option
+from agentsvc.cli.server import ServerChoice, find_api, server_options
+
+_NEEDED: Final = ("openhands-agent-server", "openhands-tools")
+_MODEL_HINT: Final = (
+    "name it with --model and put its key into LLM_API_KEY,"
+    " or start a server with `agentsvc serve` and use `agentsvc settings set`"
+)
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the options say of the conversation."""
+
+    task: str
+    repository: str | None
+    branch: str | None
+    directory: Path | None
+    model: str | None
+    base_url: str | None
+    title: str | None
+    agrees: bool
+    as_json: bool
+
+
+@click.command(
+    "run",
+    epilog=example(
+        'agentsvc run "Find out why the tests fail, and mend it" --dir .',
+        'agentsvc run "Bring the README up to date" --repo https://github.com/me/tool --json',
+    ),
+)
+@click.argument("task", metavar="TASK")
+@click.option("--repo", metavar="URL", help="Repository to clone first: its URL, or OWNER/NAME.")
+@click.option("--branch", metavar="NAME", help="Branch to begin with.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="PATH",
+    help="Work on a copy of this directory; what was changed is brought back at the end.",
+)
+@click.option(
+    "--model", metavar="NAME", help="Language model; otherwise LLM_MODEL or the settings."
+)
+@click.option("--base-url", metavar="URL", help="Where the model is, for a private server.")
+@click.option("--title", metavar="TEXT", help="Title of the conversation.")
+@click.option("--private", is_flag=True, help="Use a server of its own even though one runs.")
+@click.option("--delete", is_flag=True, help="Delete the conversation and its sandbox at the end.")
+@click.option("--yes", is_flag=True, help="Agree to whatever is asked.")
+@json_option
+@server_options
+def command(
+    *,
+    task: str,
+    repo: str | None,
+    branch: str | None,
+    directory: Path | None,
+    model: str | None,
+    base_url: str | None,
+    title: str | None,
+    private: bool,
+    delete: bool,
+    yes: bool,
+    as_json: bool,
+    server: ServerChoice,
+) -> None:
+    """Let an agent do TASK, and show what it does; `-` reads it from standard input.
+
+    It runs on the server that is named, else on the one beside this command, else on one that is
+    made for it and removed after it. Ctrl-C interrupts the agent, a second one leaves. The exit code
+    is 0 if the agent finished.
+    """
+    if repo and directory:
+        raise click.UsageError("a repository and a directory cannot be worked on at a time")
+    wanted = Wanted(
+        task=sys.stdin.read() if task == "-" else task,
+        repository=repo,
+        branch=branch,
+        directory=directory,
+        model=model,
+        base_url=base_url,
+        title=title,
+        agrees=yes,
+        as_json=as_json,
+    )
+    signal.signal(signal.SIGTERM, _leave)
+    api = None if private else find_api(server)
+    conversations = importlib.import_module("agentsvc.cli.run.conversation")
+    if api is not None:
+        conversations.carry_out(api, wanted, is_removed=delete)
+        return
+    llm = model_of(wanted, os.environ)
+    with _private_server() as made:
+        made.call("POST", f"{V1}/settings", body=llm)
+        conversations.carry_out(made, msgspec.structs.replace(wanted, model=None), is_removed=False)
+
+
+def model_of(wanted: Wanted, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of the model for a private server; raises CommandFailed without one."""
+    model = wanted.model or environ.get("LLM_MODEL", "")
+    vendor = model.partition("/")[0].upper().replace("-", "_")
+    key = environ.get("LLM_API_KEY") or environ.get(f"{vendor}_API_KEY", "")
+    base_url = wanted.base_url or environ.get("LLM_BASE_URL", "")
+    if not model or not (key or base_url):
+        missing = "a model" if not model else "a key"
+        raise CommandFailed(f"no server runs, and one for this task needs {missing}", _MODEL_HINT)
+    given = {"llm_model": model, "llm_api_key": key, "llm_base_url": base_url}
+    return {name: value for name, value in given.items() if value}
+
+
+@contextmanager
+def _private_server() -> Iterator[Api]:
+    """Give a server of its own; nothing of it is left afterwards."""
+    private: Any = importlib.import_module("agentsvc.cli.private")
+    values: Any = importlib.import_module("agentsvc.values")
+    _check_installed()
+    directory = Path(tempfile.mkdtemp(prefix="agentsvc-run-"))
+    key = values.new_key("asvc_")
+    server = private.PrivateServer(directory, key, port=0)
+    try:
+        click.echo("starting a server for this task …", err=True)
+        server.start()
+        url = server.read_url()
+        if url is None:
+            click.echo(server.last_log_lines(), err=True)
+            raise CommandFailed("the server for this task did not start")
+        yield Api(url, key)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        server.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _check_installed() -> None:
+    try:
+        for name in _NEEDED:
+            metadata.version(name)
+    except metadata.PackageNotFoundError as exc:
+        raise CommandFailed(
+            f"a server for this task needs the package {exc.name}, which is not installed",
+            "install the extra `agent`, or name a server with --url and --key",
+        ) from exc
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

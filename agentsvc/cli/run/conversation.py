@@ -1,0 +1,79 @@
+"""Carries out one task: starts its conversation, follows it, brings its files back."""
+
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+import click
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import Api, Refused
+from agentsvc.cli.run import Wanted
+from agentsvc.cli.run.files import bring_back, send_directory
+from agentsvc.cli.run.watch import Outcome, View, Watch, end
+from agentsvc.cli.talk import CONVERSATIONS, Record, find_conversation, send_message
+
+_LOOK_SECONDS: Final = 0.2
+
+
+def carry_out(api: Api, wanted: Wanted, *, is_removed: bool) -> None:
+    """Let an agent do a task, show it, and say how it ended; raises CommandFailed if it failed."""
+    view = View(as_json=wanted.as_json)
+    conversation = _start(api, wanted, view)
+    watch = Watch(api, conversation, view, agrees=wanted.agrees)
+    try:
+        sent = None
+        if wanted.directory is not None:
+            view.busy(f"copying {wanted.directory}")
+            sent = send_directory(api, conversation, wanted.directory)
+            send_message(api, conversation["id"], wanted.task)
+        outcome = watch.follow()
+        if wanted.directory is not None and sent is not None and outcome is not Outcome.DELETED:
+            view.busy("")
+            bring_back(api, conversation, wanted.directory, sent, agrees=wanted.agrees)
+        elif wanted.repository and outcome is Outcome.FINISHED:
+            _show_changes(api, conversation, view)
+        end(api, conversation, outcome, view)
+    finally:
+        view.busy("")
+        if is_removed:
+            with suppress(CommandFailed):
+                api.call("DELETE", f"{CONVERSATIONS}/{conversation['id']}")
+
+
+def _start(api: Api, wanted: Wanted, view: View) -> Record:
+    """Start the conversation and return it once it is ready."""
+    body: dict[str, Any] = {
+        "selected_repository": wanted.repository,
+        "selected_branch": wanted.branch,
+        "llm_model": wanted.model,
+        "title": wanted.title,
+    }
+    if wanted.directory is None:
+        text = {"type": "text", "text": wanted.task}
+        body["initial_message"] = {"role": "user", "content": [text]}
+    asked = {name: value for name, value in body.items() if value is not None}
+    task = api.call("POST", CONVERSATIONS, body=asked)
+    status = ""
+    while True:
+        if task["status"] != status:
+            status = task["status"]
+            view.busy(status.lower().replace("_", " "))
+            view.line({"type": "start", "status": status, "detail": task["detail"]})
+        if status == "READY":
+            return find_conversation(api, task["app_conversation_id"])
+        if status == "ERROR":
+            view.busy("")
+            raise CommandFailed(f"the conversation did not start: {task['detail']}")
+        time.sleep(_LOOK_SECONDS)
+        task = api.call("GET", f"{CONVERSATIONS}/start-tasks", query={"ids": task["id"]})[0]
+
+
+def _show_changes(api: Api, conversation: Record, view: View) -> None:
+    try:
+        changes = api.call("GET", f"{CONVERSATIONS}/{conversation['id']}/git/changes")
+    except Refused as exc:
+        view.say(f"what was changed cannot be listed: {exc.message}")
+        return
+    for change in changes:
+        click.echo(f"{change['status'].lower()}: {change['path']}", err=True)

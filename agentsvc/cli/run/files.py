@@ -1,0 +1,224 @@
+"""A directory of this machine in a sandbox: a copy there, and what was changed brought back."""
+
+import hashlib
+import io
+import os
+import shlex
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import click
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import Api
+from agentsvc.cli.talk import SANDBOXES, Record
+from agentsvc.cli.text import clean, confirm
+from agentsvc.values import new_id
+
+MOST_BYTES: Final = 256 * 1024 * 1024
+_MOST_FILES: Final = 100_000
+_COMMAND_SECONDS: Final = 120
+_GIT: Final = ".git"
+
+type Sums = dict[str, str]
+"""The files of a directory by relative path, each with the sum of what is in it."""
+
+
+def send_directory(api: Api, conversation: Record, directory: Path) -> Sums:
+    """Put a copy of a directory into the sandbox's, and return what it holds.
+
+    In a git repository only what git does not ignore is copied, and its history.
+    """
+    names = sorted(_names(directory))
+    if len(names) > _MOST_FILES:
+        raise CommandFailed(f"{directory} has more than {_MOST_FILES} files")
+    packed, sums = _pack(directory, names)
+    place = _Place(api, conversation)
+    place.upload(packed)
+    return sums
+
+
+def bring_back(
+    api: Api, conversation: Record, directory: Path, sent: Sums, *, agrees: bool
+) -> None:
+    """Write what the agent changed into the directory, after asking; `.git` stays as it is here."""
+    got = dict(read_files(_Place(api, conversation).download()))
+    changed = {
+        name: data
+        for name, data in got.items()
+        if hashlib.sha256(data[0]).hexdigest() != sent.get(name)
+    }
+    gone = [name for name in sent if name not in got and not _is_git(name)]
+    if not changed and not gone:
+        click.echo("no file was changed", err=True)
+        return
+    for name in sorted(changed):
+        click.echo(f"{'changed' if name in sent else 'new'}: {clean(name)}", err=True)
+    for name in gone:
+        click.echo(f"deleted: {clean(name)}", err=True)
+    confirm(f"Write this to {directory}?", is_agreed=agrees)
+    for name, (data, mode) in changed.items():
+        write_file(directory, name, data, mode)
+    for name in gone:
+        remove_file(directory, name)
+    click.echo(f"written to {directory}", err=True)
+
+
+def read_files(packed: bytes) -> Iterator[tuple[str, tuple[bytes, int]]]:
+    """Yield the plain files of an archive that came from a sandbox; raises CommandFailed."""
+    total = 0
+    try:
+        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+            for member in archive:
+                name = str(PurePosixPath(member.name))
+                if not member.isfile() or _is_git(name):
+                    continue
+                total += member.size
+                opened = archive.extractfile(member)
+                if total > MOST_BYTES or not is_inside(name) or opened is None:
+                    raise CommandFailed(f"the sandbox sent what is not wanted: {clean(name)}")
+                yield name, (opened.read(), member.mode & 0o777)
+    except tarfile.TarError as exc:
+        raise CommandFailed(f"the sandbox did not send its files: {exc}") from exc
+
+
+def is_inside(name: str) -> bool:
+    """Tell whether a path of an archive stays below the directory it is for."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and name not in ("", ".")
+
+
+def write_file(directory: Path, name: str, data: bytes, mode: int) -> None:
+    """Write one file below a directory, and never through a link; raises CommandFailed."""
+    file = _safe(directory, name)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".{file.name}.{new_id()}")
+        draft.write_bytes(data)
+        draft.chmod((mode & 0o777) | 0o600)
+        draft.replace(file)
+    except OSError as exc:
+        raise CommandFailed(f"the file cannot be written: {exc.strerror}: {file}") from exc
+
+
+def remove_file(directory: Path, name: str) -> None:
+    """Delete one file below a directory."""
+    try:
+        _safe(directory, name).unlink(missing_ok=True)
+    except OSError as exc:
+        raise CommandFailed(f"the file cannot be deleted: {exc.strerror}: {name}") from exc
+
+
+def _safe(directory: Path, name: str) -> Path:
+    """Return the place of a file; raises CommandFailed where a link leads elsewhere."""
+    root = directory.resolve()
+    file = root / name
+    if not file.parent.resolve().is_relative_to(root) or not is_inside(name):
+        raise CommandFailed(f"the file would be outside of {directory}: {clean(name)}")
+    return file
+
+
+def _is_git(name: str) -> bool:
+    return PurePosixPath(name).parts[:1] == (_GIT,)
+
+
+def _names(directory: Path) -> Iterator[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607  # the user's own git
+        cwd=directory,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        yield from _below(directory, directory)
+        return
+    yield from (os.fsdecode(name) for name in listed.stdout.split(b"\0") if name)
+    if (directory / _GIT).is_dir():
+        yield from _below(directory / _GIT, directory)
+
+
+def _below(start: Path, directory: Path) -> Iterator[str]:
+    for path, _, files in start.walk():
+        yield from (str((path / name).relative_to(directory)) for name in files)
+
+
+def _pack(directory: Path, names: list[str]) -> tuple[bytes, Sums]:
+    packed, sums, total = io.BytesIO(), {}, 0
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name in names:
+            file = directory / name
+            if file.is_symlink() or not file.is_file():
+                continue
+            try:
+                data = file.read_bytes()
+            except OSError as exc:
+                raise CommandFailed(f"the file cannot be read: {exc.strerror}: {file}") from exc
+            total += len(data)
+            if total > MOST_BYTES:
+                raise CommandFailed(f"{directory} has more than {MOST_BYTES >> 20} MiB of files")
+            head = tarfile.TarInfo(name)
+            head.size, head.mode = len(data), file.stat().st_mode & 0o777
+            archive.addfile(head, io.BytesIO(data))
+            sums[name] = hashlib.sha256(data).hexdigest()
+    return packed.getvalue(), sums
+
+
+class _Place:
+    """The working directory of a conversation in its sandbox."""
+
+    def __init__(self, api: Api, conversation: Record) -> None:
+        self._api = api
+        sandbox_id = conversation["sandbox_id"]
+        self._agent = f"/sandboxes/{sandbox_id}/agent/api"
+        sandbox = api.call("GET", SANDBOXES, query={"id": sandbox_id})[0]
+        self._directory = _project(api, self._agent, conversation) or sandbox["working_dir"]
+        self._name = f".agentsvc-{new_id()}.tar.gz"
+        self._packed = f"{sandbox['working_dir']}/{self._name}"
+
+    def upload(self, packed: bytes) -> None:
+        """Unpack an archive into it."""
+        edge = new_id()
+        head = (
+            f'--{edge}\r\nContent-Disposition: form-data; name="file"; filename="files"\r\n'
+            "Content-Type: application/octet-stream\r\n\r\n"
+        )
+        body = head.encode() + packed + f"\r\n--{edge}--\r\n".encode()
+        kind = {"Content-Type": f"multipart/form-data; boundary={edge}"}
+        query = {"path": self._packed}
+        path = f"{self._agent}/file/upload"
+        with self._api.open("POST", path, query=query, body=body, headers=kind) as answer:
+            answer.read()
+        where, what = shlex.quote(self._directory), shlex.quote(self._packed)
+        self._run(
+            f"mkdir -p {where} && cd {where} && tar -xzf {what} --no-same-owner; r=$?; rm -f {what}; exit $r"
+        )
+
+    def download(self) -> bytes:
+        """Return an archive of it."""
+        where, what = shlex.quote(self._directory), shlex.quote(self._packed)
+        self._run(f"cd {where} && tar -czf {what} --exclude=./.git --exclude={self._name} .")
+        query = {"path": self._packed}
+        with self._api.open("GET", f"{self._agent}/file/download", query=query) as answer:
+            packed = answer.read(MOST_BYTES + 1)
+        self._run(f"rm -f {what}")
+        if len(packed) > MOST_BYTES:
+            raise CommandFailed(f"the sandbox has more than {MOST_BYTES >> 20} MiB of files")
+        return packed
+
+    def _run(self, text: str) -> None:
+        body = {"command": text, "timeout": _COMMAND_SECONDS}
+        done = self._api.call("POST", f"{self._agent}/bash/execute_bash_command", body=body)
+        if done["exit_code"] != 0:
+            raise CommandFailed(
+                f"the files cannot be copied: {clean(done['stderr'] or done['stdout'] or 'no reason')}"
+            )
+
+
+def _project(api: Api, agent: str, conversation: Record) -> str:
+    """Return the directory in which the agent of a conversation works."""
+    tail = str(conversation["conversation_url"] or "").partition("/api/conversations/")[2]
+    found: dict[str, Any] = api.call("GET", f"{agent}/conversations/{tail}")
+    return str((found.get("workspace") or {}).get("working_dir") or "")

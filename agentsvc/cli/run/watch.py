@@ -1,0 +1,236 @@
+"""Follows one conversation in a terminal: shows it, asks for confirmations, takes interruptions."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from enum import StrEnum
+from http.client import HTTPException
+from typing import Any, Final
+
+import click
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import V1, Api, Told
+from agentsvc.cli.show.notes import Event, to_note
+from agentsvc.cli.show.screen import Screen, open_screen
+from agentsvc.cli.talk import Record, ask_agent, cost_of, find_conversation, send_message, wake
+
+_AGAIN_SECONDS: Final = 0.5
+_MOST_BREAKS: Final = 20
+_REJECTED: Final = "The user rejected this action."
+
+
+class Outcome(StrEnum):
+    """How it ended."""
+
+    FINISHED = "finished"
+    ERROR = "error"
+    STUCK = "stuck"
+    LEFT = "left"
+    DELETED = "deleted"
+
+
+class View:
+    """Where a conversation is shown: as notes for people, or line by line in JSON for programs."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._screen: Screen | None = None if as_json else open_screen()
+
+    def event(self, event: Event) -> None:
+        """Show an event."""
+        if self._screen is None:
+            self.line({"type": "event", "event": event})
+        else:
+            note = to_note(event)
+            if note.parts:
+                self._screen.note(note)
+
+    def line(self, record: Mapping[str, Any]) -> None:
+        """Print a record for programs; people get to know of it otherwise."""
+        if self.as_json:
+            click.echo(json.dumps(record, ensure_ascii=False))
+
+    def busy(self, text: str) -> None:
+        """Show what is going on, where that can be taken back."""
+        if self._screen is not None:
+            self._screen.busy(text)
+
+    def say(self, text: str) -> None:
+        """Tell a person something that is not part of the conversation."""
+        self.busy("")
+        click.echo(text, err=True)
+
+
+class Watch:
+    """One conversation that is being followed."""
+
+    def __init__(self, api: Api, conversation: Record, view: View, *, agrees: bool) -> None:
+        self._api = api
+        self._conversation = conversation
+        self._view = view
+        self._agrees = agrees
+        self._last = -1
+        self._is_live = False
+        self._is_interrupted = False
+        self._status = ""
+        self._is_settled = True
+        self._asked: dict[str, Event] = {}
+
+    def begin_behind_what_is_there(self) -> None:
+        """Show only what comes from now on."""
+        path = f"{V1}/conversation/{self._conversation['id']}/events/stream"
+        for message in self._api.stream(path, after=self._last):
+            if message.type == "ready":
+                return
+            self._last = self._last if message.id is None else message.id
+
+    def follow(self) -> Outcome:
+        """Show the conversation until the agent is done, or whoever watches leaves."""
+        breaks = 0
+        while True:
+            try:
+                seen, outcome = self._last, self._read()
+                if outcome is not None:
+                    return outcome
+                breaks = 0 if self._last != seen else breaks + 1
+            except (OSError, HTTPException) as exc:
+                breaks += 1
+                if breaks > _MOST_BREAKS:
+                    raise CommandFailed(f"the server went away: {exc}") from exc
+            except KeyboardInterrupt:
+                outcome = self._interrupt()
+                if outcome is not None:
+                    return outcome
+            time.sleep(_AGAIN_SECONDS)
+
+    def _read(self) -> Outcome | None:
+        """Read the stream to its end; it goes on behind the last event when it is read again."""
+        path = f"{V1}/conversation/{self._conversation['id']}/events/stream"
+        self._is_live = False
+        for message in self._api.stream(path, after=self._last):
+            outcome = self._take(message)
+            if outcome is not None:
+                return outcome
+        return None
+
+    def _take(self, message: Told) -> Outcome | None:
+        match message.type:
+            case "event":
+                self._last = self._last if message.id is None else message.id
+                self._note(message.data)
+            case "ready":
+                self._is_live = True
+            case "end":
+                return Outcome.DELETED if message.data.get("reason") == "deleted" else Outcome.LEFT
+            case _:
+                return None
+        return self._react() if self._is_live and not self._is_settled else None
+
+    def _note(self, event: Event) -> None:
+        if event.get("kind") == "ActionEvent":
+            self._asked[str(event.get("id"))] = event
+        elif event.get("action_id"):
+            self._asked.pop(str(event["action_id"]), None)
+        if event.get("key") == "execution_status":
+            self._status, self._is_settled = str(event.get("value")), False
+        self._view.event(event)
+
+    def _react(self) -> Outcome | None:
+        """Do what the state that the agent is in asks for."""
+        self._is_settled = True
+        match self._status:
+            case "finished" | "error" | "stuck":
+                return Outcome(self._status)
+            case "waiting_for_confirmation":
+                return self._confirm()
+            case "paused" if self._is_interrupted:
+                return self._go_on()
+            case "paused":
+                self._view.say("paused; `agentsvc conversations resume` lets it go on")
+            case "running":
+                self._is_interrupted = False
+                self._view.busy("working, Ctrl-C interrupts")
+            case _:
+                return None
+        return None
+
+    def _confirm(self) -> Outcome | None:
+        self._view.busy("")
+        agreed = self._agrees
+        if not agreed:
+            if not sys.stdin.isatty():
+                self._view.say("the agent asks for a confirmation, and nobody is there to ask")
+                return Outcome.LEFT
+            names = ", ".join(str(event.get("tool_name")) for event in self._asked.values())
+            agreed = click.confirm(f"Let the agent do this ({names})?", err=True)
+        body = {"accept": agreed, **({} if agreed else {"reason": _REJECTED})}
+        ask_agent(self._api, self._conversation, "events/respond_to_confirmation", body)
+        return None if agreed else self._go_on()
+
+    def _interrupt(self) -> Outcome | None:
+        """Break off what the agent does; whoever interrupts it twice leaves."""
+        if self._is_interrupted:
+            return Outcome.LEFT
+        self._is_interrupted = True
+        self._view.say("\ninterrupting the agent; Ctrl-C again leaves")
+        try:
+            ask_agent(self._api, self._conversation, "interrupt")
+        except KeyboardInterrupt:
+            return Outcome.LEFT
+        return None
+
+    def _go_on(self) -> Outcome | None:
+        """Ask what to tell an agent that waits; with nothing to tell, leave."""
+        self._view.busy("")
+        if not sys.stdin.isatty():
+            return Outcome.LEFT
+        try:
+            text = click.prompt(
+                "Tell the agent (nothing leaves)", default="", show_default=False, err=True
+            )
+        except click.Abort:
+            return Outcome.LEFT
+        if not text.strip():
+            return Outcome.LEFT
+        self._is_interrupted = False
+        send_message(self._api, self._conversation["id"], text)
+        return None
+
+
+def follow(api: Api, conversation: Record, text: str, *, as_json: bool) -> None:
+    """Send a message to a conversation and follow it; raises CommandFailed unless it succeeds."""
+    view = View(as_json=as_json)
+    conversation = wake(api, conversation)
+    watch = Watch(api, conversation, view, agrees=False)
+    watch.begin_behind_what_is_there()
+    send_message(api, conversation["id"], text)
+    end(api, conversation, watch.follow(), view)
+
+
+def end(api: Api, conversation: Record, outcome: Outcome, view: View) -> None:
+    """Say how it ended and what it has cost; raises CommandFailed unless the agent is done."""
+    view.busy("")
+    known = (
+        conversation if outcome is Outcome.DELETED else find_conversation(api, conversation["id"])
+    )
+    view.line(
+        {
+            "type": "result",
+            "conversation_id": conversation["id"],
+            "outcome": str(outcome),
+            "metrics": known.get("metrics"),
+        }
+    )
+    cost = cost_of(known)
+    click.echo(
+        f"conversation {conversation['id']}" + (f", {cost} dollars" if cost else ""), err=True
+    )
+    if outcome is Outcome.LEFT:
+        raise CommandFailed(
+            "the agent is not done",
+            f"it can go on with `agentsvc conversations send {conversation['id']} TEXT --follow`",
+        )
+    if outcome is not Outcome.FINISHED:
+        raise CommandFailed(f"the agent has not done its work, its run ended with: {outcome}")

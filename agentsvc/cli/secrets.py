@@ -1,0 +1,70 @@
+"""`agentsvc secrets`: keeps the secrets that agents may use."""
+
+from typing import Final
+from urllib.parse import quote
+
+import click
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import V1, Refused
+from agentsvc.cli.options import example, json_option
+from agentsvc.cli.server import ServerChoice, get_api, server_options
+from agentsvc.cli.settings import read_value
+from agentsvc.cli.text import columns, json_text, short
+
+_SECRETS: Final = f"{V1}/secrets"
+_NOT_FOUND: Final = 404
+
+
+@click.group(
+    "secrets", epilog=example("agentsvc secrets set DEPLOY_KEY < key.txt", "agentsvc secrets list")
+)
+def command() -> None:
+    """Keep secrets for your agents. They get a value when a command names it."""
+
+
+@command.command("list", epilog=example("agentsvc secrets list"))
+@json_option
+@server_options
+def list_secrets(*, as_json: bool, server: ServerChoice) -> None:
+    """List the names of your secrets; the values are never shown."""
+    found = list(get_api(server).pages(f"{_SECRETS}/search"))
+    if as_json:
+        click.echo(json_text(found))
+        return
+    rows = [(one["name"], short(one["description"])) for one in found]
+    for line in columns(("NAME", "DESCRIPTION"), rows):
+        click.echo(line)
+
+
+@command.command(
+    "set",
+    epilog=example(
+        'agentsvc secrets set DEPLOY_KEY --description "For the staging host" < key.txt'
+    ),
+)
+@click.argument("name", metavar="NAME")
+@click.option("--description", metavar="TEXT", help="What it is for; agents see this.")
+@server_options
+def set_secret(name: str, *, description: str | None, server: ServerChoice) -> None:
+    """Keep a secret. Its value is asked for, or read from standard input."""
+    api = get_api(server)
+    body = {"name": name, "value": read_value(name), "description": description}
+    api.call("POST", _SECRETS, body=body)
+    click.echo(f"{name} is kept", err=True)
+
+
+@command.command(epilog=example("agentsvc secrets delete DEPLOY_KEY"))
+@click.argument("name", metavar="NAME")
+@server_options
+def delete(name: str, *, server: ServerChoice) -> None:
+    """Forget a secret."""
+    try:
+        get_api(server).call("DELETE", f"{_SECRETS}/{quote(name, safe='')}")
+    except Refused as exc:
+        if exc.status != _NOT_FOUND:
+            raise
+        raise CommandFailed(
+            f"there is no secret `{name}`", "run `agentsvc secrets list` to see them"
+        ) from exc
+    click.echo(f"{name} is forgotten", err=True)

@@ -1,0 +1,115 @@
+"""Which server a command talks to, and with which key: options, environment, or the one beside it."""
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import Api
+from agentsvc.cli.options import (
+    Decorator,
+    config_option,
+    data_dir_of,
+    data_dir_option,
+    load_config,
+)
+from agentsvc.config import KEY_VARIABLE, URL_VARIABLE
+from agentsvc.datadir import DataDir
+from agentsvc.values import Secret
+
+
+class ServerChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What the options of a command say of the server it is for."""
+
+    url: str | None
+    key: str | None
+    data_dir: str | None
+    config_file: Path | None
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that choose a server, as one argument `server`."""
+
+    def called(
+        *arguments: Any,
+        url: str | None,
+        api_key: str | None,
+        data_dir: str | None,
+        config_file: Path | None,
+        **options: Any,
+    ) -> Any:
+        chosen = ServerChoice(url=url, key=api_key, data_dir=data_dir, config_file=config_file)
+        return command(*arguments, server=chosen, **options)
+
+    called.__doc__ = command.__doc__
+    called.__name__ = command.__name__
+    called.__dict__.update(command.__dict__)
+    for option in (config_option, data_dir_option, _key_option, _url_option):
+        called = option(called)
+    return called
+
+
+_url_option: Decorator = click.option(
+    "--url",
+    metavar="URL",
+    help=f"Server to talk to; otherwise {URL_VARIABLE}, then the one on the data directory.",
+)
+_key_option: Decorator = click.option(
+    "--key",
+    "api_key",
+    metavar="KEY",
+    help=f"API key; otherwise {KEY_VARIABLE}, then one of the data directory.",
+)
+
+
+def find_api(chosen: ServerChoice) -> Api | None:
+    """Return the server to talk to, or None where none is named and none runs beside this command."""
+    url = chosen.url or os.environ.get(URL_VARIABLE)
+    key = chosen.key or os.environ.get(KEY_VARIABLE)
+    if url and key:
+        return Api(url, Secret(key))
+    places = data_dir_of(load_config(chosen.config_file, server__data_dir=chosen.data_dir))
+    local = _read(places.url) if places.is_in_use() else ""
+    if not url and not local:
+        return None
+    if key:
+        return Api(url or local, Secret(key))
+    if url and url.rstrip("/") != local:
+        raise CommandFailed(
+            f"there is no key for {url}", f"name it with --key, or in {KEY_VARIABLE}"
+        )
+    known = _read(places.command_key)
+    return Api(
+        local,
+        Secret(known) if known else make_key(places),
+        renew=(lambda: make_key(places)) if known else None,
+    )
+
+
+def get_api(chosen: ServerChoice) -> Api:
+    """Return the server to talk to; raises CommandFailed where there is none."""
+    api = find_api(chosen)
+    if api is None:
+        raise CommandFailed(
+            "no server runs on the data directory",
+            "start one with `agentsvc serve`, or name one with --url and --key",
+        )
+    return api
+
+
+def make_key(places: DataDir) -> Secret:
+    """Make a key for commands, and keep it; what that takes is loaded only then."""
+    key: Secret = importlib.import_module("agentsvc.cli.commandkey").make_key(places)
+    return key
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,132 @@
+"""`agentsvc settings`: shows and changes the settings of a user."""
+
+import json
+import sys
+from typing import Any, Final
+
+import click
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import V1, Api, Refused
+from agentsvc.cli.options import example, json_option
+from agentsvc.cli.server import ServerChoice, get_api, server_options
+from agentsvc.cli.text import clean, json_text
+
+_SETTINGS: Final = f"{V1}/settings"
+_NOT_FOUND: Final = 404
+_PARTS: Final = ("agent_settings", "conversation_settings")
+_SECRET_ENDS: Final = ("api_key",)
+
+
+@click.group(
+    "settings",
+    epilog=example(
+        "agentsvc settings set llm_model anthropic/claude-sonnet-4-5",
+        "agentsvc settings set llm_api_key",
+    ),
+)
+def command() -> None:
+    """Show and change your settings: language model, limits, confirmation."""
+
+
+@command.command(epilog=example("agentsvc settings get agent_settings.llm.model"))
+@click.argument("key", metavar="[KEY]", required=False)
+@json_option
+@server_options
+def get(key: str | None, *, as_json: bool, server: ServerChoice) -> None:
+    """Print all settings, or the one named KEY.
+
+    Keys of the nested settings have dots. Secrets show as stars.
+    """
+    found = _read(get_api(server))
+    if key is not None:
+        value = _at(found, key)
+        click.echo(json_text(value) if as_json or not isinstance(value, str) else value)
+        return
+    if as_json:
+        click.echo(json_text(found))
+        return
+    for name, value in sorted(_flat(found, "")):
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        click.echo(f"{name} = {clean(text)}")
+
+
+@command.command(
+    "set", epilog=example("agentsvc settings set conversation_settings.max_iterations 200")
+)
+@click.argument("key", metavar="KEY")
+@click.argument("value", metavar="[VALUE]", required=False)
+@server_options
+def set_setting(key: str, value: str | None, *, server: ServerChoice) -> None:
+    """Set KEY to VALUE: JSON where it is that, else a text. `null` puts a default back.
+
+    Without VALUE it is asked for, or read from standard input; do that with secrets.
+    """
+    api = get_api(server)
+    given = read_value(key) if value is None else value
+    api.call("POST", _SETTINGS, body=_change(key, _to_value(key, given)))
+    click.echo(f"{key} is set", err=True)
+
+
+def read_value(name: str) -> str:
+    """Return a value that is not to be seen: asked for in a terminal, else read from stdin."""
+    stdin = sys.stdin
+    if stdin.isatty():
+        return str(click.prompt(name, hide_input=True, err=True))
+    text = stdin.read().removesuffix("\n")
+    if not text:
+        raise CommandFailed("standard input is empty", f"pass the value of {name} there")
+    return text
+
+
+def _read(api: Api) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = api.call("GET", _SETTINGS)
+    except Refused as exc:
+        if exc.status == _NOT_FOUND:
+            raise CommandFailed(
+                "nothing is set yet", "begin with `agentsvc settings set llm_model MODEL`"
+            ) from exc
+        raise
+    return found
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        if not isinstance(tree, dict) or part not in tree:
+            raise CommandFailed(
+                f"there is no setting `{key}`", "run `agentsvc settings get` to see them"
+            )
+        tree = tree[part]
+    return tree
+
+
+def _flat(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            found += _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            found.append((prefix + name, value))
+    return found
+
+
+def _change(key: str, value: Any) -> dict[str, Any]:
+    """Return the body that sets one key; a key with dots is a part of the nested settings."""
+    first, *rest = key.split(".")
+    if not rest:
+        return {key: value}
+    if first not in _PARTS:
+        raise CommandFailed(f"a key with dots begins with one of {', '.join(_PARTS)}")
+    for part in reversed(rest):
+        value = {part: value}
+    return {f"{first}_diff": value}
+
+
+def _to_value(key: str, text: str) -> Any:
+    if key.endswith(_SECRET_ENDS):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,91 @@
+"""What commands do with one conversation: find it, wake it, tell its agent something."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import V1, Api
+from agentsvc.values import monotonic
+
+CONVERSATIONS: Final = f"{V1}/app-conversations"
+SANDBOXES: Final = f"{V1}/sandboxes"
+
+type Record = dict[str, Any]
+
+_ID_LENGTH: Final = 32
+_WAKE_SECONDS: Final = 300.0
+_LOOK_SECONDS: Final = 0.3
+
+
+def find_conversation(api: Api, conversation_id: str) -> Record:
+    """Return the conversation with an id, or the only one whose id begins so; raises CommandFailed."""
+    wanted = conversation_id.replace("-", "").lower()
+    if len(wanted) == _ID_LENGTH:
+        asked = api.call("GET", CONVERSATIONS, query={"ids": wanted})
+        found: list[Record] = [one for one in asked if one]
+    else:
+        everything = api.pages(f"{CONVERSATIONS}/search", {"include_sub_conversations": "true"})
+        found = [one for one in everything if wanted and one["id"].startswith(wanted)]
+    return only(found, "conversations", conversation_id)
+
+
+def only(found: list[Record], what: str, wanted: str) -> Record:
+    """Return the one of `what` that was found; raises CommandFailed for none and for several."""
+    if len(found) != 1:
+        many = "more than one" if found else "none"
+        raise CommandFailed(
+            f"{many} of the {what} has an id that begins with `{wanted}`",
+            f"run `agentsvc {what} list` to see them",
+        )
+    return found[0]
+
+
+def wake(api: Api, conversation: Record) -> Record:
+    """Return a conversation whose sandbox runs, resumed if it was paused; raises CommandFailed."""
+    if conversation["sandbox_status"] == "PAUSED":
+        api.call("POST", f"{SANDBOXES}/{conversation['sandbox_id']}/resume")
+    deadline = monotonic() + _WAKE_SECONDS
+    while conversation["sandbox_status"] in {"PAUSED", "STARTING"}:
+        if monotonic() > deadline:
+            raise CommandFailed("the sandbox does not come up", _LOG_HINT)
+        time.sleep(_LOOK_SECONDS)
+        conversation = find_conversation(api, conversation["id"])
+    if conversation["sandbox_status"] != "RUNNING":
+        state = conversation["sandbox_status"].lower()
+        raise CommandFailed(f"the sandbox of this conversation is {state}", _LOG_HINT)
+    return conversation
+
+
+_LOG_HINT: Final = "run `agentsvc sandboxes list`, and `agentsvc sandboxes logs ID`"
+
+
+def send_message(api: Api, conversation_id: str, text: str) -> None:
+    """Send a message, and let the agent go on with it."""
+    body = {"role": "user", "content": [{"type": "text", "text": text}], "run": True}
+    api.call("POST", f"{CONVERSATIONS}/{conversation_id}/send-message", body=body)
+
+
+def agent_path(conversation: Record) -> str:
+    """Return the path on the server of the conversation in its agent server."""
+    tail = str(conversation["conversation_url"] or "").partition("/api/conversations/")[2]
+    if not tail:
+        state = str(conversation["sandbox_status"]).lower()
+        raise CommandFailed(
+            f"the sandbox of this conversation is {state}",
+            f"run `agentsvc sandboxes resume {conversation['sandbox_id']}`",
+        )
+    return f"/sandboxes/{conversation['sandbox_id']}/agent/api/conversations/{tail}"
+
+
+def ask_agent(
+    api: Api, conversation: Record, what: str, body: Mapping[str, Any] | None = None
+) -> Any:
+    """Ask the agent server of a conversation for something, such as `pause`."""
+    return api.call("POST", f"{agent_path(conversation)}/{what}", body=dict(body or {}))
+
+
+def cost_of(conversation: Record) -> str:
+    """Return what a conversation has cost so far, in dollars."""
+    cost = (conversation.get("metrics") or {}).get("accumulated_cost")
+    return "" if cost is None else f"{cost:.4f}"

@@ -1,0 +1,51 @@
+"""The handler that shows what a sandbox has written."""
+
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.errors import BackendBroken, BackendUnavailable, NotFound, Unsupported
+from agentsvc.http.keys import BACKENDS, CONFIG, PRINCIPAL, SANDBOXES
+from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.wire import json_response, path_text, read_query
+from agentsvc.sandboxes.output import MOST_LINES, read_output
+
+
+class Tail(msgspec.Struct, frozen=True, kw_only=True):
+    """How many lines to return."""
+
+    tail: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES)] = 200
+
+
+class SandboxLog(msgspec.Struct, frozen=True, kw_only=True):
+    """The last lines a sandbox wrote, oldest first; values of its secrets are stars."""
+
+    lines: list[str]
+
+
+async def get_logs(request: web.Request) -> web.Response:
+    """GET /sandboxes/{sandbox_id}/logs."""
+    tail = read_query(request, Tail).tail
+    sandbox = await request.app[SANDBOXES].get(
+        request[PRINCIPAL].user_id, path_text(request, "sandbox_id")
+    )
+    time_limit = request.app[CONFIG].sandboxes.call_seconds
+    lines = await read_output(request.app[BACKENDS], sandbox, lines=tail, time_limit=time_limit)
+    return json_response(SandboxLog(lines=lines))
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/api/v1/sandboxes/{sandbox_id}/logs",
+        handler=get_logs,
+        scope=Scope.USER,
+        rank="P3",
+        summary="Return the last lines a sandbox has written",
+        query=Tail,
+        answer=SandboxLog,
+        errors=(NotFound, Unsupported, BackendUnavailable, BackendBroken),
+        example=Example(query={"tail": 50}),
+    ),
+)

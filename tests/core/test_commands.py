@@ -1,0 +1,260 @@
+"""Commands that talk to a server, called as a person calls them, against one that runs."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agentsvc.agent_answers import CommandResult
+from agentsvc.cli import cli
+from agentsvc.db import lock_data_dir
+from agentsvc.testing.agent import FakeAgent
+from tests.live.scripts import SCRIPTS
+from tests.service import Client, Service
+
+
+@pytest.fixture
+async def fake_agent() -> AsyncIterator[FakeAgent]:
+    async with FakeAgent(scripts=SCRIPTS) as agent:
+        yield agent
+
+
+class Commands:
+    """Calls commands with the URL and the key of a client."""
+
+    def __init__(self, client: Client) -> None:
+        assert client.key is not None
+        self._environment = {"AGENTSVC_URL": client.base_url, "AGENTSVC_API_KEY": client.key}
+
+    async def __call__(self, *arguments: str, given: str | None = None) -> Result:
+        def call() -> Result:
+            return CliRunner(env=self._environment).invoke(cli, arguments, input=given)
+
+        return await asyncio.to_thread(call)
+
+    async def good(self, *arguments: str, given: str | None = None) -> str:
+        result = await self(*arguments, given=given)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    async def json(self, *arguments: str) -> Any:
+        return json.loads(await self.good(*arguments, "--json"))
+
+
+@pytest.fixture
+async def commands(client: Client) -> Commands:
+    return Commands(client)
+
+
+async def test_conversations_are_listed_shown_exported_and_deleted(
+    commands: Commands, client: Client, tmp_path: Path
+) -> None:
+    conversation_id = await client.start_conversation("please work")
+    await client.wait_for_execution(conversation_id, "finished")
+    head, row = (await commands.good("conversations", "list")).splitlines()
+    assert head.split()[:3] == ["ID", "STATE", "COST"]
+    assert row.split()[:2] == [conversation_id, "finished"]
+    assert [one["id"] for one in await commands.json("conversations", "list")] == [conversation_id]
+    shown = await commands.good("conversations", "show", conversation_id[:12])
+    assert "finished" in shown
+    file = tmp_path / "talk.zip"
+    await commands.good("conversations", "export", conversation_id, "--output", str(file))
+    assert file.read_bytes().startswith(b"PK")
+    refused = await commands("conversations", "delete", conversation_id)
+    assert (refused.exit_code, "--yes" in refused.stderr) == (1, True)
+    await commands.good("conversations", "delete", conversation_id, "--yes")
+    assert await commands.json("conversations", "list") == []
+    gone = await commands("conversations", "show", conversation_id)
+    assert gone.exit_code == 1
+    assert gone.stdout == ""
+    assert "hint: run `agentsvc conversations list`" in gone.stderr
+
+
+async def test_a_message_is_sent_and_followed(commands: Commands, client: Client) -> None:
+    conversation_id = await client.start_conversation("please work")
+    await client.wait_for_execution(conversation_id, "finished")
+    said = await commands.good("conversations", "send", conversation_id, "and then?", "--follow")
+    assert "and then?" in said
+    assert "please work" not in said
+    assert "is finished" in said
+
+
+async def test_a_paused_agent_goes_on_and_so_does_its_sandbox(
+    commands: Commands, client: Client, fake_agent: FakeAgent
+) -> None:
+    done = CommandResult(exit_code=0, stdout="done", stderr="")
+    fake_agent.on_command("sleep", done, seconds=20)
+    conversation_id = await client.start_conversation("[script:run]\n$ sleep 20")
+    await client.wait_for_execution(conversation_id, "running")
+    await commands.good("conversations", "pause", conversation_id, "--now")
+    await client.wait_for_execution(conversation_id, "paused")
+    [sandbox] = await commands.json("sandboxes", "list")
+    assert "session_api_key" not in sandbox
+    await commands.good("sandboxes", "pause", sandbox["id"][:6])
+    await client.wait_for_sandbox(sandbox["id"], "PAUSED")
+    await commands.good("conversations", "resume", conversation_id)
+    await client.wait_for_execution(conversation_id, "finished")
+    logs = await commands("sandboxes", "logs", sandbox["id"])
+    assert (logs.exit_code, logs.stderr) == (0, "")
+    assert sandbox["id"] in await commands.good("sandboxes", "show", sandbox["id"])
+    await commands.good("sandboxes", "delete", sandbox["id"], "--yes")
+
+
+async def test_settings_are_set_and_read_by_their_names(commands: Commands) -> None:
+    await commands.good("settings", "set", "llm_model", "openai/other")
+    await commands.good("settings", "set", "conversation_settings.max_iterations", "77")
+    await commands.good("settings", "set", "llm_api_key", given="sk-123\n")
+    assert await commands.good("settings", "get", "llm_model") == "openai/other\n"
+    listed = await commands.good("settings", "get")
+    assert "conversation_settings.max_iterations = 77\n" in listed
+    assert "llm_api_key_set = true\n" in listed
+    assert "sk-123" not in listed
+    unknown = await commands("settings", "get", "llm_modle")
+    assert unknown.exit_code == 1
+    refused = await commands("settings", "set", "max_iterations", "many")
+    assert refused.exit_code == 1
+    assert "max_iterations" in refused.stderr
+
+
+async def test_secrets_are_kept_listed_and_forgotten(commands: Commands) -> None:
+    await commands.good("secrets", "set", "DEPLOY_KEY", "--description", "staging", given="v1\n")
+    listed = await commands.good("secrets", "list")
+    assert listed.splitlines()[1].split() == ["DEPLOY_KEY", "staging"]
+    await commands.good("secrets", "delete", "DEPLOY_KEY")
+    gone = await commands("secrets", "delete", "DEPLOY_KEY")
+    assert (gone.exit_code, gone.stdout) == (1, "")
+
+
+async def test_the_server_beside_a_command_needs_neither_url_nor_key(
+    service: Service, client: Client
+) -> None:
+    beside = ["--data-dir", str(service.data_dir)]
+    nobody = await asyncio.to_thread(CliRunner().invoke, cli, ["sandboxes", "list", *beside])
+    assert nobody.exit_code == 1
+    assert "hint: start one with `agentsvc serve`" in nobody.stderr
+    (service.data_dir / "url").write_text(f"{client.base_url}\n")
+    with lock_data_dir(service.data_dir):
+        for key in ("", "asvc_no-longer-valid"):
+            if key:
+                (service.data_dir / "command-key").write_text(key)
+            found = await asyncio.to_thread(CliRunner().invoke, cli, ["secrets", "list", *beside])
+            assert found.exit_code == 0, found.output
+            assert (service.data_dir / "command-key").stat().st_mode & 0o777 == 0o600
+
+
+async def test_what_stands_in_the_way_of_a_command_is_said(client: Client) -> None:
+    async def told(*server: str) -> str:
+        result = await asyncio.to_thread(CliRunner().invoke, cli, ["secrets", "list", *server])
+        assert (result.exit_code, result.stdout) == (1, "")
+        return result.stderr
+
+    assert "no key for" in await told("--url", client.base_url)
+    assert "--key" in await told("--url", client.base_url, "--key", "x" * 40)
+    assert "no URL of a server" in await told("--url", "ftp://x", "--key", "x")
+    assert "no server answers" in await told("--url", "http://127.0.0.1:1", "--key", "x")
+
+
+class Run:
+    """`agentsvc run` as a process of its own."""
+
+    def __init__(self, client: Client, home: Path) -> None:
+        self._client = client
+        self._home = home
+        self.process: asyncio.subprocess.Process | None = None
+        self.shown = ""
+
+    async def start(self, *arguments: str) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "agentsvc", "run", *arguments),
+            *("--url", self._client.base_url, "--key", str(self._client.key)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={"HOME": str(self._home), "NO_COLOR": "1"},
+        )
+
+    async def read_until(self, text: str) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.shown += line.decode()
+            if text in line.decode():
+                return
+        raise AssertionError(f"no `{text}` in: {self.shown}")
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def end(self) -> int:
+        assert self.process is not None
+        self.shown += (await self.process.communicate())[0].decode()
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+
+@pytest.fixture
+async def run(client: Client, tmp_path: Path) -> AsyncIterator[Run]:
+    run = Run(client, tmp_path)
+    yield run
+    if run.process is not None and run.process.returncode is None:
+        run.process.kill()
+        await run.process.communicate()
+
+
+async def test_a_run_shows_the_agent_and_its_exit_code_tells_success(run: Run) -> None:
+    await run.start("please work", "--delete")
+    assert await run.end() == 0
+    assert "please work" in run.shown
+    assert "is finished" in run.shown
+    assert "\x1b" not in run.shown
+
+
+async def test_a_run_for_programs_is_json_line_by_line(run: Run, client: Client) -> None:
+    await run.start("please work", "--json", "--title", "mine")
+    assert await run.end() == 0
+    records = [json.loads(line) for line in run.shown.splitlines() if line.startswith("{")]
+    assert {one["type"] for one in records} == {"start", "event", "result"}
+    assert records[-1]["outcome"] == "finished"
+    [known] = (await client.get("/api/v1/app-conversations/search")).json()["items"]
+    assert known["id"] == records[-1]["conversation_id"]
+    assert known["title"] == "mine"
+
+
+async def test_an_interruption_breaks_the_agent_off_and_nobody_asked_means_to_leave(
+    run: Run, client: Client, fake_agent: FakeAgent
+) -> None:
+    fake_agent.on_command("sleep", CommandResult(exit_code=0, stdout="", stderr=""), seconds=60)
+    await run.start("[script:run]\n$ sleep 60")
+    await run.read_until("$ sleep 60")
+    run.send(signal.SIGINT)
+    assert await run.end() == 1
+    assert "interrupting the agent" in run.shown
+    assert "--follow" in run.shown
+    [known] = (await client.get("/api/v1/app-conversations/search")).json()["items"]
+    await client.wait_for_execution(known["id"], "paused")
+
+
+async def test_confirmations_are_given_with_yes_and_otherwise_end_a_run_that_nobody_watches(
+    run: Run, client: Client
+) -> None:
+    await client.save_settings(confirmation_mode=True, security_analyzer="none")
+    await run.start("[script:run]\n$ echo one", "--yes")
+    assert await run.end() == 0, run.shown
+    await run.start("[script:run]\n$ echo one")
+    assert await run.end() == 1
+    assert "nobody is there to ask" in run.shown
+
+
+async def test_a_run_needs_a_task_that_can_be_done(run: Run) -> None:
+    await run.start("x", "--repo", "a/b", "--dir", "/")
+    assert await run.end() == 2
+    await run.start("x", "--repo", "not a repository")
+    assert await run.end() == 1
+    assert "error: " in run.shown
