@@ -44,9 +44,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """Processes run without the shim that should hold them."""
     is_half_paused: bool = False
     """A pause was begun and not finished."""
-
     is_ended: bool = False
     """It is paused and its processes have been ended, or are about to be."""
+
     def ports(self) -> dict[str, int]:
         """Return the ports the sandbox has been given."""
         return self.state.ports if self.state else {}
@@ -76,12 +76,6 @@ def look_at(place: Place, mark: str) -> Look:
     if not place.exists():
         return _without_directory(place, mark)
     record = place.read_record()
-    deadline = monotonic() + _SETTLE_SECONDS
-    while (state := place.read_state()) is not None:
-        is_last = monotonic() > deadline or place.read_pause() is not None
-        look = _look_at_processes(place, record, state, is_last=is_last)
-        if look is not None:
-            return look
     if (pause := place.read_pause()) is not None and pause.ends:
         return Look(
             place=place,
@@ -93,6 +87,12 @@ def look_at(place: Place, mark: str) -> Look:
             is_half_paused=not pause.is_done,
             is_ended=True,
         )
+    deadline = monotonic() + _SETTLE_SECONDS
+    while (state := place.read_state()) is not None:
+        is_last = monotonic() > deadline or place.read_pause() is not None
+        look = _look_at_processes(place, record, state, is_last=is_last)
+        if look is not None:
+            return look
         time.sleep(_POLL_SECONDS)
     return _without_state(place, record, mark)
 
@@ -109,18 +109,18 @@ def describe_exit(code: int | None, reason: str, last_line: str) -> str:
     return f"{reason}: {last_line}" if last_line else reason
 
 
-def _without_directory(place: Place, mark: str) -> Look:
-    seen = Look(place=place, exists=False, phase=Phase.GONE)
-    if not Tree(mark=mark).members():
-        return seen
-    return msgspec.structs.replace(
-        seen,
 def _state_of_this_boot(place: Place) -> State | None:
     # The pids in an older one are other processes' by now.
     state = place.read_state()
     return state if state is not None and state.boot == boot_id() else None
 
 
+def _without_directory(place: Place, mark: str) -> Look:
+    seen = Look(place=place, exists=False, phase=Phase.GONE)
+    if not Tree(mark=mark).members():
+        return seen
+    return msgspec.structs.replace(
+        seen,
         phase=Phase.FAILED,
         reason="its files are gone",
         cause=Cause.LOST,

@@ -86,10 +86,10 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 
     is_done: bool
     kept: tuple[Identity, ...] = ()
-
-
     ends: bool = False
     """Its processes are not stopped but ended."""
+
+
 _record = msgspec.json.Decoder(Record)
 _state = msgspec.json.Decoder(State)
 _pause = msgspec.json.Decoder(Pause)

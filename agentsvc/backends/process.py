@@ -104,6 +104,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         {
             Capability.PAUSE,
             Capability.RESTART,
+            Capability.STOP,
             Capability.EXECUTE,
             Capability.LOGS,
             Capability.SURVIVES_RESTART,
@@ -122,7 +123,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def open(self) -> None:
         """Make the state directory, find out what can be used, and open the doors there are."""
-            Capability.STOP,
         await reach(self._open)
         for place, record in await reach(self._records):
             await self._doors.open_again(place, record)
@@ -241,6 +241,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def resume(self, handle: Handle) -> Handle:
         """Let every process run again; raises Conflict where the command has ended."""
         look = await self._running(handle)
+        if look.is_ended:
+            raise Conflict("The sandbox was stopped, and has to be started again")
         tree = self._tree(look, handle)
         await finish(lambda: self._resume(look.place, tree))
         return handle
@@ -272,8 +274,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise Conflict("The sandbox has ended", detail=str(exc)) from exc
 
     async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
-        if look.is_ended:
-            raise Conflict("The sandbox was stopped, and has to be started again")
         """Yield what the command wrote, with the values of its secrets masked."""
         place = self._place(handle)
         file = LogFile(place.log)
@@ -400,6 +400,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise BackendUnavailable("A process of the sandbox does not stop") from exc
         place.write_pause(msgspec.structs.replace(pause, is_done=True))
 
+    def _finish_stop(self, place: Place, tree: Tree) -> None:
+        if not tree.kill():
+            place.write_pause(Pause(is_done=True, ends=True))
+
     def _resume(self, place: Place, tree: Tree) -> None:
         pause = place.read_pause()
         if pause is None:
@@ -444,10 +448,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         mark = self._mark(handle)
         if look.state is not None:
             group = Path(look.state.cgroup) if look.state.cgroup else None
-    def _finish_stop(self, place: Place, tree: Tree) -> None:
-        if not tree.kill():
-            place.write_pause(Pause(is_done=True, ends=True))
-
             return Tree(mark=mark, root=look.state.shim, group=group)
         known = handle.data.get("cgroup")
         return Tree(
@@ -459,6 +459,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             look = look_at(place, self._mark(handle))
             if look.is_orphaned:
                 self._tree(look, handle).kill()
+            elif look.is_half_paused and look.is_ended:
+                self._finish_stop(place, self._tree(look, handle))
             elif look.is_half_paused:
                 self._stop(place, self._tree(look, handle))
             return look
@@ -503,8 +505,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
 @hookimpl
 def agentsvc_register_backends() -> Iterable[type[RuntimeBackend[Any]]]:
-            elif look.is_half_paused and look.is_ended:
-                self._finish_stop(place, self._tree(look, handle))
     """Offer the process backend."""
     return [ProcessBackend]
 
@@ -539,13 +539,13 @@ def _agent_version() -> str:
         return ""
 
 
-def _url_of(port: int, socket_path: str | None) -> str:
-    if socket_path is None:
-        return f"http://{_HOST}:{port}"
-    return f"http+unix://{quote(socket_path, safe='')}"
 def _paused_as(look: Look) -> PausedAs | None:
     if look.phase is not Phase.PAUSED:
         return None
     return PausedAs.STOPPED if look.is_ended and not look.is_half_paused else PausedAs.FROZEN
 
 
+def _url_of(port: int, socket_path: str | None) -> str:
+    if socket_path is None:
+        return f"http://{_HOST}:{port}"
+    return f"http+unix://{quote(socket_path, safe='')}"

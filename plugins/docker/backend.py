@@ -55,12 +55,12 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         {
             Capability.PAUSE,
             Capability.RESTART,
+            Capability.STOP,
             Capability.EXECUTE,
             Capability.LOGS,
             Capability.SURVIVES_RESTART,
         }
     )
-            Capability.STOP,
     Config = DockerConfig
 
     def __init__(self, config: DockerConfig, context: BackendContext) -> None:
@@ -163,6 +163,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             await maker.make(order)
         elif look.status_of(found) not in ("running", "paused"):
             await maker.start_again(handle.sandbox_id, found)
+            await maker.unmark_paused(handle.sandbox_id)
         return handle
 
     async def inspect(self, handle: Handle) -> Report:
@@ -171,7 +172,6 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         if seen is None:
             return Report(phase=Phase.GONE)
         report = look.to_report(seen)
-            await maker.unmark_paused(handle.sandbox_id)
         if report.phase is not Phase.RUNNING:
             return report
         is_relayed = bool(seen.publish) or seen.front is not seen.container
@@ -318,6 +318,14 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
 
     # Shared parts
 
+    async def _stop(self, engine: Engine, container: Json) -> None:
+        await engine.ask(
+            "POST",
+            f"containers/{container['Id']}/stop",
+            params={"t": self.config.stop_seconds},
+            time_limit=self.config.stop_seconds + self.config.request_seconds,
+        )
+
     def _check(self, asked: Spec | Order) -> None:
         self.check_fences(asked)
         plan.check(asked, self.config)
@@ -327,14 +335,6 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         if handle.version > HANDLE_VERSION:
             raise HandleTooNew(
                 "The sandbox was made by a newer version of the docker backend",
-    async def _stop(self, engine: Engine, container: Json) -> None:
-        await engine.ask(
-            "POST",
-            f"containers/{container['Id']}/stop",
-            params={"t": self.config.stop_seconds},
-            time_limit=self.config.stop_seconds + self.config.request_seconds,
-        )
-
                 detail=f"handle version {handle.version}",
             )
         engine = self._fleet.get(str(handle.data.get("engine", "default")))
