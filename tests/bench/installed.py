@@ -21,7 +21,7 @@ _PACKAGES: Final = ("agentsvc", "plugins")
 def closure(name: str) -> frozenset[str]:
     """Return a distribution and all that it needs without extras, by their names."""
     found: set[str] = set()
-    waiting = [(canonicalize_name(name), frozenset[str]())]
+    waiting: list[tuple[str, frozenset[str]]] = [(canonicalize_name(name), frozenset())]
     seen = set(waiting)
     while waiting:
         wanted, extras = waiting.pop()
