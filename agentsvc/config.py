@@ -172,10 +172,17 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             pattern=_WILDCARD,
             max_length=190,
             description="Names such as *.sandboxes.example.org that lead to the server, so that each"
-            " work port has an origin of its own; empty means that URLs have paths",
+            " work port and editor has an origin of its own; empty means that URLs have paths",
             extra=_WILDCARD_EXPECTED,
         ),
     ] = ""
+    trust_editors: Annotated[
+        bool,
+        Meta(
+            description="Let a sandbox's editor have the server's origin where it has none of its"
+            " own: what a sandbox serves there can do what a browser can that is logged in"
+        ),
+    ] = False
 
 
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

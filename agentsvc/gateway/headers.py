@@ -70,6 +70,8 @@ _FOR_THE_ORIGIN: Final = frozenset(
 """What a browser would apply to the whole of this server, not to one sandbox."""
 _KEY_HEADERS: Final = frozenset({"x-access-token", "x-api-key"})
 """Where clients show a user's key, though applications in sandboxes have keys of their own there."""
+_REPLACED: Final = frozenset({"domain"})
+_REPLACED_IN_FRAMES: Final = _REPLACED | {"samesite", "secure", "partitioned"}
 _LOCATIONS: Final = frozenset({"location", "content-location"})
 _DROPPED_INWARD: Final = _HOP_BY_HOP | _SET_HERE
 _DROPPED_OUTWARD: Final = _HOP_BY_HOP | _FOR_THE_ORIGIN | {"content-length"}
@@ -137,6 +139,8 @@ class Confines(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this server, not the sandbox, says which other origins may read the answer."""
     is_apart: bool = False
     """Whether a page is kept apart from those of this server, whose origin it would have."""
+    is_framed: bool = False
+    """Whether its cookies have to hold inside a page of another site, and there alone."""
     cookie: str = ""
     """A cookie of this server's that the answer sets."""
 
@@ -231,7 +235,9 @@ def to_lines(headers: Iterable[tuple[str, str]]) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def confine_cookie(cookie: str, mount: str, *, base: str = "") -> str | None:
+def confine_cookie(
+    cookie: str, mount: str, *, base: str = "", is_framed: bool = False
+) -> str | None:
     """Return a Set-Cookie value that holds below a path only; None for one that must not be set.
 
     Without a path the whole host is the sandbox's. `base` is the path it was confined to already.
@@ -246,8 +252,10 @@ def confine_cookie(cookie: str, mount: str, *, base: str = "") -> str | None:
         key, _, value = attribute.partition("=")
         if key.strip().lower() == "path":
             path = value.strip()
-        elif key.strip().lower() != "domain":
+        elif key.strip().lower() not in (_REPLACED_IN_FRAMES if is_framed else _REPLACED):
             kept.append(attribute)
+    if is_framed:
+        kept += ("SameSite=None", "Secure", "Partitioned")
     inner = _without(path, base) if path.startswith("/") else "/"
     return "; ".join((pair, *kept, f"Path={_below(inner, mount)}"))
 
@@ -316,7 +324,8 @@ def _is_own_cookie(pair: str, keys: AbstractSet[str]) -> bool:
 
 def _confine(name: str, value: str, confines: Confines) -> str | None:
     if name == "set-cookie":
-        return confine_cookie(value, confines.mount, base=confines.base)
+        mount, base = confines.mount, confines.base
+        return confine_cookie(value, mount, base=base, is_framed=confines.is_framed)
     if name == "service-worker-allowed":
         return f"{confines.mount}/"
     if name in _LOCATIONS:

@@ -1,4 +1,4 @@
-"""The cookie that opens a work port at an origin of its own.
+"""The cookies that open a port at an origin of its own.
 
 A page that was opened with the sandbox's key in its URL loads scripts and opens WebSockets without
 it. At its own origin nobody else's page has that cookie sent: it holds for this one host only, and
@@ -10,12 +10,15 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from agentsvc.http.links import WorkOrigin
-from agentsvc.http.origins import name_of
+from agentsvc.http.origins import LOCAL_DOMAIN, name_of
 
 _NAME: Final = "agentsvc-sandbox"
 _SECURE_NAME: Final = "__Host-agentsvc-sandbox"
 """Over TLS browsers let no other host set a cookie of this name."""
 _FETCH_SITE: Final = "Sec-Fetch-Site"
+_FETCH_MODE: Final = "Sec-Fetch-Mode"
+_FETCH_DEST: Final = "Sec-Fetch-Dest"
+_FRAMES: Final = frozenset({"frame", "iframe"})
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
 
 
@@ -31,6 +34,21 @@ def cookie_keys(request: web.Request, origin: WorkOrigin) -> list[str]:
     """Return the key in the cookie, if the request is one of the origin's own."""
     key = request.cookies.get(_SECURE_NAME if _is_secure(origin) else _NAME, "")
     return [key] if key and _is_own(request, origin) else []
+
+
+def may_show_editor_key(request: web.Request, origin: WorkOrigin) -> bool:
+    """Whether the cookie of the editor itself counts, which browsers send for pages elsewhere, too.
+
+    It does for the editor's own requests, and where somebody goes to it.
+    """
+    is_visit = request.method == hdrs.METH_GET and request.headers.get(_FETCH_MODE) == "navigate"
+    return is_visit or _is_own(request, origin)
+
+
+def is_framed(request: web.Request, origin: WorkOrigin) -> bool:
+    """Whether a page of another site shows the port, and its cookies have to be marked for that."""
+    is_framed = request.headers.get(_FETCH_DEST) in _FRAMES
+    return is_framed and (_is_secure(origin) or name_of(origin.host).endswith(f".{LOCAL_DOMAIN}"))
 
 
 def _is_secure(origin: WorkOrigin) -> bool:

@@ -13,8 +13,8 @@ from agentsvc.errors import BadRequest, MalformedBody, MethodNotAllowed, NotFoun
 from agentsvc.gateway import headers, own_origin, rewrite
 from agentsvc.gateway.address import Address, address_of
 from agentsvc.gateway.headers import Caller, Confines
-from agentsvc.http.keys import REQUEST_ID
-from agentsvc.http.links import Links, Origin, WorkOrigin, is_from_proxy, mount_of, origin_of
+from agentsvc.http.keys import CONFIG, REQUEST_ID
+from agentsvc.http.links import Origin, WorkOrigin, is_from_proxy, links_of, mount_of, origin_of
 from agentsvc.http.login_cookie import login_token
 from agentsvc.http.middleware import keys_of, password_of
 from agentsvc.http.origins import EDITOR_PORT, read_label
@@ -90,7 +90,8 @@ def shown_keys(request: web.Request, place: Place) -> Shown:
     elsewhere = [*rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)]
     if place.port == EDITOR_PORT:
         elsewhere += rewrite.find_parameters(place.query, rewrite.EDITOR_KEY_PARAMETER)
-        elsewhere.append(request.cookies.get(_EDITOR_COOKIE, ""))
+        if place.own_origin is None or own_origin.may_show_editor_key(request, place.own_origin):
+            elsewhere.append(request.cookies.get(_EDITOR_COOKIE, ""))
     if place.own_origin is not None:
         elsewhere += own_origin.cookie_keys(request, place.own_origin)
     return Shown(
@@ -132,7 +133,7 @@ def make_target(
     usual = place.mount or mount_of(sandbox.id, place.port)
     mount = "" if place.own_origin else origin.prefix + usual
     is_agent = place.port == AGENT_PORT
-    path, query = _inside(sandbox, place, keys, origin)
+    path, query = _inside(request, sandbox, place, keys)
     address = address_of(end.url, end.port)
     return Target(
         address=address,
@@ -151,11 +152,21 @@ def make_target(
             mount=mount,
             prefix=origin.prefix if place.is_at_root else mount,
             is_agent=is_agent,
-            is_apart=place.own_origin is None and place.port != EDITOR_PORT,
+            is_apart=place.own_origin is None and not _is_trusted(request, place.port),
+            is_framed=_is_framed_editor(request, place),
             cookie=_cookie_of(sandbox, place),
         ),
         edit_body=_edit_of(request, sandbox, place.path) if is_agent else None,
     )
+
+
+def _is_trusted(request: web.Request, port: str) -> bool:
+    return port == EDITOR_PORT and request.app[CONFIG].gateway.trust_editors
+
+
+def _is_framed_editor(request: web.Request, place: Place) -> bool:
+    own = place.own_origin
+    return place.port == EDITOR_PORT and own is not None and own_origin.is_framed(request, own)
 
 
 def _cookie_of(sandbox: Sandbox, place: Place) -> str:
@@ -175,7 +186,7 @@ def _edit_of(request: web.Request, sandbox: Sandbox, path: str) -> Callable[[byt
 
 
 def _inside(
-    sandbox: Sandbox, place: Place, keys: frozenset[str], origin: Origin
+    request: web.Request, sandbox: Sandbox, place: Place, keys: frozenset[str]
 ) -> tuple[str, str]:
     own = sandbox.session_key.reveal()
 
@@ -188,8 +199,7 @@ def _inside(
     if place.port != AGENT_PORT:
         return place.path, query
     has_editor = any(end.name == EDITOR_PORT for end in sandbox.endpoints)
-    links = Links(base=origin.url)
-    editor_url = links.port(sandbox, EDITOR_PORT) if has_editor else None
+    editor_url = links_of(request).editor_root(sandbox) if has_editor else None
     return rewrite.to_agent(
         place.path, query, editor_url=editor_url, working_dir=sandbox.working_dir
     )

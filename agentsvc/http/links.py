@@ -19,6 +19,7 @@ from agentsvc.http.origins import (
     EDITOR_PORT,
     LOCAL_DOMAIN,
     domain_of,
+    is_local,
     label_below,
     label_of,
     name_of,
@@ -67,6 +68,8 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     domain: str = ""
     """Below which work ports have origins of their own; empty where they have none."""
+    editor_domain: str = ""
+    """The same for the editor, which only browsers show: names that they alone know will do."""
 
     @property
     def prefix(self) -> str:
@@ -75,12 +78,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
 
     def worker(self, sandbox: Sandbox, name: str) -> str:
         """Return where a work port of a sandbox is, at an origin of its own if it has one."""
-        label = label_of(sandbox.id, name) if self.domain else None
-        if label is None:
-            return self.port(sandbox, name)
-        parts = urlsplit(self.base)
-        number = _PORT_NUMBER.search(parts.netloc)
-        return f"{parts.scheme}://{label}.{self.domain}{number.group() if number else ''}"
+        return self._below(self.domain, sandbox, name)
 
     def port(self, sandbox: Sandbox, name: str) -> str:
         """Return where a port of a sandbox is, without a slash at the end."""
@@ -115,13 +113,25 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
         agent = self.agent(sandbox) if sandbox is not None else None
         return f"{agent}/api/conversations/{conversation_id}" if agent else None
 
+    def editor_root(self, sandbox: Sandbox) -> str:
+        """Return where the editor is, at an origin of its own if it has one."""
+        return self._below(self.editor_domain, sandbox, EDITOR_PORT)
+
     def editor(self, sandbox: Sandbox, folder: str) -> str | None:
         """Return where the editor shows a folder, or None where there is none or nothing runs."""
         is_running = sandbox.status is SandboxStatus.RUNNING
         if not is_running or all(end.name != EDITOR_PORT for end in sandbox.endpoints):
             return None
         key = quote(sandbox.session_key.reveal(), safe="")
-        return f"{self.port(sandbox, EDITOR_PORT)}/?tkn={key}&folder={quote(folder, safe='')}"
+        return f"{self.editor_root(sandbox)}/?tkn={key}&folder={quote(folder, safe='')}"
+
+    def _below(self, domain: str, sandbox: Sandbox, name: str) -> str:
+        label = label_of(sandbox.id, name) if domain else None
+        if label is None:
+            return self.port(sandbox, name)
+        parts = urlsplit(self.base)
+        number = _PORT_NUMBER.search(parts.netloc)
+        return f"{parts.scheme}://{label}.{domain}{number.group() if number else ''}"
 
 
 def mount_of(sandbox_id: str, name: str) -> str:
@@ -136,8 +146,10 @@ def to_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 def links_of(request: web.Request) -> Links:
     """Return the links for the caller of a request."""
+    origin = origin_of(request)
     domain = domain_of(request.app[CONFIG].gateway.sandbox_domain)
-    return Links(base=origin_of(request).url, domain=domain)
+    local = LOCAL_DOMAIN if _is_local(request, origin) else ""
+    return Links(base=origin.url, domain=domain, editor_domain=domain or local)
 
 
 def origin_of(request: web.Request) -> Origin:
@@ -172,6 +184,12 @@ def work_origin_of(request: web.Request) -> WorkOrigin | None:
             if label is not None:
                 return WorkOrigin(scheme=scheme, host=host, label=label)
     return None
+
+
+def _is_local(request: web.Request, origin: Origin) -> bool:
+    """Whether a browser of the caller's reaches this server without any proxy, at home."""
+    is_seen = not request.app[CONFIG].server.public_url and not is_from_proxy(request)
+    return is_seen and is_local(name_of(origin.host))
 
 
 def _seen_origin(request: web.Request) -> Origin:

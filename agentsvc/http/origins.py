@@ -1,9 +1,10 @@
-"""How work ports of sandboxes are named where each of them has an origin of its own. Pure.
+"""How ports of sandboxes are named where each of them has an origin of its own. Pure.
 
 `worker-1-{sandbox id}` below a domain is such a name, a label of the domain name system. The agent
-server and the editor have none: their URLs have the key, and clients know them by their paths.
+server has none: clients know it by its paths.
 """
 
+import ipaddress
 import re
 from typing import Final
 
@@ -25,7 +26,7 @@ def label_of(sandbox_id: str, port: str) -> str | None:
     """Return the label of a port; None for one that has no origin of its own."""
     label = f"{port.replace('_', '-')}-{sandbox_id}"
     is_label = len(label) <= _LABEL_CHARS and not _RESERVED.match(label)
-    return label if is_label and port not in (AGENT_PORT, EDITOR_PORT) else None
+    return label if is_label and port != AGENT_PORT else None
 
 
 def read_label(label: str) -> tuple[str, str] | None:
@@ -40,6 +41,16 @@ def read_label(label: str) -> tuple[str, str] | None:
 def name_of(host: str) -> str:
     """Return the name in a Host header as it is compared: without port and the dot of the root."""
     return _PORT_NUMBER.sub("", host).rstrip(".").lower()
+
+
+def is_local(name: str) -> bool:
+    """Whether a name or an address leads to the machine of whoever uses it."""
+    if name == LOCAL_DOMAIN:
+        return True
+    try:
+        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
 
 
 def domain_of(wildcard: str) -> str:

@@ -124,7 +124,7 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
     world.on_create = upstream.on_create
     head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n"
     upstream.raw_answer = f"{head}Content-Length: {len(PAGE)}\r\n\r\n{PAGE}".encode()
-    config = GatewayConfig(sandbox_domain="*.sandboxes.example.test")
+    config = GatewayConfig(sandbox_domain="*.sandboxes.example.test", trust_editors=True)
     service = make_gate(tmp_path / "data", world, config, cors_origins=("*",))
     try:
         await service.start()
@@ -163,20 +163,26 @@ async def test_only_pages_of_the_server_have_the_cookie(chromium: str, box: Box)
     async with TestServer(app) as listening:
         token = (await box.service.app[LOGINS].make_link(1)).reveal()
         below, own = box.path("/raw"), f"worker-1-{box.id}.sandboxes.example.test:{port}"
+        editor = f"vscode-{box.id}.sandboxes.example.test:{port}"
         said = {
             "name": "server",
             "is_own": True,
             "server": server,
             "collector": str(listening.make_url("")).rstrip("/"),
             "token": token,
-            "frames": {"below": f"{server}{below}", "own": f"http://{own}/raw?{key}"},
+            "frames": {
+                "below": f"{server}{below}",
+                "own": f"http://{own}/raw?{key}",
+                "editor": f"http://{editor}/raw?tkn={box.key}",
+            },
         }
-        # The editor is what of a sandbox has the server's origin: it stands for the console.
+        # An editor that is trusted has the server's origin: it stands for the console.
         url = f"{server}{box.path('/raw', 'vscode')}?tkn={box.key}#{quote(json.dumps(said))}"
         async with browsing(chromium, url):
-            await collector.until("server", "below", "own")
+            await collector.until("server", "below", "own", "editor")
     inside = {"read": 200, "change": 200, "plain": 415, "socket": "told", "sees": False}
     outside = {"read": 401, "change": 401, "plain": 0, "socket": 4001}
     assert collector.reports["server"] == {"origin": server, "before": 401, "login": 201, **inside}
     assert collector.reports["below"] == {"origin": "null", "sees": "none", **outside}
-    assert collector.reports["own"] == {"origin": f"http://{own}", "sees": False, **outside}
+    for name, host in (("own", own), ("editor", editor)):
+        assert collector.reports[name] == {"origin": f"http://{host}", "sees": False, **outside}

@@ -224,7 +224,6 @@ def _url_of(sandbox: Sandbox, name: str, links: Links) -> str:
     if name == AGENT_PORT:
         # The SDK's cloud workspace refuses an agent server whose address has a path.
         return links.agent_at_root(sandbox.id)
-    editor = links.editor(sandbox, sandbox.working_dir) if name == EDITOR_PORT else None
     if name == EDITOR_PORT:
-        return editor or links.port(sandbox, name)
+        return links.editor(sandbox, sandbox.working_dir) or links.editor_root(sandbox)
     return links.worker(sandbox, name)

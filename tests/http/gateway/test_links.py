@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,9 @@ async def _base(box: Box, headers: Mapping[str, str]) -> str:
     urls = {one["name"]: one["url"] for one in answer.json()[0]["exposed_urls"]}
     base = str(urls["AGENT_SERVER"]).removesuffix(f"/sandboxes/{box.id}/agent")
     assert urls["WORKER_1"] == f"{base}/sandboxes/{box.id}/worker_1"
-    assert urls["VSCODE"].startswith(f"{base}/sandboxes/{box.id}/vscode/?tkn={box.key}&folder=")
+    editor = str(urls["VSCODE"]).removesuffix(f"/?tkn={box.key}&folder=%2Fworkspace%2Fproject")
+    if not editor.endswith(f"//vscode-{box.id}.localhost:{base.rpartition(':')[2]}"):
+        assert editor == f"{base}/sandboxes/{box.id}/vscode"
     return base
 
 
@@ -30,6 +33,44 @@ async def test_urls_follow_from_the_host_that_the_client_named(box: Box) -> None
     assert await _base(box, {}) == box.service.url
     for host in ("agents.example", "10.1.2.3:99", "[::1]:3000", "a-b_c.example:1"):
         assert await _base(box, {"Host": host}) == f"http://{host}"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("127.0.0.1:3000", True),
+        ("localhost:3000", True),
+        ("[::1]:3000", True),
+        ("LOCALHOST.:3000", True),
+        ("10.1.2.3:3000", False),
+        ("127.0.0.1.example:3000", False),
+        ("agents.example:3000", False),
+    ],
+)
+async def test_at_home_the_editor_has_an_origin_of_its_own(
+    box: Box, host: str, *, is_local: bool
+) -> None:
+    answer = await box.owner.get(f"/api/v1/sandboxes?id={box.id}", headers={"Host": host})
+    [url] = (one["url"] for one in answer.json()[0]["exposed_urls"] if one["name"] == "VSCODE")
+    home = f"http://vscode-{box.id}.localhost:3000"
+    assert url.partition("/?")[0] == (
+        home if is_local else f"http://{host}/sandboxes/{box.id}/vscode"
+    )
+
+
+@pytest.mark.parametrize(
+    "server", [{"trusted_proxies": ("127.0.0.1",)}, {"public_url": "http://localhost:3000"}]
+)
+async def test_behind_a_proxy_the_editor_is_where_that_leads(
+    server: dict[str, Any], start_gate: StartGate, upstream: Upstream
+) -> None:
+    gate = await start_gate(OURS, **server)
+    box = await Box.start(gate, upstream, await gate.make_client())
+    answer = await box.owner.get(
+        f"/api/v1/sandboxes?id={box.id}", headers={"Host": "localhost:3000"}
+    )
+    [url] = (one["url"] for one in answer.json()[0]["exposed_urls"] if one["name"] == "VSCODE")
+    assert url.startswith(f"http://localhost:3000/sandboxes/{box.id}/vscode/?tkn=")
 
 
 @pytest.mark.parametrize("host", ["", "evil.test/path", "a b", "a@b", "a:b:c", "x" * 10 + "\\"])

@@ -7,8 +7,11 @@ import pytest
 from aiohttp import WSMsgType
 
 from agentsvc.auth import Role
+from agentsvc.config import GatewayConfig
 from agentsvc.http.keys import LOGINS
+from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import LONG_SECONDS, Box
+from tests.http.gateway.upstream import Upstream
 from tests.service import Client
 
 
@@ -103,13 +106,19 @@ async def test_a_sandbox_sets_no_cookie_of_ours(browser: Browser, name: str) -> 
     assert "Set-Cookie" not in answer.headers
 
 
-async def test_pages_of_work_ports_are_kept_apart_from_those_of_the_server(box: Box) -> None:
-    for port, is_apart in (("worker_1", True), ("agent", True), ("vscode", False)):
+@pytest.mark.parametrize("trusts", [False, True])
+async def test_pages_of_sandboxes_are_kept_apart_from_those_of_the_server(
+    start_gate: StartGate, upstream: Upstream, *, trusts: bool
+) -> None:
+    gate = await start_gate(GatewayConfig(start_seconds=10, trust_editors=trusts))
+    box = await Box.start(gate, upstream, await gate.make_client("owner", Role.MEMBER))
+    for port, is_apart in (("worker_1", True), ("agent", True), ("vscode", not trusts)):
         answer = await box.get("/data", port)
         policy = answer.headers.get("Content-Security-Policy", "")
         assert policy.startswith("sandbox ") is is_apart
         assert "allow-same-origin" not in policy
-    answer = await box.service.client_with(box.key).get(
-        "/data", headers={"Host": f"worker-1-{box.id}.localhost"}
-    )
-    assert (answer.status, "Content-Security-Policy" in answer.headers) == (200, False)
+    for label in ("worker-1", "vscode"):
+        answer = await gate.client_with(box.key).get(
+            "/data", headers={"Host": f"{label}-{box.id}.localhost"}
+        )
+        assert (answer.status, "Content-Security-Policy" in answer.headers) == (200, False)

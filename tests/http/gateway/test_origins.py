@@ -97,7 +97,6 @@ async def test_paths_of_the_server_are_the_applications_there(box: Box) -> None:
         "worker-1-{id}.deeper",
         "deeper.worker-1-{id}",
         "agent-{id}",
-        "vscode-{id}",
         "worker-1-{zeros}",
         "-{id}",
         "{id}",
@@ -285,7 +284,7 @@ async def test_urls_of_work_ports_name_their_origins(
         urls = {one["name"]: one["url"] for one in answer.json()[0]["exposed_urls"]}
         assert urls["WORKER_1"] == f"https://{_host(box)}{number}"
         assert urls["AGENT_SERVER"] == f"https://{host}"
-        assert urls["VSCODE"].startswith(f"https://{host}/sandboxes/{box.id}/vscode/?tkn=")
+        assert urls["VSCODE"].startswith(f"https://vscode-{box.id}.{DOMAIN}{number}/?tkn=")
 
 
 async def test_names_below_localhost_need_no_set_up(
@@ -322,7 +321,7 @@ async def test_the_host_of_the_public_url_is_always_the_servers(
         ("xn__app", None),
         ("a_", "a-"),
         ("agent", None),
-        ("vscode", None),
+        ("vscode", "vscode"),
     ],
 )
 def test_a_port_that_fits_has_a_label(port: str, expected: str | None) -> None:

@@ -108,7 +108,7 @@ async def test_a_path_on_another_port_is_the_applications_own(box: Box) -> None:
 
 
 async def test_the_agent_server_is_told_where_the_editor_is(box: Box) -> None:
-    base = f"{box.url('', 'vscode')}"
+    base = f"http://vscode-{box.id}.localhost:{box.service.url.rpartition(':')[2]}"
     for path in ("/api/vscode/url", "/api/vscode/url?base_url=http://localhost:8001"):
         seen = await box.ask("GET", path, "agent")
         assert seen.raw_path == f"/api/vscode/url?base_url={base.replace(':', '%3A')}"
