@@ -62,6 +62,14 @@ for url in sys.argv[1:]:
         print("none", exc)
 """
 
+GROWS = """
+import os, time
+before = os.stat("/tmp/beats").st_size
+while os.stat("/tmp/beats").st_size == before:
+    time.sleep(0.05)
+print("on")
+"""
+
 
 @contextlib.asynccontextmanager
 async def rig_on(engine: Engine, **config: Any) -> AsyncIterator[Rig]:
@@ -265,6 +273,25 @@ async def _wait_for_failure(rig: Rig, handle: Handle) -> Report:
         if report.phase is Phase.FAILED:
             return report
         await asyncio.sleep(0.1)
+
+
+async def test_a_child_that_clears_its_environment_ends_with_its_command(engine: Engine) -> None:
+    async with rig_on(engine) as rig:
+        handle, _ = await rig.run(rig.order())
+        beat = "while :; do echo x >> /tmp/beats; sleep 0.05; done"
+        script = f"env -i setsid sh -c '{beat}' & exec sleep 100"
+        command = ["sh", "-c", f"(true &); {script}"]
+        result = await rig.backend.execute(handle, command, env={}, time_limit=3, max_output=100)
+        assert result.timed_out
+        count = "import os, time; n = os.stat('/tmp/beats').st_size; time.sleep(0.5);"
+        assert await python(
+            rig, handle, f"{count} print(n > 0, os.stat('/tmp/beats').st_size - n)"
+        ) == ["True 0"]
+        # What another command started goes on.
+        argv = ["sh", "-c", f"setsid sh -c '{beat}' >/dev/null 2>&1 &"]
+        await rig.backend.execute(handle, argv, env={}, time_limit=60, max_output=100)
+        await rig.backend.execute(handle, ["sleep", "60"], env={}, time_limit=0.2, max_output=100)
+        assert await python(rig, handle, GROWS) == ["on"]
 
 
 async def test_somebody_elses_container_is_neither_taken_nor_touched(engine: Engine) -> None:
