@@ -34,6 +34,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: int | None = None
     note: str | None = None
     """What went wrong in it without stopping the start."""
+    parts: dict[str, int] = {}
+    """How many milliseconds of it went into what, as far as that is measured."""
 
 
 class Generation(StrEnum):

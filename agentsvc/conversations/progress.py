@@ -1,7 +1,8 @@
 """How far the start of one conversation has come: kept in the task's row, told to who follows it."""
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from agentsvc.errors import ConversationDeleted, NotFound
 from agentsvc.orders import Provider, StartStatus
 from agentsvc.sandboxes import Sandbox
 from agentsvc.settings import Settings
-from agentsvc.values import Secret, now
+from agentsvc.values import Secret, monotonic, now
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +134,19 @@ def entered(task: StartTask, status: StartStatus) -> StartTask:
     ended = msgspec.structs.replace(last, duration_ms=milliseconds(moment - last.started_at))
     stages = (*earlier, ended, Stage(status=status, started_at=moment))
     return msgspec.structs.replace(task, status=status, stages=stages, updated_at=moment)
+
+
+@contextlib.contextmanager
+def timed(start: Start, part: str) -> Iterator[None]:
+    """Note how long a part of the present stage takes; it is stored with the next change."""
+    began = monotonic()
+    try:
+        yield
+    finally:
+        *earlier, last = start.task.stages
+        took = last.parts.get(part, 0) + round((monotonic() - began) * 1000)
+        longer = msgspec.structs.replace(last, parts={**last.parts, part: took})
+        start.task = msgspec.structs.replace(start.task, stages=(*earlier, longer))
 
 
 def milliseconds(duration: timedelta) -> int:

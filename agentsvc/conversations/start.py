@@ -35,6 +35,7 @@ from agentsvc.conversations.progress import (
     entered,
     made,
     milliseconds,
+    timed,
 )
 from agentsvc.conversations.prompts import first_message
 from agentsvc.conversations.recorder import Recorder
@@ -57,7 +58,7 @@ from agentsvc.errors import (
 )
 from agentsvc.git import DEFAULT_HOSTS, check_branch, check_host, locate
 from agentsvc.orders import Provider, StartStatus
-from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
 from agentsvc.values import now
@@ -162,15 +163,19 @@ class Starter:
                 start.tokens[provider] = (base_url, stored.token)
 
     async def _get_sandbox(self, start: Start) -> None:
-        sandbox = await self._seats.choose(start)
-        await self._wait_for_room(start, sandbox.id)
-        waited = await self._wait_until_it_runs(start, sandbox.id)
+        with timed(start, "choice"):
+            sandbox = await self._seats.choose(start)
+        with timed(start, "room"):
+            await self._wait_for_room(start, sandbox.id)
+        with timed(start, "sandbox"):
+            waited = await self._wait_until_it_runs(start, sandbox.id)
         if waited is None or waited.agent_url is None or waited.target.is_rest:
             raise StartRefused(await self._sandbox_failure(waited))
         start.sandbox = waited
         start.agent = self._agents.at(waited.agent_url, waited.session_key)
         try:
-            await start.agent.wait_ready(self._config.agent_seconds)
+            with timed(start, "agent"):
+                await start.agent.wait_ready(self._config.agent_seconds)
         except AgentUnavailable as exc:
             # Each further try would take as long again.
             await self._check_sandbox(start)
@@ -283,12 +288,14 @@ class Starter:
         )
         hidden = [key for key in (start.settings.llm_api_key, *order.secrets.values()) if key]
         history = await self._bring_history(start)
-        info = await agent.start_conversation(make_agent_body(inputs), hide=hidden)
+        with timed(start, "conversation"):
+            info = await agent.start_conversation(make_agent_body(inputs), hide=hidden)
         await self._carrier.check(start.conversation.id, agent, history)
         if inputs.first_message is not None:
-            await watch_first_answer(
-                agent, start.conversation.id, self._config.first_answer_seconds, hide=hidden
-            )
+            with timed(start, "first_answer"):
+                await watch_first_answer(
+                    agent, start.conversation.id, self._config.first_answer_seconds, hide=hidden
+                )
         if steps:
             info = await play(
                 agent, start.conversation.id, steps, lambda: self._check_replay(start)

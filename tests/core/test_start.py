@@ -42,6 +42,19 @@ async def test_every_status_passes_in_order_and_is_timed(client: Client, service
     assert all(stage.duration_ms is not None for stage in stages[:-1])
 
 
+async def test_a_start_shows_where_its_time_went(client: Client) -> None:
+    task = await client.start_task()
+    shown = (await client.end_of_start(task["id"]))["stages"]
+    assert [stage["status"] for stage in shown] == IN_ORDER
+    parts = {stage["status"]: stage["parts"] for stage in shown}
+    assert list(parts["WAITING_FOR_SANDBOX"]) == ["choice", "room", "sandbox", "agent"]
+    assert list(parts["STARTING_CONVERSATION"]) == ["conversation", "first_answer"]
+    for stage in shown[:-1]:
+        # Each part is rounded by itself.
+        assert sum(stage["parts"].values()) <= stage["duration_ms"] + len(stage["parts"])
+    assert shown[-1]["duration_ms"] is None
+
+
 async def test_without_a_message_the_agent_waits(client: Client, fake_agent: TroubledAgent) -> None:
     conversation_id = await client.start_conversation(None)
     await client.wait_for_execution(conversation_id, "idle")

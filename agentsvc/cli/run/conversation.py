@@ -14,6 +14,8 @@ from agentsvc.cli.run.watch import Outcome, View, Watch, end
 from agentsvc.cli.talk import CONVERSATIONS, Record, find_conversation, send_message
 
 _LOOK_SECONDS: Final = 0.2
+_NOTABLE_PART: Final = 10
+"""A stage is named if the start took at most so many times as long."""
 
 
 def carry_out(api: Api, wanted: Wanted, *, is_removed: bool) -> None:
@@ -58,15 +60,29 @@ def _start(api: Api, wanted: Wanted, view: View) -> Record:
     while True:
         if task["status"] != status:
             status = task["status"]
-            view.busy(status.lower().replace("_", " "))
+            view.busy(_words(status))
             view.line({"type": "start", "status": status, "detail": task["detail"]})
         if status == "READY":
+            view.say(took(task.get("stages", [])))
             return find_conversation(api, task["app_conversation_id"])
         if status == "ERROR":
             view.busy("")
             raise CommandFailed(f"the conversation did not start: {task['detail']}")
         time.sleep(_LOOK_SECONDS)
         task = api.call("GET", f"{CONVERSATIONS}/start-tasks", query={"ids": task["id"]})[0]
+
+
+def took(stages: list[Record]) -> str:
+    """Return what a start took, and which of its stages took a notable part of that."""
+    times = {stage["status"]: stage["duration_ms"] or 0 for stage in stages}
+    whole = sum(times.values())
+    long = {name: ms for name, ms in times.items() if ms * _NOTABLE_PART >= whole > 0}
+    listed = ", ".join(f"{_words(name)} {ms / 1000:.1f} s" for name, ms in long.items())
+    return f"ready after {whole / 1000:.1f} s ({listed})" if listed else "ready"
+
+
+def _words(status: str) -> str:
+    return status.lower().replace("_", " ")
 
 
 def _show_changes(api: Api, conversation: Record, view: View) -> None:

@@ -6,6 +6,7 @@ from uuid import UUID
 import msgspec
 
 from agentsvc.conversations import StartTask
+from agentsvc.conversations.model import Stage
 from agentsvc.http.links import Links
 from agentsvc.http.v1.types_messages import MessageBody, MessageView, from_message, to_message
 from agentsvc.http.wire import PAGE_MAX, Int64, Limit, Time, find_time
@@ -110,8 +111,21 @@ class StartRequestView(msgspec.Struct, frozen=True, kw_only=True):
     secrets: dict[str, str] | None
 
 
+class StageView(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage of a start, in milliseconds: what it took, null for the present one, and what for."""
+
+    status: StartStatus
+    started_at: Time
+    duration_ms: int | None
+    parts: dict[str, int]
+    note: str | None
+
+
 class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
-    """AppConversationStartTask; `queue_position` counts from 1 while it waits for room."""
+    """AppConversationStartTask; `queue_position` counts from 1 while it waits for room.
+
+    `stages` are those it went through, in order.
+    """
 
     id: str
     created_by_user_id: str | None
@@ -124,6 +138,7 @@ class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: Time
     updated_at: Time
     queue_position: int | None
+    stages: list[StageView]
 
 
 class StartTaskIds(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +211,17 @@ def from_start_task(task: StartTask, links: Links) -> StartTaskView:
         created_at=to_stored(task.created_at),
         updated_at=to_stored(task.updated_at),
         queue_position=task.queue_position,
+        stages=[_from_stage(stage) for stage in task.stages],
+    )
+
+
+def _from_stage(stage: Stage) -> StageView:
+    return StageView(
+        status=stage.status,
+        started_at=to_stored(stage.started_at),
+        duration_ms=stage.duration_ms,
+        parts=stage.parts,
+        note=stage.note,
     )
 
 

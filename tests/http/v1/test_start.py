@@ -44,6 +44,9 @@ async def test_an_empty_order_is_answered_with_a_working_task(client: Client) ->
     task = await client.start_task(None)
     assert task.pop("created_at") == task.pop("updated_at")
     assert len(task.pop("id")) == 32
+    [stage] = task.pop("stages")
+    assert stage.pop("started_at")
+    assert stage == {"status": "WORKING", "duration_ms": None, "parts": {}, "note": None}
     assert task == {
         "created_by_user_id": None,
         "status": "WORKING",
