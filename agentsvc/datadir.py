@@ -32,6 +32,11 @@ class DataDir(msgspec.Struct, frozen=True, kw_only=True):
         return self.path / "master.key"
 
     @property
+    def next_master_key(self) -> Path:
+        """The key that a change of the master key leads to, until that is done."""
+        return self.path / "master.key.next"
+
+    @property
     def instance_id(self) -> Path:
         """The id of this installation, which labels all that its backends make."""
         return self.path / "instance-id"

@@ -542,6 +542,63 @@ def _flush(file: Path) -> None:
             os.close(descriptor)
 
 
+def copy_running(path: Path, to: Path) -> None:
+    """Copy the database of a server that may be running, by SQLite's own backup; mode 0600.
+
+    Raises StartFailed if it cannot be read, is none of ours, or the copy cannot be written.
+    """
+    os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(_uri(path, "rw"), uri=True)) as source,
+            contextlib.closing(sqlite3.connect(to)) as copy,
+        ):
+            _check_ours(path, source)
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")
+        _flush(to)
+    except BaseException as exc:
+        to.unlink()
+        if isinstance(exc, sqlite3.Error):
+            raise StartFailed(f"the database cannot be copied ({exc}): {path}") from exc
+        raise
+
+
+def check_file(path: Path) -> list[str]:
+    """Return what is wrong with a database that nobody writes to now; nothing if it is whole."""
+    try:
+        with contextlib.closing(sqlite3.connect(_uri(path, "ro"), uri=True)) as connection:
+            version = _check_ours(path, connection)
+            newest = max(_migration_files(MIGRATIONS))
+            found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+            lost = connection.execute("PRAGMA foreign_key_check").fetchall()
+    except sqlite3.Error as exc:
+        return [f"it cannot be read: {exc}"]
+    problems = [text for text in found if text != "ok"]
+    problems += [
+        f"a row of `{row[0]}` points to one of `{row[2]}` that is not there" for row in lost
+    ]
+    if version > newest:
+        problems.append(f"it has version {version}, this program knows up to {newest}")
+    return problems
+
+
+def vacuum_file(path: Path) -> None:
+    """Write the file anew without the room that nothing needs; raises StartFailed."""
+    try:
+        with contextlib.closing(
+            sqlite3.connect(_uri(path, "rw"), uri=True, isolation_level=None)
+        ) as connection:
+            _check_ours(path, connection)
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.Error as exc:
+        hint = _HINTS.get(_primary_code(exc), _HINT_ACCESS)
+        raise StartFailed(
+            f"the database cannot be written anew ({exc}): {path}", hint=hint
+        ) from exc
+
+
 def render_schema(migrations: Path = MIGRATIONS) -> str:
     """Return the sum of all migrations as one script: what `schema.sql` holds."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:

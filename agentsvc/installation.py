@@ -6,6 +6,7 @@ They belong together, and a data directory in which one of them was lost is refu
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +18,21 @@ from agentsvc.vault import Vault
 
 _KEY_ID: Final = "master_key_id"
 _RESTORE: Final = "put the key back from a copy; without one, start with another --data-dir"
+_UNFINISHED: Final = "a change of the key broke off; finish it with `agentsvc keys rotate-master`"
 _SEALED: Final = """
     SELECT sealed FROM settings UNION ALL SELECT sealed FROM secrets
     UNION ALL SELECT session_key_sealed FROM sandboxes UNION ALL SELECT sealed FROM start_tasks
     UNION ALL SELECT sealed FROM webhook_subscriptions"""
+_SEALED_COLUMNS: Final[Mapping[tuple[str, str], str]] = {
+    ("settings", "sealed"): "settings/{user_id}",
+    ("secrets", "sealed"): "secrets/{user_id}/{kind}/{name}",
+    ("sandboxes", "session_key_sealed"): "sandbox-key:{id}",
+    ("start_tasks", "sealed"): "start-task:{id}",
+    ("webhook_subscriptions", "sealed"): "webhook subscription {id}",
+    ("webhook_subscriptions", "former_sealed"): "webhook subscription {id}",
+    ("client_sandboxes", "env_sealed"): "sandbox-env:{sandbox_id}",
+}
+"""Every sealed column, with the context of a row by its other columns."""
 _ID: Final = re.compile(r"[0-9a-fA-F]{32}")
 
 
@@ -75,6 +87,47 @@ class Installation:
         return known
 
 
+async def change_master_key(places: DataDir) -> Path:
+    """Make a new master key, seal all that is stored with it, and return where the former one is.
+
+    No server may run meanwhile. What broke off is finished by the next call. Raises StartFailed.
+    """
+    if not places.master_key.exists() and not places.next_master_key.exists():
+        raise _missing(places.master_key)
+    database = await Database.open(places.database)
+    try:
+        new = Vault.open(places.next_master_key)
+        if await _recorded(database) != new.key_id:
+            old = await _open_vault(database, places)
+            await database.write(lambda tx: _seal_anew(tx, old, new))
+    finally:
+        await database.close()
+    former = places.master_key.with_name(f"{places.master_key.name}.former")
+    if places.master_key.exists():
+        places.master_key.replace(former)
+    places.next_master_key.replace(places.master_key)
+    return former
+
+
+async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
+    for (table, column), context in _SEALED_COLUMNS.items():
+        for row in await tx.all(f"SELECT rowid AS row_number, * FROM {table}"):  # noqa: S608  # a constant
+            if row[column] is None:
+                continue
+            of_row = context.format_map(dict(row))
+            await tx.run(
+                f"UPDATE {table} SET {column} = :sealed WHERE rowid = :row_number",  # noqa: S608  # a constant
+                {
+                    "sealed": new.seal(old.unseal(row[column], of_row), of_row),
+                    "row_number": row["row_number"],
+                },
+            )
+    await tx.run(
+        "UPDATE installation SET value = :value WHERE name = :name",
+        {"name": _KEY_ID, "value": new.key_id},
+    )
+
+
 async def _open_vault(database: Database, places: DataDir) -> Vault:
     known = await database.read(_sealed_by)
     if known and not places.master_key.exists():
@@ -83,7 +136,7 @@ async def _open_vault(database: Database, places: DataDir) -> Vault:
     if known and vault.key_id not in known:
         raise StartFailed(
             f"the master key {places.master_key} is not the one that sealed what this database holds",
-            hint=_RESTORE,
+            hint=_UNFINISHED if places.next_master_key.exists() else _RESTORE,
         )
     await _record(database, vault.key_id)
     return vault

@@ -22,11 +22,16 @@ COMMANDS: Final = (
     "settings",
     "secrets",
     "keys",
+    "backup",
+    "restore",
+    "db",
+    "prune",
     "webhooks",
     "config",
     "plugins",
     "images",
     "openapi",
+    "completion",
 )
 """The subcommands, in the order in which help lists them; each is `agentsvc.cli.NAME.command`."""
 

@@ -8,12 +8,19 @@ import click
 
 from agentsvc.auth import ApiKey, KeyRing, Role
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import config_option, data_dir_option, existing_data_dir, load_config
+from agentsvc.cli.options import (
+    config_option,
+    data_dir_option,
+    example,
+    existing_data_dir,
+    load_config,
+)
 from agentsvc.cli.text import columns
 from agentsvc.datadir import DataDir
-from agentsvc.db import Database
+from agentsvc.db import Database, lock_data_dir
 from agentsvc.devices import DeviceLogins
 from agentsvc.errors import NotFound
+from agentsvc.installation import change_master_key
 from agentsvc.values import Secret, now
 
 _ROLES = click.Choice([role.value for role in Role])
@@ -118,6 +125,21 @@ def approve(code: str, user: str | None, data_dir: str | None, config_file: Path
 
     name = _run_on(_places(data_dir, config_file), body)
     click.echo(f"the program is logged in as `{name}`", err=True)
+
+
+@command.command("rotate-master", epilog=example("agentsvc keys rotate-master"))
+@data_dir_option
+@config_option
+def rotate_master(data_dir: str | None, config_file: Path | None) -> None:
+    """Replace the master key, and seal all stored secrets with the new one.
+
+    The server has to be stopped. The former key stays beside the new one: older backups need it.
+    Sandboxes that run lose their access to tokens of git providers until they are resumed.
+    """
+    places = _places(data_dir, config_file)
+    with lock_data_dir(places.path):
+        former = asyncio.run(change_master_key(places))
+    click.echo(f"the master key is a new one; the former one is {former}", err=True)
 
 
 def _state(key: ApiKey) -> str:

@@ -1,0 +1,101 @@
+"""`agentsvc backup`: copies what an installation keeps into one file, also while the server runs."""
+
+import io
+import json
+import os
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import click
+
+from agentsvc import __version__
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.options import (
+    config_option,
+    data_dir_option,
+    example,
+    existing_data_dir,
+    load_config,
+)
+from agentsvc.datadir import DataDir
+from agentsvc.db import check_file, copy_running
+from agentsvc.values import now
+
+DATABASE: Final = "agentsvc.db"
+MASTER_KEY: Final = "master.key"
+INSTANCE_ID: Final = "instance-id"
+ARCHIVES: Final = "archives"
+ABOUT: Final = "about.json"
+
+
+@click.command("backup", epilog=example("agentsvc backup /mnt/backups/agentsvc-monday.tar.gz"))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
+@click.option(
+    "--without-key",
+    is_flag=True,
+    help="Leave the master key out; a restore then needs it from elsewhere.",
+)
+@click.option("--archives", is_flag=True, help="Include saved workspaces, which may be large.")
+@data_dir_option
+@config_option
+def command(
+    *,
+    file: Path,
+    without_key: bool,
+    archives: bool,
+    data_dir: str | None,
+    config_file: Path | None,
+) -> None:
+    """Write the database, the id of the installation and the master key to FILE, a tar.gz.
+
+    The server may run: the copy is of one moment, and it is opened and checked before it is kept. With
+    the master key in it, who can read FILE can read all stored secrets. What is in sandboxes is not in
+    it.
+    """
+    places = existing_data_dir(load_config(config_file, server__data_dir=data_dir))
+    draft = file.with_name(f".{file.name}.new")
+    try:
+        with tempfile.TemporaryDirectory(dir=file.absolute().parent) as scratch:
+            copy = Path(scratch, DATABASE)
+            copy_running(places.database, copy)
+            if problems := check_file(copy):
+                raise CommandFailed(
+                    f"the database is damaged: {problems[0]}",
+                    "run `agentsvc db check`; restore an older backup if that says the same",
+                )
+            draft.unlink(missing_ok=True)
+            descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with os.fdopen(descriptor, "wb") as opened:
+                _pack(opened, copy, places, has_key=not without_key, has_archives=archives)
+                opened.flush()
+                os.fsync(opened.fileno())
+            draft.replace(file)
+    except OSError as exc:
+        draft.unlink(missing_ok=True)
+        raise CommandFailed(f"the backup cannot be written: {exc}") from exc
+    key = "without" if without_key else "with"
+    click.echo(f"written {key} the master key, {file.stat().st_size} bytes: {file}", err=True)
+
+
+def _pack(
+    opened: io.BufferedIOBase | io.BufferedWriter,
+    copy: Path,
+    places: DataDir,
+    *,
+    has_key: bool,
+    has_archives: bool,
+) -> None:
+    about = {"agentsvc": __version__, "at": now().isoformat(), "has_key": has_key}
+    text = json.dumps(about).encode()
+    with tarfile.open(fileobj=opened, mode="w:gz") as archive:
+        head = tarfile.TarInfo(ABOUT)
+        head.size = len(text)
+        archive.addfile(head, io.BytesIO(text))
+        archive.add(copy, DATABASE)
+        archive.add(places.instance_id, INSTANCE_ID)
+        if has_key:
+            archive.add(places.master_key, MASTER_KEY)
+        if has_archives and places.archives.is_dir():
+            archive.add(places.archives, ARCHIVES)

@@ -1,0 +1,80 @@
+"""The database as a file: copied while it is written, checked, written anew."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agentsvc.db import Database, Transaction, check_file, copy_running, vacuum_file
+from agentsvc.errors import StartFailed
+from agentsvc.values import new_id
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    file = tmp_path / "foreign.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE things (id)")
+    return file
+
+
+async def test_a_copy_of_a_database_that_is_written_to_is_whole(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path / "a.db")
+    is_over = asyncio.Event()
+
+    async def write() -> int:
+        count = 0
+        while not is_over.is_set():
+            await database.write(_add_two)
+            count += 2
+        return count
+
+    writing = asyncio.gather(write())
+    try:
+        for number in range(5):
+            copy = tmp_path / f"copy{number}.db"
+            await asyncio.to_thread(copy_running, tmp_path / "a.db", copy)
+            assert await asyncio.to_thread(check_file, copy) == []
+            assert copy.stat().st_mode & 0o777 == 0o600
+            assert await asyncio.to_thread(_rows, copy) % 2 == 0
+    finally:
+        is_over.set()
+        assert sum(await writing) > 0
+        await database.close()
+
+
+async def _add_two(tx: Transaction) -> None:
+    for _ in range(2):
+        await tx.run("INSERT INTO installation VALUES (:name, '')", {"name": new_id()})
+
+
+def _rows(file: Path) -> int:
+    with closing(sqlite3.connect(file)) as connection:
+        return int(connection.execute("SELECT COUNT(*) FROM installation").fetchone()[0])
+
+
+def test_a_database_of_another_program_is_neither_copied_nor_written(
+    foreign: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(StartFailed, match="another program"):
+        copy_running(foreign, tmp_path / "copy.db")
+    assert not (tmp_path / "copy.db").exists()
+    with pytest.raises(StartFailed, match="another program"):
+        vacuum_file(foreign)
+
+
+def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "a.db"
+    file.write_bytes(b"no database" * 1000)
+    assert check_file(file) == ["it cannot be read: file is not a database"]
+
+
+async def test_a_newer_database_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "a.db"
+    await (await Database.open(file)).close()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA user_version = 9999")
+    [problem] = check_file(file)
+    assert problem.startswith("it has version 9999, this program knows up to ")

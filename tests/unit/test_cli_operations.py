@@ -1,0 +1,276 @@
+import asyncio
+import sqlite3
+import tarfile
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agentsvc.cli import cli
+from agentsvc.datadir import DataDir
+from agentsvc.db import Database, lock_data_dir
+from agentsvc.installation import Installation
+from agentsvc.settings import Settings, SettingsStore
+from agentsvc.values import Secret, now, to_stored
+
+USER = "a" * 32
+OLD = to_stored(now() - timedelta(days=100))
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner(env={"NO_COLOR": "1"}).invoke(cli, [str(one) for one in arguments])
+
+
+def good(*arguments: object) -> Result:
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+async def in_installation[T](path: Path, body: Callable[[Installation], Awaitable[T]]) -> T:
+    installation = await Installation.open(DataDir(path=path))
+    try:
+        installation.read_id()
+        return await body(installation)
+    finally:
+        await installation.close()
+
+
+def store_model_key(path: Path) -> None:
+    async def body(installation: Installation) -> None:
+        await insert(
+            installation.database, "users", id=USER, name="ann", role="admin", created_at=OLD
+        )
+        settings = SettingsStore(installation.database, installation.vault)
+        await settings.change(
+            USER, lambda old: old or Settings(llm_model="a/b", llm_api_key=Secret("sk-sealed"))
+        )
+
+    asyncio.run(in_installation(path, body))
+
+
+def model_key(path: Path) -> str:
+    async def body(installation: Installation) -> str:
+        found = await SettingsStore(installation.database, installation.vault).find(USER)
+        assert found is not None
+        assert found.llm_api_key is not None
+        return found.llm_api_key.reveal()
+
+    return asyncio.run(in_installation(path, body))
+
+
+async def insert(database: Database, table: str, **row: object) -> None:
+    names, places = ", ".join(row), ", ".join(f":{name}" for name in row)
+    sql = f"INSERT INTO {table} ({names}) VALUES ({places})"  # noqa: S608  # names of the schema
+    await database.write(lambda tx: tx.run(sql, row))
+
+
+async def insert_sandbox(database: Database, name: str, sealed: bytes = b"") -> None:
+    texts = {"spec_id": "", "backend": "process", "target": "paused", "ready_by": ""}
+    blobs = dict.fromkeys(("spec", "endpoints", "facts"), b"{}")
+    keys = {"session_key_hash": name, "session_key_sealed": sealed}
+    times = {"created_at": OLD, "updated_at": OLD}
+    await insert(database, "sandboxes", id=name, user_id=USER, **texts, **blobs, **keys, **times)
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    places = DataDir(path=tmp_path / "data")
+    places.prepare()
+    store_model_key(places.path)
+    return places.path
+
+
+def test_a_backup_of_a_server_that_runs_is_restored_on_a_new_machine(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    file, there = tmp_path / "b.tar.gz", tmp_path / "there"
+    with lock_data_dir(data_dir):
+        made = good("backup", file, "--data-dir", data_dir)
+    assert made.stdout == ""
+    assert file.stat().st_mode & 0o777 == 0o600
+    good("restore", file, "--data-dir", there)
+    assert model_key(there) == "sk-sealed"
+    assert (there / "instance-id").read_text() == (data_dir / "instance-id").read_text()
+    assert (there / "master.key").stat().st_mode & 0o777 == 0o600
+    again = call("restore", file, "--data-dir", there)
+    assert again.exit_code == 1
+    assert "already" in again.stderr
+
+
+def test_a_backup_without_the_key_needs_it_again_and_takes_no_other(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    file, there = tmp_path / "b.tar.gz", tmp_path / "there"
+    good("backup", file, "--without-key", "--data-dir", data_dir)
+    with tarfile.open(file) as archive:
+        assert "master.key" not in archive.getnames()
+    without = call("restore", file, "--data-dir", there)
+    assert (without.exit_code, "--key-file" in without.stderr) == (1, True)
+    (tmp_path / "other.key").write_text("A" * 43)
+    other = call("restore", file, "--key-file", tmp_path / "other.key", "--data-dir", there)
+    assert (other.exit_code, "is not the one" in other.stderr) == (1, True)
+    assert not (there / "agentsvc.db").exists()
+    good("restore", file, "--key-file", data_dir / "master.key", "--data-dir", there)
+    assert model_key(there) == "sk-sealed"
+
+
+def test_what_is_no_backup_is_refused(data_dir: Path, tmp_path: Path) -> None:
+    file, there = tmp_path / "b.tar.gz", tmp_path / "there"
+    good("backup", file, "--data-dir", data_dir)
+    cut, foreign = tmp_path / "cut.tar.gz", tmp_path / "foreign.tar.gz"
+    cut.write_bytes(file.read_bytes()[:3000])
+    with tarfile.open(foreign, "w:gz") as archive:
+        archive.add(data_dir / "instance-id", "../instance-id")
+    for bad in (cut, foreign):
+        result = call("restore", bad, "--data-dir", there)
+        assert result.exit_code == 1
+        assert "error: " in result.stderr
+        assert [one.name for one in there.iterdir()] == ["lock"]
+    nowhere = call("backup", tmp_path / "no" / "b.tar.gz", "--data-dir", data_dir)
+    assert nowhere.exit_code == 1
+    assert "cannot be written" in nowhere.stderr
+
+
+def test_a_damaged_database_is_told_and_not_backed_up(data_dir: Path, tmp_path: Path) -> None:
+    assert good("db", "check", "--data-dir", data_dir).stdout == ""
+    good("db", "vacuum", "--data-dir", data_dir)
+    with sqlite3.connect(data_dir / "agentsvc.db") as connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute("DELETE FROM users")
+    connection.close()
+    result = call("db", "check", "--data-dir", data_dir)
+    assert result.exit_code == 1
+    assert "a row of `settings` points to one of `users` that is not there" in result.stdout
+    refused = call("backup", tmp_path / "b.tar.gz", "--data-dir", data_dir)
+    assert refused.exit_code == 1
+    assert not (tmp_path / "b.tar.gz").exists()
+    (data_dir / "agentsvc.db").write_bytes(b"no database, but something else" * 400)
+    for command in ("check", "vacuum"):
+        result = call("db", command, "--data-dir", data_dir)
+        assert result.exit_code == 1
+        assert "error: " in result.stderr
+
+
+def test_a_new_master_key_opens_what_the_former_one_has_sealed(data_dir: Path) -> None:
+    former = (data_dir / "master.key").read_text()
+    with lock_data_dir(data_dir):
+        running = call("keys", "rotate-master", "--data-dir", data_dir)
+    assert (running.exit_code, "another agentsvc" in running.stderr) == (1, True)
+    good("keys", "rotate-master", "--data-dir", data_dir)
+    assert (data_dir / "master.key").read_text() != former
+    assert (data_dir / "master.key.former").read_text() == former
+    assert model_key(data_dir) == "sk-sealed"
+
+
+def test_a_change_of_the_master_key_that_broke_off_is_finished(data_dir: Path) -> None:
+    former = (data_dir / "master.key").read_text()
+    good("keys", "rotate-master", "--data-dir", data_dir)
+    # As a power cut leaves it between the transaction and the swap of the files.
+    (data_dir / "master.key").rename(data_dir / "master.key.next")
+    (data_dir / "master.key.former").rename(data_dir / "master.key")
+    refused = call("keys", "create", "--user", "bob", "--data-dir", data_dir)
+    assert refused.exit_code == 0
+    with pytest.raises(Exception, match="is not the one"):
+        model_key(data_dir)
+    good("keys", "rotate-master", "--data-dir", data_dir)
+    assert (data_dir / "master.key.former").read_text() == former
+    assert model_key(data_dir) == "sk-sealed"
+
+
+def test_every_sealed_column_is_sealed_anew(data_dir: Path) -> None:
+    async def fill(installation: Installation) -> dict[str, bytes]:
+        def seal(context: str) -> bytes:
+            return installation.vault.seal(b"plain", context)
+
+        database, times = installation.database, {"created_at": OLD, "updated_at": OLD}
+        secret = {"user_id": USER, "kind": "custom", "name": "TOKEN"}
+        context = f"secrets/{USER}/custom/TOKEN"
+        await insert(database, "secrets", sealed=seal(context), **secret, **times)
+        await insert_sandbox(database, "s1", seal("sandbox-key:s1"))
+        client = {"sandbox_id": "s1", "user_id": USER, "client_id": "c"}
+        await insert(database, "client_sandboxes", env_sealed=seal("sandbox-env:s1"), **client)
+        task = {"id": "t1", "user_id": USER, "conversation_id": "c1", "status": "READY"}
+        more = {"generation": "v1", "stages": b"[]", "sealed": seal("start-task:t1")}
+        await insert(database, "start_tasks", **task, **more, **times)
+        webhook = {"id": "w1", "user_id": USER, "url": "", "description": "", "changes": ""}
+        both = dict.fromkeys(("sealed", "former_sealed"), seal("webhook subscription w1"))
+        await insert(database, "webhook_subscriptions", is_enabled=1, **webhook, **both, **times)
+        return await read(installation)
+
+    async def read(installation: Installation) -> dict[str, bytes]:
+        tables = await installation.database.all(
+            "SELECT m.name AS name, p.name AS col FROM sqlite_schema AS m,"
+            " pragma_table_info(m.name) AS p WHERE m.type = 'table' AND p.name LIKE '%sealed'"
+        )
+        found = {}
+        for table, column in tables:
+            rows = await installation.database.all(f"SELECT {column} FROM {table}")  # noqa: S608  # names of the schema
+            assert rows, table
+            found[f"{table}/{column}"] = bytes(rows[0][0])
+        return found
+
+    before = asyncio.run(in_installation(data_dir, fill))
+    good("keys", "rotate-master", "--data-dir", data_dir)
+    after = asyncio.run(in_installation(data_dir, read))
+    assert before.keys() == after.keys()
+    assert len({key[1:5] for key in before.values()}) == 1
+    assert len({key[1:5] for key in after.values()}) == 1
+    assert {key[1:5] for key in before.values()} != {key[1:5] for key in after.values()}
+
+
+@pytest.fixture
+def old_things(data_dir: Path) -> Path:
+    async def body(installation: Installation) -> None:
+        database, times = installation.database, {"created_at": OLD, "updated_at": OLD}
+        for name in ("idle", "busy", "used"):
+            await insert_sandbox(database, name)
+        recent = to_stored(now())
+        await insert(database, "sandbox_uses", sandbox_id="used", active_at=recent)
+        texts = {"user_id": USER, "title_source": "default", "agent_kind": "openhands"}
+        blobs = {"pr_number": b"[]", "facts": b"{}", "tags": b"{}"}
+        for name, sandbox, status in (("c1", "none", "finished"), ("c2", "busy", "running")):
+            own = {"id": name, "sandbox_id": sandbox, "execution_status": status}
+            await insert(database, "conversations", **own, **texts, **blobs, **times)
+        said = {"kind": "x", "source": "user", "body": b"{}"}
+        for of, seq, at in (("c1", 0, OLD), ("c1", 1, OLD), ("c1", 2, recent), ("c2", 0, OLD)):
+            number: dict[str, object] = {"seq": seq, "id": f"{of}-{seq}"}
+            times_of = {"timestamp": at, "received_at": at}
+            await insert(database, "events", conversation_id=of, **number, **times_of, **said)
+
+    asyncio.run(in_installation(data_dir, body))
+    return data_dir
+
+
+def left(data_dir: Path, sql: str) -> list[str]:
+    async def body(installation: Installation) -> list[str]:
+        return [str(row[0]) for row in await installation.database.all(sql)]
+
+    return asyncio.run(in_installation(data_dir, body))
+
+
+def test_old_events_and_idle_sandboxes_go_and_nothing_else(old_things: Path) -> None:
+    rules = ["--events-older-than", "90d", "--sandboxes-idle-for", "4w", "--data-dir", old_things]
+    events = "SELECT id FROM events ORDER BY id"
+    tried = good("prune", *rules, "--dry-run")
+    assert tried.stderr == "would delete 2 events of 1 conversations and 1 sandboxes\n"
+    assert [line.split()[:2] for line in tried.stdout.splitlines()[1:]] == [["idle", "ann"]]
+    assert len(left(old_things, events)) == 4
+    asked = call("prune", *rules)
+    assert (asked.exit_code, "--yes" in asked.stderr) == (1, True)
+    good("prune", *rules, "--yes")
+    assert left(old_things, events) == ["c1-2", "c2-0"]
+    assert left(old_things, "SELECT id FROM sandboxes WHERE target = 'deleted'") == ["idle"]
+    assert good("prune", *rules).stderr == "nothing is old enough\n"
+
+
+def test_a_rule_without_an_age_is_wrong_usage(data_dir: Path) -> None:
+    for wrong in ([], ["--events-older-than", "many"], ["--sandboxes-idle-for", "0d"]):
+        assert call("prune", *wrong, "--data-dir", data_dir).exit_code == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete_commands(shell: str) -> None:
+    assert "_AGENTSVC_COMPLETE" in good("completion", shell).stdout
