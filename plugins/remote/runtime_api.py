@@ -17,10 +17,8 @@ from msgspec import Meta
 from agentsvc.backend import (
     API_VERSION,
     NOT_CALLING,
-    BackendContext,
     Capability,
     Endpoint,
-    Fences,
     Found,
     Handle,
     Health,
@@ -29,7 +27,6 @@ from agentsvc.backend import (
     Phase,
     Port,
     Report,
-    RuntimeBackend,
     SaveHandle,
     Spec,
     fill,
@@ -39,13 +36,12 @@ from agentsvc.values import Secret, now, parse_time
 
 from .calls import (
     HANDLE_VERSION,
-    Calls,
     check_handle,
     fingerprint,
     finish,
     one_line,
-    session_prefix,
 )
+from .far import GONE, FarBackend, FarConfig, usable
 
 _AGENT: Final = "agent"
 _USUAL_PORTS: Final[Mapping[str, int]] = {
@@ -67,7 +63,6 @@ _FORGET_SECONDS: Final = 3600.0
 _GONE_POLL_SECONDS: Final = 0.1
 _GONE_POLL_SECONDS_MAX: Final = 2.0
 
-type Seconds = Annotated[float, Meta(gt=0)]
 type Factor = Annotated[int, Meta(ge=1, le=64)]
 
 RUNTIME_SPEC: Final = Spec(
@@ -93,23 +88,13 @@ RUNTIME_SPEC: Final = Spec(
 """The published image of the agent server, as control planes ask for it."""
 
 
-class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RemoteConfig(FarConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[backends.remote]` table."""
 
-    url: Annotated[str, Meta(pattern=r"^https?://[^/\s@]+(/\S*)?$")]
-    """Where the runtime API is."""
-    api_key: str = ""
-    """Sent as X-API-Key for users who have stored no `sandbox_api_key` of their own."""
     resource_factor: Factor = 1
     """The size of sandboxes whose users and specs ask for none."""
     runtime_class: Literal["", "gvisor", "sysbox"] = ""
     """`sysbox` for Docker inside of sandboxes; empty for what the service takes by itself."""
-    calls_back: bool = False
-    """Whether sandboxes there reach this server at `server.internal_url`."""
-    isolation: Isolation = Isolation.REMOTE
-    """What the service is known to isolate sandboxes with at the least."""
-    call_seconds: Seconds = 30.0
-    """How long one call may take."""
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +135,7 @@ _PHASES: Final[Mapping[str, Phase]] = {
 }
 
 
-class RemoteBackend(RuntimeBackend[RemoteConfig]):
+class RemoteBackend(FarBackend[RemoteConfig]):
     """Has a service with the remote runtime API run the sandboxes."""
 
     name: ClassVar[str] = "remote"
@@ -158,21 +143,13 @@ class RemoteBackend(RuntimeBackend[RemoteConfig]):
     capabilities: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.PAUSE, Capability.SURVIVES_RESTART}
     )
+    key_header: ClassVar[str] = "X-API-Key"
     Config = RemoteConfig
-
-    def __init__(self, config: RemoteConfig, context: BackendContext) -> None:
-        super().__init__(config, context)
-        self._calls = Calls(config.url, header="X-API-Key", time_limit=config.call_seconds)
-        self._prefix = session_prefix(context.instance_id)
 
     async def open(self) -> None:
         """Make the session and the directory of ids; the service is not asked."""
         await asyncio.to_thread(self._journal.mkdir, mode=0o700, parents=True, exist_ok=True)
-        await self._calls.open()
-
-    async def close(self) -> None:
-        """Let go of the connections."""
-        await self._calls.close()
+        await super().open()
 
     async def probe(self) -> Health:
         """Ask the service what runs."""
@@ -182,15 +159,6 @@ class RemoteBackend(RuntimeBackend[RemoteConfig]):
             return Health(ok=False, reason=exc.message)
         facts = {"url": self._calls.url, "running": str(len(running.runtimes))}
         return Health(ok=True, facts=facts)
-
-    def fences(self, asked: Spec | Order) -> Fences:
-        """Say what the operator knows of the service."""
-        del asked
-        return Fences(isolation=self.config.isolation, remedy="set `isolation` if it is known")
-
-    def check_spec(self, spec: Spec) -> None:
-        """Raise OrderRejected for ports, options and fences that the service does not have."""
-        self._check(spec)
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
         """Ask the service; the same session is the same runtime, however often it is asked for.
@@ -270,13 +238,13 @@ class RemoteBackend(RuntimeBackend[RemoteConfig]):
         """Have the service pause it."""
         runtime = await self._usable(handle)
         if _phase(runtime) is not Phase.PAUSED and not await self._tell("/pause", runtime, handle):
-            raise Conflict("The sandbox does not exist any more")
+            raise Conflict(GONE)
 
     async def resume(self, handle: Handle) -> Handle:
         """Have the service run it again; a new key is in the next report."""
         runtime = await self._usable(handle)
         if _phase(runtime) is Phase.PAUSED and not await self._tell("/resume", runtime, handle):
-            raise Conflict("The sandbox does not exist any more")
+            raise Conflict(GONE)
         return handle
 
     # Shared parts
@@ -293,7 +261,7 @@ class RemoteBackend(RuntimeBackend[RemoteConfig]):
         return await self.context.owner_key(sandbox_id) or self._service_key
 
     def _check(self, asked: Spec | Order) -> None:
-        self.check_fences(asked)
+        super()._check(asked)
         if asked.options:
             raise OrderRejected(f"The remote backend has no option `{min(asked.options)}`")
         if not asked.image:
@@ -373,13 +341,7 @@ class RemoteBackend(RuntimeBackend[RemoteConfig]):
 
     async def _usable(self, handle: Handle) -> Runtime:
         runtime = await self._find(handle)
-        if runtime is None or _phase(runtime) is Phase.GONE:
-            raise Conflict("The sandbox does not exist any more")
-        if _phase(runtime) is Phase.FAILED:
-            raise Conflict(
-                f"The sandbox has failed: {one_line(runtime.detail or 'no reason given')}"
-            )
-        return runtime
+        return usable(runtime, _phase, lambda found: found.detail)
 
     async def _tell(self, path: str, runtime: Runtime, handle: Handle) -> bool:
         """Order something, and say whether the runtime was known."""

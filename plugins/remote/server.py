@@ -7,20 +7,17 @@ server died cannot be found there again.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlsplit
 
 import msgspec
-from msgspec import Meta
 
 from agentsvc.backend import (
     API_VERSION,
     NOT_CALLING,
-    BackendContext,
     Capability,
     Cause,
     Endpoint,
-    Fences,
     Found,
     Handle,
     Health,
@@ -29,7 +26,6 @@ from agentsvc.backend import (
     PausedAs,
     Phase,
     Report,
-    RuntimeBackend,
     SaveHandle,
     Spec,
 )
@@ -38,13 +34,12 @@ from agentsvc.values import Secret, now, parse_time
 
 from .calls import (
     HANDLE_VERSION,
-    Calls,
     check_handle,
     fingerprint,
     finish,
     one_line,
-    session_prefix,
 )
+from .far import GONE, FarBackend, FarConfig, usable
 
 _API: Final = "/api/v1"
 _PAGE: Final = "100"
@@ -56,19 +51,8 @@ SERVER_SPEC: Final = Spec(id="agentsvc", backend="agentsvc")
 """Whatever the other server starts by itself."""
 
 
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[backends.agentsvc]` table."""
-
-    url: Annotated[str, Meta(pattern=r"^https?://[^/\s@]+(/\S*)?$")]
-    """Where the other server is, without `/api`."""
-    api_key: str = ""
-    """A key of a user there; all sandboxes of this server are that user's."""
-    calls_back: bool = False
-    """Whether sandboxes there reach this server at `server.internal_url`."""
-    isolation: Isolation = Isolation.REMOTE
-    """What the other server is known to isolate sandboxes with at the least."""
-    call_seconds: Annotated[float, Meta(gt=0)] = 30.0
-    """How long one call may take."""
+class ServerConfig(FarConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[backends.agentsvc]` table; the key is that of a user there, who has all sandboxes."""
 
 
 class ExposedUrl(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +102,7 @@ _PHASES: Final[Mapping[str, Phase]] = {
 }
 
 
-class ServerBackend(RuntimeBackend[ServerConfig]):
+class ServerBackend(FarBackend[ServerConfig]):
     """Has another server run the sandboxes."""
 
     name: ClassVar[str] = "agentsvc"
@@ -126,21 +110,12 @@ class ServerBackend(RuntimeBackend[ServerConfig]):
     capabilities: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.PAUSE, Capability.RESTART, Capability.STOP, Capability.SURVIVES_RESTART}
     )
+    key_header: ClassVar[str] = "X-Session-API-Key"
     Config = ServerConfig
 
-    def __init__(self, config: ServerConfig, context: BackendContext) -> None:
-        super().__init__(config, context)
-        self._calls = Calls(config.url, header="X-Session-API-Key", time_limit=config.call_seconds)
-        self._prefix = session_prefix(context.instance_id)
-        self._key = Secret(config.api_key)
-
-    async def open(self) -> None:
-        """Make the session; the other server is not asked."""
-        await self._calls.open()
-
-    async def close(self) -> None:
-        """Let go of the connections."""
-        await self._calls.close()
+    @property
+    def _key(self) -> Secret:
+        return Secret(self.config.api_key)
 
     async def probe(self) -> Health:
         """Ask the other server whether it is ready, and whether it takes the key."""
@@ -151,15 +126,6 @@ class ServerBackend(RuntimeBackend[ServerConfig]):
         except AgentsvcError as exc:
             return Health(ok=False, reason=exc.message)
         return Health(ok=True, facts={"url": self._calls.url})
-
-    def fences(self, asked: Spec | Order) -> Fences:
-        """Say what the operator knows of the other server."""
-        del asked
-        return Fences(isolation=self.config.isolation, remedy="set `isolation` if it is known")
-
-    def check_spec(self, spec: Spec) -> None:
-        """Raise OrderRejected for what the other server's own spec decides."""
-        self._check(spec)
 
     async def create(self, order: Order, save: SaveHandle) -> Handle:
         """Ask for a sandbox under our own name for it.
@@ -242,7 +208,7 @@ class ServerBackend(RuntimeBackend[ServerConfig]):
     # Shared parts
 
     def _check(self, asked: Spec | Order) -> None:
-        self.check_fences(asked)
+        super()._check(asked)
         if asked.options:
             raise OrderRejected(f"The agentsvc backend has no option `{min(asked.options)}`")
         if asked.command is not None or asked.working_dir:
@@ -308,18 +274,12 @@ class ServerBackend(RuntimeBackend[ServerConfig]):
 
     async def _usable(self, handle: Handle) -> SandboxInfo:
         info = await self._find(handle)
-        if info is None or _phase(info) is Phase.GONE:
-            raise Conflict("The sandbox does not exist any more")
-        if _phase(info) is Phase.FAILED:
-            raise Conflict(
-                f"The sandbox has failed: {one_line(info.status_detail or 'no reason given')}"
-            )
-        return info
+        return usable(info, _phase, lambda found: found.status_detail)
 
     async def _tell(self, info: SandboxInfo, verb: str) -> None:
         path = f"/sandboxes/{quote(info.id, safe='')}/{verb}"
         if await self._find_at("POST", path, _ANYTHING) is None:
-            raise Conflict("The sandbox does not exist any more")
+            raise Conflict(GONE)
 
     async def _all(self) -> AsyncIterator[SandboxInfo]:
         page_id: str | None = ""
