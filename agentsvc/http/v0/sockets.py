@@ -1,7 +1,8 @@
 """The event socket, `/socket.io`: connections, and how frames travel. What is told is elsewhere.
 
-Every request of a connection shows a key: one without any is answered 401, one with a wrong key
-is told so in the words of the protocol. The package that speaks the protocol is imported here and
+Every request of a connection shows a key, or comes from a page of this server in a browser that is
+logged in: one with neither is answered 401, one with a wrong key is told so in the words of the
+protocol. The package that speaks the protocol is imported here and
 in `packets` only, and these only when the first client comes.
 """
 
@@ -33,16 +34,19 @@ from agentsvc.http.keys import (
     CONFIG,
     CONVERSATIONS,
     KEYRING,
+    LOGINS,
     PENDING,
     SANDBOXES,
     SUPERVISOR,
 )
+from agentsvc.http.login_cookie import login_token
 from agentsvc.http.middleware import keys_of
 from agentsvc.http.v0.frames import error_frame
 from agentsvc.http.v0.listeners import Listener, Services
 from agentsvc.http.v0.packets import Packet, check_payload, event_packet
 from agentsvc.http.v0.transcripts import TRANSCRIPTS
 from agentsvc.http.v0.types_socket import FOLLOWERS, Wish, to_wish
+from agentsvc.logins import Logins
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import Secret, monotonic
 
@@ -72,6 +76,8 @@ class _Caller(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str | None
     key: Secret
     came_at: float
+    login_id: str | None = None
+    """The browser's login that stands for a key."""
 
 
 class _Connection(msgspec.Struct, kw_only=True):
@@ -98,6 +104,7 @@ class Sockets:
         followers: Counter[str],
         *,
         keyring: KeyRing,
+        logins: Logins,
         supervisor: Supervisor,
         most_bytes: int,
         patience_seconds: float,
@@ -105,6 +112,7 @@ class Sockets:
         self._services = services
         self._followers = followers
         self._keyring = keyring
+        self._logins = logins
         self._supervisor = supervisor
         self._most_bytes = most_bytes
         self._patience_seconds = patience_seconds
@@ -166,13 +174,21 @@ class Sockets:
     async def _identify(self, request: web.Request) -> _Caller:
         in_query = (key.strip() for key in request.query.getall("session_api_key", []))
         keys = [*keys_of(request), *(key for key in in_query if key)]
-        if not keys:
-            raise NotAuthenticated
         for key in keys:
             with contextlib.suppress(NotAuthenticated):
                 user_id = (await self._keyring.identify(key)).user_id
                 return _Caller(user_id=user_id, key=Secret(key), came_at=monotonic())
+        if token := login_token(request):
+            return await self._identify_login(token)
+        if not keys:
+            raise NotAuthenticated
         return _Caller(user_id=None, key=Secret(keys[0]), came_at=monotonic())
+
+    async def _identify_login(self, token: str) -> _Caller:
+        found = await self._logins.identify(token)
+        return _Caller(
+            user_id=found.user_id, key=Secret(""), came_at=monotonic(), login_id=found.login_id
+        )
 
     def _check_session(self, eio_sid: str, caller: _Caller) -> None:
         opened = self._callers().get(eio_sid)
@@ -264,8 +280,11 @@ class Sockets:
         return wish, view
 
     async def _check(self, caller: _Caller) -> None:
-        """Raise NotAuthenticated if the key of a connection has ceased to be valid."""
-        await self._keyring.identify(caller.key.reveal())
+        """Raise NotAuthenticated if the key or login of a connection has ceased to be valid."""
+        if caller.login_id is None:
+            await self._keyring.identify(caller.key.reveal())
+        elif not await self._logins.is_valid(caller.login_id):
+            raise NotAuthenticated
 
     # Ends
 
@@ -411,6 +430,7 @@ def make_sockets(app: web.Application) -> Sockets:
         services,
         app[FOLLOWERS],
         keyring=app[KEYRING],
+        logins=app[LOGINS],
         supervisor=app[SUPERVISOR],
         most_bytes=config.max_body_bytes,
         patience_seconds=config.request_seconds,
