@@ -19,6 +19,7 @@ class Rest(StrEnum):
 
     NONE = ""
     PAUSED = "paused"
+    STOPPED = "stopped"
     CULLED = "culled"
     """Nobody used it, so that the next message wakes it."""
 

@@ -218,7 +218,9 @@ class Archives:
         sandbox = await self._sandboxes.find_any(archive.sandbox_id)
         # What becomes of the sandbox changes nothing about the archive any more.
         with contextlib.suppress(AgentsvcError):
-            if sandbox is not None:
+            if sandbox is not None and noted.rest is Rest.STOPPED:
+                await self._sandboxes.stop(sandbox.user_id, sandbox.id)
+            elif sandbox is not None:
                 await self._sandboxes.pause(sandbox.user_id, sandbox.id)
 
     async def _try_until_saved(self, archive: Archive) -> Archive:
@@ -255,8 +257,8 @@ class Archives:
         """Return the sandbox once it runs; if it rests, that is noted, and it is woken."""
         found = await self._sandboxes.find_any(archive.sandbox_id)
         if found is not None and found.target.is_rest:
-            is_culled = await self._sandboxes.is_culled(found)
-            rest = Rest.CULLED if is_culled else Rest.PAUSED
+            rest = Rest.STOPPED if found.target is Target.STOPPED else Rest.PAUSED
+            rest = Rest.CULLED if await self._sandboxes.is_culled(found) else rest
             await self._db.write(lambda tx: self._table.set_rest(tx, archive.id, rest))
             await self._sandboxes.resume(found.user_id, found.id, when_full=WhenFull.QUEUE)
         seen = await self._sandboxes.wait_for(

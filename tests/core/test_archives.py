@@ -249,11 +249,15 @@ async def test_one_that_tar_refuses_or_that_is_too_large_fails_with_the_reason(
     assert "larger than archives may be" in (await save(client, conversation_id))["detail"]
 
 
-async def test_a_paused_sandbox_is_resumed_to_be_saved_and_paused_again(client: Client) -> None:
+@pytest.mark.parametrize(("verb", "paused_as"), [("pause", "frozen"), ("stop", "stopped")])
+async def test_a_sandbox_that_rests_is_resumed_to_be_saved_and_rests_again(
+    client: Client, verb: str, paused_as: str
+) -> None:
     conversation_id, sandbox_id = await start(client)
-    await client.post(f"/api/v1/sandboxes/{sandbox_id}/pause")
+    await client.post(f"/api/v1/sandboxes/{sandbox_id}/{verb}")
     assert (await save(client, conversation_id))["state"] == "ready"
-    await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    found = await client.wait_for_sandbox(sandbox_id, "PAUSED")
+    assert found["paused_as"] == paused_as
 
 
 async def test_a_sandbox_that_was_resumed_to_be_saved_is_paused_again_after_a_stop_in_between(
