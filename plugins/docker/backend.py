@@ -1,6 +1,7 @@
 """The docker backend: the contract of `agentsvc.backend`, kept with containers."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
@@ -15,6 +16,7 @@ from agentsvc.backend import (
     Found,
     Handle,
     Health,
+    Isolation,
     LogLine,
     Network,
     Order,
@@ -30,13 +32,16 @@ from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew
 
 from . import commands, look, names, plan
 from .engine import Engine, Json
+from .firewall import Guard
 from .fleet import Fleet
 from .images import Images
 from .making import Maker
 from .reach import answers
 from .settings import DockerConfig, engines
 from .streams import lines, to_time
-from .watch import Watch
+from .watch import Watch, has_seen_the_end
+
+log = logging.getLogger(__name__)
 
 HANDLE_VERSION: Final = 1
 
@@ -69,6 +74,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         found = [Engine(host, time_limit=limit) for host in engines(config)]
         self._fleet = Fleet(found, context.instance_id, context.state_dir)
         self._images = Images(config.auth_file)
+        self._guard = Guard()
         self._watches = {one.name: Watch(one, context.instance_id) for one in found}
 
     async def open(self) -> None:
@@ -110,16 +116,18 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         options = plan.to_options(asked)
         known = list(self._fleet.facts.values())
         default = known[0].default_runtime if known else ""
+        isolation = plan.isolation_of(options.runtime or self.config.runtime or default)
         enforced = {
             "cpus": all(facts.has_cpus for facts in known),
             "memory_bytes": all(facts.has_memory for facts in known),
-            "pids": all(facts.has_pids for facts in known),
+            # gVisor's own threads would count, and it dies of what was meant for a command.
+            "pids": all(facts.has_pids for facts in known) and isolation != Isolation.GVISOR,
             "open_files": True,
         }
         return Fences(
-            isolation=plan.isolation_of(options.runtime or self.config.runtime or default),
+            isolation=isolation,
             remedy="set `runtime` to runsc where the engine has gVisor",
-            networks=frozenset(Network),
+            networks=self._networks(),
             limits=frozenset(name for name, is_so in enforced.items() if is_so),
         )
 
@@ -174,6 +182,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         report = look.to_report(seen)
         if report.phase is not Phase.RUNNING:
             return report
+        report = await self._guarded(report, handle, seen.container)
         is_relayed = bool(seen.publish) or seen.front is not seen.container
         urls = look.awaited(report, seen.container)
         limit = self.config.connect_seconds
@@ -364,10 +373,36 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             container=found,
             front=front,
             is_paused=is_over and await maker.is_marked_paused(sandbox_id),
-            had_oom=self._watches[engine.name].has_heard(found["Id"]),
+            had_oom=self._watches[engine.name].had_oom(found),
+            was_told=is_over and await self._is_own_end(engine, found),
             publish="" if facts.is_beside else engine.publish_address,
             limits=_asked_limits(found),
             default_runtime=facts.default_runtime,
+        )
+
+    def _networks(self) -> frozenset[Network]:
+        """Return the networks that every engine keeps; without a guard, Podman keeps no fence."""
+        for name, facts in self._fleet.facts.items():
+            engine = self._fleet.engines.get(name)
+            if engine and facts.is_podman and not self._maker(engine).may_guard(facts):
+                return frozenset({Network.OPEN})
+        return frozenset(Network)
+
+    async def _guarded(self, report: Report, handle: Handle, container: Json) -> Report:
+        """Put back what closes this machine to a sandbox; say so where that fails."""
+        _, maker = self._of(handle)
+        try:
+            if bars := await maker.bars(handle.sandbox_id, container):
+                await self._guard.keep(*bars)
+        except BackendUnavailable as exc:
+            log.warning("ports not closed", extra={"sandbox_id": handle.sandbox_id, "reason": exc})
+            return look.unguarded(report)
+        return report
+
+    async def _is_own_end(self, engine: Engine, container: Json) -> bool:
+        code = (container.get("State") or {}).get("ExitCode")
+        return code == look.UNKNOWN and await has_seen_the_end(
+            engine, container, self.config.request_seconds
         )
 
     async def _list(self, engine: Engine) -> dict[str, datetime]:

@@ -11,6 +11,7 @@ import json
 import re
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,7 +32,13 @@ if TYPE_CHECKING:
 _API_NEWEST: Final = (1, 47)
 _BAD: Final = 400
 _NOT_MODIFIED: Final = 304
+# Podman answers 500 where Docker says this: to what is removed meanwhile, and for a name that is taken.
+_PODMANS: Final = {
+    404: re.compile(r"no such (container|network|volume|exec session|object)"),
+    409: re.compile(r"name .* is already in use"),
+}
 _LOOPBACK: Final = "127.0.0.1"
+_PEER_SECONDS: Final = 1.0
 _HUB: Final = ("docker.io", "index.docker.io")
 """What an image of no other registry may begin with; its logins are kept under one name."""
 
@@ -59,6 +66,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     is_beside: bool
     """Whether containers' own addresses can be reached from here."""
 
+    @property
+    def is_podman(self) -> bool:
+        """Whether it is Podman."""
+        return self.kind == "podman"
+
     def shown(self) -> dict[str, str]:
         """Return it for the operator."""
         limits = {"cpus": self.has_cpus, "memory": self.has_memory, "pids": self.has_pids}
@@ -85,6 +97,7 @@ class Engine:
         self._client: aiodocker.Docker | None = None
         self._tunnel: Tunnel | None = None
         self._facts: Facts | None = None
+        self._version: Json | None = None
         self._base = ""
         self._opening = asyncio.Lock()
 
@@ -167,7 +180,8 @@ class Engine:
             if answer.status in expect:
                 yield None
             elif answer.status >= _BAD:
-                await _read(answer, (), explain)
+                # Whoever is given None knows that there is nothing to be read.
+                yield await _read(answer, expect, explain)
             else:
                 yield answer
 
@@ -239,15 +253,21 @@ class Engine:
             if isinstance(exc, Exception):
                 raise self.away(str(exc) or type(exc).__name__) from exc
             raise
-        self._client = client
+        self._client, self._version = client, version
         self._base = "{}/v{}.{}".format(base, *min(api, _API_NEWEST))
 
     async def _look(self) -> Facts:
         info = await self.ask("GET", "info")
-        version = await self.ask("GET", "version")
+        # It was asked for to open the connection, and takes Podman a while.
+        version, self._version = self._version, None
+        version = version or await self.ask("GET", "version")
         bridge = await self.get("networks/bridge") or {}
         is_near = not self.is_remote and not self.host.publish and self._tunnel is None
-        return to_facts(info, version, is_beside=is_near and _is_beside(info, bridge))
+        is_beside = is_near and _is_beside(info, bridge)
+        if is_near and not is_beside and _is_podman(version) and self.url.startswith("unix:"):
+            # Its bridge is there only while somebody is in that network.
+            is_beside = await asyncio.to_thread(_shares_network, self.url.removeprefix("unix://"))
+        return to_facts(info, version, is_beside=is_beside)
 
     def away(self, why: str) -> BackendUnavailable:
         """Return the error that says that it cannot be reached, and why."""
@@ -269,8 +289,7 @@ async def finish[T](work: Coroutine[Any, Any, T]) -> T:
 
 def to_facts(info: Json, version: Json, *, is_beside: bool) -> Facts:
     """Return what the engine's own account of itself means."""
-    parts = [part.get("Name", "") for part in version.get("Components") or []]
-    kind = "podman" if any("podman" in part.lower() for part in parts) else "docker"
+    kind = "podman" if _is_podman(version) else "docker"
     security = " ".join(info.get("SecurityOptions") or [])
     is_rootless = "rootless" in security or bool(info.get("Rootless"))
     has_v1 = str(info.get("CgroupVersion", "1")) == "1"
@@ -327,6 +346,25 @@ def _is_beside(info: Json, bridge: Json) -> bool:
     return any(is_ours(gateway) for gateway in gateways)
 
 
+def _is_podman(version: Json) -> bool:
+    parts = [part.get("Name", "") for part in version.get("Components") or []]
+    return any("podman" in part.lower() for part in parts)
+
+
+def _shares_network(path: str) -> bool:
+    """Say whether who listens at a socket is in this process' network. Blocks."""
+    peer = struct.Struct("3i")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PEER_SECONDS)
+        try:
+            probe.connect(path)
+            said = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, peer.size)
+            pid, _, _ = peer.unpack(said)
+            return Path(f"/proc/{pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink()
+        except (OSError, AttributeError):  # macOS knows neither
+            return False
+
+
 def is_ours(address: str) -> bool:
     """Say whether an address of IPv4 is one of this machine's."""
     if ipaddress.ip_address(address).version != 4:  # noqa: PLR2004
@@ -365,6 +403,8 @@ async def _read(
     text = content.decode(errors="replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
         text = json.loads(text)["message"]
+    if any(status in expect and meant.search(str(text)) for status, meant in _PODMANS.items()):
+        return None
     raise explain(answer.status, str(text))
 
 

@@ -1,7 +1,8 @@
 """Closes this machine's ports to a sandbox whose network is open.
 
 An engine filters what it forwards, not what is meant for the machine itself. Where this server is
-root beside the engine, rules on the sandbox's own bridge do that; they go with the network.
+root beside the engine, rules on the sandbox's own bridge do that; they go with the network. Podman
+gives every bridge an address, so that with it the inner networks need them, too.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import socket
 from collections.abc import Iterable
 
 from agentsvc.errors import BackendUnavailable
+from agentsvc.values import monotonic
 
 from .engine import finish, is_ours
 
@@ -19,6 +21,7 @@ type Rule = tuple[str, ...]
 _PROGRAM = "iptables"
 _PATH = "/usr/sbin:/sbin:/usr/local/sbin:/usr/bin:/bin"
 _WAIT = ("-w", "10")
+_LOOK_SECONDS = 2.0
 
 
 def can_guard() -> bool:
@@ -26,13 +29,21 @@ def can_guard() -> bool:
     return os.geteuid() == 0 and _program() is not None
 
 
-def rules(bridge: str, ports: Iterable[int]) -> list[Rule]:
-    """Return the rules of one bridge, the last one first: each is put before the others."""
+def rules(bridge: str, ports: Iterable[int], names_at: str = "") -> list[Rule]:
+    """Return the rules of one bridge, the last one first: each is put before the others.
+
+    `names_at` is the address where the network's own DNS server is, if it has one there.
+    """
     on = ("INPUT", "-i", bridge)
     return [
         (*on, "-j", "DROP"),
         (*on, "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT"),
         *((*on, "-p", "tcp", "--dport", str(port), "-j", "ACCEPT") for port in ports),
+        *(
+            ("INPUT", "-d", names_at, "-i", bridge, "-p", kind, "--dport", "53", "-j", "ACCEPT")
+            for kind in ("tcp", "udp")
+            if names_at
+        ),
     ]
 
 
@@ -50,9 +61,9 @@ def own_ports(targets: Iterable[str]) -> list[int]:
     return found
 
 
-async def close(bridge: str, ports: Iterable[int]) -> None:
+async def close(bridge: str, ports: Iterable[int], names_at: str = "") -> None:
     """Let nothing from a bridge reach this machine but these ports. May be repeated."""
-    for rule in rules(bridge, ports):
+    for rule in rules(bridge, ports, names_at):
         if not await _do("-C", rule) and not await _do("-I", rule):
             raise BackendUnavailable(
                 "This machine's ports cannot be closed to the sandbox;"
@@ -72,6 +83,26 @@ def rules_of(bridge: str, listed: str) -> list[Rule]:
     """Return the rules of one bridge among those that were listed."""
     found = [line.split() for line in listed.splitlines()]
     return [tuple(words[1:]) for words in found if words[:1] == ["-A"] and bridge in words]
+
+
+class Guard:
+    """Puts rules back that were taken away, as by whoever loads a machine's rules anew."""
+
+    def __init__(self) -> None:
+        self._listed = ""
+        self._at = float("-inf")
+
+    async def keep(self, bridge: str, ports: Iterable[int], names_at: str = "") -> None:
+        """Make sure that a bridge has its rules; looks at them no more often than needed."""
+        wanted = rules(bridge, list(ports), names_at)
+        if monotonic() - self._at > _LOOK_SECONDS:
+            self._at = monotonic()
+            _, self._listed = await finish(_run("-S", "INPUT"))
+        if len(rules_of(bridge, self._listed)) >= len(wanted):
+            return
+        self._at = float("-inf")
+        await reopen(bridge)
+        await close(bridge, ports, names_at)
 
 
 def _program() -> str | None:

@@ -7,12 +7,12 @@ and whoever waits is told with a retryable error how far it is.
 import asyncio
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from agentsvc.errors import AgentsvcError, BackendUnavailable, OrderRejected
 
 from .engine import Engine, registry_login
-from .failures import from_pull
+from .failures import from_pull, one_line
 from .plan import Image, Json, to_image
 
 _MEGABYTE = 1_000_000
@@ -31,14 +31,14 @@ class Progress:
         layer, status = news.get("id"), str(news.get("status", ""))
         if not layer or status.startswith("Pulling from"):
             return
-        detail = news.get("progressDetail") or {}
-        current, total = self._layers.get(layer, (0, 0))
-        if status == _LOADING:
-            current, total = int(detail.get("current") or 0), int(detail.get("total") or total)
+        detail = news.get("progressDetail")
+        current, total = self._layers.get(str(layer), (0, 0))
+        if status == _LOADING and isinstance(detail, dict):
+            current, total = _bytes(detail, "current", 0), _bytes(detail, "total", total)
         elif status in _DONE:
             total = max(total, 1)
             current = total
-        self._layers[layer] = (current, total)
+        self._layers[str(layer)] = (current, total)
 
     def __str__(self) -> str:
         done = sum(current for current, _ in self._layers.values())
@@ -119,10 +119,26 @@ class Images:
         ) as answer:
             assert answer is not None  # noqa: S101  # no status was expected
             async for line in answer.content:
-                news: Any = json.loads(line) if line.strip() else {}
+                news = to_news(line)
                 if problem := news.get("error"):
                     raise from_pull(name, str(problem))
                 progress.take(news)
+
+
+def to_news(line: bytes) -> Json:
+    """Return one line of a fetch's news; raises BackendUnavailable for what is none."""
+    if not line.strip():
+        return {}
+    try:
+        news = json.loads(line)
+    except ValueError:
+        news = None
+    if not isinstance(news, dict):
+        raise BackendUnavailable(
+            "The engine tells of the fetch of an image what cannot be understood",
+            detail=one_line(line.decode(errors="replace")),
+        )
+    return news
 
 
 def read_login(auth_file: str, image: str) -> str:
@@ -139,6 +155,11 @@ def read_login(auth_file: str, image: str) -> str:
         raise OrderRejected(
             "The file with registry logins is not one that `docker login` wrote", detail=auth_file
         ) from exc
+
+
+def _bytes(detail: Json, name: str, otherwise: int) -> int:
+    found = detail.get(name)
+    return found if isinstance(found, int) and found > 0 else otherwise
 
 
 def to_query(image: str) -> dict[str, str]:

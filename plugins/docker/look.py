@@ -13,7 +13,9 @@ _SIGNAL: Final = 128
 _NO_COMMAND: Final = (126, 127)
 _KILLED: Final = 137
 _TERMINATED: Final = 143
-_UNKNOWN: Final = 255
+UNKNOWN: Final = 255
+"""Also what an engine says of a container that ended while it was away."""
+_UNGUARDED: Final = {"host_ports": "reachable"}
 _OOM_REASON: Final = "a process in it wanted more memory than the sandbox may use, and was killed"
 
 
@@ -27,6 +29,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was paused on purpose."""
     had_oom: bool = False
     """Whether the engine told of a process killed for want of memory."""
+    was_told: bool = False
+    """Whether the engine told of its end, as it does of every one that it sees."""
     publish: str = ""
     """The address at which ports are published; empty where containers' own are used."""
     limits: tuple[str, ...] = ()
@@ -63,14 +67,14 @@ def _ended(report: Report, seen: Seen) -> Report:
     if seen.is_paused:
         return _with(report, phase=Phase.PAUSED, paused_as=PausedAs.STOPPED)
     state = seen.container.get("State") or {}
-    code, cause, reason = ended(state, had_oom=seen.had_oom)
+    code, cause, reason = ended(state, had_oom=seen.had_oom, was_told=seen.was_told)
     return _with(report, phase=Phase.FAILED, exit_code=code, cause=cause, reason=reason)
 
 
 def _facts(labels: Mapping[str, str]) -> dict[str, str]:
     facts = dict(NOT_CALLING) if labels.get("agentsvc.callback") != "yes" else {}
     is_open = labels.get("agentsvc.guard") == "no"
-    return {**facts, "host_ports": "reachable"} if is_open else facts
+    return {**facts, **_UNGUARDED} if is_open else facts
 
 
 def _running(report: Report, seen: Seen) -> Report:
@@ -83,14 +87,9 @@ def _running(report: Report, seen: Seen) -> Report:
     return _with(running, reason=_OOM_REASON, facts=facts)
 
 
-def _with(report: Report, **changes: Any) -> Report:
-    return msgspec.structs.replace(report, **changes)
-
-
-def status_of(container: Json) -> str:
-    """Return the engine's own word for a container's state."""
-    state = container.get("State") or {}
-    return str(state.get("Status") or ("running" if state.get("Running") else "exited"))
+def unguarded(report: Report) -> Report:
+    """Return a report of a sandbox that reaches the ports of its machine."""
+    return _with(report, facts={**report.facts, **_UNGUARDED})
 
 
 def still_starting(report: Report) -> Report:
@@ -98,7 +97,9 @@ def still_starting(report: Report) -> Report:
     return _with(report, phase=Phase.STARTING, reason="its ports do not answer yet")
 
 
-def ended(state: Mapping[str, Any], *, had_oom: bool) -> tuple[int, Cause, str]:
+def ended(
+    state: Mapping[str, Any], *, had_oom: bool, was_told: bool = False
+) -> tuple[int, Cause, str]:
     """Return how a container's command ended: its code, the cause, and a line for people."""
     code = int(state.get("ExitCode") or 0)
     error = str(state.get("Error") or "")
@@ -109,12 +110,12 @@ def ended(state: Mapping[str, Any], *, had_oom: bool) -> tuple[int, Cause, str]:
     elif code in _NO_COMMAND:
         cause = Cause.NOT_STARTED
         reason = f"its command cannot be run in its image, with exit code {code}"
-    elif code == _UNKNOWN:
+    elif code == UNKNOWN and not was_told:
         cause, reason = Cause.HOST_RESTARTED, "its container was ended while the engine was away"
     elif code in (_KILLED, _TERMINATED):
         cause = Cause.LOST
         reason = f"its container was stopped from outside, with exit code {code}"
-    elif code > _SIGNAL:
+    elif _SIGNAL < code < UNKNOWN:
         cause, reason = Cause.SIGNALLED, f"its command was ended by signal {code - _SIGNAL}"
     else:
         cause, reason = Cause.EXITED, f"its command ended with exit code {code}"

@@ -7,7 +7,9 @@ that thing is left alone.
 import asyncio
 import contextlib
 import ipaddress
+import posixpath
 import re
+import socket
 from typing import cast
 
 from agentsvc.backend import Network, Order
@@ -80,12 +82,24 @@ class Maker:
         gateway = await self.find(names.gateway(sandbox_id), sandbox_id)
         if gateway is not None and not (gateway.get("State") or {}).get("Running"):
             await self.start(gateway["Id"])
-        guard = ((container.get("Config") or {}).get("Labels") or {}).get("agentsvc.guard", "no")
-        if gateway is None and guard != "no":
-            # The machine forgets its rules when it is started anew.
-            ports = [int(port) for port in guard.split(",") if port]
-            await firewall.close(names.bridge(names.outer(sandbox_id)), ports)
+        # The machine forgets its rules when it is started anew.
+        if bars := await self.bars(sandbox_id, container):
+            await firewall.close(*bars)
         await self.start(container["Id"])
+
+    async def bars(self, sandbox_id: str, container: Json) -> tuple[str, list[int], str] | None:
+        """Return the bridge whose way to this machine is closed, and what is open on it."""
+        facts = await self._engine.facts()
+        labels = (container.get("Config") or {}).get("Labels") or {}
+        if not self.may_guard(facts):
+            return None
+        if labels.get("agentsvc.network") != Network.OPEN:
+            return (names.bridge(names.inner(sandbox_id)), [], "") if facts.is_podman else None
+        guard = labels.get("agentsvc.guard", "no")
+        if guard == "no":
+            return None
+        ports = [int(port) for port in guard.split(",") if port]
+        return names.bridge(names.outer(sandbox_id)), ports, labels.get("agentsvc.dns", "")
 
     async def remove(self, sandbox_id: str) -> None:
         """Remove everything of a sandbox, and return when it is gone."""
@@ -97,8 +111,9 @@ class Maker:
             raise BackendUnavailable(
                 "The engine does not remove all of the sandbox", detail=sandbox_id
             )
-        if await self._may_guard():
-            await firewall.reopen(names.bridge(names.outer(sandbox_id)))
+        if self.may_guard(await self._engine.facts()):
+            for network in (names.outer(sandbox_id), names.inner(sandbox_id)):
+                await firewall.reopen(names.bridge(network))
 
     async def _remove_once(self, sandbox_id: str) -> bool:
         """Remove what there is and return whether there was anything."""
@@ -163,15 +178,19 @@ class Maker:
         hosts, is_calling = await self._way_back(callback, facts, bridge)
         if order.network == Network.OPEN:
             ports = {callback[1]} if callback and hosts and is_calling else set()
+            names_at = bridge if facts.is_podman else ""
             return Placement(
                 network=outer,
                 address=sandbox,
                 hosts=hosts,
                 is_calling=is_calling,
                 publish=publish,
-                guard=await self._guard(order, ports, facts),
+                guard=await self._guard(order, ports, facts, names_at),
+                names_at=names_at,
             )
         inner = names.inner(sandbox_id)
+        if facts.is_podman:
+            await firewall.close(names.bridge(inner), [])
         part = await networks.ensure(self._engine, pool, inner, is_inner=True, labels=labels)
         _, inner_gateway, inner_sandbox = networks.addresses(part)
         is_named = callback is not None and not _is_address(callback[0])
@@ -198,20 +217,21 @@ class Maker:
             proxy_url=f"http://{inner_gateway}:{gateways.PROXY_PORT}",
         )
 
-    async def _guard(self, order: Order, ports: set[int], facts: Facts) -> str:
+    async def _guard(self, order: Order, ports: set[int], facts: Facts, names_at: str) -> str:
         """Close the engine's machine to an open sandbox; return how far, as the label says it."""
-        if not (facts.is_beside and await self._may_guard()):
+        if not self.may_guard(facts):
             return "no"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RESOLVE_SECONDS):
                 ports |= set(await asyncio.to_thread(firewall.own_ports, order.reaches))
-        await firewall.close(names.bridge(names.outer(order.sandbox_id)), sorted(ports))
+        bridge = names.bridge(names.outer(order.sandbox_id))
+        await firewall.close(bridge, sorted(ports), names_at)
         return ",".join(map(str, sorted(ports)))
 
-    async def _may_guard(self) -> bool:
-        facts = await self._engine.facts()
-        is_local = not self._engine.is_remote and facts.kind == "docker"
-        return self._config.guard_host and is_local and firewall.can_guard()
+    def may_guard(self, facts: Facts) -> bool:
+        """Say whether this server can close the engine's machine to sandboxes."""
+        is_near = facts.is_beside and not self._engine.is_remote
+        return self._config.guard_host and is_near and firewall.can_guard()
 
     async def _way_back(
         self, callback: tuple[str, int] | None, facts: Facts, bridge: str
@@ -223,7 +243,9 @@ class Maker:
         if host != CALLBACK_NAME:
             return (), not _is_loopback(host)
         if facts.is_beside:
-            return (f"{host}:{bridge}",), await self._listens(bridge, port)
+            # Podman makes a bridge only when somebody is in its network.
+            near = _own_address(bridge) if facts.is_podman else bridge
+            return (f"{host}:{bridge}",), await self._listens(near, port)
         if self._engine.is_remote:
             return (), False
         return (f"{host}:host-gateway",), True
@@ -277,6 +299,7 @@ class Maker:
             place=place,
             has_init=facts.has_init,
             instance_id=self._instance_id,
+            is_podman=facts.is_podman,
         )
         container_id = await self._create(names.container(order.sandbox_id), body)
         await self._put(container_id, PRIVATE, private_archive(order.secret_env))
@@ -300,7 +323,10 @@ class Maker:
         inside = working_dir(order, options).removeprefix(options.workspace).strip("/")
         parts = inside.split("/") if inside else []
         directories = ["/".join(parts[: count + 1]) for count in range(len(parts))]
-        archive = workspace_archive(owner, [*directories, ".home"])
+        # Docker leaves alone whatever it is told of the directory itself, but not by another name.
+        facts = await self._engine.facts()
+        top = "." if facts.is_podman else f"../{posixpath.basename(options.workspace.rstrip('/'))}"
+        archive = workspace_archive(owner, [*directories, ".home"], top=top)
         await self._put(container_id, options.workspace, archive)
 
     async def _create(self, name: str, body: Json) -> str:
@@ -340,6 +366,16 @@ class Maker:
                 return
             await asyncio.sleep(_REMOVE_SECONDS)
         raise Conflict("A volume of the sandbox is in use and cannot be removed", detail=name)
+
+
+def _own_address(target: str) -> str:
+    """Return the address of this machine from which it would dial another; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target, 9))
+        except OSError:
+            return target
+        return str(probe.getsockname()[0])
 
 
 def _is_address(host: str) -> bool:

@@ -97,6 +97,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     publish: str = ""
     """The address at which its ports are published; empty where they are not."""
     proxy_url: str = ""
+    names_at: str = ""
+    """The address of the network's own DNS server on this machine; empty where it has none there."""
     guard: str = ""
     """`no`, or the ports of the engine's machine that are open to it, with commas between them."""
 
@@ -227,6 +229,7 @@ def container(
     place: Placement,
     has_init: bool,
     instance_id: str,
+    is_podman: bool = False,
 ) -> Json:
     """Return the body of the request that makes a sandbox's container."""
     options = to_options(order)
@@ -252,6 +255,7 @@ def container(
             "agentsvc.limits": ",".join(set_limits(order)),
             "agentsvc.network": order.network,
             "agentsvc.guard": place.guard,
+            "agentsvc.dns": place.names_at,
             "agentsvc.callback": "yes" if place.is_calling else "no",
         },
         "ExposedPorts": {f"{number}/tcp": {} for number in ports.values()},
@@ -259,6 +263,8 @@ def container(
             **limits_of(order),
             **_hardened(options, has_init=has_init),
             **({"Runtime": runtime} if runtime else {}),
+            # Podman gives every container a second address, by which it could reach its machine.
+            **({"Sysctls": {"net.ipv6.conf.all.disable_ipv6": "1"}} if is_podman else {}),
             "ReadonlyRootfs": options.read_only,
             "Mounts": mounts(order, options),
             "NetworkMode": place.network,
@@ -349,9 +355,14 @@ def private_archive(secret_env: Mapping[str, Secret]) -> bytes:
     return _archive([_file("env", text.encode(), 0o444)])
 
 
-def workspace_archive(owner: tuple[int, int], directories: Iterable[str]) -> bytes:
-    """Return the archive that gives the workspace, and directories in it, to their user."""
-    return _archive(_directory(name, owner) for name in (".", *directories))
+def workspace_archive(
+    owner: tuple[int, int], directories: Iterable[str], *, top: str = "."
+) -> bytes:
+    """Return the archive that gives the workspace, and directories in it, to their user.
+
+    `top` is what the workspace itself is called in it.
+    """
+    return _archive(_directory(name, owner) for name in (top, *directories))
 
 
 def archive_of(files: Mapping[str, bytes]) -> bytes:
@@ -387,7 +398,8 @@ def _archive(items: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for info, content in items:
             tar.addfile(info, io.BytesIO(content))
-    return packed.getvalue()
+    # Podman stops reading at the end that is marked, and fails if there is more to be read.
+    return packed.getvalue()[: tar.offset]
 
 
 def _file(name: str, content: bytes, mode: int) -> tuple[tarfile.TarInfo, bytes]:

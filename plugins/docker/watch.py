@@ -12,9 +12,13 @@ from agentsvc.errors import AgentsvcError
 
 from . import names
 from .engine import Engine
+from .plan import Json
+from .streams import to_time
 
 _AGAIN_SECONDS = 5.0
 _KEPT = 10_000
+_NANO = 1_000_000_000
+_TOLD_SECONDS = 1.0
 
 
 class Watch:
@@ -23,7 +27,7 @@ class Watch:
     def __init__(self, engine: Engine, instance_id: str) -> None:
         self._engine = engine
         self._instance_id = instance_id
-        self._heard: dict[str, int] = {}
+        self._heard: dict[str, float] = {}
         self._since = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -41,9 +45,9 @@ class Watch:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    def has_heard(self, container_id: str) -> bool:
-        """Say whether a process of a container was killed for want of memory."""
-        return container_id in self._heard
+    def had_oom(self, container: Json) -> bool:
+        """Say whether a process of a container was killed for want of memory since its start."""
+        return self._heard.get(str(container.get("Id")), -1.0) >= _time_of(container, "StartedAt")
 
     async def _run(self) -> None:
         while True:
@@ -62,7 +66,34 @@ class Watch:
 
     def _take(self, event: dict[str, Any]) -> None:
         container_id = str((event.get("Actor") or {}).get("ID") or event.get("id") or "")
-        self._since = max(self._since, int(event.get("time") or 0))
-        self._heard[container_id] = self._since
+        second = int(event.get("time") or 0)
+        self._since = max(self._since, second)
+        self._heard.pop(container_id, None)
+        self._heard[container_id] = int(event.get("timeNano") or second * _NANO) / _NANO
         if len(self._heard) > _KEPT:
             del self._heard[next(iter(self._heard))]
+
+
+async def has_seen_the_end(engine: Engine, container: Json, time_limit: float) -> bool:
+    """Say whether an engine itself saw a container end, and so knows its exit code.
+
+    One that was away meanwhile tells of no end, and gives a code of its own.
+    """
+    # It waits until then, so that the end it may be about to tell of is not missed.
+    until = _time_of(container, "FinishedAt") + _TOLD_SECONDS
+    query = {
+        "since": f"{_time_of(container, 'StartedAt'):.6f}",
+        "until": f"{until:.6f}",
+        "filters": {"event": ["die"], "container": [container["Id"]]},
+    }
+    with contextlib.suppress(TimeoutError, AgentsvcError):
+        async with (
+            asyncio.timeout(time_limit),
+            engine.stream("GET", "events", params=query) as answer,
+        ):
+            return answer is not None and bool((await answer.content.readline()).strip())
+    return False
+
+
+def _time_of(container: Json, what: str) -> float:
+    return to_time((container.get("State") or {}).get(what) or "").timestamp()

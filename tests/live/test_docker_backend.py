@@ -158,6 +158,32 @@ async def test_an_open_sandbox_reaches_the_server_and_nothing_else_of_this_machi
         assert order.sandbox_id[:10].encode() not in rules
 
 
+async def test_rules_that_somebody_took_away_are_put_back(engine: Engine) -> None:
+    async with rig_on(engine) as rig, host_service() as service:
+        order = rig.order()
+        handle, _ = await rig.run(order)
+        target = f"{engine.address}:{service}"
+        assert await python(rig, handle, REACH, target) == ["no"]
+        for rule in await _rules_of(order):
+            await _iptables("-D", *rule[1:])
+        assert await python(rig, handle, REACH, target) == ["yes"]
+        while not await _rules_of(order):
+            assert (await rig.backend.inspect(handle)).phase is Phase.RUNNING
+            await asyncio.sleep(0.1)
+        assert await python(rig, handle, REACH, target) == ["no"]
+
+
+async def _rules_of(order: Order) -> list[list[str]]:
+    rules = [line.split() for line in (await _iptables("-S", "INPUT")).splitlines()]
+    return [rule for rule in rules if f"agsvo{order.sandbox_id[:10]}" in rule]
+
+
+async def _iptables(*arguments: str) -> str:
+    process = await asyncio.create_subprocess_exec("iptables", "-w", *arguments, stdout=PIPE)
+    said, _ = await process.communicate()
+    return said.decode()
+
+
 async def test_the_list_of_hosts_is_kept_by_the_gateway(engine: Engine) -> None:
     async with rig_on(engine) as rig:
         service = await asyncio.start_server(_answer_http, LISTENER, 0)
