@@ -280,6 +280,8 @@ class Connection(asyncio.Protocol):
                 self._body = body_of(head, answers_head=self._answers_head)
                 self._head = head
                 return rest
+            # Early hints (103) end here. Browsers heed them over HTTP/2 only, which this server does
+            # not speak; nginx before 1.29 and Python's http.client take them for the answer.
             if head.status == HTTPStatus.CONTINUE and self._on_continue is not None:
                 self._on_continue()
                 self._on_continue = None
