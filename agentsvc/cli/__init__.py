@@ -22,6 +22,7 @@ COMMANDS: Final = (
     "settings",
     "secrets",
     "keys",
+    "doctor",
     "backup",
     "restore",
     "db",

@@ -1,0 +1,74 @@
+"""`agentsvc doctor`: looks at all that a server needs of its machine, and says how to mend it."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.doctor import machine, surroundings
+from agentsvc.cli.doctor.finding import Finding, Grade
+from agentsvc.cli.options import (
+    config_option,
+    data_dir_of,
+    data_dir_option,
+    example,
+    json_option,
+    load_config,
+)
+from agentsvc.cli.text import json_text
+from agentsvc.config import Config
+from agentsvc.datadir import DataDir
+
+type Check = Callable[[Config, DataDir], Iterator[Finding]]
+
+_CHECKS: Final[tuple[Check, ...]] = (
+    machine.check_python,
+    machine.check_extras,
+    machine.check_bubblewrap,
+    machine.check_cgroups,
+    machine.check_engine,
+    machine.check_port,
+    machine.check_disk,
+    machine.check_permissions,
+    surroundings.check_proxies,
+    surroundings.check_authorities,
+    surroundings.check_models,
+)
+
+
+@click.command("doctor", epilog=example("agentsvc doctor", "agentsvc doctor --json | jq '.[]'"))
+@json_option
+@data_dir_option
+@config_option
+def command(*, as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
+    """Check this machine: what is fine, what is wrong, and the command that mends it.
+
+    Models are looked for at the addresses in the settings of all users, and at LLM_BASE_URL; nothing
+    is asked of them. The exit code is 1 if something has to be mended.
+    """
+    loaded = load_config(config_file, server__data_dir=data_dir)
+    places = data_dir_of(loaded)
+    found: list[Finding] = []
+    for check in _CHECKS:
+        for finding in check(loaded.config, places):
+            found.append(finding)
+            if not as_json:
+                _show(finding)
+    if as_json:
+        click.echo(json_text(msgspec.to_builtins(found)))
+    bad = sum(finding.grade is Grade.BAD for finding in found)
+    if bad:
+        raise CommandFailed(f"things to mend: {bad}", "each has its remedy beside it")
+
+
+def _show(finding: Finding) -> None:
+    colour = {Grade.FINE: "green", Grade.NOTE: "yellow", Grade.BAD: "red"}[finding.grade]
+    has_colour = not os.environ.get("NO_COLOR")
+    grade = click.style(f"{finding.grade:<5}", fg=colour) if has_colour else f"{finding.grade:<5}"
+    click.echo(f"{grade} {finding.name}: {finding.text}")
+    if finding.remedy:
+        click.echo(f"      mend it: {finding.remedy}")

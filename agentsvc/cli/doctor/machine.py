@@ -1,0 +1,204 @@
+"""Checks of the machine itself: programs, packages, room, rights."""
+
+import os
+import shlex
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from agentsvc.backends import bubblewrap, landlock
+from agentsvc.cli.doctor.finding import Finding, bad, fine, note
+from agentsvc.config import Config
+from agentsvc.datadir import DataDir
+
+_OLDEST_PYTHON: Final = (3, 12)
+_TOO_NEW_PYTHON: Final = (3, 14)
+_EXTRAS: Final = {
+    "agent": ("openhands-agent-server", "sandboxes of this machine cannot run agents"),
+    "docker": ("aiodocker", "sandboxes cannot be containers"),
+    "cli": ("rich", "commands show no colour"),
+}
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_CONTROLLERS: Final = frozenset({"cpu", "memory", "pids"})
+_SOCKETS: Final = ("/run/docker.sock", "/var/run/docker.sock", "/run/podman/podman.sock")
+_LEAST_BYTES: Final = 1 << 30
+_FEW_BYTES: Final = 5 << 30
+_ANSWER_SECONDS: Final = 5.0
+
+
+def check_python(_config: Config, _places: DataDir) -> Iterator[Finding]:
+    """Look at the version of Python."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if _OLDEST_PYTHON <= sys.version_info[:2] < _TOO_NEW_PYTHON:
+        yield fine("python", f"{version}, {sys.executable}")
+    else:
+        yield bad("python", f"{version} is not supported", "install it with Python 3.12 or 3.13")
+
+
+def check_extras(_config: Config, _places: DataDir) -> Iterator[Finding]:
+    """Look which extras are installed."""
+    for extra, (package, consequence) in _EXTRAS.items():
+        try:
+            yield fine(f"extra {extra}", f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            yield note(f"extra {extra}", consequence, f"pip install 'agentsvc[{extra}]'")
+
+
+def check_bubblewrap(_config: Config, places: DataDir) -> Iterator[Finding]:
+    """Try bubblewrap, and see what holds sandboxes without it."""
+    found = bubblewrap.find(places.backends)
+    if found.program:
+        yield fine("bubblewrap", found.program)
+        return
+    instead = (
+        "Landlock confines sandboxes instead"
+        if landlock.is_usable()
+        else "sandboxes have the rights of the server's user"
+    )
+    is_absent = shutil.which("bwrap") is None
+    remedy = "apt-get install bubblewrap" if is_absent else found.remedy
+    yield note("bubblewrap", f"{found.reason}; {instead}", remedy)
+
+
+def check_cgroups(_config: Config, _places: DataDir) -> Iterator[Finding]:
+    """See whether limits of memory, processor and processes can be enforced."""
+    own = _own_group()
+    if own is None:
+        yield note(
+            "cgroups",
+            "there is no cgroup of version 2, so limits of sandboxes may not be enforced",
+            "boot with systemd.unified_cgroup_hierarchy=1",
+        )
+        return
+    try:
+        known = frozenset((own / "cgroup.controllers").read_text().split())
+    except OSError:
+        known = frozenset()
+    missing = _CONTROLLERS - known
+    if not os.access(own, os.W_OK):
+        yield note(
+            "cgroups",
+            f"{own} cannot be written, so limits of sandboxes are not enforced",
+            "run the server as a systemd service with Delegate=yes",
+        )
+    elif missing:
+        yield note(
+            "cgroups",
+            f"{own} has no controller for: {', '.join(sorted(missing))}",
+            "run the server as a systemd service with Delegate=yes",
+        )
+    else:
+        yield fine("cgroups", str(own))
+
+
+def check_engine(_config: Config, _places: DataDir) -> Iterator[Finding]:
+    """See whether a container engine answers."""
+    named = os.environ.get("DOCKER_HOST", "")
+    if named and not named.startswith("unix://"):
+        yield note("container engine", f"DOCKER_HOST is {named}, which is not tried here")
+        return
+    found = next((path for path in _SOCKETS if Path(path).exists()), "")
+    path = named.removeprefix("unix://") or found
+    if not path:
+        remedy = "apt-get install docker.io, or leave it: sandboxes are processes then"
+        yield note("container engine", "none was found", remedy)
+        return
+    try:
+        with closing(socket.socket(socket.AF_UNIX)) as connection:
+            connection.settimeout(_ANSWER_SECONDS)
+            connection.connect(path)
+            connection.sendall(b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n")
+            is_good = connection.recv(64).split(b" ")[1:2] == [b"200"]
+    except PermissionError:
+        user = _user_name()
+        remedy = f"usermod -aG docker {user}, then log in again"
+        yield note("container engine", f"this user may not open {path}", remedy)
+    except OSError as exc:
+        yield note("container engine", f"{path} does not answer: {exc}", "systemctl start docker")
+    else:
+        text = f"{path} answers" if is_good else f"{path} is not a container engine"
+        yield fine("container engine", text) if is_good else note("container engine", text)
+
+
+def check_port(config: Config, places: DataDir) -> Iterator[Finding]:
+    """See whether the server's port is free, or the server has it."""
+    host, port = config.server.host, config.server.port
+    if places.is_in_use():
+        yield fine("port", "a server runs on the data directory")
+        return
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with closing(socket.socket(family, kind, protocol)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as exc:
+        remedy = f"agentsvc serve --port {port % 65535 + 1}"
+        yield bad("port", f"{host}:{port} cannot be had: {exc.strerror or exc}", remedy)
+    else:
+        yield fine("port", f"{host}:{port} is free")
+
+
+def check_disk(_config: Config, places: DataDir) -> Iterator[Finding]:
+    """See how much room is left."""
+    usage = shutil.disk_usage(_existing(places.path))
+    text = f"{usage.free / (1 << 30):.1f} GiB free for {places.path}"
+    remedy = "agentsvc prune --sandboxes-idle-for 4w --dry-run"
+    if usage.free < _LEAST_BYTES:
+        yield bad("disk", text, remedy)
+    elif usage.free < _FEW_BYTES:
+        yield note("disk", text, remedy)
+    else:
+        yield fine("disk", text)
+
+
+def check_permissions(_config: Config, places: DataDir) -> Iterator[Finding]:
+    """See whether the data directory is this user's, and nobody else's."""
+    path = places.path
+    if not path.exists():
+        parent = _existing(path)
+        if os.access(parent, os.W_OK | os.X_OK):
+            yield fine("data directory", f"{path} is made at the first start")
+        else:
+            remedy = "choose another one with --data-dir"
+            yield bad("data directory", f"{path} cannot be made in {parent}", remedy)
+        return
+    shown = shlex.quote(str(path))
+    if path.stat().st_uid != os.getuid():
+        text = f"{path} belongs to another user"
+        yield bad("data directory", text, f"chown -R {_user_name()} {shown}")
+        return
+    checked = (path, places.master_key, places.database, places.command_key)
+    for file in checked:
+        if file.exists() and stat.S_IMODE(file.stat().st_mode) & 0o077:
+            yield bad("data directory", f"others can read {file}", f"chmod -R go= {shown}")
+            return
+    yield fine("data directory", str(path))
+
+
+def _own_group() -> Path | None:
+    """Return the directory of this process' cgroup of version 2, or None."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    names = [line.removeprefix("0::") for line in lines if line.startswith("0::")]
+    group = _GROUPS / names[0].lstrip("/") if names else None
+    return group if group is not None and (group / "cgroup.controllers").exists() else None
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _user_name() -> str:
+    return os.environ.get("USER") or str(os.getuid())

@@ -1,0 +1,140 @@
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agentsvc.cli import cli
+from agentsvc.datadir import DataDir
+from agentsvc.db import lock_data_dir
+from agentsvc.installation import Installation
+
+CLEAN = dict.fromkeys(
+    (
+        *("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"),
+        *("NO_PROXY", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+        *("CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "DOCKER_HOST", "LLM_BASE_URL"),
+    )
+)
+
+
+def call(path: Path, *options: str, **environment: str) -> Result:
+    arguments = ["doctor", "--data-dir", str(path), *options]
+    return CliRunner(env={**CLEAN, **environment}).invoke(cli, arguments)
+
+
+def look(path: Path, **environment: str) -> dict[str, tuple[str, str, str]]:
+    """Return the grade, the text and the remedy of each thing that was looked at."""
+    result = call(path, "--json", AGENTSVC_SERVER__PORT="0", **environment)
+    found = {
+        one["name"]: (one["grade"], one["text"], one["remedy"]) for one in json.loads(result.stdout)
+    }
+    assert result.exit_code == int("bad" in {grade for grade, _, _ in found.values()})
+    return found
+
+
+@contextmanager
+def answering(listener: socket.socket, answer: bytes) -> Iterator[None]:
+    """Give every connection the same answer."""
+
+    def serve() -> None:
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                if not connection.recv(65536):
+                    return
+                connection.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        with socket.socket(listener.family) as last:
+            last.connect(listener.getsockname())
+        thread.join()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    async def make(places: DataDir) -> None:
+        await (await Installation.open(places)).close()
+
+    places = DataDir(path=tmp_path / "data")
+    places.prepare()
+    asyncio.run(make(places))
+    return places.path
+
+
+def test_a_machine_without_an_installation_is_told_what_is_there(tmp_path: Path) -> None:
+    found = look(tmp_path / "none")
+    assert {"python", "extra agent", "bubblewrap", "cgroups", "container engine"} <= found.keys()
+    assert found["data directory"][0] == "fine"
+    assert found["proxies"][0] == "fine"
+    assert found["port"][0] == "fine"
+
+
+def test_people_read_what_is_wrong_and_what_mends_it(data_dir: Path, tmp_path: Path) -> None:
+    (data_dir / "master.key").chmod(0o644)
+    result = call(data_dir, NO_COLOR="1", SSL_CERT_FILE=str(tmp_path / "none.pem"))
+    assert result.exit_code == 1
+    assert f"bad   data directory: others can read {data_dir}/master.key\n" in result.stdout
+    assert f"      mend it: chmod -R go= {data_dir}\n" in result.stdout
+    assert "bad   SSL_CERT_FILE: " in result.stdout
+    assert "error: things to mend: " in result.stderr
+    assert "\x1b" not in result.output
+
+
+def test_a_port_that_is_taken_is_told_unless_the_server_has_it(data_dir: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = call(data_dir, "--json", AGENTSVC_SERVER__PORT=port)
+        assert "agentsvc serve --port" in result.stdout
+        with lock_data_dir(data_dir):
+            running = call(data_dir, "--json", AGENTSVC_SERVER__PORT=port)
+    assert "a server runs on the data directory" in running.stdout
+
+
+def test_a_proxy_has_to_answer_and_to_leave_this_machine_out(data_dir: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        url = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        found = look(data_dir, HTTPS_PROXY=url, NO_PROXY="example.org")
+    assert found["HTTPS_PROXY"][0] == "fine"
+    assert found["NO_PROXY"][0] == "bad"
+    assert found["NO_PROXY"][2] == "export NO_PROXY=localhost,127.0.0.1,example.org"
+    gone = look(data_dir, HTTPS_PROXY=url, NO_PROXY="localhost")
+    assert gone["HTTPS_PROXY"][0] == "bad"
+    assert gone["NO_PROXY"][0] == "fine"
+
+
+def test_a_model_that_answers_tells_how_wrong_the_clock_is(data_dir: Path) -> None:
+    answer = b"HTTP/1.0 404 Not Found\r\nDate: Tue, 15 Nov 1994 08:12:31 GMT\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as model:
+        address = f"127.0.0.1:{model.getsockname()[1]}"
+        with answering(model, answer):
+            found = look(data_dir, LLM_BASE_URL=f"http://{address}/v1")
+    assert found["model"] == ("fine", f"{address} answers", "")
+    assert (found["clock"][0], found["clock"][2]) == ("bad", "timedatectl set-ntp true")
+    away = look(data_dir, LLM_BASE_URL=f"http://{address}/v1")
+    assert away["model"][0] == "bad"
+    assert "clock" not in away
+
+
+def test_a_container_engine_is_asked(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The name of a socket is short, however long the path to it is.
+    monkeypatch.chdir(tmp_path)
+    path = "engine.sock"
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(path)
+        engine.listen()
+        with answering(engine, b"HTTP/1.0 200 OK\r\n\r\nOK"):
+            assert look(data_dir, DOCKER_HOST=f"unix://{path}")["container engine"][0] == "fine"
+    assert look(data_dir, DOCKER_HOST=f"unix://{path}")["container engine"][0] == "note"
+    assert look(data_dir, DOCKER_HOST="tcp://far:1")["container engine"][0] == "note"
