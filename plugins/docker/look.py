@@ -170,3 +170,13 @@ def _target(seen: Seen, number: int) -> str:
 
 def _line(text: str) -> str:
     return " ".join(text.split())[:300]
+
+
+def _with(report: Report, **changes: Any) -> Report:
+    return msgspec.structs.replace(report, **changes)
+
+
+def status_of(container: Json) -> str:
+    """Return the engine's own word for a container's state."""
+    state = container.get("State") or {}
+    return str(state.get("Status") or ("running" if state.get("Running") else "exited"))
