@@ -276,6 +276,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The key its agent server takes, where the other side makes one; None for the ordered one."""
 
 
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox uses; None is not known."""
+
+    cpu_seconds: float | None = None
+    """Time of processors since its command was last started."""
+    memory_bytes: int | None = None
+    """What it has of the memory now, without what the kernel only keeps for it."""
+    processes: int | None = None
+
+
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """One sandbox that a scan came across."""
 
@@ -474,6 +484,14 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         kit itself sees processes, temporary files, control groups and mounts of its machine.
         """
         return ()
+
+    async def usage(self, handle: Handle) -> Usage | None:
+        """Say what the sandbox uses now; None where that is not known, or it does not exist.
+
+        The server asks now and then, and remembers the answer. Cheap; changes nothing.
+        """
+        del handle
+        return None
 
     # With a capability. The base class raises Unsupported.
 

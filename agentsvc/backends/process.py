@@ -39,14 +39,16 @@ from agentsvc.backend import (
     RuntimeBackend,
     SaveHandle,
     Spec,
+    Usage,
 )
 from agentsvc.backends import bubblewrap, cgroup, control, doors, groups, landlock, launch, places
 from agentsvc.backends.groups import Groups
 from agentsvc.backends.look import Look, look_at
+from agentsvc.backends.meter import usage_of
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
 from agentsvc.backends.specs import DEFAULT_SPEC, check
 from agentsvc.backends.threads import finish, reach, until_none
-from agentsvc.backends.tree import Tree, marks, reap, snapshot
+from agentsvc.backends.tree import Tree, boot_id, marks, reap, snapshot
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
 from agentsvc.hookspecs import hookimpl
 from agentsvc.values import now
@@ -283,6 +285,16 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             for line in await reach(file.more):
                 yield line
             await asyncio.sleep(_FOLLOW_SECONDS)
+
+    async def usage(self, handle: Handle) -> Usage | None:
+        """Read it from the control groups, or from the processes."""
+        place = self._place(handle)
+
+        def take() -> Usage | None:
+            state = place.read_state()
+            return usage_of(state) if state is not None and state.boot == boot_id() else None
+
+        return await reach(take)
 
     # What blocks, and therefore runs in a thread
 

@@ -30,6 +30,7 @@ from agentsvc.sandboxes.changes import Changes, OnChange
 from agentsvc.sandboxes.clients import ClientOrder, ClientTable
 from agentsvc.sandboxes.driver import LOG_LINES, Driver
 from agentsvc.sandboxes.gate import Gate
+from agentsvc.sandboxes.meter import Meter
 from agentsvc.sandboxes.order import CallbackRules, with_floor, with_models
 from agentsvc.sandboxes.placement import Place, choose, places_of
 from agentsvc.sandboxes.state import Sandbox, Target, holds_room, is_settled
@@ -101,6 +102,9 @@ class Sandboxes:
             config=config,
             callbacks=callbacks,
         )
+        self._supervisor = supervisor
+        self.meter = Meter(self._calls)
+        """What each was last seen to use."""
         self._sweeper = Sweeper(
             db=db,
             table=self._table,
@@ -443,6 +447,7 @@ class Sandboxes:
     async def sweep(self) -> None:
         """Look at every sandbox and remove orphans; a backend out of reach changes nothing."""
         await self._sweeper.sweep()
+        self._supervisor.spawn("measuring sandboxes", self._measure)
 
     async def stop_all(self, target: Target) -> None:
         """Pause or delete every sandbox, as the operator asked for at shutdown."""
@@ -456,6 +461,15 @@ class Sandboxes:
         for sandbox_id in changed:
             time_left = max(0.0, end - monotonic())
             await self.wait_for(sandbox_id, _is_settled, time_limit=time_left)
+
+    async def _measure(self) -> None:
+        await self.meter.measure(
+            [
+                one
+                for name in await self._table.backends()
+                for one in await self._table.all_of_backend(name)
+            ]
+        )
 
     async def _wait(self, wanted: Sandbox, is_done: Callable[[Sandbox | None], bool]) -> None:
         def is_enough(seen: Sandbox | None) -> bool:

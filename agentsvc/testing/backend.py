@@ -10,6 +10,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -39,6 +40,7 @@ from agentsvc.backend import (
     RuntimeBackend,
     SaveHandle,
     Spec,
+    Usage,
     fill,
 )
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
@@ -144,6 +146,8 @@ class FakeWorld:
         """Returns the URL to report for each port; then no workload is run."""
         self.fences = Fences()
         """How sandboxes are held here."""
+        self.usage: Usage | None = None
+        """What every sandbox is said to use."""
         self.isolation = Isolation.NONE
         """What every report says is in force, be it true or not."""
 
@@ -264,6 +268,16 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
                 for name, url in sandbox.urls.items()
             ),
         )
+
+    async def usage(self, handle: Handle) -> Usage | None:
+        """Say what the world was told to say, or what all of this process has used."""
+        if self.world.unreachable:
+            raise BackendUnavailable("The fake world is out of reach")
+        sandbox = self.world.sandboxes.get(handle.sandbox_id)
+        if sandbox is None or sandbox.phase is not Phase.RUNNING:
+            return None
+        used = Usage(cpu_seconds=time.process_time(), memory_bytes=1024 * 1024, processes=1)
+        return self.world.usage or used
 
     async def scan(self) -> Sequence[Found]:
         """List the world's sandboxes that this instance made."""

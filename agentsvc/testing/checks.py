@@ -7,7 +7,7 @@ sentence that is true of a correct backend.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +26,10 @@ from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRej
 from agentsvc.testing.looks import (
     Records,
     all_arguments,
+    calls_of,
+    check_usage,
     is_served,
+    set_fields,
     still_seconds,
     stopped_and_started,
 )
@@ -295,6 +298,17 @@ async def scan_lists_only_what_its_own_instance_made(rig: Rig) -> None:
     expect(not await rig.is_listed(foreign.sandbox_id), "scan lists another instance's sandbox")
 
 
+@check()
+async def what_a_sandbox_is_said_to_use_grows_with_its_work(rig: Rig) -> None:
+    """Check that usage, where it says anything, tells of the sandbox that is asked about."""
+    handle, report = await rig.run()
+    before = await rig.backend.usage(handle)
+    if before is not None:
+        await check_usage(rig, handle, report, before)
+    await rig.backend.delete(handle)
+    expect(await rig.backend.usage(handle) is None, "it uses something after delete")
+
+
 @check(needs(Capability.SURVIVES_RESTART))
 async def a_new_instance_answers_for_what_an_old_one_made(rig: Rig) -> None:
     """Check that after a restart the handle alone is enough."""
@@ -453,7 +467,7 @@ async def logs_are_in_order_and_end_at_delete(rig: Rig) -> None:
 async def limits_that_are_not_enforced_are_refused(rig: Rig) -> None:
     """Check that a limit is enforced, and said to be, or refused before and by create."""
     for limits in LIMITS:
-        field = next(name for name, value in _set_fields(limits))
+        field = next(name for name, value in set_fields(limits))
         order = rig.order(limits=limits)
         spec = Spec(
             id="kit",
@@ -503,21 +517,7 @@ async def an_undeclared_capability_is_unsupported(rig: Rig) -> None:
     order = rig.order()
     handle, _ = await rig.run(order)
 
-    async def logs() -> None:
-        async for _ in rig.backend.logs(handle, tail=1, follow=False):
-            pass
-
-    calls: Mapping[Capability, Callable[[], Awaitable[object]]] = {
-        Capability.PAUSE: lambda: rig.backend.pause(handle),
-        Capability.STOP: lambda: rig.backend.stop(handle),
-        Capability.RESTART: lambda: rig.backend.restart(
-            order, handle, rig.save_to(order.sandbox_id)
-        ),
-        Capability.EXECUTE: lambda: rig.backend.execute(
-            handle, ["true"], env={}, time_limit=1, max_output=1
-        ),
-        Capability.LOGS: logs,
-    }
+    calls = calls_of(rig, order, handle)
     for capability in _undeclared(rig.kind):
         await expect_error(Unsupported, calls[capability](), capability)
 
@@ -580,12 +580,6 @@ async def no_call_blocks_the_event_loop(rig: Rig) -> None:
             longest[name] = min(seconds, longest.get(name, seconds))
     for name, seconds in longest.items():
         expect(seconds < STILL_SECONDS_MAX, f"{name} blocks the loop for {seconds:.2f} s")
-
-
-def _set_fields(limits: Limits) -> list[tuple[str, Any]]:
-    return [
-        (name, value) for name, value in msgspec.structs.asdict(limits).items() if value is not None
-    ]
 
 
 async def _check_spec(rig: Rig, spec: Spec) -> None:

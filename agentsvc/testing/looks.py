@@ -2,10 +2,15 @@
 
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from agentsvc.backend import Capability, Handle, Order, PausedAs, Phase, Report
+import msgspec
+
+from agentsvc.backend import Capability, Handle, Limits, Order, PausedAs, Phase, Report, Usage
 from agentsvc.testing.rig import LoopWatch, Rig, expect
+from agentsvc.testing.workload import WORK_SECONDS
 
 
 async def is_served(rig: Rig, report: Report) -> bool:
@@ -55,6 +60,52 @@ async def stopped_and_started(rig: Rig, order: Order, handle: Handle) -> Handle:
     expect(last_run not in rig.runs, "its command goes on, and was not ended")
     rig.runs.add(last_run)
     return again
+
+
+async def check_usage(rig: Rig, handle: Handle, report: Report, before: Usage) -> None:
+    """Have the workload work, and wait until that is seen in what it is said to use."""
+    for name, value in msgspec.structs.asdict(before).items():
+        expect(value is None or value >= 0, f"{name} is {value}")
+    expect(before.memory_bytes != 0, "it runs and uses no memory")
+    if before.cpu_seconds is None:
+        return
+    least = before.cpu_seconds + WORK_SECONDS / 2
+    await rig.ask(report, "GET", "/work")
+
+    async def is_seen() -> bool:
+        seen = await rig.backend.usage(handle)
+        return seen is not None and (seen.cpu_seconds or 0) >= least
+
+    await rig.until(is_seen)
+
+
+def calls_of(
+    rig: Rig, order: Order, handle: Handle
+) -> Mapping[Capability, Callable[[], Awaitable[object]]]:
+    """Return a call to the method of each capability that has one."""
+
+    async def logs() -> None:
+        async for _ in rig.backend.logs(handle, tail=1, follow=False):
+            pass
+
+    return {
+        Capability.PAUSE: lambda: rig.backend.pause(handle),
+        Capability.STOP: lambda: rig.backend.stop(handle),
+        Capability.RESTART: lambda: rig.backend.restart(
+            order, handle, rig.save_to(order.sandbox_id)
+        ),
+        Capability.EXECUTE: lambda: rig.backend.execute(
+            handle, ["true"], env={}, time_limit=1, max_output=1
+        ),
+        Capability.LOGS: logs,
+    }
+
+
+def set_fields(limits: Limits) -> list[tuple[str, Any]]:
+    """Return the limits that there are, by name."""
+    return [
+        (name, value) for name, value in msgspec.structs.asdict(limits).items() if value is not None
+    ]
 
 
 class Records(logging.Handler):

@@ -7,6 +7,7 @@ UDP, as long as it runs).
 
     GET /name          who it is
     GET /run           which run of it this is
+    GET /work          keep a processor busy for a moment
     GET /env/NAME      a variable of its environment
     PUT /files/NAME    keep a body in a file of its working directory; GET reads it
     POST /exit/CODE    end with this code
@@ -17,12 +18,14 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 BEACON_SECONDS = 0.05
+WORK_SECONDS = 0.2
 
 
 class Workload:
@@ -65,6 +68,20 @@ class Workload:
             self.server.shutdown()
             self.ended.wait()
 
+    def answer(self, path: str) -> bytes | None:
+        """Return the answer to a GET, or None where there is none."""
+        kind, _, name = path.strip("/").partition("/")
+        file = self.directory / Path(name).name
+        if kind == "work":
+            end = time.process_time() + WORK_SECONDS
+            while time.process_time() < end:
+                pass
+        if kind == "files":
+            return file.read_bytes() if file.is_file() else None
+        known = {"name": self.env.get("KIT_NAME", ""), "run": self.run_id, "work": ""}
+        text = self.env.get(name) if kind == "env" else known.get(kind)
+        return None if text is None else text.encode()
+
     def _beacon(self) -> None:
         host, _, port = self.env.get("KIT_BEACON", "").rpartition(":")
         if not host:
@@ -79,18 +96,11 @@ class Workload:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                kind, _, name = self.path.strip("/").partition("/")
-                file = workload.directory / Path(name).name
-                if kind == "name":
-                    self._answer(workload.env.get("KIT_NAME", "").encode())
-                elif kind == "run":
-                    self._answer(workload.run_id.encode())
-                elif kind == "env" and name in workload.env:
-                    self._answer(workload.env[name].encode())
-                elif kind == "files" and file.is_file():
-                    self._answer(file.read_bytes())
-                else:
+                answer = workload.answer(self.path)
+                if answer is None:
                     self.send_error(404)
+                else:
+                    self._answer(answer)
 
             def do_PUT(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -26,6 +26,7 @@ from agentsvc.backend import (
     RuntimeBackend,
     SaveHandle,
     Spec,
+    Usage,
     check_hosts,
 )
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew
@@ -231,6 +232,17 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
                 if self.context.instance_id in str(one)
             ]
         return found
+
+    async def usage(self, handle: Handle) -> Usage | None:
+        """Ask the engine for its count; a container that does not run uses nothing."""
+        engine, maker = self._of(handle)
+        found = await maker.find(names.container(handle.sandbox_id), handle.sandbox_id)
+        if found is None or look.status_of(found) not in ("running", "paused"):
+            return None
+        # Without the second look that it takes to say how busy the processors are.
+        query = {"stream": False, "one-shot": True}
+        seen = await engine.get(f"containers/{found['Id']}/stats", **query)
+        return look.usage_of(seen) if isinstance(seen, dict) else None
 
     async def delete(self, handle: Handle) -> None:
         """Remove the containers, then their networks and volumes."""

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.backend import NOT_CALLING, Cause, Endpoint, PausedAs, Phase, Report
+from agentsvc.backend import NOT_CALLING, Cause, Endpoint, PausedAs, Phase, Report, Usage
 
 from .plan import Json, isolation_of
 
@@ -170,6 +170,27 @@ def _target(seen: Seen, number: int) -> str:
 
 def _line(text: str) -> str:
     return " ".join(text.split())[:300]
+
+
+def usage_of(stats: Json) -> Usage:
+    """Return what the engine's statistics of a container say."""
+    spent = _count(stats, "cpu_stats", "cpu_usage", "total_usage")
+    used = _count(stats, "memory_stats", "usage")
+    # What the kernel would give up at once is no use of memory.
+    kept = _count(stats, "memory_stats", "stats", "inactive_file")
+    if kept is None:
+        kept = _count(stats, "memory_stats", "stats", "total_inactive_file")
+    return Usage(
+        cpu_seconds=None if spent is None else spent / 1e9,
+        memory_bytes=None if used is None else max(0, used - (kept or 0)),
+        processes=_count(stats, "pids_stats", "current"),
+    )
+
+
+def _count(found: Any, *path: str) -> int | None:
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, int) else None
 
 
 def _with(report: Report, **changes: Any) -> Report:

@@ -28,6 +28,7 @@ from agentsvc.backend import (
     Report,
     SaveHandle,
     Spec,
+    Usage,
 )
 from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
 from agentsvc.values import Secret, now, parse_time
@@ -79,6 +80,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     paused_as: str | None = None
     status_cause: str | None = None
     facts: dict[str, str] = {}
+    usage: Usage | None = None
 
 
 class SandboxPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +172,11 @@ class ServerBackend(FarBackend[ServerConfig]):
             cause=_known(Cause, info.status_cause),
             session_key=Secret(info.session_api_key) if info.session_api_key else None,
         )
+
+    async def usage(self, handle: Handle) -> Usage | None:
+        """Return what the other server has measured last."""
+        info = await self._find(handle)
+        return None if info is None else info.usage
 
     async def scan(self) -> Sequence[Found]:
         """List what has a name of ours there."""

@@ -29,6 +29,7 @@ from agentsvc.backend import (
     RuntimeBackend,
     SaveHandle,
     Spec,
+    Usage,
 )
 from agentsvc.backends.process import ProcessBackend, ProcessConfig
 from agentsvc.errors import BackendUnavailable
@@ -239,6 +240,13 @@ class FreezesForStop(FakeBackend):
         await self.pause(handle)
 
 
+class GuessesAtUse(FakeBackend):
+    """Says what the machine uses, also of a sandbox that is not there."""
+
+    async def usage(self, handle: Handle) -> Usage | None:
+        return Usage(cpu_seconds=time.process_time(), memory_bytes=1024)
+
+
 class RestartsFromNothing(FakeBackend):
     """Makes a failed sandbox anew, without its files."""
 
@@ -381,6 +389,7 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
             "a_stopped_sandbox_keeps_its_files_only",
         },
     ),
+    (GuessesAtUse, {"what_a_sandbox_is_said_to_use_grows_with_its_work"}),
     (FreezesForStop, {"a_stopped_sandbox_keeps_its_files_only"}),
     (RestartsFromNothing, {"a_failed_sandbox_starts_again_on_its_files"}),
     (LogsNewestFirst, {"logs_are_in_order_and_end_at_delete"}),

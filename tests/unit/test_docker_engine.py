@@ -510,3 +510,29 @@ def test_output_is_kept_up_to_its_limit() -> None:
     assert not output.is_cut
     output.add("stdout", b"456")
     assert (bytes(output.stdout), bytes(output.stderr), output.is_cut) == (b"12345", b"12345", True)
+
+
+@pytest.mark.parametrize(
+    ("stats", "expected"),
+    [
+        ({}, (None, None, None)),
+        ({"cpu_stats": None, "memory_stats": {"usage": "much"}}, (None, None, None)),
+        (
+            {
+                "cpu_stats": {"cpu_usage": {"total_usage": 2_500_000_000}},
+                "memory_stats": {"usage": 5000, "stats": {"inactive_file": 1000}},
+                "pids_stats": {"current": 4},
+            },
+            (2.5, 4000, 4),
+        ),
+        (
+            {"memory_stats": {"usage": 5000, "stats": {"total_inactive_file": 6000}}},
+            (None, 0, None),
+        ),
+    ],
+)
+def test_what_a_container_uses_is_read_from_its_statistics(
+    stats: dict[str, Any], expected: tuple[float | None, int | None, int | None]
+) -> None:
+    used = look.usage_of(stats)
+    assert (used.cpu_seconds, used.memory_bytes, used.processes) == expected

@@ -60,7 +60,10 @@ async def search_sandboxes(request: web.Request) -> web.Response:
         request[PRINCIPAL].user_id, page_id=query.page_id, limit=query.limit
     )
     return json_response(
-        Page(items=from_sandboxes(found, links_of(request)), next_page_id=next_page_id)
+        Page(
+            items=from_sandboxes(found, links_of(request), request.app[SANDBOXES].meter),
+            next_page_id=next_page_id,
+        )
     )
 
 
@@ -68,7 +71,7 @@ async def get_sandboxes(request: web.Request) -> web.Response:
     """GET /sandboxes."""
     ids = check_ids(read_query(request, Ids).ids)
     found = await request.app[SANDBOXES].find_many(request[PRINCIPAL].user_id, ids)
-    return json_response(from_sandboxes(found, links_of(request)))
+    return json_response(from_sandboxes(found, links_of(request), request.app[SANDBOXES].meter))
 
 
 async def post_sandbox(request: web.Request) -> web.Response:

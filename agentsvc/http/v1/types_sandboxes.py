@@ -15,6 +15,7 @@ from agentsvc.http.wire import ClientId, EnvName, EnvValue, Page, Time
 from agentsvc.orders import WhenFull
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.clients import ClientOrder
+from agentsvc.sandboxes.meter import Measured, Meter
 from agentsvc.sandboxes.state import AGENT_PORT
 from agentsvc.values import Secret, decode_cursor, encode_cursor, to_stored
 
@@ -32,11 +33,24 @@ class ExposedUrl(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
+class UsageView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox used at a moment; null is not known.
+
+    `cpu_seconds` counts from when its command was last started.
+    """
+
+    cpu_seconds: float | None
+    memory_bytes: int | None
+    processes: int | None
+    measured_at: Time
+
+
 class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     """SandboxInfo; `status_detail` says why a sandbox is as it is, `status_cause` to programs.
 
     `isolation` is what is in force, null until it is known; `enforced_limits` names the limits of
-    its spec that are; `paused_as` says what a paused one still has.
+    its spec that are; `paused_as` says what a paused one still has. `usage` is what it was last
+    seen to use, null where its backend does not know or has not been asked yet.
     """
 
     id: str
@@ -55,6 +69,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str | None
     working_dir: str | None
     exit_code: int | None
+    usage: UsageView | None
 
 
 class SandboxSpecInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +158,7 @@ def check_ids(ids: Sequence[str]) -> Sequence[str]:
     return ids
 
 
-def from_sandbox(sandbox: Sandbox, links: Links) -> SandboxInfo:
+def from_sandbox(sandbox: Sandbox, links: Links, measured: Measured | None = None) -> SandboxInfo:
     """Return a sandbox as clients see it; its URLs are shown only while it runs."""
     is_running = sandbox.status is SandboxStatus.RUNNING
     is_dead = sandbox.status in (SandboxStatus.ERROR, SandboxStatus.MISSING)
@@ -164,12 +179,26 @@ def from_sandbox(sandbox: Sandbox, links: Links) -> SandboxInfo:
         client_id=sandbox.client_id,
         working_dir=sandbox.working_dir or None,
         exit_code=sandbox.exit_code,
+        usage=_from_measured(measured),
     )
 
 
-def from_sandboxes(sandboxes: Sequence[Sandbox | None], links: Links) -> list[SandboxInfo | None]:
+def from_sandboxes(
+    sandboxes: Sequence[Sandbox | None], links: Links, meter: Meter
+) -> list[SandboxInfo | None]:
     """Return sandboxes as clients see them, null for each unknown one."""
-    return [from_sandbox(one, links) if one else None for one in sandboxes]
+    return [from_sandbox(one, links, meter.find(one)) if one else None for one in sandboxes]
+
+
+def _from_measured(measured: Measured | None) -> UsageView | None:
+    if measured is None:
+        return None
+    return UsageView(
+        cpu_seconds=measured.usage.cpu_seconds,
+        memory_bytes=measured.usage.memory_bytes,
+        processes=measured.usage.processes,
+        measured_at=to_stored(measured.at),
+    )
 
 
 def from_spec(spec: Spec, created_at: datetime) -> SandboxSpecInfo:

@@ -1,0 +1,116 @@
+"""What sandboxes use: measured now and then, and shown without asking anybody."""
+
+import asyncio
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentsvc.backend import Usage
+from agentsvc.backends import meter
+from agentsvc.backends.places import State
+from agentsvc.backends.tree import boot_id, look_up
+from tests.core.troubles import TroubledWorld, reconfigure
+from tests.service import WAIT_SECONDS, Client, Service
+
+
+async def shown(client: Client, sandbox_id: str, *, has_usage: bool) -> dict[str, Any]:
+    """Return a sandbox once its use is shown, or no longer is."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        for pause in itertools.repeat(0.05):
+            seen = await client.sandbox(sandbox_id)
+            if seen is not None and (seen["usage"] is not None) == has_usage:
+                return seen
+            await asyncio.sleep(pause)
+    raise AssertionError
+
+
+async def test_what_a_sandbox_uses_is_shown_as_it_was_last_seen(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    sandbox = (await client.post("/api/v1/sandboxes")).json()
+    await client.wait_for_sandbox(sandbox["id"], "RUNNING")
+    fake_world.usage = Usage(cpu_seconds=1.5, memory_bytes=4096, processes=3)
+    await reconfigure(service, sandboxes={"sweep_seconds": 0.1})
+    seen = await shown(client, sandbox["id"], has_usage=True)
+    assert seen["usage"].pop("measured_at") > sandbox["created_at"]
+    assert seen["usage"] == {"cpu_seconds": 1.5, "memory_bytes": 4096, "processes": 3}
+    # What cannot be asked now is not made up.
+    fake_world.unreachable = True
+    seen = await shown(client, sandbox["id"], has_usage=False)
+    assert seen["status"] == "RUNNING"
+
+
+def state_of(pid: int, group: str = "", joined: tuple[str, ...] = ()) -> State:
+    process = look_up(pid)
+    assert process is not None
+    return State(
+        version=1,
+        boot=boot_id(),
+        shim=process.identity,
+        command=None,
+        ports={},
+        cgroup=group,
+        exit=None,
+        joined=joined,
+    )
+
+
+def test_without_groups_the_processes_are_counted() -> None:
+    used = meter.usage_of(state_of(os.getpid()))
+    assert used is not None
+    assert used.cpu_seconds is not None
+    assert used.cpu_seconds > 0
+    assert used.memory_bytes is not None
+    assert used.memory_bytes > 1024 * 1024
+    assert used.processes is not None
+    assert used.processes >= 1
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "cpu.stat": "usage_usec 2500000\nuser_usec 1",
+            "memory.current": "5000\n",
+            "memory.stat": "anon 1\ninactive_file 1000\n",
+        },
+        {
+            "cpuacct.usage": "2500000000",
+            "memory.usage_in_bytes": "5000",
+            "memory.stat": "total_inactive_file 1000",
+        },
+    ],
+)
+def test_what_groups_count_wins(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    used = meter.usage_of(state_of(os.getpid(), joined=(str(tmp_path),)))
+    assert used is not None
+    assert (used.cpu_seconds, used.memory_bytes) == (2.5, 4000)
+
+
+def test_what_groups_do_not_say_is_counted_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "memory.current").write_text("max")
+    (tmp_path / "cpu.stat").write_text("nr_periods")
+    used = meter.usage_of(state_of(os.getpid(), group=str(tmp_path)))
+    assert used is not None
+    assert used.memory_bytes
+    assert used.cpu_seconds
+
+
+def test_a_sandbox_that_has_ended_uses_nothing() -> None:
+    process = look_up(os.getpid())
+    assert process is not None
+    ended = State(
+        version=1,
+        boot=boot_id(),
+        shim=(process.pid, process.start + 1),
+        command=None,
+        ports={},
+        cgroup="",
+        exit=None,
+    )
+    assert meter.usage_of(ended) is None
