@@ -1,6 +1,5 @@
 """Handlers of the login of programs that have no browser (RFC 8628), and its one web page."""
 
-import html
 from typing import Annotated, Final
 
 import msgspec
@@ -20,7 +19,7 @@ from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
 from agentsvc.http.links import address_of, links_of
 from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope
 from agentsvc.http.v1.forms import read_form
-from agentsvc.http.v1.pages import page, text_of
+from agentsvc.http.v1.pages import FormPage
 from agentsvc.http.wire import json_response, read_query
 from agentsvc.values import Secret
 
@@ -139,7 +138,7 @@ async def post_page(request: web.Request) -> web.Response:
 
 async def get_style(_request: web.Request) -> web.Response:
     """GET /oauth/device/verify.css."""
-    return web.Response(text=text_of("verify.css"), content_type="text/css", headers=_PAGE_HEADERS)
+    return _PAGE.answer_style()
 
 
 async def _decide(request: web.Request, caller: Principal, decision: Decision) -> None:
@@ -183,19 +182,14 @@ _REASONS: Final = {
     ClaimState.EXPIRED: "The device code has expired or is not known",
 }
 
-_PAGE_HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self';"
-    " base-uri 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-}
+_PAGE: Final = FormPage(title="Log a program in", style="verify.css", referrer="no-referrer")
 
 
 def _page(code: str, message: str, *, status: int = 200) -> web.Response:
-    shown = html.escape(code[:20])
-    text = page("verify.html").substitute(
-        code=shown, code_or_so=shown or "CODE", message=html.escape(message)
+    shown = code[:20]
+    return _PAGE.answer(
+        "verify.html", message, status=status, code=shown, code_or_so=shown or "CODE"
     )
-    return web.Response(text=text, status=status, content_type="text/html", headers=_PAGE_HEADERS)
 
 
 ROUTES: Final = (

@@ -1,6 +1,5 @@
 """Handlers of logins of browsers: by JSON for the console, and by the page of a login link."""
 
-import html
 from datetime import timedelta
 from typing import Annotated, Final
 
@@ -20,7 +19,7 @@ from agentsvc.http.links import address_of, links_of, origin_of
 from agentsvc.http.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import FORM, HTML, JSON, LOGIN_PATH, Example, Route, Scope
 from agentsvc.http.v1.forms import read_form
-from agentsvc.http.v1.pages import page, text_of
+from agentsvc.http.v1.pages import FormPage
 from agentsvc.http.wire import (
     SUCCESS,
     Success,
@@ -119,7 +118,7 @@ async def post_page(request: web.Request) -> web.Response:
 
 async def get_style(_request: web.Request) -> web.Response:
     """GET /login.css."""
-    return web.Response(text=text_of("verify.css"), content_type="text/css", headers=_PAGE_HEADERS)
+    return _PAGE.answer_style()
 
 
 async def _begin(request: web.Request, order: LoginOrder) -> tuple[Login, Secret]:
@@ -153,17 +152,13 @@ def _from_login(login: Login, current: str | None) -> LoginInfo:
     )
 
 
-_PAGE_HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self';"
-    " base-uri 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "same-origin",
-}
+_PAGE: Final = FormPage(title="Log in", style="login.css", referrer="same-origin")
 
 
 def _page(token: str, message: str, *, status: int = 200) -> web.Response:
-    name = "login_link.html" if token else "login.html"
-    text = page(name).substitute(token=html.escape(token[:200]), message=html.escape(message))
-    return web.Response(text=text, status=status, content_type="text/html", headers=_PAGE_HEADERS)
+    if not token:
+        return _PAGE.answer("login.html", message, status=status)
+    return _PAGE.answer("login_link.html", message, status=status, token=token[:200])
 
 
 ROUTES: Final = (
