@@ -2,11 +2,7 @@
 
 import asyncio
 import json
-import os
-import shutil
-import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,10 +10,8 @@ import pytest
 import pytest_asyncio
 
 from agentsvc.config import GatewayConfig
-from agentsvc.testing.backend import FakeWorld
-from tests.http.gateway.steps import Box, make_gate, until
-from tests.http.gateway.upstream import Upstream
-from tests.live.conftest import unavailable
+from tests.http.gateway.steps import Box, boxed, until
+from tests.live.chromium import showing
 
 pytestmark = [
     pytest.mark.live,
@@ -26,16 +20,6 @@ pytestmark = [
 ]
 
 REPORT_SECONDS = 90
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 PAGE = """<!doctype html><script>
 const said = [];
 const socket = new WebSocket(`ws://${location.host}/ws`, ["chat"]);
@@ -62,48 +46,15 @@ socket.onclose = ({code, reason, wasClean}) => {
 
 @pytest_asyncio.fixture(loop_scope="function")
 async def box(tmp_path: Path) -> AsyncIterator[Box]:
-    upstream, world = Upstream(), FakeWorld()
-    await upstream.start()
-    upstream.page = PAGE
-    world.on_create = upstream.on_create
-    service = make_gate(tmp_path / "data", world, GatewayConfig())
-    try:
-        await service.start()
-        yield await Box.start(service, upstream, await service.make_client())
-    finally:
-        await service.close()
-        world.close()
-        await upstream.stop()
+    async with boxed(tmp_path / "data", GatewayConfig()) as box:
+        box.upstream.page = PAGE
+        yield box
 
 
-@asynccontextmanager
-async def _browser(url: str, profile: Path) -> AsyncIterator[None]:
-    """Have a browser show a page."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        unavailable("there is no chromium")
-    process = await asyncio.create_subprocess_exec(
-        program,
-        *FLAGS,
-        f"--user-data-dir={profile}",
-        url,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-
-
-async def test_a_browser_has_its_websockets_at_the_origin_of_a_work_port(
-    box: Box, tmp_path: Path
-) -> None:
+async def test_a_browser_has_its_websockets_at_the_origin_of_a_work_port(box: Box) -> None:
     port = urlsplit(box.service.url).port
     own = f"http://worker-1-{box.id}.localhost:{port}"
-    async with _browser(f"{own}/page?session_api_key={box.key}", tmp_path / "profile"):
+    async with showing(f"{own}/page?session_api_key={box.key}"):
         async with asyncio.timeout(REPORT_SECONDS):
             codes = [await box.upstream.socket_ends.get() for _ in range(2)]
             await until(lambda: box.upstream.seen[-1].raw_path == "/report")

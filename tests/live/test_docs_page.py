@@ -1,31 +1,18 @@
 """The page that shows the description, in a real browser that is let out to nowhere else."""
 
 import asyncio
-import shutil
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tests.live.chromium import showing
 from tests.live.client import LiveClient
-from tests.live.conftest import unavailable
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=10000",
-    "--dump-dom",
-)
+FLAGS = ("--enable-logging=stderr", "--virtual-time-budget=10000", "--dump-dom")
 BROWSE_SECONDS = 50
 POLICY = "default-src 'none'; script-src 'self'"
 
@@ -35,12 +22,6 @@ class Seen(NamedTuple):
 
     page: str
     console: list[str]
-
-
-@pytest.fixture
-def browser() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    return found or unavailable("there is no chromium")
 
 
 @pytest.fixture
@@ -60,31 +41,17 @@ async def strict_page() -> AsyncIterator[str]:
         yield str(server.make_url("/"))
 
 
-async def browse(browser: str, url: str, profile: Path) -> Seen:
-    process = await asyncio.create_subprocess_exec(
-        browser,
-        *FLAGS,
-        f"--user-data-dir={profile}",
-        url,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
+async def browse(url: str) -> Seen:
+    async with showing(url, *FLAGS, output=PIPE) as process:
         async with asyncio.timeout(BROWSE_SECONDS):
             page, log = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
     lines = log.decode(errors="replace").splitlines()
     return Seen(page.decode(), [line for line in lines if ":CONSOLE:" in line])
 
 
-async def test_the_page_shows_an_operation_and_breaks_no_rule(
-    browser: str, client: LiveClient, tmp_path: Path
-) -> None:
+async def test_the_page_shows_an_operation_and_breaks_no_rule(client: LiveClient) -> None:
     address = client.base_url.replace("://", f"://anybody:{client.key}@")
-    seen = await browse(browser, f"{address}/docs#v1_post_app_conversations", tmp_path / "profile")
+    seen = await browse(f"{address}/docs#v1_post_app_conversations")
     assert seen.console == []
     for text in ("Start a conversation", "curl -X POST", "initial_message", "MessageBody | null"):
         assert text in seen.page
@@ -92,6 +59,6 @@ async def test_the_page_shows_an_operation_and_breaks_no_rule(
     assert client.key not in seen.page
 
 
-async def test_a_broken_rule_would_be_seen(browser: str, strict_page: str, tmp_path: Path) -> None:
-    seen = await browse(browser, strict_page, tmp_path / "profile")
+async def test_a_broken_rule_would_be_seen(strict_page: str) -> None:
+    seen = await browse(strict_page)
     assert "Content Security Policy" in "".join(seen.console)

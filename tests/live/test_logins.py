@@ -6,13 +6,8 @@ nothing but the server itself keeps them apart.
 
 import asyncio
 import json
-import os
-import shutil
-from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
@@ -22,10 +17,8 @@ from aiohttp.test_utils import TestServer
 
 from agentsvc.config import GatewayConfig
 from agentsvc.http.keys import LOGINS
-from agentsvc.testing.backend import FakeWorld
-from tests.http.gateway.steps import Box, make_gate
-from tests.http.gateway.upstream import Upstream
-from tests.live.conftest import unavailable
+from tests.http.gateway.steps import Box, boxed
+from tests.live.chromium import showing
 
 pytestmark = [
     pytest.mark.live,
@@ -34,17 +27,7 @@ pytestmark = [
 ]
 
 HOST = "agents.example.test"
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP *.example.test 127.0.0.1",
-)
+RULES = "--host-resolver-rules=MAP *.example.test 127.0.0.1"
 PAGE = """<!doctype html><title>page</title><script>
 const said = JSON.parse(decodeURIComponent(location.hash.slice(1)));
 async function status(path, options) {
@@ -92,12 +75,6 @@ function report(name, seen) {
 </script>"""
 
 
-@pytest.fixture
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    return found or unavailable("there is no chromium")
-
-
 class Collector:
     """Remembers what pages report."""
 
@@ -119,41 +96,14 @@ class Collector:
 
 @pytest.fixture
 async def box(tmp_path: Path) -> AsyncIterator[Box]:
-    upstream, world = Upstream(), FakeWorld()
-    await upstream.start()
-    world.on_create = upstream.on_create
     head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n"
-    upstream.raw_answer = f"{head}Content-Length: {len(PAGE)}\r\n\r\n{PAGE}".encode()
     config = GatewayConfig(sandbox_domain="*.sandboxes.example.test", trust_editors=True)
-    service = make_gate(tmp_path / "data", world, config, cors_origins=("*",))
-    try:
-        await service.start()
-        yield await Box.start(service, upstream, await service.make_client())
-    finally:
-        await service.close()
-        world.close()
-        await upstream.stop()
+    async with boxed(tmp_path / "data", config, cors_origins=("*",)) as box:
+        box.upstream.raw_answer = f"{head}Content-Length: {len(PAGE)}\r\n\r\n{PAGE}".encode()
+        yield box
 
 
-@asynccontextmanager
-async def browsing(program: str, url: str) -> AsyncIterator[None]:
-    # It makes sockets in the temporary directory, whose names may not be long, and leaves them there.
-    with TemporaryDirectory(prefix="asvc-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        process = await asyncio.create_subprocess_exec(
-            *(program, *FLAGS, f"--user-data-dir={directory}/profile", url),
-            stdout=DEVNULL,
-            stderr=DEVNULL,
-            env={**os.environ, "TMPDIR": directory},
-        )
-        try:
-            yield
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
-
-
-async def test_only_pages_of_the_server_have_the_cookie(chromium: str, box: Box) -> None:
+async def test_only_pages_of_the_server_have_the_cookie(box: Box) -> None:
     collector = Collector()
     app = web.Application()
     app.router.add_post("/{name}", collector.take)
@@ -178,7 +128,7 @@ async def test_only_pages_of_the_server_have_the_cookie(chromium: str, box: Box)
         }
         # An editor that is trusted has the server's origin: it stands for the console.
         url = f"{server}{box.path('/raw', 'vscode')}?tkn={box.key}#{quote(json.dumps(said))}"
-        async with browsing(chromium, url):
+        async with showing(url, RULES):
             await collector.until("server", "below", "own", "editor")
     inside = {"read": 200, "change": 200, "plain": 415, "socket": "told", "sees": False}
     outside = {"read": 401, "change": 401, "plain": 0, "socket": 4001}

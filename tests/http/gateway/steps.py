@@ -1,7 +1,8 @@
 """What tests of the gateway do: a sandbox to go to, and bytes sent as they are."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,22 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
         answer = await self.owner.request(method, self.path(tail, port), **options)
         assert answer.status == 200, answer.text
         return self.upstream.seen[-1]
+
+
+@asynccontextmanager
+async def boxed(data_dir: Path, gateway: GatewayConfig, **server: Any) -> AsyncIterator[Box]:
+    """Run a server, and a sandbox of a user that is one small server of the test."""
+    upstream, world = Upstream(), FakeWorld()
+    await upstream.start()
+    world.on_create = upstream.on_create
+    service = make_gate(data_dir, world, gateway, **server)
+    try:
+        await service.start()
+        yield await Box.start(service, upstream, await service.make_client())
+    finally:
+        await service.close()
+        world.close()
+        await upstream.stop()
 
 
 async def until(
