@@ -1,23 +1,31 @@
 """`agentsvc plugins`: shows what is loaded, checks a backend on this machine, begins a new one."""
 
 import asyncio
+import json
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from agentsvc import __version__
-from agentsvc.backend import API_VERSION, Health
+from agentsvc.backend import API_VERSION, Health, Port, Spec
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import config_option, load_config
 from agentsvc.cli.text import columns
 from agentsvc.config import Config
-from agentsvc.plugins import BUILT_IN, BackendRegistry, Plugin, PluginHost
-from agentsvc.testing import KitOptions, Outcome, check_backend, skeleton
+from agentsvc.errors import OrderRejected
+from agentsvc.plugins import BUILT_IN, Backend, BackendRegistry, Plugin, PluginHost
+from agentsvc.testing import WORKLOAD, KitOptions, Outcome, check_backend, skeleton
+from agentsvc.testing.checks import CHECKS
 from agentsvc.values import new_id
+
+_KIT_SPEC: Final = "kit"
+_WEB: Final = Port(name="web")
+_EVERYWHERE: Final = {"KIT_HOST": "0.0.0.0"}  # noqa: S104  # inside of the sandbox
 
 
 @click.group("plugins")
@@ -45,18 +53,51 @@ def list_plugins(config_file: Path | None) -> None:
 @command.command()
 @click.argument("backend", metavar="BACKEND")
 @click.option("--image", metavar="IMAGE", help="Image with python3 in it, where one is needed.")
+@click.option(
+    "--spec",
+    metavar="SPEC",
+    help="Spec of another agentsvc, made by `plugins workload`, where its sandboxes are checked.",
+)
+@click.option("--only", metavar="CHECK", multiple=True, help="Run this check, by its words.")
 @config_option
-def check(backend: str, image: str | None, config_file: Path | None) -> None:
+def check(
+    backend: str,
+    image: str | None,
+    spec: str | None,
+    only: tuple[str, ...],
+    config_file: Path | None,
+) -> None:
     """Hold a configured backend to the contract, on this machine.
 
     Makes many small sandboxes and deletes them again; takes a minute or two. What servers made
     with this backend is left alone.
     """
     config = load_config(config_file).config
-    counts = asyncio.run(_check(load_plugins(config), config, backend, _options(image)))
+    options = _options(image, spec)
+    counts = asyncio.run(_check(load_plugins(config), config, backend, options, _names(only)))
     click.echo(", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome))
     if counts[Outcome.FAILED]:
         raise CommandFailed(f"the backend `{backend}` does not keep the contract")
+
+
+@command.command()
+@click.option("--image", metavar="IMAGE", help="Image with python3 in it, where one is needed.")
+def workload(image: str | None) -> None:
+    """Print a spec that runs what the checks look at, for the config of another agentsvc.
+
+    Its backend there is the default one. `plugins check NAME --spec kit` then checks the backend
+    here whose sandboxes are at that server.
+    """
+    python = "python3" if image else "{python}"
+    env = {"KIT_PORT": "{port.web}", **(_EVERYWHERE if image else {})}
+    fields = {"image": image, "command": [python, "-I", "-c", WORKLOAD]}
+    click.echo(f"[specs.{_KIT_SPEC}]")
+    for name, value in fields.items():
+        if value is not None:
+            # What JSON writes of texts and lists of them is TOML, too.
+            click.echo(f"{name} = {json.dumps(value)}")
+    click.echo("env = {{ {} }}".format(", ".join(f"{key} = {json.dumps(env[key])}" for key in env)))
+    click.echo(f'ports = [{{ name = "{_WEB.name}" }}]')
 
 
 @command.command("new")
@@ -101,7 +142,7 @@ async def _probe(host: PluginHost, config: Config) -> dict[str, Health]:
 
 
 async def _check(
-    host: PluginHost, config: Config, name: str, options: KitOptions
+    host: PluginHost, config: Config, name: str, options: KitOptions, only: frozenset[str]
 ) -> Counter[Outcome]:
     async with _opened(host, config) as registry:
         if name not in registry.names():
@@ -109,20 +150,47 @@ async def _check(
                 f"there is no backend `{name}`", f"choose one of: {', '.join(registry.names())}"
             )
         backend = registry.get(name)
+        _try(backend, options)
     counts: Counter[Outcome] = Counter()
-    async for result in check_backend(type(backend), backend.config, options):
+    async for result in check_backend(type(backend), backend.config, options, only=only):
         counts[result.outcome] += 1
         reason = f": {result.reason}" if result.reason else ""
         click.echo(f"{result.outcome:<8}{result.name.replace('_', ' ')}{reason}")
     return counts
 
 
-def _options(image: str | None) -> KitOptions:
+def _options(image: str | None, spec: str | None) -> KitOptions:
+    if spec is not None:
+        told = {"image": spec, "command": None, "ports": (_WEB,), "env": {"KIT_PORT": "its own"}}
+        return KitOptions(order_overrides=told, beacon_host="")
     if image is None:
         return KitOptions()
     # What has an image has a network of its own, too: its loopback is not this machine's.
-    everywhere = {"KIT_HOST": "0.0.0.0"}  # noqa: S104  # inside of the sandbox
-    return KitOptions(order_overrides={"image": image, "env": everywhere}, beacon_host="")
+    return KitOptions(order_overrides={"image": image, "env": _EVERYWHERE}, beacon_host="")
+
+
+def _names(words: Iterable[str]) -> frozenset[str]:
+    """Return the checks that are meant; raises CommandFailed for one that does not exist."""
+    names = frozenset(text.strip().replace(" ", "_") for text in words)
+    if unknown := names - {check.name for check in CHECKS}:
+        raise CommandFailed(
+            f"there is no check `{min(unknown)}`", "see what `plugins check` prints"
+        )
+    return names
+
+
+def _try(backend: Backend, options: KitOptions) -> None:
+    """Raise CommandFailed where the backend would refuse every order of the kit."""
+    asked: dict[str, Any] = {"command": ("python3", "-c", WORKLOAD), "ports": (_WEB,)}
+    asked |= {name: value for name, value in options.order_overrides.items() if name != "env"}
+    try:
+        backend.check_spec(Spec(id="kit", backend=backend.name, **asked))
+    except OrderRejected as exc:
+        raise CommandFailed(
+            f"the backend does not run what it is checked with: {exc.message}",
+            "name an image with --image, or of another agentsvc the spec that"
+            " `agentsvc plugins workload` prints, with --spec",
+        ) from exc
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ What is checked is in `agentsvc.testing.checks`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -69,11 +69,17 @@ async def run_check(
 
 
 async def check_backend(
-    kind: type[Backend], config: msgspec.Struct, options: KitOptions | None = None
+    kind: type[Backend],
+    config: msgspec.Struct,
+    options: KitOptions | None = None,
+    *,
+    only: Collection[str] = (),
 ) -> AsyncIterator[CheckResult]:
-    """Run every check, without pytest, and yield each result as it is known."""
+    """Run every check, or those named, without pytest, and yield each result as it is known."""
     options = options or KitOptions()
     for check in CHECKS:
+        if only and check.name not in only:
+            continue
         reason = check.why_skipped(kind, options)
         if reason:
             yield CheckResult(name=check.name, outcome=Outcome.SKIPPED, reason=reason)

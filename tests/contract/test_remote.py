@@ -1,8 +1,11 @@
 """Both kinds of remote backend keep the contract, with a real server on the other side."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -69,3 +72,39 @@ TestAnotherServer = backend_contract(
         quiet_seconds=0.5,
     ),
 )
+
+
+def agentsvc(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "agentsvc", "plugins", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_another_server_is_checked_from_the_command_line(tmp_path: Path) -> None:
+    """What `plugins workload` prints goes into its config, and the kit runs there."""
+    printed = agentsvc("workload")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    server = FarServer(tmp_path, printed.stdout)
+    config = tmp_path / "here.toml"
+    config.write_text(
+        f'[backends.big]\ntype = "agentsvc"\nurl = "{server.url}"\n'
+        f'api_key = "{server.key.reveal()}"\n'
+    )
+    here = ("--config", str(config))
+    asyncio.run(server.start())
+    try:
+        refused = agentsvc("check", "big", *here)
+        found = agentsvc(
+            *("check", "big", "--spec", "kit", *here),
+            *("--only", "a created sandbox runs and its ports answer"),
+            *("--only", "after_delete_nothing_answers_and_scan_is_empty"),
+        )
+    finally:
+        asyncio.run(server.close())
+    assert refused.returncode == 1
+    assert "`agentsvc plugins workload` prints, with --spec" in refused.stderr
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.endswith("2 passed, 0 failed, 0 skipped\n")

@@ -1,10 +1,12 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 import agentsvc
 from agentsvc.cli import cli
+from agentsvc.testing import WORKLOAD
 
 PLUGIN = """
 from agentsvc.backend import API_VERSION
@@ -134,6 +136,22 @@ def test_a_backend_that_is_not_configured_cannot_be_checked(config: Path) -> Non
     assert result.stderr == (
         "error: there is no backend `future`\nhint: choose one of: process, absent\n"
     )
+
+
+def test_a_check_that_does_not_exist_cannot_be_run_alone(config: Path) -> None:
+    arguments = ["plugins", "check", "absent", "--only", "all is well", "--config", str(config)]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 1
+    assert "there is no check `all_is_well`" in result.stderr
+
+
+def test_the_workload_in_an_image_is_reached_from_outside() -> None:
+    printed = CliRunner().invoke(cli, ["plugins", "workload", "--image", "python:3.13-slim"])
+    spec = msgspec.toml.decode(printed.stdout)["specs"]["kit"]
+    assert spec["image"] == "python:3.13-slim"
+    assert spec["command"] == ["python3", "-I", "-c", WORKLOAD]
+    assert spec["env"] == {"KIT_PORT": "{port.web}", "KIT_HOST": "0.0.0.0"}  # noqa: S104  # in a sandbox
+    assert spec["ports"] == [{"name": "web"}]
 
 
 def test_a_backend_that_cannot_be_reached_cannot_be_checked(config: Path) -> None:
