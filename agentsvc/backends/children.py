@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, Self
 
 from agentsvc.backends.landlock import put_away
 
@@ -33,6 +33,22 @@ _DEFAULTS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCH
 type Json = dict[str, Any]
 
 
+class Become(Protocol):
+    """Turns a fresh child into a command, and never returns; see `execute`."""
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str,
+        umask: int,
+        out: int,
+        err: int,
+    ) -> None:
+        """Turn into that command, which writes to these two."""
+
+
 class Command:
     """A child in a session of its own, and the ends of its two output pipes."""
 
@@ -47,10 +63,12 @@ class Command:
         is_deaf: bool = False,
         out: int | None = None,
         err: int | None = None,
+        become: "Become | None" = None,
     ) -> None:
         """Start it; `keep` are files that it gets, too, and a deaf one ignores SIGTERM.
 
-        With `out` and `err` it writes there, and has no pipes.
+        With `out` and `err` it writes there, and has no pipes. A child becomes it in the usual way
+        unless there is another one.
         """
         self.exit_code: int | None = None
         self.watched = 0
@@ -66,12 +84,20 @@ class Command:
             if is_deaf:
                 _DEFAULTS.remove(signal.SIGTERM)
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            become(argv, env, cwd=cwd, umask=umask, out=out, err=err)
+            (become or execute)(argv, env, cwd=cwd, umask=umask, out=out, err=err)
         if self.out >= 0:
             os.close(out)
             os.close(err)
             os.set_blocking(self.out, False)
             os.set_blocking(self.err, False)
+
+    @classmethod
+    def adopted(cls, pid: int) -> Self:
+        """Return the command that a child already is, without pipes."""
+        self = cls.__new__(cls)
+        self.exit_code, self.watched, self.pid = None, 0, pid
+        self.out = self.err = -1
+        return self
 
     def reap(self) -> bool:
         """Collect every child that has ended; say whether the command is among them."""
@@ -288,7 +314,7 @@ def environment(
     return put_away(filled) if orders["wrap"] else filled
 
 
-def become(
+def execute(
     argv: Sequence[str], env: Mapping[str, str], *, cwd: str, umask: int, out: int, err: int
 ) -> None:
     """Turn this process, a fresh child, into a command; never returns."""

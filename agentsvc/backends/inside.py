@@ -34,6 +34,7 @@ from agentsvc.backends.landlock import leave_abstract_sockets
 _MESSAGE_MAX: Final = 64
 _FILES_MAX: Final = 200
 _RELAY_SECONDS: Final = 10.0
+_ADOPT_SECONDS: Final = 10.0
 _RETRY_MILLISECONDS: Final = 500
 
 
@@ -74,8 +75,18 @@ class Inside:
             return 1
         self.ports = numbers_of(held)
         relay = self._start_relay()
-        channel.send(json.dumps({"ports": self.ports}).encode())
-        command = Command(
+        own = os.pidfd_open(os.getpid())
+        socket.send_fds(channel, [json.dumps({"ports": self.ports}).encode()], [own])
+        os.close(own)
+        command = (self._adopt(channel) if self.orders["is_loaned"] else None) or self._start()
+        command.watched = relay
+        signal.signal(signal.SIGTERM, lambda _number, _frame: kill(command.pid, signal.SIGTERM))
+        self._attend(command, channel, wake)
+        kill_descendants()
+        return command.exit_code or 0
+
+    def _start(self) -> Command:
+        return Command(
             [fill(part, self.ports) for part in self.orders["argv"]],
             {name: fill(value, self.ports) for name, value in self.orders["env"].items()},
             cwd=self.orders["cwd"],
@@ -83,11 +94,18 @@ class Inside:
             out=1,
             err=2,
         )
-        command.watched = relay
-        signal.signal(signal.SIGTERM, lambda _number, _frame: kill(command.pid, signal.SIGTERM))
-        self._attend(command, channel, wake)
-        kill_descendants()
-        return command.exit_code or 0
+
+    def _adopt(self, channel: socket.socket) -> Command | None:
+        """Take what has come from outside for the command, if something has."""
+        _, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 1)
+        for number in files:
+            with socket.socket(fileno=number) as talk:
+                talk.settimeout(_ADOPT_SECONDS)
+                with contextlib.suppress(OSError, ValueError):
+                    pid = int(talk.recv(_MESSAGE_MAX))
+                    socket.send_fds(talk, [str(self.orders["umask"]).encode()], [1, 2])
+                    return Command.adopted(pid)
+        return None
 
     def _start_relay(self) -> int:
         """Have what connects from outside reach the ports, and the way out be where it is told."""

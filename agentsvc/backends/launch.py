@@ -8,7 +8,9 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,16 @@ from agentsvc.backend import Isolation, Network, Order
 from agentsvc.backends import bubblewrap, doors, landlock, places
 from agentsvc.backends.groups import Groups
 from agentsvc.backends.places import Place, Record
+from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
 from agentsvc.backends.tree import MARK
+from agentsvc.backends.zygote import Loan
 from agentsvc.egress import relay
 from agentsvc.errors import BackendUnavailable
 
 _LOCALE = "C.UTF-8"
+_COUNTS_EARLY = ("LITELLM_LOCAL_MODEL_COST_MAP", "OPENHANDS_SUPPRESS_BANNER")
+_LOAN = 3
+"""The number under which a shim finds the socket to a fork."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +53,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What one that Landlock confines may read besides the system; None where it does not."""
     callback: str = ""
     """Host and port at which the sandbox finds the server."""
+    loan: Loan = Loan()
+    """The fork that becomes the command, or why it is started as any other."""
 
     def prepare(self) -> Record:
         """Make the directories and the record, unless they are there, and return the record."""
@@ -80,6 +89,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
         return {
             **inside,
+            "bare": inside["argv"],
+            "rules": "",
+            "mark": f"{MARK}={mark}",
+            "plainly": self.loan.reason,
+            "loan": _LOAN if is_boxed and self.loan.number >= 0 else None,
             **self._limits(mark, temp),
             **self._confined(inside["argv"], temp),
             "directory": str(self.place.directory),
@@ -113,8 +127,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return {}
         write = [str(path) for path in (*self._own(), temp)]
         names = str(Path(agentsvc.__file__).parents[1])
-        prefix = landlock.wrapped(landlock.rules(map(str, self.readable), write, [names]), [])
-        return {"argv": [*prefix, *argv], "wrap": prefix}
+        rules = landlock.rules(map(str, self.readable), write, [names])
+        prefix = landlock.wrapped(rules, [])
+        return {"argv": [*prefix, *argv], "wrap": prefix, "rules": rules}
 
     def _own(self) -> tuple[Path, ...]:
         return (self.place.workspace, self.place.home, self.place.agent)
@@ -134,7 +149,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             **bubblewrap.orders(self.held_by.program, view),
             "command": _run("inside"),
             "sockets": [f"{record.temp}/p{number}" for number in range(len(self.order.ports))],
-            "inside": {**inside, "relay": relay.__file__, "outward": list(doors.outward(record))},
+            "inside": {
+                **inside,
+                "relay": relay.__file__,
+                "outward": list(doors.outward(record)),
+                "is_loaned": self.loan.number >= 0,
+            },
         }
 
     def _environment(self, mark: str, record: Record, temp: Path) -> dict[str, str]:
@@ -160,21 +180,36 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             errors = os.open(self.place.directory / "shim.log", flags, 0o600)
             theirs.callback(os.close, errors)
-            # Not a subprocess object: nobody waits for the shim, which outlives us.
-            pid = os.posix_spawn(
-                sys.executable,
-                [*_run("shim"), mark],
-                {MARK: mark},
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, their_in, 0),
-                    (os.POSIX_SPAWN_DUP2, their_out, 1),
-                    (os.POSIX_SPAWN_DUP2, errors, 2),
-                ],
-                setsid=True,
-            )
+            numbers = [their_in, their_out, errors]
+            pid = self._turn_loan(mark, numbers) or self._spawn_shim(mark, numbers)
             theirs.close()
             ours.pop_all()
         self._brief(pid, our_out, our_in, orders)
+
+    def _spawn_shim(self, mark: str, numbers: Sequence[int]) -> int:
+        actions = [(os.POSIX_SPAWN_DUP2, number, at) for at, number in enumerate(numbers)]
+        if self.loan.number >= 0:
+            actions.append((os.POSIX_SPAWN_DUP2, self.loan.number, _LOAN))
+        # Not a subprocess object: nobody waits for the shim, which outlives us.
+        return os.posix_spawn(
+            sys.executable,
+            [*_run("shim"), mark],
+            {MARK: mark},
+            file_actions=actions,
+            setsid=True,
+        )
+
+    def _turn_loan(self, mark: str, numbers: Sequence[int]) -> int:
+        """Have the fork be the shim where nothing else holds the sandbox; return its pid or 0."""
+        if self.held_by.program or self.loan.number < 0:
+            return 0
+        with socket.socket(fileno=os.dup(self.loan.number)) as fork:
+            fork.settimeout(self.time_limit)
+            try:
+                socket.send_fds(fork, [f"hold {MARK}={mark}".encode()], numbers)
+                return int(fork.recv(64))
+            except (OSError, ValueError):
+                return 0
 
     def _brief(self, pid: int, out: int, answer: int, orders: dict[str, Any]) -> None:
         try:
@@ -189,7 +224,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return
         # It has nothing to hold: another one does, or it could not.
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):  # the zygote's
+            os.waitpid(pid, 0)
         if not said:
             raise BackendUnavailable(
                 "The process that holds a sandbox could not be started",
@@ -210,6 +246,13 @@ def group_path(parent: Path | None, mark: str) -> Path | None:
 def group_name(mark: str) -> str:
     """Return what the control groups of a sandbox are called."""
     return f"agentsvc-{mark.replace('/', '-')}"
+
+
+def bare_environment(configured: str) -> dict[str, str]:
+    """Return what counts for an agent server while it is loaded, and is the same for all."""
+    own = {name: DEFAULT_SPEC.env[name] for name in _COUNTS_EARLY}
+    locale = {"LANG": _LOCALE, "LC_CTYPE": _LOCALE}
+    return {"PATH": search_path(configured), **locale, **OUTPUT, **own}
 
 
 def search_path(configured: str) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from agentsvc.backend import Cause, Limits, Phase
 from agentsvc.backends import cgroup
 from agentsvc.backends.places import Exit, Place, Record, State
+from agentsvc.backends.shim import ZYGOTE
 from agentsvc.backends.tree import Tree, boot_id, is_alive, is_stopped, reap
 from agentsvc.values import monotonic
 
@@ -63,6 +64,11 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
             return None
         given = msgspec.structs.asdict(self.record.limits)
         return tuple(name for name, value in given.items() if value is not None)
+
+    def facts(self) -> dict[str, str]:
+        """Return what else is known of it."""
+        how = self.state.started_by if self.state else ""
+        return {"started by": how if how == ZYGOTE else f"a plain start: {how}"} if how else {}
 
     def working_dir(self) -> str:
         """Return the agent's directory."""

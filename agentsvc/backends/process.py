@@ -41,12 +41,22 @@ from agentsvc.backend import (
     Spec,
     Usage,
 )
-from agentsvc.backends import bubblewrap, cgroup, control, doors, groups, landlock, launch, places
+from agentsvc.backends import (
+    bubblewrap,
+    cgroup,
+    control,
+    doors,
+    groups,
+    landlock,
+    launch,
+    places,
+    zygote,
+)
 from agentsvc.backends.groups import Groups
 from agentsvc.backends.look import Look, look_at
 from agentsvc.backends.meter import usage_of
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
-from agentsvc.backends.specs import DEFAULT_SPEC, check
+from agentsvc.backends.specs import DEFAULT_SPEC, ZYGOTE, check
 from agentsvc.backends.threads import finish, reach, until_none
 from agentsvc.backends.tree import Tree, boot_id, marks, reap, snapshot
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
@@ -83,6 +93,14 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     use_cgroups: bool = True
     """Whether to use control groups where they can be used. Without them signals pause sandboxes,
     and of the limits only `disk_bytes` and `open_files` are enforced."""
+    zygote: bool = False
+    """Whether agent servers are forks of a process that has loaded one, instead of loading it each."""
+    zygote_delay_seconds: Positive = 5.0
+    """How long after the server that process is started, unless a sandbox asks for it before."""
+    zygote_seconds: Positive = 60.0
+    """How long a sandbox waits for that process to have loaded before it is started without it."""
+    zygote_bytes: Annotated[int, msgspec.Meta(ge=1)] = 1024 * 1024 * 1024
+    """How much memory that process may take; one that takes more is replaced."""
     log_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 10 * 1024 * 1024
     """How much of a sandbox's output is kept."""
     launch_seconds: Positive = 20.0
@@ -113,6 +131,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         }
     )
     Config = ProcessConfig
+    program: ClassVar[str] = "openhands.agent_server"
+    """What is loaded ahead for sandboxes whose command is to run it as a module."""
 
     def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
         super().__init__(config, context)
@@ -122,15 +142,28 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._bubblewrap = bubblewrap.Found(reason="the backend is not open")
         self._callback = doors.callback_of(context.callback_url)
         self._doors = doors.Doors()
+        self._zygote = zygote.Zygote(
+            zygote.Rules(
+                program=self.program,
+                is_wanted=config.zygote,
+                delay_seconds=config.zygote_delay_seconds,
+                wait_seconds=config.zygote_seconds,
+                memory_bytes=config.zygote_bytes,
+                env=launch.bare_environment(config.path),
+            )
+        )
 
     async def open(self) -> None:
         """Make the state directory, find out what can be used, and open the doors there are."""
         await reach(self._open)
+        if _agent_version():
+            self._zygote.begin()
         for place, record in await reach(self._records):
             await self._doors.open_again(place, record)
 
     async def close(self) -> None:
         """Close the doors; sandboxes go on and wait for the next server to open them."""
+        await self._zygote.close()
         await self._doors.close_all()
 
     async def probe(self) -> Health:
@@ -207,6 +240,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             paused_as=_paused_as(look),
             cause=look.cause,
             enforced=look.enforced(),
+            facts=look.facts(),
         )
 
     async def scan(self) -> Sequence[Found]:
@@ -346,6 +380,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             "isolation": self._isolation(),
             "landlock": landlock.describe(landlock.abi()),
             "bubblewrap": self._bubblewrap.program or self._bubblewrap.reason,
+            "zygote": self._zygote.describe(),
         }
         hint = (
             "" if agent else "the agent server is not installed: run `pip install agentsvc[agent]`"
@@ -372,9 +407,21 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             callback=self._callback,
         )
         await self._doors.open(place, await finish(plan.prepare))
-        handle = await finish(lambda: _to_handle(place, plan.carry_out()))
+        loan = await self._lend(order)
+        try:
+            lent = msgspec.structs.replace(plan, loan=loan)
+            handle = await finish(lambda: _to_handle(place, lent.carry_out()))
+        finally:
+            loan.close()
         await save(handle)
         return handle
+
+    async def _lend(self, order: Order) -> zygote.Loan:
+        if (order.command or ())[:3] != ("{python}", "-m", self.program):
+            return zygote.Loan()
+        if not order.options.get(ZYGOTE, True):
+            return zygote.Loan(reason="the spec has no zygote")
+        return await self._zygote.lend()
 
     def _scan(self) -> list[Found]:
         instance = self.context.instance_id

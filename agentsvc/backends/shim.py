@@ -19,11 +19,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from agentsvc.backends.children import (
+    Become,
     Command,
     Execution,
     Json,
@@ -48,9 +49,16 @@ _SECRET_LENGTH_MIN = 8
 _STARS = b"**********"
 _SETUP_SECONDS = 20.0
 _MESSAGE_MAX = 65536
+_LOAN_SECONDS = 20.0
+
+ZYGOTE: Final = "zygote"
+"""How a command was started that is a fork of a loaded program; anything else says why not."""
+
+type Start = Callable[[Json], "str | Become"]
+"""Returns what makes a child the command, or why it is to be started in the usual way."""
 
 
-def main() -> None:
+def main(start: Start | None = None) -> None:
     """Do what the orders say until the command has ended and nothing of it is left."""
     orders: Json = json.load(sys.stdin)
     umask = os.umask(0o077)
@@ -60,16 +68,17 @@ def main() -> None:
     except OSError:
         os.write(1, b"taken\n")
         return
-    Shim(orders, umask).run()
+    Shim(orders, umask, start).run()
     os.close(lock)
 
 
 class Shim:
     """One sandbox's life: ports, command, log, socket, end."""
 
-    def __init__(self, orders: Json, umask: int) -> None:
+    def __init__(self, orders: Json, umask: int, start: Start | None = None) -> None:
         self.orders = orders
         self.umask = umask
+        self.start = start
         self.state_file = Path(orders["directory"], "state.json")
         self.state: Json = {
             "version": VERSION,
@@ -83,6 +92,7 @@ class Shim:
             "sockets": {},
             "joined": orders.get("join", []),
             "kills": 0,
+            "started_by": orders["plainly"],
         }
         self.log = Log(Path(orders["directory"], "log"), orders["log_bytes"], orders["secrets"])
         self.held: dict[str, socket.socket] = {}
@@ -123,6 +133,14 @@ class Shim:
     def _start(self) -> Command:
         self.held = hold_ports(self.orders["ports"])
         ports = self.state["ports"] = numbers_of(self.held)
+        if self.start is not None:
+            env = {name: fill(value, ports) for name, value in self.orders["env"].items()}
+            become = self.start({**self.orders, "env": env})
+            self.state["started_by"] = become if isinstance(become, str) else ZYGOTE
+            if not isinstance(become, str):
+                argv = [fill(part, ports) for part in self.orders["bare"]]
+                cwd = self.orders["cwd"]
+                return Command(argv, env, cwd=cwd, umask=self.umask, become=become)
         return Command(
             [fill(part, ports) for part in self.orders["argv"]],
             environment(self.orders, self.orders["env"], ports),
@@ -166,15 +184,47 @@ class Shim:
         """Wait until the inside says its ports; return what went wrong, or nothing."""
         assert self.inside is not None  # noqa: S101  # for the type checker
         self.inside.settimeout(_SETUP_SECONDS)
-        try:
-            said = self.inside.recv(_MESSAGE_MAX)
-        except OSError:
-            said = b""
-        # From here on nothing is read of it: whatever runs inside could speak for it.
-        self.inside.setblocking(False)
+        said = b""
+        files: list[int] = []
+        with contextlib.suppress(OSError):
+            said, files, _, _ = socket.recv_fds(self.inside, _MESSAGE_MAX, 1)
         answer = json.loads(said) if said else {"failed": "bubblewrap could not be set up"}
         self.state["ports"] = answer.get("ports", {})
-        return str(answer.get("failed", ""))
+        problem = str(answer.get("failed", ""))
+        if not problem and self.orders["loan"] is not None:
+            self._use_loan(self.orders["loan"], files)
+        for number in files:
+            os.close(number)
+        # From here on nothing is read of it: whatever runs inside could speak for it.
+        self.inside.setblocking(False)
+        return problem
+
+    def _use_loan(self, loan: int, first: Sequence[int]) -> None:
+        """Have a fork of what is loaded go inside, or the command be started there as usual."""
+        assert self.inside is not None  # noqa: S101  # for the type checker
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with socket.socket(fileno=loan) as fork, ours, theirs:
+            reason = _lead_in(fork, self._loaned(), [*first, theirs.fileno()])
+            self.state["started_by"] = reason or ZYGOTE
+            with contextlib.suppress(OSError):  # it has ended already
+                if reason:
+                    self.inside.send(b"alone")
+                else:
+                    socket.send_fds(self.inside, [b"adopt"], [ours.fileno()])
+
+    def _loaned(self) -> Json:
+        """Return what a fork has to know to be the command inside."""
+        inside, ports = self.orders["box"]["inside"], self.state["ports"]
+        return {
+            "argv": [fill(part, ports) for part in inside["argv"]],
+            "env": {name: fill(value, ports) for name, value in inside["env"].items()},
+            "cwd": inside["cwd"],
+            "mark": self.orders["mark"],
+            "filter": self.orders["box"]["data"].get("seccomp", ""),
+            "cgroup": self.state["cgroup"],
+            "join": self.orders.get("join", []),
+            "rlimits": self.orders.get("rlimits", {}),
+        }
 
     def _terminate(self, command: Command) -> None:
         if self.inside is None:
@@ -309,6 +359,20 @@ def _listen(path: str) -> socket.socket:
     listener.bind(path)
     listener.listen(64)
     return listener
+
+
+def _lead_in(fork: socket.socket, told: Json, files: Sequence[int]) -> str:
+    """Tell a fork which process to follow; return why it could not, or nothing."""
+    orders = _in_memory(json.dumps(told).encode())
+    try:
+        fork.settimeout(_LOAN_SECONDS)
+        socket.send_fds(fork, [b"join"], [orders, *files])
+        said = fork.recv(_MESSAGE_MAX).decode()
+    except OSError as exc:
+        said = f"the zygote does not answer: {exc}"
+    finally:
+        os.close(orders)
+    return "" if said == "joined" else said or "the zygote has ended"
 
 
 def _in_memory(data: bytes) -> int:

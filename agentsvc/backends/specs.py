@@ -6,6 +6,17 @@ from typing import Final
 from agentsvc.backend import Order, Port, Spec, check_hosts, fill
 from agentsvc.errors import OrderRejected
 
+ZYGOTE: Final = "zygote"
+"""The option of a spec that is false where its agent server is not to be a fork of another process."""
+
+OUTPUT: Final = {
+    # The agent server breaks its log lines at this width, and may stop for seconds to print
+    # a coloured traceback.
+    "COLUMNS": "200",
+    "LOG_RICH_TRACEBACKS": "false",
+}
+"""What every agent server is told of its output."""
+
 _HOST: Final = "127.0.0.1"
 
 DEFAULT_SPEC: Final = Spec(
@@ -43,8 +54,10 @@ def check(asked: Spec | Order) -> None:
         raise OrderRejected("A process sandbox needs a command")
     if asked.image:
         raise OrderRejected("A process sandbox has no image")
-    if asked.options:
-        raise OrderRejected(f"The process backend has no option `{min(asked.options)}`")
+    if unknown := asked.options.keys() - {ZYGOTE}:
+        raise OrderRejected(f"The process backend has no option `{min(unknown)}`")
+    if not isinstance(asked.options.get(ZYGOTE, True), bool):
+        raise OrderRejected(f"The option `{ZYGOTE}` is either true or false")
     check_hosts(asked)
     directory = Path(asked.working_dir)
     if directory.is_absolute() or ".." in directory.parts:

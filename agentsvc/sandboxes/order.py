@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.backend import Isolation, Order, Spec
+from agentsvc.backends.specs import OUTPUT
 from agentsvc.egress.addresses import BadHost, parse_host, split_port
 from agentsvc.modelhosts import host_of
 from agentsvc.sandboxes.state import Sandbox
@@ -67,10 +68,7 @@ def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, 
     env = {
         # Events carry the sandbox's local time without a zone.
         "TZ": "UTC",
-        # The agent server breaks its log lines at this width, and may stop for seconds to print
-        # a coloured traceback.
-        "COLUMNS": "200",
-        "LOG_RICH_TRACEBACKS": "false",
+        **OUTPUT,
         "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
         f"{webhook}BASE_URL": rules.internal_url + WEBHOOK_PATH,
         f"{webhook}EVENT_BUFFER_SIZE": str(rules.buffer_size),

@@ -1,10 +1,10 @@
-"""The process backend keeps the contract, with bubblewrap and control groups and without."""
+"""The process backend keeps the contract, with bubblewrap, control groups and forks and without."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from agentsvc.backend import RuntimeBackend
 from agentsvc.backends.process import ProcessBackend, ProcessConfig
@@ -40,4 +40,26 @@ TestWithSignalsOnly = backend_contract(
 TestInBubblewrap = backend_contract(ProcessBackend, ProcessConfig(use_bubblewrap=True), OPTIONS)
 TestInBubblewrapWithSignalsOnly = backend_contract(
     ProcessBackend, ProcessConfig(use_bubblewrap=True, use_cgroups=False), OPTIONS
+)
+
+
+class LoadedBackend(ProcessBackend):
+    """Makes sandboxes that are forks of a process that has loaded the kit's program."""
+
+    program: ClassVar[str] = "tests.contract.forked_workload"
+
+
+FORKED = KitOptions(
+    order_overrides={"command": ("{python}", "-m", LoadedBackend.program)},
+    unreachable=unreachable,
+    quiet_seconds=0.5,
+)
+
+TESTS = (str(Path(__file__).parents[1]),)
+
+TestOfForks = backend_contract(
+    LoadedBackend, ProcessConfig(use_bubblewrap=False, zygote=True, readable=TESTS), FORKED
+)
+TestOfForksInBubblewrap = backend_contract(
+    LoadedBackend, ProcessConfig(use_bubblewrap=True, zygote=True, readable=TESTS), FORKED
 )

@@ -1,0 +1,85 @@
+"""Takes a process into a sandbox that bubblewrap holds, and leaves it no more rights than that has.
+
+Used by a fork of a program that is outside, with the standard library alone. The kernel is asked
+for all namespaces at once: whoever made them may join them, and only as long as it is outside.
+"""
+
+import ctypes
+import os
+import re
+import struct
+from pathlib import Path
+from typing import Final
+
+from agentsvc.backends.landlock import leave_abstract_sockets
+
+_NAMESPACES: Final = {
+    "user": os.CLONE_NEWUSER,
+    "mnt": os.CLONE_NEWNS,
+    "pid": os.CLONE_NEWPID,
+    "net": os.CLONE_NEWNET,
+    "ipc": os.CLONE_NEWIPC,
+    "uts": os.CLONE_NEWUTS,
+    "cgroup": os.CLONE_NEWCGROUP,
+}
+_PR_SET_DUMPABLE: Final = 4
+_PR_SET_SECCOMP: Final = 22
+_PR_CAPBSET_READ: Final = 23
+_PR_CAPBSET_DROP: Final = 24
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_CAP_AMBIENT: Final = 47
+_PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
+_SECCOMP_FILTER: Final = 2
+_CAPABILITY_VERSION_3: Final = 0x20080522
+_CAPABILITIES_MAX: Final = 64
+_STEP_BYTES: Final = 8
+
+
+def enter(pidfd: int) -> None:
+    """Join every namespace in which that process is and this one is not; raises OSError.
+
+    This process keeps its own pid: only its children are seen inside.
+    """
+    pid = _pid_of(pidfd)
+    flags = 0
+    for name, flag in _NAMESPACES.items():
+        theirs, ours = (Path(f"/proc/{one}/ns/{name}").readlink() for one in (pid, "self"))
+        flags |= flag if theirs != ours else 0
+    os.setns(pidfd, flags)
+
+
+def renounce(filter_code: bytes) -> None:
+    """Give up all capabilities and the way to new ones, and let the filter judge system calls.
+
+    Raises OSError if anything of it is not possible. What is in the same sandbox may look into
+    this process, as it may into any other there.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in range(_CAPABILITIES_MAX):
+        if libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) == 1:
+            _check(libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
+    _check(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    _check(libc.capset(header, bytes(24)))
+    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    leave_abstract_sockets()
+    _check(libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
+    if filter_code:
+        code = ctypes.create_string_buffer(filter_code, len(filter_code))
+        steps = len(filter_code) // _STEP_BYTES
+        program = struct.pack("@HP", steps, ctypes.addressof(code))
+        _check(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
+
+
+def _pid_of(pidfd: int) -> int:
+    found = re.search(
+        r"^Pid:\s*(\d+)$", Path(f"/proc/self/fdinfo/{pidfd}").read_text(), re.MULTILINE
+    )
+    if found is None:
+        raise ProcessLookupError
+    return int(found[1])
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

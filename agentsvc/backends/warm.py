@@ -1,0 +1,366 @@
+"""A process that has loaded the agent server, and of which each fork becomes one.
+
+Run as a program by `agentsvc.backends.zygote`. It has one thread, no event loop, no socket but the
+one to the server, and nothing that belongs to a sandbox. The server sends it sockets; for each it
+forks, and the fork alone hears on that socket what it is to be: the holder of a sandbox that nothing
+else holds, or a process inside one that bubblewrap holds, to which it is given away. From then on
+neither knows of the other.
+"""
+
+import ast
+import atexit
+import base64
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from agentsvc.backends import fresh, joining, shim
+from agentsvc.backends.children import Become, Json
+from agentsvc.backends.landlock import confine
+from agentsvc.backends.watch import be_expendable, hold
+
+_PARTS: Final = ("__main__", "api")
+"""The modules of a program that do things when they are imported."""
+
+_SHARE: Final = 0.5
+"""How much of a processor it takes to load as long as nobody waits."""
+_MESSAGE_MAX: Final = 4096
+_FILES_MAX: Final = 8
+_ORDER_SECONDS: Final = 60.0
+_PR_SET_NAME: Final = 15
+_FAILED: Final = 1
+
+
+def main() -> None:
+    """Load, and fork for each socket that comes, until the server hangs up."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    budget, program = int(sys.argv[2]), sys.argv[3]
+    os.environ.pop("AGENTSVC_SPACE", None)
+    sys.path[:] = [part for part in sys.path if part]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"agentsvc-zygote", 0, 0, 0)
+    nice = _be_nice()
+    warm = Warm(program)
+    try:
+        warm.load(control)
+        problem = warm.problem(budget)
+    except Exception as exc:  # noqa: BLE001  # whatever a package does while it is loaded
+        problem = f"{type(exc).__name__}: {exc}"
+    said = {"failed": problem} if problem else {"ready": os.getpid()}
+    try:
+        if nice:
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        control.send(json.dumps(said).encode()[:_MESSAGE_MAX])
+        if not problem:
+            warm.serve(control)
+    except OSError:
+        return
+
+
+class Warm:
+    """What has been loaded, and what of it is for no sandbox."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+        self.asked = fresh.Asked()
+        self.kept = fresh.Kept("/", ())
+
+    def load(self, control: socket.socket) -> None:
+        """Import all that the agent server imports before it reads its configuration."""
+        top = tempfile.mkdtemp(prefix="agentsvc-zygote-")
+        self.kept = fresh.Kept(top, ("HOME", "TMPDIR", fresh.HERE))
+        search_path = list(sys.path)
+        try:
+            for directory, name in self.kept.directories.items():
+                Path(directory).mkdir()
+                os.environ[name] = directory
+            tempfile.tempdir = None
+            os.chdir(os.environ[fresh.HERE])
+            gc.disable()
+            throttle = _Throttle(control)
+            sys.meta_path.insert(0, throttle)
+            with self.asked.listening():
+                for name in _parts(self.program):
+                    _import_parts(name)
+            sys.meta_path.remove(throttle)
+            sys.path[:] = search_path
+            sys.path_importer_cache.clear()
+            importlib.invalidate_caches()
+            self.kept.find()
+            gc.enable()
+            gc.freeze()
+        finally:
+            os.chdir("/")
+            shutil.rmtree(top, ignore_errors=True)
+
+    def problem(self, budget: int) -> str:
+        """Return why no fork can be made of this, or nothing."""
+        tasks = len(list(Path("/proc/self/task").iterdir()))
+        if tasks != 1:
+            return f"it has {tasks} threads once it is loaded"
+        if self.kept.lost:
+            return f"it keeps a path in {self.kept.lost[0]}"
+        size = resident_bytes(os.getpid())
+        return f"it takes {size >> 20} MiB, more than it may" if size > budget else ""
+
+    def serve(self, control: socket.socket) -> None:
+        """Fork for each socket that comes."""
+        while True:
+            message, files, _, _ = socket.recv_fds(control, 1, 1)
+            if not message:
+                return
+            for number in files:
+                if _fork() == 0:
+                    control.close()
+                    self._be_of_use(number)
+                os.close(number)
+
+    def _be_of_use(self, number: int) -> NoReturn:
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            orders = socket.socket(fileno=number)
+            orders.settimeout(_ORDER_SECONDS)
+            message, files, _, _ = socket.recv_fds(orders, _MESSAGE_MAX, _FILES_MAX)
+            kind, _, mark = message.decode().partition(" ")
+            if kind == "hold":
+                self._hold(orders, files, mark)
+            elif kind == "join":
+                self._join(orders, files)
+        finally:
+            os._exit(_FAILED)
+
+    def _hold(self, server: socket.socket, files: Sequence[int], mark: str) -> None:
+        """Be the holder of a sandbox, with the server's pipes for standard streams."""
+        for number, target in zip(files, range(3), strict=True):
+            os.dup2(number, target)
+            os.close(number)
+        fresh.retitle(["agentsvc-shim", mark], mark)
+        server.send(str(os.getpid()).encode())
+        server.close()
+        shim.main(self._start)
+        os._exit(0)
+
+    def _start(self, orders: Json) -> str | Become:
+        """Return what makes a fork of the holder the agent server, or why nothing does."""
+        if reason := self.asked.refusal(orders["env"]):
+            return reason
+
+        def become(
+            argv: Sequence[str],
+            env: Mapping[str, str],
+            *,
+            cwd: str,
+            umask: int,
+            out: int,
+            err: int,
+        ) -> None:
+            del cwd  # which is in the orders, too
+            with _failing_alone():
+                os.setsid()
+                _stream(out, err)
+                if orders["rules"]:
+                    confine(orders["rules"])
+                self._run(orders, argv, env, umask=umask)
+
+        return become
+
+    def _join(self, holder: socket.socket, files: Sequence[int]) -> None:
+        """Have a fork of this in a sandbox, as a child of the first process there."""
+        told, inside, talk = files
+        with os.fdopen(told, "rb") as file:
+            orders: dict[str, Any] = json.load(file)
+        reason = self.asked.refusal(orders["env"])
+        if not reason:
+            try:
+                hold(orders)
+                if orders["cgroup"]:
+                    Path(orders["cgroup"], "cgroup.procs").write_text("0")
+                be_expendable()
+                joining.enter(inside)
+                os.close(inside)
+                reason = self._give_away(holder, talk, orders)
+            except OSError as exc:
+                reason = f"its namespaces cannot be joined: {exc.strerror}"
+        holder.send(reason.encode()[:_MESSAGE_MAX] or b"joined")
+
+    def _give_away(self, holder: socket.socket, talk: int, orders: dict[str, Any]) -> str:
+        """Fork twice: when the first has ended, the second belongs to the first process there."""
+        first = _fork()
+        if first:
+            _, status = os.waitpid(first, 0)
+            return "no process can be made there" if status else ""
+        try:
+            if _fork() == 0:
+                self._become_inside(holder, talk, orders)
+            os._exit(0)
+        finally:
+            os._exit(_FAILED)
+
+    def _become_inside(self, holder: socket.socket, talk: int, orders: dict[str, Any]) -> None:
+        with _failing_alone():
+            holder.close()
+            joining.renounce(base64.b64decode(orders["filter"]))
+            parent = socket.socket(fileno=talk)
+            parent.settimeout(_ORDER_SECONDS)
+            parent.send(str(os.getpid()).encode())
+            message, files, _, _ = socket.recv_fds(parent, _MESSAGE_MAX, 2)
+            if not message or os.getppid() != 1:
+                os._exit(_FAILED)
+            os.setsid()
+            _stream(*files)
+            self._run(orders, orders["argv"], orders["env"], umask=int(message.decode()))
+
+    def _run(
+        self, orders: dict[str, Any], argv: Sequence[str], env: Mapping[str, str], *, umask: int
+    ) -> None:
+        """Do what `python -m` does; never returns."""
+        cwd = orders["cwd"]
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.umask(umask)
+        os.chdir(cwd)
+        fresh.take_signals()
+        self.kept.replace({**env, fresh.HERE: cwd})
+        fresh.begin_anew(argv, env, mark=orders["mark"])
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, Path(argv[0]).name.encode()[:15], 0, 0, 0)
+        sys.path.insert(0, cwd)
+        sys.argv = [self.program, *argv[3:]]
+        code = 0
+        try:
+            runpy.run_module(self.program, run_name="__main__", alter_sys=True)
+        except SystemExit as exc:
+            code = _code_of(exc)
+        except BaseException:  # noqa: BLE001  # as Python itself does in the end
+            _complain()
+            code = 1
+        _finish(code)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return how much memory a process has that is not swapped out; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+class _Throttle(MetaPathFinder):
+    """Asked before each import, it pauses, unless somebody waits or there is nobody left."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._is_awaited = False
+        self._began = time.monotonic()
+        self._used = time.process_time()
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        """Find nothing."""
+        del fullname, path, target
+        if self._is_awaited:
+            return
+        due = (time.process_time() - self._used) / _SHARE - (time.monotonic() - self._began)
+        ready, _, _ = select.select([self._control], [], [], max(due, 0))
+        if ready:
+            self._is_awaited = True
+            with contextlib.suppress(BlockingIOError):
+                if not self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                    os._exit(0)
+
+
+def _parts(program: str) -> list[str]:
+    """Return the modules that are executed by each fork itself."""
+    spec = importlib.util.find_spec(program)
+    if spec is None or spec.submodule_search_locations is None:
+        return [program]
+    return [name for part in _PARTS if importlib.util.find_spec(name := f"{program}.{part}")]
+
+
+def _import_parts(name: str) -> None:
+    """Import what a module imports at its top, and not the module itself, which does things."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(name)
+    for node in ast.parse(Path(spec.origin).read_bytes()).body:
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                importlib.import_module(one.name)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            module = importlib.import_module(node.module)
+            for one in node.names:
+                if not hasattr(module, one.name):
+                    importlib.import_module(f"{node.module}.{one.name}")
+
+
+def _be_nice() -> bool:
+    """Let others go first, if that can be taken back; say whether it can."""
+    if os.geteuid() != 0:
+        return False
+    os.setpriority(os.PRIO_PROCESS, 0, 10)
+    return True
+
+
+def _fork() -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return os.fork()
+
+
+@contextlib.contextmanager
+def _failing_alone() -> Iterator[None]:
+    """Let nothing that goes wrong go back to where a fork came from."""
+    try:
+        yield
+    except BaseException:  # noqa: BLE001  # there is nobody else to hear of it
+        _complain()
+    finally:
+        os._exit(_FAILED)
+
+
+def _complain() -> None:
+    kind, exc, trace = sys.exc_info()
+    if kind is not None and exc is not None:
+        sys.excepthook(kind, exc, trace)
+
+
+def _stream(out: int, err: int) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+
+
+def _code_of(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _finish(code: int) -> NoReturn:
+    """End as an interpreter does, without going back to what this was forked from."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # as the interpreter
+        atexit._run_exitfuncs()  # noqa: SLF001  # as the interpreter
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

@@ -1,0 +1,297 @@
+"""The process that has loaded the agent server already, seen from the server.
+
+There is one for each process backend, started when the first sandbox asks for it or some time after
+the server; its forks are the agent servers of sandboxes, which do not need it afterwards. What a
+sandbox is to be is told to the fork alone. It ends with the server, and another takes its place when
+it has ended, has grown, or what is installed has changed.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+import agentsvc
+from agentsvc.backends.threads import reach
+from agentsvc.values import monotonic
+
+log = logging.getLogger(__name__)
+
+_MESSAGE_MAX: Final = 4096
+_FAILURES_MAX: Final = 3
+_PAUSE_SECONDS: Final = 2.0
+_ENDED: Final = "the zygote has ended"
+_SPACE: Final = "AGENTSVC_SPACE"
+"""A variable that only makes room for what the process table is to show of a fork."""
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """When there is one, and how much it may take."""
+
+    program: str
+    is_wanted: bool
+    delay_seconds: float
+    wait_seconds: float
+    memory_bytes: int
+    env: Mapping[str, str] = {}
+    """What it is loaded with: nothing of the server's, nothing secret."""
+
+
+class Loan(msgspec.Struct, frozen=True, kw_only=True):
+    """A socket to a fork that waits for its orders, or why there is none."""
+
+    number: int = -1
+    reason: str = ""
+
+    def close(self) -> None:
+        """Let go of it; a fork that has heard nothing ends."""
+        if self.number >= 0:
+            os.close(self.number)
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    ready: int = 0
+    failed: str = ""
+
+
+_said = msgspec.json.Decoder(_Said)
+
+
+class Zygote:
+    """Starts one when it is needed, lends its forks, and replaces it."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._run: _Run | None = None
+        self._starting: asyncio.Future[_Run] | None = None
+        self._failures = 0
+        self._reason = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def begin(self) -> None:
+        """Have it loaded some time after this, unless somebody asks before."""
+        if self._rules.is_wanted and sys.platform == "linux":
+            self._start_after(self._rules.delay_seconds)
+
+    async def lend(self) -> Loan:
+        """Return a fork, loading what it is a fork of if need be, or say why there is none."""
+        if not self._rules.is_wanted:
+            return Loan(reason="the configuration has no zygote")
+        if sys.platform != "linux":
+            return Loan(reason="this is not Linux")
+        await self._renew()
+        if self._run is None and self._may_start():
+            await asyncio.wait([self._start()])
+        run = self._run
+        if run is None:
+            return Loan(reason=self._reason)
+        try:
+            async with asyncio.timeout(self._rules.wait_seconds):
+                await run.settled.wait()
+        except TimeoutError:
+            return Loan(reason="the zygote is still being loaded")
+        return run.fork() or Loan(reason=self._reason or _ENDED)
+
+    def describe(self) -> str:
+        """Say in a few words what there is."""
+        if not self._rules.is_wanted:
+            return "off"
+        if self._run is None:
+            return self._reason or "not loaded yet"
+        return f"pid {self._run.pid}" if self._run.is_ready else "being loaded"
+
+    async def close(self) -> None:
+        """End it; what it was forked into goes on."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        if self._run is not None:
+            await self._drop(self._run)
+
+    async def _renew(self) -> None:
+        """Drop one that is not good any more."""
+        run = self._run
+        if run is None:
+            return
+        made_of, size = await reach(lambda: (fingerprint(), _resident_bytes(run.pid)))
+        if made_of != run.made_of:
+            self._failures = 0
+            await self._drop(run)
+        elif size > self._rules.memory_bytes:
+            await self._drop(run)
+
+    def _may_start(self) -> bool:
+        return not self._is_closed and self._failures < _FAILURES_MAX
+
+    def _start(self) -> asyncio.Future["_Run"]:
+        if self._starting is None:
+            loop = asyncio.get_running_loop()
+            self._starting = loop.run_in_executor(None, _spawn, self._rules)
+            self._starting.add_done_callback(self._take)
+        return self._starting
+
+    def _take(self, started: asyncio.Future["_Run"]) -> None:
+        self._starting = None
+        try:
+            run = started.result()
+        except OSError as exc:
+            self._failures = _FAILURES_MAX
+            self._reason = f"the zygote cannot be started: {exc.strerror}"
+            return
+        self._run = run
+        asyncio.get_running_loop().add_reader(run.number, self._hear, run)
+
+    def _hear(self, run: "_Run") -> None:
+        said = run.hear()
+        if said is not None and said.ready:
+            self._failures, self._reason = 0, ""
+            log.info("zygote loaded", extra={"pid": run.pid, "duration_ms": run.age_ms()})
+            run.is_ready = True
+            run.settled.set()
+            return
+        asyncio.get_running_loop().remove_reader(run.number)
+        self._reason = (said.failed if said else "") or _ENDED
+        self._failures += 1
+        log.warning("zygote ended", extra={"pid": run.pid, "reason": self._reason})
+        if self._run is run:
+            self._run = None
+        run.end()
+        if self._may_start():
+            self._start_after(_PAUSE_SECONDS * 2**self._failures)
+
+    def _start_after(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._start_if_none)
+
+    def _start_if_none(self) -> None:
+        if self._run is None and self._may_start():
+            self._starting = self._start()
+
+    async def _drop(self, run: "_Run") -> None:
+        if self._run is run:
+            self._run = None
+            asyncio.get_running_loop().remove_reader(run.number)
+            await reach(run.end)
+
+
+class _Run:
+    """One such process, from its start to its end."""
+
+    def __init__(self, pid: int, number: int, made_of: tuple[tuple[str, int], ...]) -> None:
+        self.pid = pid
+        self.number = number
+        self.made_of = made_of
+        self.is_ready = False
+        self.settled = asyncio.Event()
+        self._began = monotonic()
+        # A backend that nobody closes must not leave it behind.
+        self._close = weakref.finalize(self, os.close, number)
+
+    def age_ms(self) -> int:
+        """Return how long ago it was started."""
+        return int((monotonic() - self._began) * 1000)
+
+    def hear(self) -> _Said | None:
+        """Return what it says, or None if it has ended."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return _said.decode(os.read(self.number, _MESSAGE_MAX))
+        return None
+
+    def fork(self) -> Loan | None:
+        """Return a socket to a new fork, or None if there can be none."""
+        if not self.is_ready:
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, socket.socket(fileno=os.dup(self.number)) as control:
+            try:
+                socket.send_fds(control, [b"f"], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                return None
+        return Loan(number=ours.detach())
+
+    def end(self) -> None:
+        """Kill it and wait until it is gone; fine if it is."""
+        self.settled.set()
+        self.is_ready = False
+        self._close()
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def fingerprint() -> tuple[tuple[str, int], ...]:
+    """Return what changes when something is installed, replaced or removed."""
+    found = []
+    for path in dict.fromkeys((*sys.path, str(Path(agentsvc.__file__).parent / "backends"))):
+        with contextlib.suppress(OSError):
+            found.append((path, Path(path).stat().st_mtime_ns))
+    return tuple(found)
+
+
+def _spawn(rules: Rules) -> _Run:
+    made_of = fingerprint()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = _copy_of_python()
+    top = str(Path(agentsvc.__file__).parents[1])
+    code = (
+        f"import sys; sys.path += [{top!r}] * ({top!r} not in sys.path); "
+        "from agentsvc.backends.warm import main; main()"
+    )
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    with ours, theirs:
+        try:
+            pid = os.posix_spawn(
+                f"/proc/self/fd/{program}",
+                [sys.executable, "-c", code, "3", str(rules.memory_bytes), rules.program],
+                {**rules.env, _SPACE: "-" * 256},
+                file_actions=[
+                    *((os.POSIX_SPAWN_DUP2, null, target) for target in range(3)),
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3),
+                ],
+                setsid=True,
+            )
+        finally:
+            os.close(null)
+            os.close(program)
+        return _Run(pid, ours.detach(), made_of)
+
+
+def _copy_of_python() -> int:
+    """Return a program nobody can write to or take the rights of by way of /proc/PID/exe.
+
+    A fork that has gone into a sandbox still shows what it was started from, by a way on which the
+    sandbox's own view of the files does not count.
+    """
+    number = os.memfd_create("python", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with Path(sys.executable).open("rb") as file:
+            while os.sendfile(number, file.fileno(), None, 1 << 30):
+                pass
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(number, fcntl.F_ADD_SEALS, seals)
+    except OSError:
+        os.close(number)
+        raise
+    return number
+
+
+def _resident_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return 0

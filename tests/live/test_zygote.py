@@ -1,0 +1,69 @@
+"""Agent servers that are forks of a loaded one: whole conversations in them, whatever ends before."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from agentsvc.backends.shim import ZYGOTE
+from tests.live.client import LiveClient
+from tests.live.events import outputs
+from tests.live.installation import Installation
+from tests.live.scripts import run
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(180),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+type MakeInstallation = Callable[..., Awaitable[Installation]]
+
+
+@pytest.mark.parametrize("use_bubblewrap", ["true", "false"], ids=["bubblewrap", "plain"])
+async def test_conversations_run_in_forks_and_go_on_without_what_they_were_forked_from(
+    make_installation: MakeInstallation, use_bubblewrap: str
+) -> None:
+    server = await make_installation(
+        AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true",
+        AGENTSVC_BACKENDS__PROCESS__ZYGOTE_DELAY_SECONDS="60",
+        AGENTSVC_BACKENDS__PROCESS__USE_BUBBLEWRAP=use_bubblewrap,
+    )
+    client = server.client()
+    first, second = await asyncio.gather(
+        *(client.post("/api/v1/sandboxes") for _ in range(2)),
+    )
+    ids = [answer.json()["id"] for answer in (first, second)]
+    for sandbox_id in ids:
+        sandbox = await client.wait_for_sandbox(sandbox_id, "RUNNING")
+        assert sandbox["facts"]["started by"] == ZYGOTE
+    conversations = [await work(client, server, sandbox_id) for sandbox_id in ids]
+
+    (zygote,) = await asyncio.to_thread(zygotes, server.pid)
+    await server.restart()
+    assert not await asyncio.to_thread(Path(f"/proc/{zygote}").exists)
+    client = server.client()
+    for conversation_id in conversations:
+        await client.send(conversation_id, run("echo still $((40 + 2))"))
+        await client.until(conversation_id, lambda events: "still 42" in outputs(events))
+
+
+async def work(client: LiveClient, server: Installation, sandbox_id: str) -> str:
+    """Have an agent work in a sandbox, and return its conversation."""
+    told = run(f"echo {sandbox_id} > $HOME/name", "cat $HOME/name", "pwd")
+    conversation_id = await client.start_conversation(told, sandbox_id=sandbox_id)
+    await client.wait_for_execution(conversation_id, "finished")
+    _, name, directory = outputs(await client.events(conversation_id))
+    place = server.sandbox_dir(sandbox_id)
+    assert name == sandbox_id
+    assert directory.startswith(f"{place}/workspace")
+    assert (place / "home" / "name").read_text() == f"{sandbox_id}\n"
+    return conversation_id
+
+
+def zygotes(server: int) -> list[int]:
+    """Return the children of a server that are loaded agent servers."""
+    children = Path(f"/proc/{server}/task").glob("*/children")
+    found = [int(pid) for file in children for pid in file.read_text().split()]
+    return [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() == "agentsvc-zygote\n"]
