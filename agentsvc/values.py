@@ -125,6 +125,11 @@ def to_stored(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
 
 
+def stored_or_none(moment: datetime | None) -> str | None:
+    """Return the same for a time that there may be none of."""
+    return None if moment is None else to_stored(moment)
+
+
 def from_stored(text: str) -> datetime:
     """Return the aware UTC datetime of a stored text."""
     return datetime.fromisoformat(text)

@@ -8,7 +8,7 @@ import msgspec
 
 from agentsvc.db import Queryable, Row, Transaction
 from agentsvc.outgoing.model import Change, Delivery, DeliveryState, Subscription
-from agentsvc.values import from_stored, to_stored
+from agentsvc.values import from_stored, stored_or_none, to_stored
 
 
 class SubscriptionTable:
@@ -162,7 +162,7 @@ class DeliveryTable:
             "status": delivery.status,
             "reason": delivery.reason,
             "due_at": to_stored(delivery.due_at),
-            "settled_at": _stored(delivery.settled_at),
+            "settled_at": stored_or_none(delivery.settled_at),
         }
         return await tx.run(sql, params)
 
@@ -294,13 +294,9 @@ def _to_row(subscription: Subscription) -> Mapping[str, Any]:
         "changes": _to_json(subscription.changes),
         "created_at": to_stored(subscription.created_at),
         "updated_at": to_stored(subscription.updated_at),
-        "quiet_until": _stored(subscription.quiet_until),
-        "former_until": _stored(subscription.former_until),
+        "quiet_until": stored_or_none(subscription.quiet_until),
+        "former_until": stored_or_none(subscription.former_until),
     }
-
-
-def _stored(moment: datetime | None) -> str | None:
-    return None if moment is None else to_stored(moment)
 
 
 def _moment(text: str | None) -> datetime | None:

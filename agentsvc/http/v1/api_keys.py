@@ -11,7 +11,7 @@ from agentsvc.errors import BadRequest, InvalidRequest, NotFound
 from agentsvc.http.keys import KEYRING, PRINCIPAL
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import Time, json_response, path_text, read_json
-from agentsvc.values import MAX_INT, Secret, dashed, now, parse_time, to_stored
+from agentsvc.values import MAX_INT, Secret, dashed, now, parse_time, stored_or_none, to_stored
 
 PREFIX: Final = "/api/keys"
 
@@ -115,9 +115,9 @@ def _from_key(key: ApiKey) -> KeyInfo:
         id=key.id,
         name=key.name,
         created_at=to_stored(key.created_at),
-        last_used_at=_shown(key.last_used_at),
-        not_before=_shown(key.not_before),
-        expires_at=_shown(key.expires_at),
+        last_used_at=stored_or_none(key.last_used_at),
+        not_before=stored_or_none(key.not_before),
+        expires_at=stored_or_none(key.expires_at),
     )
 
 
@@ -133,10 +133,6 @@ def _from_caller(caller: Principal, key: ApiKey) -> CurrentKey:
         bound_org_id=None,
         user_id=dashed(caller.user_id),
     )
-
-
-def _shown(moment: datetime | None) -> str | None:
-    return None if moment is None else to_stored(moment)
 
 
 def _time(text: str | None, field: str) -> datetime | None:

@@ -1,6 +1,5 @@
 """Handlers of outgoing webhooks: where a user wants to be told of events and changes."""
 
-from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
@@ -22,7 +21,7 @@ from agentsvc.http.wire import (
     read_query,
 )
 from agentsvc.outgoing import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
-from agentsvc.values import to_stored
+from agentsvc.values import stored_or_none, to_stored
 
 PREFIX: Final = "/api/v1/webhook-subscriptions"
 
@@ -216,8 +215,8 @@ def from_subscription(subscription: Subscription) -> WebhookInfo:
         changes=list(subscription.changes),
         is_enabled=subscription.is_enabled,
         disabled_reason=subscription.disabled_reason,
-        quiet_until=_shown(subscription.quiet_until),
-        former_secret_until=_shown(subscription.former_until),
+        quiet_until=stored_or_none(subscription.quiet_until),
+        former_secret_until=stored_or_none(subscription.former_until),
         created_at=to_stored(subscription.created_at),
         updated_at=to_stored(subscription.updated_at),
     )
@@ -236,13 +235,9 @@ def from_delivery(delivery: Delivery) -> DeliveryInfo:
         status=delivery.status,
         reason=delivery.reason,
         created_at=to_stored(delivery.created_at),
-        next_attempt_at=_shown(delivery.due_at if is_pending else None),
-        settled_at=_shown(delivery.settled_at),
+        next_attempt_at=stored_or_none(delivery.due_at if is_pending else None),
+        settled_at=stored_or_none(delivery.settled_at),
     )
-
-
-def _shown(moment: datetime | None) -> str | None:
-    return None if moment is None else to_stored(moment)
 
 
 ROUTES: Final = (
