@@ -49,6 +49,7 @@ class Installation:
         self._log = directory / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[LiveClient] = []
+        self._others: list[LiveClient] = []
 
     @property
     def log(self) -> str:
@@ -102,7 +103,8 @@ class Installation:
         """Delete every sandbox and end the server; fails if anything of them is left."""
         try:
             if self._process is not None and self._process.poll() is None:
-                await self._delete_all()
+                for client in (self.client(), *self._others):
+                    await _delete_all(client)
         finally:
             for client in self._clients:
                 await client.close()
@@ -117,6 +119,11 @@ class Installation:
         client = LiveClient(self.url, self.key.reveal(), self.model)
         self._clients.append(client)
         return client
+
+    def keep(self, client: LiveClient) -> None:
+        """Have a client of another user, whose sandboxes go and who is closed with the server."""
+        self._clients.append(client)
+        self._others.append(client)
 
     # What there is of it
 
@@ -212,15 +219,6 @@ class Installation:
         self._process.send_signal(number)
         return await asyncio.to_thread(self._process.wait, PATIENCE)
 
-    async def _delete_all(self) -> None:
-        client = self.client()
-        for _ in range(10):
-            page = (await client.get("/api/v1/sandboxes/search")).json()
-            if not page["items"]:
-                return
-            for sandbox in page["items"]:
-                await client.delete(f"/api/v1/sandboxes/{sandbox['id']}")
-
     async def _remove_by_force(self) -> None:
         while found := self.processes():
             for process in found:
@@ -230,6 +228,15 @@ class Installation:
             await eventually(partial(_is_removed, group), f"{group} is empty")
         for path in [*self.sandbox_dirs(), *self.temp_dirs()]:
             await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(path)], check=True)
+
+
+async def _delete_all(client: LiveClient) -> None:
+    for _ in range(10):
+        page = (await client.get("/api/v1/sandboxes/search")).json()
+        if not page["items"]:
+            return
+        for sandbox in page["items"]:
+            await client.delete(f"/api/v1/sandboxes/{sandbox['id']}")
 
 
 def _is_removed(group: Path) -> bool:

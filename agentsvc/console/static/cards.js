@@ -8,7 +8,7 @@ import { Icon } from "./ui.js";
 const MOST_CHARS = 20_000;
 
 /** Show an item; what is folded stays open in `open`, a set, when it is scrolled away and back. */
-export function Card({ item, open, onToggle }) {
+export function Card({ item, run, open, onToggle }) {
   const fold = (head, body, kind = "") => html`
     <${Fold} head=${head} kind=${kind} isOpen=${open.has(item.key)} onToggle=${() => onToggle(item.key)}>${body}<//>
   `;
@@ -19,7 +19,7 @@ export function Card({ item, open, onToggle }) {
     case "agent":
       return html`<div class="bubble agent"><h3 class="who">Agent <${At} item=${item} /></h3><${Markdown} text=${item.text} /></div>`;
     case "tool":
-      return fold(html`<${ToolHead} item=${item} />`, () => html`<${ToolBody} item=${item} />`, toolTone(item));
+      return fold(html`<${ToolHead} item=${item} run=${run} />`, () => html`<${ToolBody} item=${item} />`, toolTone(item));
     case "thought":
       return fold(html`<${Icon} name="thought" /><span class="fold-title">Thought</span>`, () => html`<${Markdown} text=${item.text} />`, "quiet");
     case "system":
@@ -52,13 +52,13 @@ function toolTone(item) {
   return error || output?.is_error || (output?.exit_code ?? 0) > 0 ? "failed" : "";
 }
 
-function ToolHead({ item }) {
+function ToolHead({ item, run }) {
   const { icon, title, detail } = describe(item);
   return html`
     <${Icon} name=${icon} />
     <span class="fold-title">${title}</span>
     ${detail && html`<code class="fold-detail">${detail}</code>`}
-    <span class="fold-end">${outcome(item)}</span>
+    <span class="fold-end">${outcome(item, run)}</span>
   `;
 }
 
@@ -79,10 +79,11 @@ function describe({ tool, action, summary }) {
 /** Below the workspace it is clear where a file is. */
 const shortPath = (path) => (path ?? "").replace(/^.*\/workspace\/(?:project\/)?/, "");
 
-function outcome({ output, error, rejected }) {
+function outcome({ output, error, rejected }, run) {
   if (rejected) return html`<span class="pill quiet">Rejected</span>`;
   if (error) return html`<span class="pill bad">Failed</span>`;
-  if (!output) return html`<span class="pill busy">Running</span>`;
+  if (!output && run === "running") return html`<span class="pill busy">Running</span>`;
+  if (!output) return html`<span class="pill ${run === "waiting_for_confirmation" ? "warn" : "quiet"}">${run === "waiting_for_confirmation" ? "Waits" : "No result"}</span>`;
   if (output.exit_code > 0) return html`<span class="pill bad">Exit ${output.exit_code}</span>`;
   if (output.is_error) return html`<span class="pill bad">Failed</span>`;
   return html`<span class="done-mark"><${Icon} name="check" /><span class="hidden">done</span></span>`;

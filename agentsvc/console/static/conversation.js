@@ -175,7 +175,7 @@ function Talk({ conversation, run, live: { timeline, isLoaded } }) {
   };
   return html`
     ${!isLoaded && !timeline.items.length && html`<${Spinner} label="Loading the events" />`}
-    <${VirtualList} items=${timeline.items} label="What happened" show=${(item) => html`<${Card} item=${item} open=${open} onToggle=${toggle} />`}>
+    <${VirtualList} items=${timeline.items} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
       <${Draft} timeline=${timeline} />
       ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}
     <//>

@@ -1,5 +1,6 @@
 // Markdown as elements. No markup in the text is ever taken for HTML, so there is nothing to sanitise: what is
 // shown is made of the elements below only, and links lead to http, https and mailto only.
+import { useMemo } from "./vendor/hooks.js";
 import { h } from "./vendor/preact.js";
 
 const SAFE_LINK = /^(?:https?:\/\/|mailto:)/i;
@@ -14,7 +15,7 @@ const MOST_DEPTH = 8;
 
 /** Return the elements that show a text. */
 export function Markdown({ text }) {
-  return h("div", { class: "markdown" }, blocks((text ?? "").replace(/\r\n?/g, "\n").split("\n"), 0));
+  return useMemo(() => h("div", { class: "markdown" }, blocks((text ?? "").replace(/\r\n?/g, "\n").split("\n"), 0)), [text]);
 }
 
 function blocks(lines, depth) {

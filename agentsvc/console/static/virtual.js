@@ -4,6 +4,8 @@ import { html, useCallback, useLayoutEffect, useRef, useState } from "./html.js"
 const GUESS = 96;
 const MARGIN = 800;
 const AT_END = 60;
+/** Whether the browser itself keeps in place what is read, whatever changes above it. */
+const HAS_ANCHORS = CSS.supports("overflow-anchor", "auto");
 
 /** Knows how high each item is, measured or guessed, and so where it begins. */
 class Heights {
@@ -41,14 +43,16 @@ export function VirtualList({ items, show, label, children }) {
   const box = useRef(null);
   const heights = useRef(new Heights()).current;
   const isAtEnd = useRef(true);
+  const seen = useRef({ top: 0, height: 0, isLetGo: false });
   const [, redraw] = useState(0);
   const [isAway, setAway] = useState(false);
   heights.lay(items.map((item) => item.key));
-  const top = box.current?.scrollTop ?? 0;
-  const view = box.current?.clientHeight ?? 800;
-  const anchor = isAtEnd.current ? heights.total - view : top;
-  const first = items.length ? heights.at(Math.max(0, anchor - MARGIN)) : 0;
-  const last = items.length ? heights.at(anchor + view + MARGIN) : -1;
+  const findRange = () => {
+    const { scrollTop = 0, clientHeight = 800 } = box.current ?? {};
+    const top = isAtEnd.current ? heights.total - clientHeight : scrollTop;
+    return items.length ? [heights.at(Math.max(0, top - MARGIN)), heights.at(top + clientHeight + MARGIN)] : [0, -1];
+  };
+  const [first, last] = findRange();
 
   const toEnd = useCallback(() => {
     isAtEnd.current = true;
@@ -70,7 +74,7 @@ export function VirtualList({ items, show, label, children }) {
       if (target.offsetTop + known <= box.current.scrollTop) shift += height - known;
     }
     if (!isChanged) return;
-    if (shift && !isAtEnd.current) box.current.scrollTop += shift;
+    if (shift && !isAtEnd.current && !HAS_ANCHORS) box.current.scrollTop += shift;
     redraw((count) => count + 1);
   });
 
@@ -79,24 +83,51 @@ export function VirtualList({ items, show, label, children }) {
   });
   useLayoutEffect(() => () => observer.current.disconnect(), []);
 
+  const hold = () => {
+    isAtEnd.current = true;
+    seen.current.isLetGo = false;
+  };
+  /** Whoever moves up is not taken back to the end. */
+  const letGo = () => {
+    if (box.current.scrollHeight <= box.current.clientHeight) return;
+    isAtEnd.current = false;
+    seen.current.isLetGo = true;
+  };
+  const onKey = (event) => {
+    if (event.target !== box.current) return;
+    if (["Home", "PageUp", "ArrowUp"].includes(event.key)) letGo();
+    // The way there is long: nobody wants to see all of it go by.
+    if (event.key === "Home") box.current.scrollTop = 0;
+    else if (event.key === "End") toEnd();
+    else return;
+    event.preventDefault();
+  };
   const onScroll = () => {
     const { scrollTop, scrollHeight, clientHeight } = box.current;
-    isAtEnd.current = scrollHeight - scrollTop - clientHeight < AT_END;
+    const isNearEnd = scrollHeight - scrollTop - clientHeight < AT_END;
+    // What has become lower may move the list up, too.
+    const isMovedUp = scrollTop < seen.current.top && scrollHeight >= seen.current.height;
+    if (isMovedUp) isAtEnd.current &&= isNearEnd && !seen.current.isLetGo;
+    else if (isNearEnd && scrollTop >= seen.current.top) hold();
+    seen.current.top = scrollTop;
+    seen.current.height = scrollHeight;
     setAway(!isAtEnd.current);
-    redraw((count) => count + 1);
+    const range = findRange();
+    if (range[0] !== first || range[1] !== last) redraw((count) => count + 1);
   };
   const watch = useCallback((element) => element && observer.current.observe(element), []);
 
   return html`
-    <div class="scroll" ref=${box} onScroll=${onScroll} tabindex="0" role="feed" aria-label=${label}>
-      <div style=${{ height: `${heights.offsets[first] ?? 0}px` }} aria-hidden="true"></div>
+    <div class="scroll" ref=${box} onScroll=${onScroll} onKeyDown=${onKey} onTouchMove=${letGo}
+      onWheel=${(event) => event.deltaY < 0 && letGo()} onPointerDown=${(event) => event.target === box.current && letGo()} tabindex="0" role="feed" aria-label=${label}>
+      <div style=${{ height: `${heights.offsets[first] ?? 0}px` }} class="space" aria-hidden="true"></div>
       ${items.slice(first, last + 1).map((item, i) => html`
         <article key=${item.key} ref=${watch} data-key=${item.key} class="item"
           aria-posinset=${first + i + 1} aria-setsize=${items.length} aria-label=${item.label}>
           ${show(item)}
         </article>
       `)}
-      <div style=${{ height: `${Math.max(0, heights.total - (heights.offsets[last + 1] ?? 0))}px` }} aria-hidden="true"></div>
+      <div style=${{ height: `${Math.max(0, heights.total - (heights.offsets[last + 1] ?? 0))}px` }} class="space" aria-hidden="true"></div>
       ${children}
     </div>
     ${isAway && html`<button type="button" class="to-end" onClick=${toEnd}>To the end</button>`}

@@ -1,0 +1,394 @@
+"""The console in a real browser, with real agents and a scripted model."""
+
+import re
+from collections.abc import AsyncIterator, Callable
+from io import BytesIO
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Locator, Page, expect
+
+from agentsvc.auth import KeyRing, Role
+from agentsvc.db import Database
+from agentsvc.values import new_id
+from tests.live.browser import (
+    PHONE,
+    Console,
+    chromium,
+    is_too_wide,
+    picture,
+    serious,
+    state_of,
+)
+from tests.live.client import LiveClient
+from tests.live.installation import Installation
+from tests.live.scripts import DONE, run
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+MANY = 10_000
+PAGES = (
+    *("new", "setup", "sandboxes", "settings", "settings/agent", "settings/git"),
+    *("settings/sandboxes", "settings/secrets", "settings/mcp", "settings/keys"),
+    *("settings/logins", "settings/webhooks", "settings/more"),
+)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as browser:
+        yield browser
+
+
+async def new_user(shared: Installation) -> LiveClient:
+    """Return a client of a user who has nothing so far."""
+    database = await Database.open(shared.data.database)
+    try:
+        keys = KeyRing(database)
+        user_id = await keys.create_user(f"browser-{new_id()}", Role.MEMBER)
+        _, key = await keys.create_key(user_id, "browser")
+    finally:
+        await database.close()
+    client = LiveClient(shared.url, key.reveal(), shared.model)
+    shared.keep(client)
+    return client
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def somebody(shared: Installation) -> LiveClient:
+    """Return a client of a user whose conversations live in one sandbox, which runs."""
+    client = await new_user(shared)
+    await usual_settings(client)
+    answer = await client.post("/api/v1/sandboxes")
+    await client.wait_for_sandbox(answer.json()["id"], "RUNNING")
+    return client
+
+
+async def usual_settings(client: LiveClient, **fields: Any) -> None:
+    await client.save_settings(**fields)
+    answer = await client.post("/api/v1/settings", json={"sandbox_grouping_strategy": "ADD_TO_ANY"})
+    assert answer.status == 200, answer.text
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def console(browser: Browser, somebody: LiveClient) -> AsyncIterator[Console]:
+    await usual_settings(somebody)
+    async with Console.opened(browser, somebody) as console:
+        yield console
+
+
+async def test_from_the_first_run_to_a_finished_conversation(
+    browser: Browser, shared: Installation
+) -> None:
+    client = await new_user(shared)
+    async with Console.opened(browser, client) as console:
+        page = await console.page()
+        await page.wait_for_url("**/#/setup")
+        await page.get_by_label("Model", exact=True).fill("openai/scripted")
+        await page.get_by_label("API key").fill("not-the-key")
+        await page.get_by_label("Base URL").fill(shared.model.url)
+        await page.get_by_role("button", name="Save and test").click()
+        await expect(page.get_by_text("The provider does not accept the key")).to_be_visible()
+        await picture(page, "first-run-failed")
+        await page.get_by_label("API key").fill(shared.model.key.reveal())
+        await page.get_by_role("button", name="Save and test").click()
+        await expect(page.get_by_text("The model answers.")).to_be_visible()
+        await picture(page, "first-run")
+
+        await page.get_by_role("link", name="Start a conversation").click()
+        await page.get_by_label("Message").fill(run("echo from the $((6 * 7))nd page"))
+        await page.get_by_role("button", name="Start").click()
+        await expect(page.get_by_text("Start the sandbox").first).to_be_visible()
+        await expect(the_end(page)).to_be_visible()
+        await expect(state_of(page)).to_have_text("Finished")
+        call = page.locator(".fold-head").filter(has_text="echo from")
+        await expect(call).to_have_attribute("aria-expanded", "false")
+        await call.press("Enter")
+        await expect(page.locator(".output", has_text="from the 42nd page")).to_be_visible()
+        assert await serious(page) == []
+        await picture(page, "conversation")
+        assert [one["title"] for one in await titles(client)] != ["Test of the model"]
+
+
+async def titles(client: LiveClient) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await client.get("/api/v1/app-conversations/search")).json()[
+        "items"
+    ]
+    return found
+
+
+def the_end(page: Page) -> Locator:
+    """Return what shows that every command ran."""
+    return page.locator(".bubble.agent", has_text=DONE)
+
+
+async def start(page: Page, text: str) -> None:
+    await page.get_by_label("Message").fill(text)
+    await page.get_by_role("button", name="Start").click()
+
+
+async def test_what_is_asked_can_be_confirmed_and_rejected(console: Console) -> None:
+    await usual_settings(console.client, confirmation_mode=True, security_analyzer="none")
+    page = await console.page("new")
+    await start(page, run("echo yes-$((20 + 1))", "echo no-$((20 + 2))"))
+    confirmation = page.get_by_role("region", name="Confirmation")
+    await expect(confirmation.get_by_text("echo yes-")).to_be_visible()
+    await expect(state_of(page)).to_have_text("Needs you")
+    assert await serious(page) == []
+    await picture(page, "confirmation")
+    await confirmation.get_by_role("button", name="Confirm").click()
+    await expect(confirmation.get_by_text("echo no-")).to_be_visible()
+    await confirmation.get_by_label("Reason, if you reject").fill("not that one")
+    await confirmation.get_by_role("button", name="Reject").click()
+    rejected = page.locator(".fold.rejected")
+    await expect(rejected).to_contain_text("echo no-")
+    await rejected.get_by_role("button").click()
+    await expect(page.get_by_text("not that one")).to_be_visible()
+    await page.locator(".fold-head").filter(has_text="echo yes-").click()
+    await expect(page.locator(".output", has_text="yes-21")).to_be_visible()
+
+
+async def test_a_start_that_fails_says_why_and_can_be_tried_again(console: Console) -> None:
+    await usual_settings(console.client, llm_api_key="not-the-key")
+    page = await console.page("new")
+    await start(page, run("true"))
+    await expect(page.get_by_role("heading", name="The start failed")).to_be_visible()
+    await expect(page.get_by_role("alert")).to_contain_text("Check `llm_api_key` in the settings")
+    assert await serious(page) == []
+    await picture(page, "failed-start")
+    await usual_settings(console.client)
+    await page.get_by_role("button", name="Try again").click()
+    await expect(page.get_by_label("Message")).to_have_value(run("true"))
+    await page.get_by_role("button", name="Start").click()
+    await expect(the_end(page)).to_be_visible()
+
+
+async def test_a_conversation_is_interrupted_and_goes_on_and_its_sandbox_sleeps_and_wakes(
+    console: Console,
+) -> None:
+    page = await console.page("new")
+    await start(page, run("sleep 600", "echo went-$((8 + 1))"))
+    await expect(page.locator(".fold-head").filter(has_text="sleep 600")).to_be_visible()
+    await page.get_by_role("button", name="Interrupt").click()
+    await expect(state_of(page)).to_have_text("Paused")
+    await page.get_by_role("button", name="Resume").click()
+    await expect(the_end(page)).to_be_visible()
+    await expect(page.locator(".fold-head").filter(has_text="echo went-")).to_be_visible()
+    address = page.url
+
+    await page.get_by_role("link", name="Sandboxes").click()
+    card = page.locator("li.card", has=page.get_by_role("button", name="Delete")).first
+    await card.get_by_role("button", name="Pause").click()
+    await expect(card.get_by_text("Paused", exact=True)).to_be_visible()
+    await page.goto(address)
+    await expect(state_of(page)).to_have_text("Asleep")
+    await picture(page, "asleep")
+    await page.get_by_role("button", name="Resume the sandbox").click()
+    await expect(page.get_by_text("The sandbox is paused.")).to_be_hidden()
+    await page.goto(f"{address}/files")
+    await expect(page.get_by_role("heading", name="workspace")).to_be_visible()
+    await expect(page.get_by_text("The sandbox does not run")).to_be_hidden()
+
+
+async def test_two_tabs_and_a_reload_in_the_middle_see_the_same(console: Console) -> None:
+    first = await console.page("new")
+    await start(first, run(*(f"sleep 0.4; echo step-{i}-$((i + 1))" for i in range(6))))
+    await expect(first.locator(".fold-head").filter(has_text="step-1")).to_be_visible()
+    second = await console.page(first.url.partition("#/")[2])
+    await first.reload()
+    for page in (first, second):
+        await expect(the_end(page)).to_have_count(1)
+        for i in range(6):
+            await expect(page.locator(".fold-head").filter(has_text=f"step-{i}-")).to_have_count(1)
+        await expect(state_of(page)).to_have_text("Finished")
+    await second.get_by_label("Message to the agent").fill("[script:say]")
+    await second.get_by_role("button", name="Send").click()
+    for page in (first, second):
+        await expect(page.locator(".bubble.agent", has_text="Hello.")).to_have_count(1)
+
+
+async def test_files_and_changes_of_the_workspace_are_shown(console: Console) -> None:
+    page = await console.page("new")
+    await start(page, run("mkdir -p sub && echo first >sub/new.txt && git status --short"))
+    await expect(the_end(page)).to_be_visible()
+    await page.get_by_role("link", name="Changes").click()
+    await page.get_by_role("button", name="sub/new.txt").click()
+    await expect(page.locator(".diff-line.added", has_text="first")).to_be_visible()
+    assert await serious(page) == []
+    await picture(page, "changes")
+    await page.get_by_role("link", name="Files", exact=True).click()
+    await page.get_by_role("button", name="sub").click()
+    await page.get_by_role("button", name="new.txt").click()
+    await expect(page.locator(".output", has_text="first")).to_be_visible()
+    await page.get_by_role("link", name="Ports").click()
+    await expect(page.get_by_role("link", name="Worker 1")).to_be_visible()
+
+
+HOSTILE = """<img src=x onerror="document.title='harmed'"><script>document.title='harmed'</script>
+
+[first](javascript:document.title='harmed') [second](data:text/html,x) **[third](https://example.org/)**
+
+```html
+<b>code</b>
+```"""
+
+
+def made_up(number: int) -> dict[str, Any]:
+    """Return one of many events, as an agent server writes them."""
+    text = f"Message {number}\n\n" + "A line with `code` in it.\n" * (number % 7)
+    text = HOSTILE if number == MANY - 1 else text
+    return {
+        "kind": "MessageEvent",
+        "id": new_id(),
+        "timestamp": f"2026-01-01T{number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}.000",
+        "source": "agent" if number % 2 else "user",
+        "llm_message": {"role": "assistant", "content": [{"type": "text", "text": text}]},
+    }
+
+
+async def test_ten_thousand_events_have_few_elements_and_no_text_becomes_markup(
+    console: Console, record_property: Callable[[str, object], None]
+) -> None:
+    client = console.client
+    conversation_id = await client.start_conversation("[script:say]")
+    seen = await client.wait_for_execution(conversation_id, "finished")
+    events = BytesIO(msgspec.json.encode([made_up(i) for i in range(MANY)]))
+    answer = await client.post(
+        f"/api/v1/webhooks/events/{conversation_id}",
+        data=events,
+        headers={"X-Session-API-Key": seen["session_api_key"], "Content-Type": "application/json"},
+    )
+    assert answer.status == 200, answer.text
+    page = await console.page(f"c/{conversation_id}")
+    last = page.locator(f"[aria-posinset='{MANY - 1}']")
+    await expect(last).to_be_visible()
+    assert await page.locator("article").count() < 100
+    feed = page.get_by_role("feed")
+    await feed.focus()
+    await feed.press("Home")
+    await expect(page.locator("[aria-posinset='1']")).to_be_visible()
+    assert await page.locator("article").count() < 100
+    await feed.evaluate("(feed) => { feed.scrollTop = feed.scrollHeight / 2; }")
+    await expect(page.locator(f"[aria-posinset='{MANY // 2}']")).to_have_count(1)
+    record_property("slowest frame in ms", await page.evaluate(SCROLL))
+    assert await page.locator("article").count() < 100
+    await picture(page, "many-events")
+    await page.get_by_role("button", name="To the end").click()
+    hostile = page.locator("article", has_text="onerror")
+    await expect(hostile).to_be_visible()
+    assert await hostile.locator("a").evaluate_all("(all) => all.map((one) => one.href)") == [
+        "https://example.org/"
+    ]
+    assert await hostile.locator("img, script, b").count() == 0
+    await expect(hostile.locator("pre")).to_have_text("<b>code</b>")
+
+
+SCROLL = """async () => {
+  const feed = document.querySelector('[role=feed]');
+  const frame = () => new Promise(requestAnimationFrame);
+  let slowest = 0;
+  for (let i = 0; i < 40; i += 1) {
+    const began = performance.now();
+    feed.scrollTop -= 700;
+    await frame();
+    await frame();
+    slowest = Math.max(slowest, (performance.now() - began) / 2);
+  }
+  return slowest;
+}"""
+
+
+async def test_on_a_phone_the_list_and_the_conversation_are_pages_of_their_own(
+    browser: Browser, somebody: LiveClient
+) -> None:
+    await usual_settings(somebody)
+    text = run("echo 'a very long line, " + "so long that it does not fit, " * 9 + "ends'")
+    conversation_id = await somebody.start_conversation(text)
+    await somebody.wait_for_execution(conversation_id, "finished")
+    async with Console.opened(browser, somebody, viewport=PHONE, has_touch=True) as console:
+        page = await console.page()
+        row = page.locator(f"a.row[href='#/c/{conversation_id}']")
+        await expect(row).to_be_visible()
+        await picture(page, "phone-list")
+        assert not await is_too_wide(page)
+        await row.click()
+        await expect(the_end(page)).to_be_visible()
+        await expect(page.get_by_label("Message to the agent")).to_be_visible()
+        await expect(row).to_be_hidden()
+        await page.locator(".fold-head").filter(has_text="long line").click()
+        await picture(page, "phone-conversation")
+        assert not await is_too_wide(page)
+        assert await serious(page) == []
+        await page.get_by_role("link", name="Back").click()
+        await expect(row).to_be_visible()
+        for path in PAGES:
+            await page.goto(f"{somebody.base_url}/#/{path}")
+            await expect(page.locator("main h1")).to_be_visible()
+            assert not await is_too_wide(page), path
+
+
+async def test_no_page_stands_in_the_way_of_anybody(console: Console) -> None:
+    page = await console.page()
+    for path in PAGES:
+        await page.goto(f"{console.client.base_url}/#/{path}")
+        await expect(page.locator("main h1")).to_be_visible()
+        await expect(page.locator(".spinner")).to_have_count(0)
+        assert await serious(page) == [], path
+        await picture(page, f"light-{path.replace('/', '-')}")
+        await page.emulate_media(color_scheme="dark")
+        assert await serious(page, "color-contrast") == [], path
+        await picture(page, f"dark-{path.replace('/', '-')}")
+        await page.emulate_media(color_scheme="light")
+
+
+async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
+    client = console.client
+    page = await console.page("settings/agent")
+    await page.get_by_label("Steps", exact=True).fill("77")
+    await page.get_by_role("switch", name="Ask before the agent acts").check()
+    await page.get_by_role("button", name="Save").first.click()
+    await expect(page.get_by_text("Saved", exact=True)).to_be_visible()
+    settings = (await client.get("/api/v1/settings")).json()
+    assert (settings["max_iterations"], settings["confirmation_mode"]) == (77, True)
+
+    await page.get_by_role("link", name="Secrets").click()
+    await page.get_by_label("Name").fill("no name")
+    await page.get_by_label("Value").fill("hush")
+    await page.get_by_role("button", name="Store").click()
+    await expect(page.get_by_role("alert")).to_be_visible()
+    await page.get_by_label("Name").fill("CONSOLE_TEST")
+    await page.get_by_role("button", name="Store").click()
+    await expect(page.locator("code", has_text="CONSOLE_TEST")).to_be_visible()
+    await page.get_by_role("button", name="Delete CONSOLE_TEST").click()
+    await expect(page.locator("code", has_text="CONSOLE_TEST")).to_be_hidden()
+
+    await page.get_by_role("link", name="MCP servers").click()
+    await page.get_by_label("Name").fill("notes")
+    await page.get_by_label("URL").fill("https://notes.example/mcp")
+    await page.get_by_role("button", name="Add").click()
+    await expect(page.get_by_role("button", name="Remove notes")).to_be_visible()
+    await page.get_by_role("button", name="Remove notes").click()
+    await expect(page.get_by_role("button", name="Remove notes")).to_be_hidden()
+
+    await page.get_by_role("link", name="API keys").click()
+    await page.get_by_label("Name").fill("made here")
+    await page.get_by_role("button", name="Make a key").click()
+    key = await page.locator(".copyable code").inner_text()
+    assert re.fullmatch(r"asvc_\S+", key)
+    row = page.locator(".entries li", has_text="made here")
+    await row.get_by_role("button", name="Revoke").click()
+    await expect(row).to_be_hidden()
+
+
+async def test_who_logs_out_sees_nothing_more(console: Console) -> None:
+    page = await console.page("new")
+    await page.get_by_role("button", name="Log out").click()
+    await page.wait_for_url("**/login")
+    await page.goto(f"{console.client.base_url}/#/sandboxes")
+    await page.wait_for_url("**/login")
