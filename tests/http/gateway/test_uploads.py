@@ -73,7 +73,7 @@ async def test_what_stands_behind_a_long_body_is_the_next_request(
 async def test_a_connection_goes_on_after_a_body_that_nobody_read(
     box: Box, *, in_chunks: bool
 ) -> None:
-    framing, raw = _framed(b"x" * SIZE, in_chunks=in_chunks)
+    framing, raw = _framed(b"x" * 400 * KIB, in_chunks=in_chunks)
     wire = await Wire.open(box.service)
     wire.send(head("POST", box.path("/hasty"), _key(box), framing))
     wire.send(raw[: 100 * KIB])
