@@ -51,6 +51,8 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
 
 type IsWanted = Callable[[Announcement], bool]
 type Tell = Callable[[Announcement], None]
+type _Place = tuple[str, str | None]
+"""Whose news are listened for, and those of which conversation, None for everything."""
 
 
 class Overrun(Exception):
@@ -61,29 +63,35 @@ class Announcements:
     """Passes on what is announced to those who listen for it."""
 
     def __init__(self) -> None:
-        self._listeners: defaultdict[str, dict[object, Tell]] = defaultdict(dict)
+        self._listeners: defaultdict[_Place, dict[object, Tell]] = defaultdict(dict)
 
     def announce(self, news: Announcement) -> None:
         """Tell everyone who listens; call it after the transaction has committed."""
-        for tell in self._listeners.get(news.user_id, {}).values():
-            tell(news)
+        for place in _places(news):
+            for tell in self._listeners.get(place, {}).values():
+                tell(news)
 
     def subscribe(
         self,
         user_id: str,
         is_wanted: IsWanted,
         *,
+        conversation_id: str | None = None,
         most_waiting: int = MOST_WAITING,
         most_waiting_bytes: int = MOST_WAITING_BYTES,
     ) -> "Subscription":
-        """Listen, from now on until `close`, for what of a user's is wanted."""
+        """Listen, from now on until `close`, for what of a user's is wanted.
+
+        What is about other conversations costs nothing where only one is listened for.
+        """
+        place = (user_id, conversation_id)
         subscription = Subscription(
             is_wanted,
             most_waiting=most_waiting,
             most_waiting_bytes=most_waiting_bytes,
-            on_close=lambda ended: self._forget(user_id, ended),
+            on_close=lambda ended: self._forget(place, ended),
         )
-        self._listeners[user_id][subscription] = subscription.put
+        self._listeners[place][subscription] = subscription.put
         return subscription
 
     def watch(self, user_id: str, tell: Tell) -> Callable[[], None]:
@@ -92,18 +100,26 @@ class Announcements:
         `tell` never waits, and starts and ends no listening.
         """
         key = object()
-        self._listeners[user_id][key] = tell
-        return lambda: self._forget(user_id, key)
+        place = (user_id, None)
+        self._listeners[place][key] = tell
+        return lambda: self._forget(place, key)
 
     def count(self) -> int:
         """Return how many listen."""
         return sum(map(len, self._listeners.values()))
 
-    def _forget(self, user_id: str, key: object) -> None:
-        listeners = self._listeners.get(user_id, {})
+    def _forget(self, place: "_Place", key: object) -> None:
+        listeners = self._listeners.get(place, {})
         listeners.pop(key, None)
         if not listeners:
-            self._listeners.pop(user_id, None)
+            self._listeners.pop(place, None)
+
+
+def _places(news: Announcement) -> tuple["_Place", ...]:
+    everything = (news.user_id, None)
+    if news.conversation_id is None:
+        return (everything,)
+    return everything, (news.user_id, news.conversation_id)
 
 
 class Subscription:

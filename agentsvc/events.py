@@ -6,7 +6,9 @@ generations to know. A log belongs to its conversation and is deleted with it. W
 announced, and so is each streaming delta that is not.
 """
 
+import itertools
 import logging
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -25,6 +27,9 @@ LARGEST_EVENT_BYTES: Final = 4 * 1024 * 1024
 DELTA_KIND: Final = "StreamingDeltaEvent"
 
 _LONGEST_TEXT = 255
+_LATEST_BYTES = 64 * 1024
+_LATEST_EVENTS = 100
+_LATEST_CONVERSATIONS = 64
 
 type _Key = tuple[str, int]
 
@@ -72,6 +77,7 @@ class EventLog:
         self._db = db
         self._announcements = announcements
         self._store_deltas = store_deltas
+        self._latest = _Latest()
 
     async def append(
         self, tx: Transaction, conversation_id: str, raw: Iterable[bytes | msgspec.Raw]
@@ -151,7 +157,13 @@ class EventLog:
         limit: int,
         most_bytes: int,
     ) -> list[StoredEvent]:
-        """Return events as `read_range` does, so few that little more than the bytes are read."""
+        """Return events as `read_range` does, so few that little more than the bytes are read.
+
+        Those that were stored a moment ago are at hand for everyone who follows a conversation.
+        """
+        latest = self._latest.find(conversation_id, from_seq, to_seq)
+        if latest:
+            return latest[:limit]
         return await EventTable.read_stretch(
             self._db,
             conversation_id,
@@ -182,6 +194,7 @@ class EventLog:
         new = [pair for event_id, pair in batch.found.items() if event_id not in state.known]
         events = _number(conversation_id, state.next_seq, new)
         if events:
+            tx.after_commit(lambda: self._latest.add(conversation_id, events))
             await EventTable.insert_many(tx, events)
             await EventTable.set_next_seq(tx, conversation_id, state.next_seq + len(events))
         for news in _news(state, conversation_id, batch.order, events):
@@ -315,6 +328,36 @@ def _news(
             conversation_id=conversation_id,
             seq=last,
         )
+
+
+class _Latest:
+    """The events that were stored last: a few, of the conversations that had any last."""
+
+    def __init__(self) -> None:
+        self._windows: OrderedDict[str, deque[StoredEvent]] = OrderedDict()
+
+    def add(self, conversation_id: str, events: Sequence[StoredEvent]) -> None:
+        """Remember events that follow each other; what does not follow what was known replaces it."""
+        window = self._windows.pop(conversation_id, deque())
+        if window and window[-1].seq + 1 != events[0].seq:
+            window.clear()
+        window.extend(events)
+        size = sum(len(event.body) for event in window)
+        while window and (size > _LATEST_BYTES or len(window) > _LATEST_EVENTS):
+            size -= len(window.popleft().body)
+        self._windows[conversation_id] = window
+        if len(self._windows) > _LATEST_CONVERSATIONS:
+            self._windows.popitem(last=False)
+
+    def find(self, conversation_id: str, from_seq: int, to_seq: int | None) -> list[StoredEvent]:
+        """Return the events between two numbers, nothing unless all of them are known."""
+        window = self._windows.get(conversation_id)
+        if to_seq is None or not window or not window[0].seq <= from_seq <= to_seq:
+            return []
+        if to_seq > window[-1].seq:
+            return []
+        first = window[0].seq
+        return list(itertools.islice(window, from_seq - first, to_seq - first + 1))
 
 
 def _forms(event_id: str) -> set[str]:

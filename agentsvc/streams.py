@@ -127,7 +127,10 @@ class ConversationStream:
         behind its `last` event.
         """
         with self._announcements.subscribe(
-            self._user_id, self._is_wanted, most_waiting_bytes=MOST_WAITING_BYTES
+            self._user_id,
+            self._is_wanted,
+            conversation_id=self._id,
+            most_waiting_bytes=MOST_WAITING_BYTES,
         ) as news:
             last = await self._events.find_last(self._id)
             if last is None or last < self.last:
@@ -145,8 +148,6 @@ class ConversationStream:
                         return
 
     def _is_wanted(self, news: Announcement) -> bool:
-        if news.conversation_id != self._id:
-            return False
         if news.subject is Subject.DELTA:
             return self._is_live
         is_end = news.subject is Subject.CONVERSATION and news.is_deleted

@@ -151,3 +151,19 @@ def test_who_watches_is_told_at_once_until_the_end() -> None:
     assert others == [news(1), news(3)]
     end_other()
     assert announcements.count() == 0
+
+
+async def test_who_listens_for_one_conversation_hears_of_no_other() -> None:
+    announcements = Announcements()
+    with (
+        announcements.subscribe("u", anything, conversation_id="c") as one,
+        announcements.subscribe("u", anything) as everything,
+    ):
+        for name in ("c", "d"):
+            announcements.announce(
+                Announcement(subject=Subject.EVENTS, user_id="u", id=name, conversation_id=name)
+            )
+        announcements.announce(Announcement(subject=Subject.SANDBOX, user_id="u", id="s"))
+        assert [news.id for news in await one.take()] == ["c"]
+        assert [news.id for news in await everything.take()] == ["c", "d", "s"]
+    assert announcements.count() == 0
