@@ -32,7 +32,7 @@ from agentsvc.events import EventLog
 from agentsvc.gateway.admission import Admission
 from agentsvc.gitproviders import GitProviders
 from agentsvc.hookspecs import Event
-from agentsvc.http import description, ops, runtime, v0, v1
+from agentsvc.http import description, metrics, ops, runtime, v0, v1
 from agentsvc.http.console import mount_console
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
 from agentsvc.http.keys import (
@@ -155,7 +155,7 @@ def published_routes(config: Config) -> tuple[Route, ...]:
 def _add_routes(app: web.Application, config: Config) -> None:
     """Mount what the configuration asks for; whatever it uses is among the clean-up contexts."""
     description.install(app)
-    mount(app, [*ops.ROUTES, *description.ROUTES, *v1.ROUTES])
+    mount(app, [*ops.ROUTES, *metrics.ROUTES, *description.ROUTES, *v1.ROUTES])
     mount_console(app, prefix=prefix_of(config.server.public_url))
     if config.server.device_login:
         mount(app, v1.LOGIN_ROUTES)

@@ -164,6 +164,11 @@ class Database:
         self._body: asyncio.Task[Any] | None = None
         self._writing = asyncio.create_task(self._write_until_closed(), name="database writer")
 
+    @property
+    def path(self) -> Path:
+        """The file itself."""
+        return self._path
+
     @classmethod
     async def open(
         cls, path: Path, *, migrations: Path = MIGRATIONS, busy_seconds: float = 5

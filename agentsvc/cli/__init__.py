@@ -26,6 +26,7 @@ COMMANDS: Final = (
     "backup",
     "restore",
     "db",
+    "systemd",
     "prune",
     "webhooks",
     "config",

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -20,12 +20,13 @@ from agentsvc import __version__, logs
 from agentsvc.app import build_app
 from agentsvc.auth import SHORTEST_KEY, KeyRing, Role
 from agentsvc.cli import callbacks
+from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, load_config
-from agentsvc.config import BOOTSTRAP_KEY_VARIABLE, Config
+from agentsvc.config import BOOTSTRAP_KEY_VARIABLE, Config, Loaded
 from agentsvc.datadir import DataDir
 from agentsvc.db import lock_data_dir
 from agentsvc.errors import NotAuthenticated, StartFailed
-from agentsvc.http.keys import SANDBOXES
+from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
 from agentsvc.http.links import prefix_of
 from agentsvc.http.routes import LOGIN_PATH
 from agentsvc.http.server import make_runner
@@ -57,11 +58,17 @@ def command(
 
     SIGTERM or Ctrl-C lets requests finish and leaves sandboxes running; a second one ends the
     process at once. The first start makes the data directory and prints an admin API key.
-    AGENTSVC_BOOTSTRAP_KEY sets that key instead, for automation.
+    AGENTSVC_BOOTSTRAP_KEY sets that key instead, for automation. SIGHUP reads the configuration
+    again; `log.level` counts at once, and the log names what counts from the next start on.
     """
-    loaded = load_config(
-        config_file, server__host=host, server__port=port, server__data_dir=data_dir
-    )
+
+    def read() -> Loaded:
+        return load_config(
+            config_file, server__host=host, server__port=port, server__data_dir=data_dir
+        )
+
+    loaded = read()
+    manager = Manager(os.environ)
     bootstrap_key = read_bootstrap_key(os.environ)
     masker = logs.configure(loaded.config.log.level, loaded.config.log.format)
     if bootstrap_key is not None:
@@ -84,7 +91,7 @@ def command(
                 )
                 click.echo(f"\n    {link}\n")
             _say_where(places, loaded.path)
-            _run(config, places, listener)
+            _run(config, places, listener, manager, Reload(manager, loaded, read))
 
 
 def read_bootstrap_key(environ: Mapping[str, str]) -> Secret | None:
@@ -197,14 +204,26 @@ def _say_where(places: DataDir, config_file: Path | None) -> None:
     click.echo(f"  config      {config_file or 'defaults, no file was read'}\n")
 
 
-def _run(config: Config, places: DataDir, listener: socket.socket) -> None:
+def _run(
+    config: Config,
+    places: DataDir,
+    listener: socket.socket,
+    manager: Manager,
+    reload: Callable[[], None],
+) -> None:
     try:
-        asyncio.run(_serve(config, places, listener))
+        asyncio.run(_serve(config, places, listener, manager, reload))
     except asyncio.CancelledError:
         click.echo("agentsvc has stopped", err=True)
 
 
-async def _serve(config: Config, places: DataDir, listener: socket.socket) -> None:
+async def _serve(
+    config: Config,
+    places: DataDir,
+    listener: socket.socket,
+    manager: Manager,
+    reload: Callable[[], None],
+) -> None:
     """Serve until a signal cancels this task; what was started is stopped on the way out."""
     _cancel_on_signal()
     app = await build_app(config, data_dir=places.path)
@@ -221,11 +240,28 @@ async def _serve(config: Config, places: DataDir, listener: socket.socket) -> No
             note_url(places, url_of(listener))
             url = config.server.public_url or url_of(listener)
             click.echo(f"agentsvc {__version__} is ready: {url}")
+            _stay_in_touch(app, manager, reload)
+            manager.tell("READY=1", f"STATUS=listening at {url}")
             # What a server is made of stays: no collection has to look at it again.
             gc.freeze()
             await asyncio.Event().wait()
     finally:
+        manager.tell("STOPPING=1")
         await runner.cleanup()
+
+
+def _stay_in_touch(app: web.Application, manager: Manager, reload: Callable[[], None]) -> None:
+    """Take SIGHUP, and show whoever watches that requests and the database go on."""
+    # In a terminal it means that the terminal is gone, and ends the server as before.
+    if not os.isatty(0):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+    async def beat() -> None:
+        await app[DATABASE].one("SELECT 1")
+        manager.tell("WATCHDOG=1")
+
+    if manager.beat_seconds:
+        app[SUPERVISOR].loop("watchdog", beat, every_seconds=manager.beat_seconds)
 
 
 def note_url(places: DataDir, url: str) -> None:

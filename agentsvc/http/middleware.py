@@ -41,6 +41,7 @@ from agentsvc.http.keys import (
     SANDBOXES,
 )
 from agentsvc.http.login_cookie import login_token
+from agentsvc.http.measures import Measures
 from agentsvc.http.routes import KEY_PARAMETER, Handler, Scope, is_page, route_of
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
@@ -79,11 +80,13 @@ class Activity:
 
 
 ACTIVITY: Final[web.AppKey[Activity]] = web.AppKey("activity", Activity)
+MEASURES: Final[web.AppKey[Measures]] = web.AppKey("measures", Measures)
 
 _REQUEST_SECONDS: Final[web.AppKey[float]] = web.AppKey("request_seconds", float)
 _CORS_ORIGINS: Final[web.AppKey[frozenset[str]]] = web.AppKey("cors_origins")
 _ERROR_CODE: Final[web.RequestKey[str]] = web.RequestKey("error_code", str)
 _HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
 _CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
 _EXPOSED: Final = "Retry-After, X-Request-Id"
@@ -107,6 +110,7 @@ def install(
     `before_callers` see a request before it is asked for its key.
     """
     app[ACTIVITY] = Activity()
+    app[MEASURES] = Measures()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_REQUEST_SECONDS] = request_seconds
     app.middlewares.extend((trace_request, close_on_bad_body, map_errors, answer_preflight))
@@ -123,10 +127,12 @@ async def trace_request(request: web.Request, handler: Handler) -> web.StreamRes
         request.app[ACTIVITY].note()
     began = monotonic()
     status = 0
+    request.app[MEASURES].running += 1
     try:
         response = await handler(request)
         status = response.status
     finally:
+        _measure(request, status, monotonic() - began)
         _write_access_line(request, status, round((monotonic() - began) * 1000, 1))
     return response
 
@@ -350,6 +356,20 @@ def _break_off(request: web.Request, failure: Exception) -> web.StreamResponse:
     if request.transport is not None:
         request.transport.abort()
     raise ConnectionResetError("the response broke off") from failure
+
+
+def _measure(request: web.Request, status: int, seconds: float) -> None:
+    """Count a request by its route; whatever a client makes up is one route, and one method."""
+    measures, route = request.app[MEASURES], route_of(request)
+    measures.running -= 1
+    is_forwarded = request.get(IS_FORWARDED, False)
+    name = "sandbox" if is_forwarded else "none"
+    measures.note(
+        method=request.method if route or request.method in _METHODS else "other",
+        route=name if route is None else route.path,
+        status=status,
+        seconds=None if is_forwarded or (route is not None and route.is_stream) else seconds,
+    )
 
 
 def _write_access_line(request: web.Request, status: int, duration_ms: float) -> None:

@@ -17,6 +17,7 @@ import pytest
 from agentsvc.cli.serve import bind, read_bootstrap_key, with_addresses
 from agentsvc.config import Config, ServerConfig
 from agentsvc.errors import StartFailed
+from agentsvc.values import new_id
 
 BOOTSTRAP_KEY = "bootstrap-key-of-forty-characters-or-so"
 
@@ -328,3 +329,76 @@ def test_an_address_of_another_machine_is_refused(host: str) -> None:
     with pytest.raises(StartFailed, match=r"is not an address of this machine") as caught:
         bind(host, 0)
     assert caught.value.hint
+
+
+class Listener:
+    """What systemd is to a server: a socket that is told things."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # An abstract name: one in a directory may be too long.
+        self.name = f"agentsvc-test-{new_id()}"
+        self._socket.bind(f"\0{self.name}")
+        self._socket.settimeout(30)
+
+    def read_until(self, text: str) -> str:
+        while text not in (told := self._socket.recv(4096).decode()):
+            pass
+        return told
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def systemd() -> Iterator[Listener]:
+    listener = Listener()
+    yield listener
+    listener.close()
+
+
+def test_systemd_hears_when_the_server_is_ready_alive_and_stopping(
+    start: Start, systemd: Listener
+) -> None:
+    server = start(NOTIFY_SOCKET=f"@{systemd.name}", WATCHDOG_USEC="200000")
+    assert f"STATUS=listening at {server.url}" in systemd.read_until("READY=1")
+    systemd.read_until("WATCHDOG=1")
+    systemd.read_until("WATCHDOG=1")
+    assert server.stop() == 0
+    systemd.read_until("STOPPING=1")
+
+
+def test_sighup_reads_the_configuration_again(
+    start: Start, systemd: Listener, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[log]\nlevel = "info"\n')
+    server = start("--config", str(file), NOTIFY_SOCKET=f"@{systemd.name}")
+    systemd.read_until("READY=1")
+    for text in (
+        '[log]\nlevel = "debug"\n[events]\nheartbeat_seconds = 5.0\n',
+        '[log]\nlevel = "loud"\n',
+    ):
+        file.write_text(text)
+        server.process.send_signal(signal.SIGHUP)
+        assert "MONOTONIC_USEC=" in systemd.read_until("RELOADING=1")
+        systemd.read_until("READY=1")
+    assert server.status_for(server.printed_key) == 200
+    assert server.stop() == 0
+    log = server.process.communicate()[1]
+    assert "configuration reloaded" in log
+    assert re.search("these keys count from the next start on.*events.heartbeat_seconds", log)
+    assert re.search("configuration not reloaded.*log.level", log)
+
+
+def test_a_unit_for_systemd_names_what_the_server_is_started_with(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "agentsvc", "systemd", "--user", "agents", "--data-dir", "/srv/a %"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(tmp_path),
+    )
+    lines = result.stdout.splitlines()
+    assert f"ExecStart={sys.executable} -m agentsvc serve --data-dir '/srv/a %%'" in lines
+    assert {"Type=notify-reload", "User=agents", 'ReadWritePaths="/srv/a %%"'} <= set(lines)

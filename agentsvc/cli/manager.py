@@ -1,0 +1,85 @@
+"""What a server and whatever manages it tell each other: systemd's notifications, and SIGHUP."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import msgspec
+
+from agentsvc.config import Config, Loaded
+from agentsvc.errors import StartFailed
+
+log = logging.getLogger(__name__)
+
+_RELOADED = "log.level"
+
+
+class Manager:
+    """Tells systemd how the server is; says nothing where there is none.
+
+    What systemd says in the environment is taken out of it, so that nothing else answers for the
+    server.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        self._address = environ.pop("NOTIFY_SOCKET", "")
+        is_ours = environ.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        period = environ.pop("WATCHDOG_USEC", "")
+        self.beat_seconds = int(period) / 2e6 if is_ours and period.isdecimal() else 0.0
+        """How often `tell` has to be called with WATCHDOG=1; 0 for never."""
+
+    def tell(self, *lines: str) -> None:
+        """Tell something, such as READY=1; whoever does not listen is left alone."""
+        if not self._address:
+            return
+        name = self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.connect(f"\0{name[1:]}" if name.startswith("@") else name)
+                sender.send("\n".join(lines).encode())
+        except OSError as exc:
+            log.warning("service manager not told", extra={"reason": str(exc)})
+
+
+class Reload:
+    """Reads the configuration again, and takes over what can change while the server runs."""
+
+    def __init__(self, manager: Manager, loaded: Loaded, read: Callable[[], Loaded]) -> None:
+        self._manager = manager
+        self._config = loaded.config
+        self._read = read
+
+    def __call__(self) -> None:
+        """Do it; a configuration that is wrong changes nothing."""
+        now_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={now_usec}")
+        try:
+            config = self._read().config
+        except StartFailed as exc:
+            log.error("configuration not reloaded", extra={"reason": exc.message})  # noqa: TRY400  # it has no traceback
+        else:
+            logging.getLogger().setLevel(config.log.level.upper())
+            changed = sorted(differences(self._config, config))
+            left = [key for key in changed if key != _RELOADED]
+            log.info("configuration reloaded", extra={"keys": changed})
+            if left:
+                log.warning("these keys count from the next start on", extra={"keys": left})
+            self._config = config
+        self._manager.tell("READY=1")
+
+
+def differences(before: Config, after: Config) -> Iterator[str]:
+    """Yield the keys that have other values, as they are written in messages."""
+    yield from _differences(msgspec.to_builtins(before), msgspec.to_builtins(after), "")
+
+
+def _differences(before: Any, after: Any, name: str) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted(before.keys() | after.keys()):
+            path = f"{name}.{key}" if name else key
+            yield from _differences(before.get(key), after.get(key), path)
+    elif before != after:
+        yield name

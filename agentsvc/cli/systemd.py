@@ -1,0 +1,77 @@
+"""`agentsvc systemd`: prints a unit with which systemd runs the server."""
+
+import getpass
+import shlex
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
+
+_UNIT: Final = """\
+[Unit]
+Description=agentsvc, conversations of software agents
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+Type=notify-reload
+ExecStart={command}
+User={user}
+Restart=on-failure
+RestartSec=2
+WatchdogSec=60
+TimeoutStopSec=60
+# Sandboxes go on when the server stops or is updated.
+KillMode=process
+# Limits of sandboxes are groups below the server's own.
+Delegate=yes
+LimitNOFILE=65536
+UMask=0077
+ReadWritePaths={data_dir}
+NoNewPrivileges=yes
+ProtectSystem=full
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+# Not set, since bubblewrap makes sandboxes with them: PrivateUsers, RestrictNamespaces,
+# ProtectProc, ProtectControlGroups, ProtectKernelTunables, PrivateTmp, SystemCallFilter.
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@click.command(
+    "systemd",
+    epilog=example(
+        "agentsvc systemd --data-dir /srv/agents | sudo tee /etc/systemd/system/agentsvc.service",
+        "sudo systemctl daemon-reload && sudo systemctl enable --now agentsvc",
+    ),
+)
+@click.option("--user", metavar="NAME", help="User the server runs as; otherwise you.")
+@data_dir_option
+@config_option
+def command(user: str | None, data_dir: str | None, config_file: Path | None) -> None:
+    """Print a unit for systemd: it says when the server is ready, and restarts one that hangs.
+
+    `systemctl reload agentsvc` reads the configuration again.
+    """
+    loaded = load_config(config_file, server__data_dir=data_dir)
+    places = data_dir_of(loaded)
+    parts = [sys.executable, "-m", "agentsvc", "serve", "--data-dir", str(places.path.absolute())]
+    if loaded.path is not None:
+        parts += ["--config", str(loaded.path.absolute())]
+    # In a unit, a percent sign begins a specifier.
+    line = shlex.join(parts).replace("%", "%%")
+    where = str(places.path.absolute()).replace("%", "%%")
+    click.echo(
+        _UNIT.format(command=line, user=user or getpass.getuser(), data_dir=f'"{where}"'), nl=False
+    )

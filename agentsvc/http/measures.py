@@ -1,0 +1,105 @@
+"""Counts requests and their times, and writes figures as Prometheus reads them. Pure.
+
+A small part of the text format is all that is needed, so no library is.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+BOUNDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0)
+"""The upper bounds of the parts into which times of requests are sorted, in seconds."""
+
+type Labels = Mapping[str, str]
+type Sample = tuple[str, Labels, float]
+"""What stands behind the name of the family, such as `_count`; labels; the value."""
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure with all its values; `kind` is gauge, counter or histogram."""
+
+    name: str
+    kind: str
+    help: str
+    samples: tuple[Sample, ...]
+
+
+def gauge(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
+    """Return a figure that goes up and down."""
+    found = tuple(("", labels, value) for labels, value in samples)
+    return Family(name=f"agentsvc_{name}", kind="gauge", help=text, samples=found)
+
+
+def counter(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
+    """Return a figure that only grows while the server runs."""
+    found = tuple(("", labels, value) for labels, value in samples)
+    return Family(name=f"agentsvc_{name}", kind="counter", help=text, samples=found)
+
+
+def to_text(families: Iterable[Family]) -> str:
+    """Return figures in the text format, version 0.0.4."""
+    return "".join(f"{line}\n" for family in families for line in _lines(family))
+
+
+class Measures:
+    """What was measured of requests since the start; the labels are few, since routes are."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, str], int] = {}
+        self._times: dict[str, list[float]] = {}
+        self.running = 0
+
+    def note(self, *, method: str, route: str, status: int, seconds: float | None) -> None:
+        """Count a request that is over; a stream or what a sandbox answered has no time here."""
+        key = (method, route, str(status))
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if seconds is not None:
+            times = self._times.setdefault(route, [0.0] * (len(BOUNDS) + 2))
+            times[bisect_left(BOUNDS, seconds)] += 1
+            times[-1] += seconds
+
+    def families(self) -> Iterator[Family]:
+        """Yield the figures of requests."""
+        yield counter(
+            "requests_total",
+            "Requests that are over; status 0 is one whose client went away.",
+            (
+                ({"method": method, "route": route, "status": status}, count)
+                for (method, route, status), count in sorted(self._counts.items())
+            ),
+        )
+        yield gauge("requests_running", "Requests and streams that go on.", [({}, self.running)])
+        yield Family(
+            name="agentsvc_request_seconds",
+            kind="histogram",
+            help="Time from the head of a request to the end of its answer, streams aside.",
+            samples=tuple(
+                sample
+                for route, times in sorted(self._times.items())
+                for sample in _histogram({"route": route}, times)
+            ),
+        )
+
+
+def _histogram(labels: Labels, times: list[float]) -> Iterator[Sample]:
+    count = 0.0
+    for bound, part in zip((*BOUNDS, float("inf")), times[:-1], strict=True):
+        count += part
+        yield "_bucket", {**labels, "le": "+Inf" if bound == float("inf") else f"{bound:g}"}, count
+    yield "_sum", labels, times[-1]
+    yield "_count", labels, count
+
+
+def _lines(family: Family) -> Iterator[str]:
+    yield f"# HELP {family.name} {family.help}"
+    yield f"# TYPE {family.name} {family.kind}"
+    for suffix, labels, value in family.samples:
+        inside = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+        shown = f"{{{inside}}}" if inside else ""
+        yield f"{family.name}{suffix}{shown} {value:.10g}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
