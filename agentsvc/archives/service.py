@@ -32,10 +32,11 @@ from agentsvc.errors import (
     StartRefused,
 )
 from agentsvc.orders import WhenFull
+from agentsvc.paging import Page, cut
 from agentsvc.sandboxconfig import ArchivesConfig
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
 from agentsvc.supervisor import Supervisor
-from agentsvc.values import decode_cursor, encode_cursor, new_id, now, to_stored
+from agentsvc.values import new_id, now, to_stored
 
 log = logging.getLogger(__name__)
 
@@ -91,12 +92,8 @@ class Archives:
         self, user_id: str, *, page_id: str | None, limit: int
     ) -> tuple[list[Archive], str | None]:
         """Return a page of a user's archives, newest first, and the id of the next page."""
-        before = decode_cursor(page_id, str, str) if page_id is not None else None
-        found = await self._table.search(user_id, before, limit + 1)
-        page = found[:limit]
-        if len(found) <= limit:
-            return page, None
-        return page, encode_cursor(to_stored(page[-1].created_at), page[-1].id)
+        found = await self._table.search(user_id, Page.newest_first(page_id), limit + 1)
+        return cut(found, limit, lambda one: (to_stored(one.created_at), one.id))
 
     async def delete(self, user_id: str, archive_id: str) -> None:
         """Remove an archive; raises NotFound, and Conflict for one that is being saved."""

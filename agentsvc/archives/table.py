@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from agentsvc.archives.model import Archive, ArchiveState, Rest
 from agentsvc.db import Database, Queryable, Row, Transaction
+from agentsvc.paging import Page
 from agentsvc.values import from_stored, to_stored
 
 _SELECT: Final = """SELECT id, user_id, conversation_id, title, sandbox_id, working_dir, directory,
@@ -56,17 +57,11 @@ class ArchiveTable:
         row = await (reader or self._db).one(_SELECT + " WHERE id = :id", {"id": archive_id})
         return _from_row(row) if row else None
 
-    async def search(
-        self, user_id: str, before: tuple[str, str] | None, limit: int
-    ) -> list[Archive]:
-        """Return a user's archives, newest first, those after the given (created_at, id)."""
-        created_at, last_id = before or ("~", "~")
-        rows = await self._db.all(
-            _SELECT + " WHERE user_id = :user_id AND (created_at, id) < (:created_at, :last_id)"
-            " ORDER BY created_at DESC, id DESC LIMIT :limit",
-            {"user_id": user_id, "created_at": created_at, "last_id": last_id, "limit": limit},
-        )
-        return [_from_row(row) for row in rows]
+    async def search(self, user_id: str, page: Page, limit: int) -> list[Archive]:
+        """Return so many of a user's archives, from where a page begins."""
+        where, params = ["user_id = :user_id"], {"user_id": user_id}
+        end = page.sql("", where, params, limit)
+        return [_from_row(row) for row in await self._db.all(_SELECT + end, params)]
 
     async def unfinished(self) -> list[str]:
         """Return the ids of the archives that are still to be saved."""

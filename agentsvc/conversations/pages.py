@@ -1,12 +1,11 @@
-"""Pages by key: the end of a statement that goes on where the last page stopped. Pure."""
+"""In which order conversations and their starts are listed, and where a page begins. Pure."""
 
 from collections.abc import Mapping
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from agentsvc.errors import InvalidRequest
 from agentsvc.orders import ConversationSort, StartSort
+from agentsvc.paging import Page
 from agentsvc.values import decode_cursor
 
 _SORTS: Final[Mapping[str, tuple[str, bool]]] = {
@@ -19,38 +18,15 @@ _SORTS: Final[Mapping[str, tuple[str, bool]]] = {
 }
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """The SQL of one page: conditions, order, and how to make the id of the next one."""
-
-    expression: str
-    descending: bool
-    after: tuple[str, str] | None
-
-    @classmethod
-    def of(cls, sort: ConversationSort | StartSort, page_id: str | None) -> "Page":
-        """Return the page behind a page id; raises InvalidRequest for a foreign one."""
-        expression, descending = _SORTS[sort]
-        after: tuple[str, str] | None = None
-        if page_id is not None:
-            order, key, last = decode_cursor(page_id, str, str, str)
-            if order != sort:
-                raise InvalidRequest(
-                    "page_id was given for another sort order", loc=("query", "page_id")
-                )
-            after = (key, last)
-        return cls(expression=expression, descending=descending, after=after)
-
-    def sql(self, prefix: str, where: list[str], params: dict[str, Any], limit: int) -> str:
-        """Return the end of a statement, and add to the conditions and parameters."""
-        sign, word = ("<", "DESC") if self.descending else (">", "ASC")
-        expression = self.expression.replace("title", f"{prefix}title")
-        if expression == self.expression:
-            expression = prefix + expression
-        if self.after is not None:
-            where.append(f"({expression}, {prefix}id) {sign} (:after_key, :after_id)")
-            params["after_key"], params["after_id"] = self.after
-        params["limit"] = limit
-        return (
-            f" WHERE {' AND '.join(where)} ORDER BY {expression} {word}, {prefix}id {word}"
-            " LIMIT :limit"
-        )
+def page_of(sort: ConversationSort | StartSort, page_id: str | None) -> Page:
+    """Return the page behind a page id; raises InvalidRequest for a foreign one."""
+    expression, descending = _SORTS[sort]
+    after: tuple[str, str] | None = None
+    if page_id is not None:
+        order, key, last = decode_cursor(page_id, str, str, str)
+        if order != sort:
+            raise InvalidRequest(
+                "page_id was given for another sort order", loc=("query", "page_id")
+            )
+        after = (key, last)
+    return Page(expression=expression, descending=descending, after=after)

@@ -18,15 +18,15 @@ from agentsvc.conversations.model import (
     Metrics,
     TitleSource,
 )
-from agentsvc.conversations.pages import Page
+from agentsvc.conversations.pages import page_of
 from agentsvc.db import Database, Queryable, Row, Transaction
 from agentsvc.orders import (
     ExecutionStatus,
     Provider,
     Trigger,
 )
+from agentsvc.paging import cut
 from agentsvc.values import (
-    encode_cursor,
     from_stored,
     now,
     to_stored,
@@ -167,19 +167,19 @@ class ConversationTable:
         self, user_id: str, query: ConversationQuery, *, page_id: str | None, limit: int
     ) -> tuple[list[Conversation], str | None]:
         """Return a page of a user's conversations and the id of the next page."""
-        page = Page.of(query.sort, page_id)
+        page = page_of(query.sort, page_id)
         where, params = _conditions(user_id, query)
         end = page.sql("c.", where, params, limit + 1)
         rows = await self._db.all(_SELECT + end, params)
-        found = [_from_row(row) for row in rows[:limit]]
-        if len(rows) <= limit:
-            return found, None
-        last = found[-1]
-        key = {
-            "created_at": to_stored(last.created_at),
-            "updated_at": to_stored(last.updated_at),
-        }.get(page.expression, last.title or "")
-        return found, encode_cursor(str(query.sort), key, last.id)
+
+        def key_of(last: Conversation) -> tuple[str, str, str]:
+            key = {
+                "created_at": to_stored(last.created_at),
+                "updated_at": to_stored(last.updated_at),
+            }.get(page.expression, last.title or "")
+            return str(query.sort), key, last.id
+
+        return cut([_from_row(row) for row in rows], limit, key_of)
 
     async def count(self, user_id: str, query: ConversationQuery) -> int:
         """Return how many of a user's conversations a query finds."""

@@ -12,10 +12,11 @@ import msgspec
 
 from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.conversations.model import Generation, Stage, StartTask
-from agentsvc.conversations.pages import Page
+from agentsvc.conversations.pages import page_of
 from agentsvc.db import Database, Queryable, Row, Transaction
 from agentsvc.orders import StartOrder, StartSort, StartStatus
-from agentsvc.values import Secret, encode_cursor, from_stored, to_stored
+from agentsvc.paging import cut
+from agentsvc.values import Secret, from_stored, to_stored
 from agentsvc.vault import Vault
 
 _SELECT_TASK: Final = """SELECT id, user_id, conversation_id, status, detail, sandbox_id, agent_server_url,
@@ -126,16 +127,16 @@ class StartTaskTable:
         limit: int,
     ) -> tuple[list[StartTask], str | None]:
         """Return a page of a user's start tasks and the id of the next page."""
-        page = Page.of(sort, page_id)
+        page = page_of(sort, page_id)
         where, params = _task_conditions(user_id, conversation_id, created_at_gte)
         end = page.sql("", where, params, limit + 1)
         rows = await self._db.all(_SELECT_TASK + end, params)
-        found = [self._from_row(row) for row in rows[:limit]]
-        if len(rows) <= limit:
-            return found, None
-        last = found[-1]
-        moment = last.created_at if page.expression == "created_at" else last.updated_at
-        return found, encode_cursor(str(sort), to_stored(moment), last.id)
+
+        def key_of(last: StartTask) -> tuple[str, str, str]:
+            moment = last.created_at if page.expression == "created_at" else last.updated_at
+            return str(sort), to_stored(moment), last.id
+
+        return cut([self._from_row(row) for row in rows], limit, key_of)
 
     async def count(
         self, user_id: str, *, conversation_id: str | None, created_at_gte: datetime | None

@@ -14,6 +14,7 @@ from agentsvc.outgoing.model import Change, Delivery, DeliveryState, Subscriptio
 from agentsvc.outgoing.signing import new_secret
 from agentsvc.outgoing.table import DeliveryTable, SubscriptionTable
 from agentsvc.outgoing.targets import check_url
+from agentsvc.paging import cut
 from agentsvc.values import Secret
 from agentsvc.vault import Vault
 
@@ -135,9 +136,7 @@ class Webhooks:
         found = await DeliveryTable.search(
             self._db, subscription_id, state=state, before=before, limit=limit + 1
         )
-        if len(found) <= limit:
-            return found, None
-        return found[:limit], values.encode_cursor(found[limit - 1].number)
+        return cut(found, limit, lambda one: (one.number,))
 
     async def replay(self, user_id: str, subscription_id: str, delivery_id: str) -> Delivery:
         """Make a delivery again, or at once if it is pending; raises NotFound."""

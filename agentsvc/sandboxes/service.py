@@ -22,6 +22,7 @@ from agentsvc.errors import (
     Unsupported,
 )
 from agentsvc.orders import WhenFull
+from agentsvc.paging import Page, cut
 from agentsvc.plugins import BackendRegistry
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.calls import BackendCalls
@@ -41,8 +42,6 @@ from agentsvc.sandboxes.use_table import Removal, Unused, UseTable
 from agentsvc.settings import SettingsStore
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import (
-    decode_cursor,
-    encode_cursor,
     monotonic,
     new_id,
     new_key,
@@ -154,12 +153,8 @@ class Sandboxes:
         self, user_id: str, *, page_id: str | None, limit: int
     ) -> tuple[list[Sandbox], str | None]:
         """Return a page of a user's sandboxes, newest first, and the id of the next page."""
-        before = decode_cursor(page_id, str, str) if page_id is not None else None
-        found = await self._table.search(user_id, before, limit + 1)
-        page = found[:limit]
-        if len(found) <= limit:
-            return page, None
-        return page, encode_cursor(to_stored(page[-1].created_at), page[-1].id)
+        found = await self._table.search(user_id, Page.newest_first(page_id), limit + 1)
+        return cut(found, limit, lambda one: (to_stored(one.created_at), one.id))
 
     async def find_running(self, user_id: str) -> list[Sandbox]:
         """Return those of a user's sandboxes that run and shall go on, the oldest first."""
@@ -284,10 +279,11 @@ class Sandboxes:
 
         return await self._db.write(body)
 
-    async def find_of_client(self, user_id: str, client_id: str) -> Sandbox | None:
-        """Return the sandbox a user's client knows by an id of its own."""
-        known = await self._clients.find(user_id, client_id)
-        return (await self.find_many(user_id, [known]))[0] if known else None
+    async def find_of_clients(self, user_id: str, client_ids: Sequence[str]) -> list[Sandbox]:
+        """Return the sandboxes that a user's clients know by ids of their own, in this order."""
+        found = await self._table.find_of_clients(user_id, client_ids)
+        by_id = {sandbox.client_id: sandbox for sandbox in found}
+        return [by_id[one] for one in dict.fromkeys(client_ids) if one in by_id]
 
     async def all_of_clients(self, user_id: str) -> list[Sandbox]:
         """Return every sandbox that a user's clients know by ids of their own."""

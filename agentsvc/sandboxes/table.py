@@ -1,6 +1,6 @@
 """The SQL of sandboxes: rows in, structs out. No logic."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -8,6 +8,7 @@ import msgspec
 
 from agentsvc.backend import Cause, Endpoint, Handle, Isolation, PausedAs, Phase, Report, Spec
 from agentsvc.db import Database, Queryable, Row, Transaction
+from agentsvc.paging import Page
 from agentsvc.sandboxes.state import Sandbox, Target
 from agentsvc.values import Secret, from_stored, now, sha256, to_stored
 from agentsvc.vault import Vault
@@ -20,6 +21,10 @@ _SELECT: Final = """SELECT id, user_id, spec_id, spec, backend, target, phase, r
 
 _OF_USER_BY_IDS: Final = """ WHERE user_id = :user_id AND target <> 'deleted'
     AND id IN (SELECT value FROM json_each(:ids))"""
+
+_OF_USER_BY_CLIENT_IDS: Final = """ WHERE user_id = :user_id AND target <> 'deleted' AND id IN (
+      SELECT sandbox_id FROM client_sandboxes
+      WHERE user_id = :user_id AND client_id IN (SELECT value FROM json_each(:ids)))"""
 
 _spec = msgspec.json.Decoder(Spec)
 _handle = msgspec.json.Decoder(Handle)
@@ -210,18 +215,19 @@ class SandboxTable:
         )
         return {row["id"]: self._from_row(row) for row in rows}
 
-    async def search(
-        self, user_id: str, before: tuple[str, str] | None, limit: int
-    ) -> list[Sandbox]:
-        """Return a user's sandboxes, newest first, those after the given (created_at, id)."""
-        created_at, last_id = before or ("~", "~")
+    async def find_of_clients(self, user_id: str, client_ids: Sequence[str]) -> list[Sandbox]:
+        """Return those of a user's sandboxes that clients know by these ids of their own."""
         rows = await self._db.all(
-            _SELECT + " WHERE user_id = :user_id AND target <> 'deleted'"
-            " AND (created_at, id) < (:created_at, :last_id)"
-            " ORDER BY created_at DESC, id DESC LIMIT :limit",
-            {"user_id": user_id, "created_at": created_at, "last_id": last_id, "limit": limit},
+            _SELECT + _OF_USER_BY_CLIENT_IDS,
+            {"user_id": user_id, "ids": _encode(client_ids).decode()},
         )
         return [self._from_row(row) for row in rows]
+
+    async def search(self, user_id: str, page: Page, limit: int) -> list[Sandbox]:
+        """Return so many of a user's sandboxes, from where a page begins."""
+        where, params = ["user_id = :user_id", "target <> 'deleted'"], {"user_id": user_id}
+        end = page.sql("", where, params, limit)
+        return [self._from_row(row) for row in await self._db.all(_SELECT + end, params)]
 
     async def running_of_user(self, user_id: str) -> list[Sandbox]:
         """Return a user's sandboxes that run and shall go on running."""

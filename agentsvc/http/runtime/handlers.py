@@ -1,6 +1,6 @@
 """Handlers of the remote runtime API."""
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.errors import BadRequest, NotFound, OrderRejected, SandboxLimitReached
 from agentsvc.http.keys import CONFIG, PRINCIPAL, SANDBOXES
 from agentsvc.http.links import links_of
-from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, Example, Route, Scope
+from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, Example, Handler, Route, Scope
 from agentsvc.http.runtime.types import (
     DONE,
     Runtime,
@@ -47,16 +47,17 @@ async def post_start(request: web.Request) -> web.Response:
 async def get_batch(request: web.Request) -> web.Response:
     """GET /sessions/batch: unknown sessions are left out."""
     ids = check_ids(read_query(request, SessionIds).ids)
-    found = [await _find(request, session_id) for session_id in dict.fromkeys(ids)]
-    return json_response([_shown(request, one) for one in found if one is not None])
+    found = await request.app[SANDBOXES].find_of_clients(request[PRINCIPAL].user_id, ids)
+    return json_response([_shown(request, one) for one in found])
 
 
 async def get_session(request: web.Request) -> web.Response:
     """GET /sessions/{session_id}."""
-    found = await _find(request, path_text(request, "session_id"))
-    if found is None:
+    ids = [path_text(request, "session_id")]
+    found = await request.app[SANDBOXES].find_of_clients(request[PRINCIPAL].user_id, ids)
+    if not found:
         raise NotFound("There is no such session")
-    return json_response(_shown(request, found))
+    return json_response(_shown(request, found[0]))
 
 
 async def get_runtime(request: web.Request) -> web.Response:
@@ -99,10 +100,6 @@ def _shown(request: web.Request, sandbox: Sandbox) -> Runtime:
     return from_sandbox(sandbox, links_of(request), at_root=at_root)
 
 
-async def _find(request: web.Request, session_id: str) -> Sandbox | None:
-    return await request.app[SANDBOXES].find_of_client(request[PRINCIPAL].user_id, session_id)
-
-
 async def _chosen(request: web.Request) -> Sandbox:
     return await _get(request, (await read_json(request, _CHOICE)).runtime_id)
 
@@ -115,6 +112,20 @@ async def _get(request: web.Request, runtime_id: str) -> Sandbox:
     return sandbox
 
 
+def _route(method: str, path: str, handler: Handler, summary: str, **more: Any) -> Route:
+    """Return a route for any user, whose key is where clients of this API put it."""
+    return Route(
+        method=method,
+        path=PREFIX + path,
+        handler=handler,
+        scope=Scope.USER,
+        rank="P2",
+        summary=summary,
+        key_header="X-API-Key",
+        **more,
+    )
+
+
 _EXAMPLE_START: Final = {
     "image": "process",
     "session_id": EXAMPLE_ID,
@@ -123,101 +134,77 @@ _EXAMPLE_START: Final = {
 _EXAMPLE_CHOICE: Final = {"runtime_id": EXAMPLE_ID}
 
 ROUTES: Final = (
-    Route(
-        method="POST",
-        path=f"{PREFIX}/start",
-        handler=post_start,
-        scope=Scope.USER,
-        rank="P2",
-        summary="Start a runtime, or get the one of this session",
+    _route(
+        "POST",
+        "/start",
+        post_start,
+        "Start a runtime, or get the one of this session",
         body=RuntimeStart,
         answer=Runtime,
         errors=(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached),
         example=Example(body=_EXAMPLE_START),
-        key_header="X-API-Key",
     ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/sessions/batch",
-        handler=get_batch,
-        scope=Scope.USER,
-        rank="P2",
-        summary="Get the runtimes of several sessions",
+    _route(
+        "GET",
+        "/sessions/batch",
+        get_batch,
+        "Get the runtimes of several sessions",
         query=SessionIds,
         answer=list[Runtime],
         errors=(BadRequest,),
         example=Example(query={"ids": [EXAMPLE_ID]}),
-        key_header="X-API-Key",
     ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/sessions/{{session_id}}",
-        handler=get_session,
-        scope=Scope.USER,
-        rank="P2",
-        summary="Get the runtime of a session",
+    _route(
+        "GET",
+        "/sessions/{session_id}",
+        get_session,
+        "Get the runtime of a session",
         answer=Runtime,
         errors=(NotFound,),
-        key_header="X-API-Key",
     ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/runtime/{{runtime_id}}",
-        handler=get_runtime,
-        scope=Scope.USER,
-        rank="P2",
-        summary="Get a runtime",
+    _route(
+        "GET",
+        "/runtime/{runtime_id}",
+        get_runtime,
+        "Get a runtime",
         answer=Runtime,
         errors=(NotFound,),
-        key_header="X-API-Key",
     ),
-    Route(
-        method="GET",
-        path=f"{PREFIX}/list",
-        handler=get_list,
-        scope=Scope.USER,
-        rank="P2",
-        summary="List the runtimes that run",
+    _route(
+        "GET",
+        "/list",
+        get_list,
+        "List the runtimes that run",
         answer=RuntimeList,
-        key_header="X-API-Key",
     ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/pause",
-        handler=post_pause,
-        scope=Scope.USER,
-        rank="P2",
-        summary="Pause a runtime",
+    _route(
+        "POST",
+        "/pause",
+        post_pause,
+        "Pause a runtime",
         body=RuntimeChoice,
         answer=RuntimeDone,
         errors=OF_SANDBOXES,
         example=Example(body=_EXAMPLE_CHOICE),
-        key_header="X-API-Key",
     ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/resume",
-        handler=post_resume,
-        scope=Scope.USER,
-        rank="P2",
-        summary="Resume a runtime",
+    _route(
+        "POST",
+        "/resume",
+        post_resume,
+        "Resume a runtime",
         body=RuntimeChoice,
         answer=Runtime,
         errors=OF_SANDBOXES,
         example=Example(body=_EXAMPLE_CHOICE),
-        key_header="X-API-Key",
     ),
-    Route(
-        method="POST",
-        path=f"{PREFIX}/stop",
-        handler=post_stop,
-        scope=Scope.USER,
-        rank="P2",
-        summary="Remove a runtime with all its files",
+    _route(
+        "POST",
+        "/stop",
+        post_stop,
+        "Remove a runtime with all its files",
         body=RuntimeChoice,
         answer=RuntimeDone,
         errors=OF_SANDBOXES,
         example=Example(body=_EXAMPLE_CHOICE),
-        key_header="X-API-Key",
     ),
 )

@@ -210,6 +210,19 @@ async def test_an_image_that_no_spec_has_is_refused(service: Service) -> None:
     assert "runtime_api.spec" in answer.json()["detail"]
 
 
+async def test_a_batch_has_each_session_once_and_those_of_the_caller_only(
+    service: Service,
+) -> None:
+    plane, other = await make_plane(service), await make_plane(service, "bob")
+    ids = ["one", "two", "three"]
+    for session_id in ids:
+        await plane.start(session_id=session_id)
+    await other.start(session_id="four")
+    query = "&".join(f"ids={one}" for one in ("three", "four", "one", "absent", "three"))
+    batch = (await plane.get(f"/sessions/batch?{query}")).json()
+    assert [one["session_id"] for one in batch] == ["three", "one"]
+
+
 async def test_too_many_sessions_at_once_are_refused(service: Service) -> None:
     plane = await make_plane(service)
     query = "&".join(f"ids={number}" for number in range(101))
