@@ -16,7 +16,7 @@ import pytest_asyncio
 from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.client import LiveClient
-from tests.live.containers import Engine, our_engine
+from tests.live.containers import Engine, our_engine, our_podman
 from tests.live.engines import EngineFailed
 from tests.live.installation import Installation, secret
 from tests.live.scripts import SCRIPTS
@@ -63,6 +63,27 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
             yield engine
     except EngineFailed as exc:
         unavailable(str(exc))
+
+
+@pytest.fixture(scope="session")
+def podman(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[Engine]:
+    """Return Podman with the Docker engine's base image, the same one for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    try:
+        with our_podman(
+            base.parent if "PYTEST_XDIST_WORKER" in os.environ else base, engine
+        ) as found:
+            yield found
+    except EngineFailed as exc:
+        unavailable(str(exc))
+
+
+@pytest.fixture(scope="session")
+def gvisor(engine: Engine) -> Engine:
+    """Return the Docker engine, which has gVisor."""
+    if reason := engine.why_no_gvisor():
+        pytest.skip(reason)
+    return engine
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

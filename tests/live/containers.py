@@ -19,8 +19,9 @@ import msgspec
 
 from agentsvc.images import default_name
 from agentsvc.values import monotonic
-from tests.live import engines
+from tests.live import engines, podman
 from tests.live.engines import EngineFailed, Lease
+from tests.live.podman import PodmanLease
 
 VARIABLE = "TEST_ENGINE"
 """An engine to use, by its URL, or the directory of one that CI has begun."""
@@ -58,6 +59,14 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         volumes = self.ask(f"/volumes{query}")["Volumes"] or ()
         return sorted(found + [f"volume {one['Name']}" for one in volumes])
 
+    def why_no_gvisor(self) -> str:
+        """Say why it runs no containers in gVisor, or nothing if it does."""
+        if engines.which("runsc") is None:
+            return "there is no gVisor here: its program is runsc"
+        if "runsc" not in self.ask("/info")["Runtimes"]:
+            return "gVisor's runsc runs no command on this kernel, or the engine was not told of it"
+        return ""
+
     async def left(self, instance_id: str) -> list[str]:
         """Name the same, without keeping others waiting."""
         return await asyncio.to_thread(self.has, instance_id)
@@ -75,6 +84,17 @@ def our_engine(directory: Path) -> Iterator[Engine]:
         raise EngineFailed(reason)
     with Lease(place) as lease:
         yield _ready(lease.url, place)
+
+
+@contextmanager
+def our_podman(directory: Path, source: Engine) -> Iterator[Engine]:
+    """Give Podman with the base image of another engine, which has a Python; raises EngineFailed."""
+    if reason := podman.why_not():
+        raise EngineFailed(reason)
+    with PodmanLease(directory / "podman") as lease:
+        with engines.one_at_a_time(lease.directory, "image"):
+            podman.carry_image(engines.BASE, source.socket, lease.socket)
+        yield Engine(url=lease.url, address=source.address, image=engines.BASE)
 
 
 def _ready(url: str, place: Path) -> Engine:

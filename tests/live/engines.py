@@ -17,6 +17,7 @@ import fcntl
 import http.client
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -37,7 +38,11 @@ _FIREWALL: Final = (("iptables", "filter"), ("iptables", "nat"))
 _LINKS: Final = ("docker0", "br-")
 # They outlive whoever started them, who is not to be blamed for not waiting.
 _KEEPERS: Final[list["subprocess.Popen[bytes]"]] = []
-_PARTS: Final = ("containerd", "docker", "runc", "runsc")
+_PARTS: Final = (
+    *("containerd", "docker", "runc", "runsc"),
+    *("aardvark-dns", "conmon", "crun", "netavark", "podman"),
+)
+_SHOWS_ALL: Final = "/proc/sys/net/core/rmem_default"
 
 
 class EngineFailed(Exception):
@@ -58,7 +63,7 @@ class Lease:
 
     @property
     def url(self) -> str:
-        return f"unix://{self.directory}/docker.sock"
+        return f"unix://{self.socket}"
 
     @property
     def socket(self) -> Path:
@@ -100,32 +105,36 @@ class Lease:
         """End the engine in this way and wait until its keeper has started it again."""
         pid = int((self.directory / "dockerd.pid").read_text())
         os.kill(pid, how)
-        _wait(lambda: not _is_alive(pid), STOP_SECONDS, "the engine ends")
-        _wait(lambda: answers(self.socket), START_SECONDS, "the engine is back")
+        wait(lambda: not is_alive(pid), STOP_SECONDS, "the engine ends")
+        wait(lambda: answers(self.socket), START_SECONDS, "the engine is back")
 
     def _start(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self.directory.with_suffix(".log")
         with log.open("ab") as output:
             keeper = subprocess.Popen(
-                [
-                    *(sys.executable, str(Path(__file__).resolve()), "keep", str(self.directory)),
-                    *(["--alone"] if self._alone else []),
-                    *(f"--engine={argument}" for argument in self._arguments),
-                ],
+                self.keepers_command(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
         _KEEPERS.append(keeper)
-        _wait(
+        wait(
             lambda: answers(self.socket) or keeper.poll() is not None,
             START_SECONDS,
             "the engine answers",
         )
         if keeper.poll() is not None:
-            raise EngineFailed(f"the Docker engine does not start: {_tail(log)}")
+            raise EngineFailed(f"the engine does not start: {tail(log)}")
+
+    def keepers_command(self) -> list[str]:
+        """Return what keeps the engine."""
+        return [
+            *(sys.executable, str(Path(__file__).resolve()), "keep", str(self.directory)),
+            *(["--alone"] if self._alone else []),
+            *(f"--engine={argument}" for argument in self._arguments),
+        ]
 
 
 class _Keeper:
@@ -141,13 +150,15 @@ class _Keeper:
 
     def run(self) -> None:
         (self.directory / "keeper.pid").write_text(str(os.getpid()))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         if self.alone:
             _own_network()
-        self._before = {table: _rules(*table) for table in _FIREWALL}
+        self._before = {table: rules(*table) for table in _FIREWALL}
         self._links = _links()
         try:
+            self._arguments += [] if self.alone else _gvisor(self.directory)
             self._start()
-            _wait(self._is_up, START_SECONDS, "the engine answers")
+            wait(self._is_up, START_SECONDS, "the engine answers")
             self._wait_for_the_last()
         finally:
             self._remove()
@@ -172,16 +183,14 @@ class _Keeper:
         return answers(self.directory / "docker.sock")
 
     def _wait_for_the_last(self) -> None:
-        """Return when nobody uses the engine any more; start it again when it was ended."""
-        with self.directory.with_suffix(".users").open("a") as users:
-            while True:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self._remove()
-                    return
-                if self._engine is not None and self._engine.poll() is not None:
-                    self._start()
-                time.sleep(0.1)
+        """Remove the engine when nobody uses it any more; start it again when it was ended."""
+
+        def look_after_it() -> None:
+            if self._engine is not None and self._engine.poll() is not None:
+                self._start()
+
+        with last_user_gone(self.directory, look_after_it):
+            self._remove()
 
     def _remove(self) -> None:
         if self._engine is None:
@@ -196,12 +205,16 @@ class _Keeper:
         except subprocess.TimeoutExpired:
             engine.kill()
             engine.wait()
-        _end_processes(self.directory)
-        _unmount(self.directory)
+        end_processes(self.directory)
+        unmount(self.directory)
         if not self.alone:
-            _remove_links(_links() - self._links)
+            remove_links(_links() - self._links)
             for table, before in self._before.items():
-                _remove_rules(*table, before)
+                # Podman's are for its own keeper to remove.
+                remove_rules(
+                    *table, lambda rule, old=before: not is_podmans(rule) and rule not in old
+                )
+                _restore_policies(*table, before)
         shutil.rmtree(self.directory, ignore_errors=True)
         if self.directory.exists():
             print(f"something is left in {self.directory}", flush=True)  # noqa: T201  # to the log
@@ -211,7 +224,7 @@ def why_not() -> str:
     """Say why no engine can be started here, or nothing if one can."""
     if os.geteuid() != 0:
         return "a Docker engine is started by root only"
-    if _which("dockerd") is None:
+    if which("dockerd") is None:
         return "there is no dockerd here: install docker.io"
     if _links() & {"docker0"}:
         return (
@@ -299,6 +312,20 @@ def ask(
         connection.close()
 
 
+@contextlib.contextmanager
+def download(path: Path, url: str, *, timeout: float = 600) -> Iterator[IO[bytes]]:
+    """Give the body of an answer to be read as it comes."""
+    connection = _Connection(path, timeout)
+    try:
+        connection.request("GET", url)
+        answer = connection.getresponse()
+        if answer.status != http.client.OK:
+            raise EngineFailed(f"{url}: {answer.read().decode()[-500:]}")
+        yield answer
+    finally:
+        connection.close()
+
+
 def answers(path: Path) -> bool:
     try:
         return ask(path, "GET", "/_ping", timeout=5)[0] == http.client.OK
@@ -316,10 +343,10 @@ def _remove_containers(path: Path) -> None:
 # What an engine leaves
 
 
-def _end_processes(directory: Path) -> None:
+def end_processes(directory: Path) -> None:
     """End what an engine that was killed has left running: its parts, and what runs in containers."""
     deadline = time.monotonic() + STOP_SECONDS
-    while found := [pid for pid in _below(_parts(directory)) if _is_alive(pid)]:
+    while found := [pid for pid in _below(_parts(directory)) if is_alive(pid)]:
         if time.monotonic() > deadline:
             raise EngineFailed(f"these processes do not end: {found}")
         for pid in found:
@@ -351,24 +378,28 @@ def _below(roots: list[int]) -> list[int]:
     return found
 
 
-def _unmount(directory: Path) -> None:
+def unmount(directory: Path) -> None:
     points = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for point in reversed(points):
         if Path(point).is_relative_to(directory):
             subprocess.run(["umount", "--lazy", point], check=False)
 
 
+def links() -> set[str]:
+    return {name for _, name in socket.if_nameindex()}
+
+
 def _links() -> set[str]:
-    return {name for _, name in socket.if_nameindex() if name.startswith(_LINKS)}
+    return {name for name in links() if name.startswith(_LINKS)}
 
 
-def _remove_links(names: Iterable[str]) -> None:
+def remove_links(names: Iterable[str]) -> None:
     for name in names:
         subprocess.run(["ip", "link", "delete", name], check=False)
 
 
-def _rules(command: str, table: str) -> list[str]:
-    program = _which(command)
+def rules(command: str, table: str) -> list[str]:
+    program = which(command)
     if program is None:
         return []
     found = subprocess.run(
@@ -380,22 +411,67 @@ def _rules(command: str, table: str) -> list[str]:
     return found.stdout.splitlines()
 
 
-def _remove_rules(command: str, table: str, before: list[str]) -> None:
-    """Take out what is in a table and was not before: rules first, then their chains."""
-    program = _which(command)
+def remove_rules(command: str, table: str, is_new: Callable[[str], bool]) -> None:
+    """Take out what is new in a table: rules first, then their chains."""
+    program = which(command)
     if program is None:
         return
     run = [program, "--wait", "--table", table]
-    new = [rule.split() for rule in _rules(command, table) if rule not in before]
+    new = [rule.split() for rule in rules(command, table) if is_new(rule)]
     for rule in new:
         if rule[0] == "-A":
-            subprocess.run([*run, "-D", *rule[1:]], check=False)
+            subprocess.run([*run, "-D", *_unquoted(rule[1:])], check=False)
     for rule in new:
         if rule[0] == "-N":
             subprocess.run([*run, "-X", rule[1]], check=False)
+
+
+def is_podmans(rule: str) -> bool:
+    """Say whether a rule, or a chain, is one of Podman's."""
+    return "NETAVARK" in rule
+
+
+def _restore_policies(command: str, table: str, before: list[str]) -> None:
+    program = which(command)
     for policy in before:
-        if policy.startswith("-P"):
+        if program is not None and policy.startswith("-P"):
+            run = [program, "--wait", "--table", table]
             subprocess.run([*run, *policy.split()], check=False)
+
+
+def _unquoted(words: list[str]) -> list[str]:
+    return shlex.split(" ".join(words))
+
+
+# gVisor
+
+
+def _gvisor(directory: Path) -> list[str]:
+    """Return the argument that gives an engine gVisor, if it runs on this kernel."""
+    program = which("runsc")
+    platform = program and _platform(program)
+    if not platform:
+        return []
+    # Older ones take a network for the machine's own where this file shows, as it does in all
+    # networks of newer kernels; what they are told here is their container's.
+    shown = subprocess.run(["unshare", "--net", "test", "-e", _SHOWS_ALL], check=False)
+    network = "host" if shown.returncode == 0 else "sandbox"
+    wrapper = directory / "runsc"
+    wrapper.write_text(
+        f'#!/bin/sh\nexec {program} --platform={platform} --network={network} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    return ["--add-runtime", f"runsc={wrapper}"]
+
+
+def _platform(program: str) -> str:
+    """Return the first way in which gVisor runs a command here, or an empty text."""
+    for platform in ("systrap", "ptrace"):
+        command = [program, f"--platform={platform}", "--network=none", "do", "true"]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if subprocess.run(command, check=False, timeout=20).returncode == 0:
+                return platform
+    return ""
 
 
 # Small things
@@ -409,6 +485,19 @@ def _own_network() -> None:
 
 
 @contextlib.contextmanager
+def last_user_gone(directory: Path, meanwhile: Callable[[], None]) -> Iterator[None]:
+    """Wait until nobody holds a share in an engine; nobody gets one until what follows is done."""
+    with directory.with_suffix(".users").open("a") as users:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            meanwhile()
+            time.sleep(0.1)
+        yield
+
+
+@contextlib.contextmanager
 def one_at_a_time(directory: Path, what: str) -> Iterator[None]:
     """Do something to an engine alone, whatever other processes want to do."""
     with directory.with_suffix(f".{what}").open("a") as file:
@@ -416,7 +505,7 @@ def one_at_a_time(directory: Path, what: str) -> Iterator[None]:
         yield
 
 
-def _wait(is_so: Callable[[], bool], seconds: float, what: str) -> None:
+def wait(is_so: Callable[[], bool], seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:
@@ -447,15 +536,15 @@ def _parent_of(pid: int) -> int:
     return int(_stat(pid)[1])
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     return _stat(pid)[0] not in ("Z", "X")
 
 
-def _which(name: str) -> str | None:
+def which(name: str) -> str | None:
     return shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
 
 
-def _tail(file: Path) -> str:
+def tail(file: Path) -> str:
     return "\n".join(file.read_text(errors="replace").splitlines()[-15:])
 
 
@@ -473,7 +562,7 @@ def _hold(directory: Path, base: str) -> None:
             while os.getppid() == parent:
                 time.sleep(0.2)
     finally:
-        _wait(lambda: not directory.exists(), 3 * STOP_SECONDS, "the engine is gone")
+        wait(lambda: not directory.exists(), 3 * STOP_SECONDS, "the engine is gone")
 
 
 def main(arguments: list[str] | None = None) -> Any:
