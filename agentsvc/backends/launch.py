@@ -23,7 +23,7 @@ from agentsvc.backends.groups import Groups
 from agentsvc.backends.places import Place, Record
 from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
 from agentsvc.backends.tree import MARK
-from agentsvc.backends.zygote import Loan
+from agentsvc.backends.zygote import ENDED, Loan
 from agentsvc.egress import relay
 from agentsvc.errors import BackendUnavailable
 
@@ -181,7 +181,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             errors = os.open(self.place.directory / "shim.log", flags, 0o600)
             theirs.callback(os.close, errors)
             numbers = [their_in, their_out, errors]
-            pid = self._turn_loan(mark, numbers) or self._spawn_shim(mark, numbers)
+            pid = self._turn_loan(mark, numbers)
+            if pid == 0:
+                is_lost = self.loan.number >= 0 and not self.held_by.program
+                orders["plainly"] = ENDED if is_lost else self.loan.reason
+                pid = self._spawn_shim(mark, numbers)
             theirs.close()
             ours.pop_all()
         self._brief(pid, our_out, our_in, orders)

@@ -43,8 +43,10 @@ _SHARE: Final = 0.5
 """How much of a processor it takes to load as long as nobody waits."""
 _MESSAGE_MAX: Final = 4096
 _FILES_MAX: Final = 8
+_FILES_AT_MOST: Final = 65536
 _ORDER_SECONDS: Final = 60.0
 _PR_SET_NAME: Final = 15
+_NICE: Final = 10
 _FAILED: Final = 1
 
 
@@ -58,7 +60,8 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"agentsvc-zygote", 0, 0, 0)
-    nice = _be_nice()
+    importance = os.getpriority(os.PRIO_PROCESS, 0)
+    _be_nice(importance)
     warm = Warm(program)
     try:
         warm.load(control)
@@ -67,8 +70,7 @@ def main() -> None:
         problem = f"{type(exc).__name__}: {exc}"
     said = {"failed": problem} if problem else {"ready": os.getpid()}
     try:
-        if nice:
-            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        os.setpriority(os.PRIO_PROCESS, 0, importance)
         control.send(json.dumps(said).encode()[:_MESSAGE_MAX])
         if not problem:
             warm.serve(control)
@@ -235,7 +237,7 @@ class Warm:
     ) -> None:
         """Do what `python -m` does; never returns."""
         cwd = orders["cwd"]
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(3, _FILES_AT_MOST)
         os.umask(umask)
         os.chdir(cwd)
         fresh.take_signals()
@@ -310,12 +312,10 @@ def _import_parts(name: str) -> None:
                     importlib.import_module(f"{node.module}.{one.name}")
 
 
-def _be_nice() -> bool:
-    """Let others go first, if that can be taken back; say whether it can."""
-    if os.geteuid() != 0:
-        return False
-    os.setpriority(os.PRIO_PROCESS, 0, 10)
-    return True
+def _be_nice(importance: int) -> None:
+    """Let others go first, if that can be taken back."""
+    if os.geteuid() == 0:
+        os.setpriority(os.PRIO_PROCESS, 0, max(importance, _NICE))
 
 
 def _fork() -> int:

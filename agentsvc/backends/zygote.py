@@ -27,10 +27,12 @@ from agentsvc.values import monotonic
 
 log = logging.getLogger(__name__)
 
+ENDED: Final = "the zygote has ended"
+"""Why there is no fork of one that was there only just now."""
+
 _MESSAGE_MAX: Final = 4096
 _FAILURES_MAX: Final = 3
 _PAUSE_SECONDS: Final = 2.0
-_ENDED: Final = "the zygote has ended"
 _SPACE: Final = "AGENTSVC_SPACE"
 """A variable that only makes room for what the process table is to show of a fork."""
 
@@ -101,7 +103,7 @@ class Zygote:
                 await run.settled.wait()
         except TimeoutError:
             return Loan(reason="the zygote is still being loaded")
-        return run.fork() or Loan(reason=self._reason or _ENDED)
+        return run.fork() or Loan(reason=self._reason or ENDED)
 
     def describe(self) -> str:
         """Say in a few words what there is."""
@@ -163,7 +165,7 @@ class Zygote:
             run.settled.set()
             return
         asyncio.get_running_loop().remove_reader(run.number)
-        self._reason = (said.failed if said else "") or _ENDED
+        self._reason = (said.failed if said else "") or ENDED
         self._failures += 1
         log.warning("zygote ended", extra={"pid": run.pid, "reason": self._reason})
         if self._run is run:
