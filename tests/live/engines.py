@@ -211,9 +211,7 @@ class _Keeper:
             remove_links(_links() - self._links)
             for table, before in self._before.items():
                 # Podman's are for its own keeper to remove.
-                remove_rules(
-                    *table, lambda rule, old=before: not is_podmans(rule) and rule not in old
-                )
+                remove_rules(*table, before, of_podman=False)
                 _restore_policies(*table, before)
         shutil.rmtree(self.directory, ignore_errors=True)
         if self.directory.exists():
@@ -411,24 +409,23 @@ def rules(command: str, table: str) -> list[str]:
     return found.stdout.splitlines()
 
 
-def remove_rules(command: str, table: str, is_new: Callable[[str], bool]) -> None:
-    """Take out what is new in a table: rules first, then their chains."""
+def remove_rules(command: str, table: str, before: list[str], *, of_podman: bool) -> None:
+    """Take out what is in a table and was not before: rules first, then their chains."""
     program = which(command)
     if program is None:
         return
     run = [program, "--wait", "--table", table]
-    new = [rule.split() for rule in rules(command, table) if is_new(rule)]
+    new = [
+        rule.split()
+        for rule in rules(command, table)
+        if rule not in before and ("NETAVARK" in rule) == of_podman
+    ]
     for rule in new:
         if rule[0] == "-A":
             subprocess.run([*run, "-D", *_unquoted(rule[1:])], check=False)
     for rule in new:
         if rule[0] == "-N":
             subprocess.run([*run, "-X", rule[1]], check=False)
-
-
-def is_podmans(rule: str) -> bool:
-    """Say whether a rule, or a chain, is one of Podman's."""
-    return "NETAVARK" in rule
 
 
 def _restore_policies(command: str, table: str, before: list[str]) -> None:

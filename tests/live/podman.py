@@ -132,9 +132,7 @@ class _Keeper:
         engines.remove_links(name for name in bridges if name in here)
         engines.unmount(self.place)
         for table, before in self._before.items():
-            engines.remove_rules(
-                *table, lambda rule, old=before: engines.is_podmans(rule) and rule not in old
-            )
+            engines.remove_rules(*table, before, of_podman=True)
         shutil.rmtree(self.place, ignore_errors=True)
         if self.place.exists():
             print(f"something is left in {self.place}", flush=True)  # noqa: T201  # to the log
