@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from agentsvc.cli.options import config_option, data_dir_option, load_config
+from agentsvc.cli.options import config_option, data_dir_option, example, load_config
 from agentsvc.config import Loaded
 from agentsvc.configfile import render_default, to_toml
 from agentsvc.values import MASK
@@ -16,12 +16,12 @@ from agentsvc.values import MASK
 _SECRET: Final = re.compile(r"[._](key|password|secret|token)s?$")
 
 
-@click.group("config")
+@click.group("config", epilog=example("agentsvc config show"))
 def command() -> None:
     """Show the configuration in force, or the default one."""
 
 
-@command.command()
+@command.command(epilog=example("agentsvc config show | grep sandboxes"))
 @data_dir_option
 @config_option
 def show(data_dir: str | None, config_file: Path | None) -> None:
@@ -35,7 +35,7 @@ def show(data_dir: str | None, config_file: Path | None) -> None:
         click.echo(line)
 
 
-@command.command()
+@command.command(epilog=example("agentsvc config default > ~/.config/agentsvc/config.toml"))
 def default() -> None:
     """Print the default config file, with a sentence on every key."""
     click.echo(render_default(), nl=False)

@@ -6,6 +6,7 @@ import os
 import click
 
 from agentsvc import images
+from agentsvc.cli.options import example
 from agentsvc.cli.text import columns
 
 _engine_option = click.option(
@@ -16,12 +17,12 @@ _engine_option = click.option(
 _MEGABYTE = 1_000_000
 
 
-@click.group("images")
+@click.group("images", epilog=example("agentsvc images build"))
 def command() -> None:
     """Build the image in which agents run, and show what there is of it."""
 
 
-@command.command()
+@command.command(epilog=example("agentsvc images build --engine unix:///run/podman/podman.sock"))
 @click.option(
     "--base",
     metavar="IMAGE",
@@ -55,7 +56,7 @@ def build(base: str, name: str | None, engine: str | None, *, anew: bool) -> Non
     click.echo(built.name)
 
 
-@command.command("list")
+@command.command("list", epilog=example("agentsvc images list"))
 @_engine_option
 def list_images(engine: str | None) -> None:
     """List the sandbox images that an engine has."""

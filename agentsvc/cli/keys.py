@@ -26,7 +26,7 @@ from agentsvc.values import Secret, now
 _ROLES = click.Choice([role.value for role in Role])
 
 
-@click.group("keys")
+@click.group("keys", epilog=example("agentsvc keys create --user ann --name laptop"))
 def command() -> None:
     """Make, list and revoke API keys, and let programs log in.
 
@@ -35,7 +35,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command(epilog=example("agentsvc keys create --user ann --name laptop"))
 @click.option("--user", required=True, metavar="NAME", help="Whose key; a new name makes a user.")
 @click.option("--name", default="key", metavar="TEXT", help="What the key is for.")
 @click.option("--role", type=_ROLES, help="Role of a new user; otherwise member.")
@@ -58,7 +58,7 @@ def create(
     click.echo(value.reveal())
 
 
-@command.command("list")
+@command.command("list", epilog=example("agentsvc keys list"))
 @data_dir_option
 @config_option
 def list_keys(data_dir: str | None, config_file: Path | None) -> None:
@@ -79,7 +79,7 @@ def list_keys(data_dir: str | None, config_file: Path | None) -> None:
         click.echo(line)
 
 
-@command.command()
+@command.command(epilog=example("agentsvc keys revoke 2"))
 @click.argument("key_id", type=int, metavar="ID")
 @data_dir_option
 @config_option
@@ -98,7 +98,7 @@ def revoke(key_id: int, data_dir: str | None, config_file: Path | None) -> None:
     click.echo(f"key {key_id} is revoked", err=True)
 
 
-@command.command()
+@command.command(epilog=example("agentsvc keys approve ABCD-EFGH --user ann"))
 @click.argument("code", metavar="CODE")
 @click.option("--user", metavar="NAME", help="Who is logged in; may be left out if there is one.")
 @data_dir_option

@@ -7,12 +7,12 @@ import msgspec
 
 from agentsvc.app import published_routes
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import config_option, load_config
+from agentsvc.cli.options import config_option, example, load_config
 from agentsvc.http.links import prefix_of
 from agentsvc.http.openapi import describe
 
 
-@click.command("openapi")
+@click.command("openapi", epilog=example("agentsvc openapi --output openapi.json"))
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),

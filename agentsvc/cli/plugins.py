@@ -14,7 +14,7 @@ import click
 from agentsvc import __version__
 from agentsvc.backend import API_VERSION, Health, Port, Spec
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import config_option, load_config
+from agentsvc.cli.options import config_option, example, load_config
 from agentsvc.cli.text import columns
 from agentsvc.config import Config
 from agentsvc.errors import OrderRejected
@@ -28,12 +28,12 @@ _WEB: Final = Port(name="web")
 _EVERYWHERE: Final = {"KIT_HOST": "0.0.0.0"}  # noqa: S104  # inside of the sandbox
 
 
-@click.group("plugins")
+@click.group("plugins", epilog=example("agentsvc plugins list"))
 def command() -> None:
     """Show what is loaded, check a backend on this machine, begin a new one."""
 
 
-@command.command("list")
+@command.command("list", epilog=example("agentsvc plugins list"))
 @config_option
 def list_plugins(config_file: Path | None) -> None:
     """List the plugins, what they offer, and how the configured backends are."""
@@ -50,7 +50,7 @@ def list_plugins(config_file: Path | None) -> None:
         click.echo(line)
 
 
-@command.command()
+@command.command(epilog=example("agentsvc plugins check process"))
 @click.argument("backend", metavar="BACKEND")
 @click.option("--image", metavar="IMAGE", help="Image with python3 in it, where one is needed.")
 @click.option(
@@ -80,7 +80,7 @@ def check(
         raise CommandFailed(f"the backend `{backend}` does not keep the contract")
 
 
-@command.command()
+@command.command(epilog=example("agentsvc plugins workload"))
 @click.option("--image", metavar="IMAGE", help="Image with python3 in it, where one is needed.")
 def workload(image: str | None) -> None:
     """Print a spec that runs what the checks look at, for the config of another agentsvc.
@@ -100,7 +100,7 @@ def workload(image: str | None) -> None:
     click.echo(f'ports = [{{ name = "{_WEB.name}" }}]')
 
 
-@command.command("new")
+@command.command("new", epilog=example("agentsvc plugins new mine --directory agentsvc-mine"))
 @click.argument("name", metavar="NAME")
 @click.option(
     "--directory",

@@ -21,7 +21,7 @@ from agentsvc.app import build_app
 from agentsvc.auth import SHORTEST_KEY, KeyRing, Role
 from agentsvc.cli import callbacks
 from agentsvc.cli.manager import Manager, Reload
-from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, load_config
+from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 from agentsvc.config import BOOTSTRAP_KEY_VARIABLE, Config, Loaded
 from agentsvc.datadir import DataDir
 from agentsvc.db import lock_data_dir
@@ -41,7 +41,9 @@ LINK_MINUTES: Final = round(LINK_LIFETIME.total_seconds() / 60)
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only compared with
 
 
-@click.command("serve")
+@click.command(
+    "serve", epilog=example("agentsvc serve --host 0.0.0.0 --port 8080 --data-dir /srv/agents")
+)
 @click.option("--host", metavar="H", help="Address to listen on; otherwise 127.0.0.1.")
 @click.option(
     "--port",

@@ -9,7 +9,13 @@ import click
 
 from agentsvc.auth import KeyRing
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import config_option, data_dir_option, existing_data_dir, load_config
+from agentsvc.cli.options import (
+    config_option,
+    data_dir_option,
+    example,
+    existing_data_dir,
+    load_config,
+)
 from agentsvc.cli.text import columns
 from agentsvc.installation import Installation
 from agentsvc.outgoing import (
@@ -27,7 +33,9 @@ _CHANGES: Final = click.Choice([change.value for change in Change])
 _STATES: Final = click.Choice([state.value for state in DeliveryState])
 
 
-@click.group("webhooks")
+@click.group(
+    "webhooks", epilog=example("agentsvc webhooks add https://ci.example.com/hook --user ann")
+)
 def command() -> None:
     """Have events and changes delivered to URLs, and see and repeat deliveries.
 
@@ -36,7 +44,7 @@ def command() -> None:
     """
 
 
-@command.command("list")
+@command.command("list", epilog=example("agentsvc webhooks list"))
 @data_dir_option
 @config_option
 def list_webhooks(data_dir: str | None, config_file: Path | None) -> None:
@@ -51,7 +59,11 @@ def list_webhooks(data_dir: str | None, config_file: Path | None) -> None:
         click.echo(line)
 
 
-@command.command()
+@command.command(
+    epilog=example(
+        "agentsvc webhooks add https://ci.example.com/hook --user ann --change conversation"
+    )
+)
 @click.argument("url", metavar="URL")
 @click.option("--user", required=True, metavar="NAME", help="Whose events and changes are told.")
 @click.option("--kind", multiple=True, metavar="KIND", help="A kind of events; otherwise all.")
@@ -94,7 +106,7 @@ def add(
     click.echo(secret.reveal())
 
 
-@command.command()
+@command.command(epilog=example("agentsvc webhooks enable ID"))
 @click.argument("webhook_id", metavar="ID")
 @data_dir_option
 @config_option
@@ -103,7 +115,7 @@ def enable(webhook_id: str, data_dir: str | None, config_file: Path | None) -> N
     _switch(webhook_id, data_dir, config_file, is_enabled=True)
 
 
-@command.command()
+@command.command(epilog=example("agentsvc webhooks disable ID"))
 @click.argument("webhook_id", metavar="ID")
 @data_dir_option
 @config_option
@@ -112,7 +124,7 @@ def disable(webhook_id: str, data_dir: str | None, config_file: Path | None) -> 
     _switch(webhook_id, data_dir, config_file, is_enabled=False)
 
 
-@command.command()
+@command.command(epilog=example("agentsvc webhooks rotate ID"))
 @click.argument("webhook_id", metavar="ID")
 @data_dir_option
 @config_option
@@ -132,7 +144,7 @@ def rotate(webhook_id: str, data_dir: str | None, config_file: Path | None) -> N
     click.echo(secret.reveal())
 
 
-@command.command()
+@command.command(epilog=example("agentsvc webhooks remove ID"))
 @click.argument("webhook_id", metavar="ID")
 @data_dir_option
 @config_option
@@ -146,7 +158,7 @@ def remove(webhook_id: str, data_dir: str | None, config_file: Path | None) -> N
     click.echo(f"webhook {webhook_id} is removed", err=True)
 
 
-@command.command()
+@command.command(epilog=example("agentsvc webhooks deliveries ID --state failed"))
 @click.argument("webhook_id", metavar="ID")
 @click.option("--state", type=_STATES, help="Only those in this state.")
 @click.option("--limit", default=50, type=click.IntRange(1, 1000), help="How many; otherwise 50.")
@@ -185,7 +197,7 @@ def deliveries(
         click.echo(line)
 
 
-@command.command()
+@command.command(epilog=example("agentsvc webhooks replay ID --failed"))
 @click.argument("webhook_id", metavar="ID")
 @click.argument("delivery_id", metavar="[DELIVERY]", required=False)
 @click.option("--failed", is_flag=True, help="Every delivery that was given up.")

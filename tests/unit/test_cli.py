@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -133,3 +134,20 @@ def test_the_server_knows_nothing_of_terminals() -> None:
     assert not [
         name for name in loaded if name.startswith(("agentsvc.cli.run", "agentsvc.cli.show"))
     ]
+
+
+def every_command(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        yield (*path, name)
+        if isinstance(found, click.Group):
+            yield from every_command(found, (*path, name))
+
+
+def test_the_help_of_every_command_ends_with_an_example_of_it() -> None:
+    for path in every_command(cli):
+        result = CliRunner().invoke(cli, [*path, "--help"])
+        assert result.exit_code == 0
+        shown = result.output.partition("\n  Example:\n")[2]
+        assert f"agentsvc {' '.join(path)}" in shown, path

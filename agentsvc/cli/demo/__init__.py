@@ -16,6 +16,7 @@ import click
 
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.demo.api import KEY_HEADER, V0, V1, DemoApi
+from agentsvc.cli.options import example
 from agentsvc.cli.private import PrivateServer
 from agentsvc.cli.show.notes import Event, find_created_file, find_outcome, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
@@ -28,7 +29,7 @@ _LONGEST_SECONDS: Final = 240.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@click.command("demo")
+@click.command("demo", epilog=example("agentsvc demo --keep"))
 @click.option(
     "--keep", is_flag=True, help="Leave the server up until Ctrl-C, with commands to try."
 )
