@@ -79,7 +79,7 @@ class KeyRing:
         row = await KeyTable.find(self._db, digest)
         if row is None or not secrets.compare_digest(row["hash"], digest) or not _is_valid(row):
             raise NotAuthenticated
-        await self._note_use(row["id"], _from_stored(row["last_used_at"]))
+        await self._note_use(row["id"], values.moment_or_none(row["last_used_at"]))
         return Principal(
             user_id=row["user_id"],
             user_name=row["user_name"],
@@ -226,19 +226,11 @@ def _from_row(row: Row, user_name: str) -> ApiKey:
         name=row["name"],
         prefix=row["prefix"],
         created_at=values.from_stored(row["created_at"]),
-        last_used_at=_from_stored(row["last_used_at"]),
-        not_before=_from_stored(row["not_before"]),
-        expires_at=_from_stored(row["expires_at"]),
-        revoked_at=_from_stored(row["revoked_at"]),
+        last_used_at=values.moment_or_none(row["last_used_at"]),
+        not_before=values.moment_or_none(row["not_before"]),
+        expires_at=values.moment_or_none(row["expires_at"]),
+        revoked_at=values.moment_or_none(row["revoked_at"]),
     )
-
-
-def _from_stored(text: str | None) -> datetime | None:
-    return None if text is None else values.from_stored(text)
-
-
-def _to_stored(moment: datetime | None) -> str | None:
-    return None if moment is None else values.to_stored(moment)
 
 
 class UserTable:
@@ -355,8 +347,8 @@ class KeyTable:
             "hash": values.sha256(key.reveal()),
             "prefix": key.reveal()[:_SHOWN],
             "now": values.to_stored(values.now()),
-            "not_before": _to_stored(not_before),
-            "expires_at": _to_stored(expires_at),
+            "not_before": values.stored_or_none(not_before),
+            "expires_at": values.stored_or_none(expires_at),
         }
         return await tx.one(sql, params)
 

@@ -135,6 +135,11 @@ def from_stored(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+def moment_or_none(text: str | None) -> datetime | None:
+    """Return the same of a text that there may be none of."""
+    return None if text is None else from_stored(text)
+
+
 def parse_time(text: str) -> datetime | None:
     """Return the moment an ISO 8601 text names, naive taken as UTC, or None if it names none."""
     try:

@@ -21,7 +21,7 @@ from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.errors import AgentsvcError, NotFound
 from agentsvc.sandboxes import Sandboxes, SandboxStatus
 from agentsvc.supervisor import Supervisor
-from agentsvc.values import now, to_stored
+from agentsvc.values import now, stored_or_none
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class RemovedTable:
         """Store when the agent server was told, or that it has to be told again."""
         await tx.run(
             "UPDATE removed_conversations SET told_at = :told_at WHERE id = :id",
-            {"id": conversation_id, "told_at": to_stored(told_at) if told_at else None},
+            {"id": conversation_id, "told_at": stored_or_none(told_at)},
         )
 
     async def find_sandbox(self, reader: Queryable, conversation_id: str) -> str | None:

@@ -29,6 +29,7 @@ from agentsvc.paging import cut
 from agentsvc.values import (
     from_stored,
     now,
+    stored_or_none,
     to_stored,
 )
 
@@ -257,10 +258,10 @@ def _conditions(user_id: str, query: ConversationQuery) -> tuple[list[str], dict
         where.append("c.parent_id IS NULL")
     given: Mapping[str, tuple[str, Any]] = {
         "instr(lower(c.title), lower(:title)) > 0": ("title", query.title_contains),
-        "c.created_at >= :created_gte": ("created_gte", _stored(query.created_at_gte)),
-        "c.created_at < :created_lt": ("created_lt", _stored(query.created_at_lt)),
-        "c.updated_at >= :updated_gte": ("updated_gte", _stored(query.updated_at_gte)),
-        "c.updated_at < :updated_lt": ("updated_lt", _stored(query.updated_at_lt)),
+        "c.created_at >= :created_gte": ("created_gte", stored_or_none(query.created_at_gte)),
+        "c.created_at < :created_lt": ("created_lt", stored_or_none(query.created_at_lt)),
+        "c.updated_at >= :updated_gte": ("updated_gte", stored_or_none(query.updated_at_gte)),
+        "c.updated_at < :updated_lt": ("updated_lt", stored_or_none(query.updated_at_lt)),
         "c.sandbox_id = :sandbox_id": ("sandbox_id", query.sandbox_id),
         "c.selected_repository = :repository": ("repository", query.repository),
         "c.trigger = :trigger": ("trigger", query.trigger),
@@ -270,10 +271,6 @@ def _conditions(user_id: str, query: ConversationQuery) -> tuple[list[str], dict
             where.append(condition)
             params[name] = value
     return where, params
-
-
-def _stored(moment: datetime | None) -> str | None:
-    return to_stored(moment) if moment else None
 
 
 def _to_row(conversation: Conversation) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import msgspec
 
 from agentsvc.db import Queryable, Row, Transaction
 from agentsvc.outgoing.model import Change, Delivery, DeliveryState, Subscription
-from agentsvc.values import from_stored, stored_or_none, to_stored
+from agentsvc.values import from_stored, moment_or_none, stored_or_none, to_stored
 
 
 class SubscriptionTable:
@@ -299,10 +299,6 @@ def _to_row(subscription: Subscription) -> Mapping[str, Any]:
     }
 
 
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else from_stored(text)
-
-
 def _to_json(items: tuple[str, ...]) -> str:
     return msgspec.json.encode(items).decode()
 
@@ -320,8 +316,8 @@ def _to_subscription(row: Row) -> Subscription:
         created_at=from_stored(row["created_at"]),
         updated_at=from_stored(row["updated_at"]),
         disabled_reason=row["disabled_reason"],
-        quiet_until=_moment(row["quiet_until"]),
-        former_until=_moment(row["former_until"]),
+        quiet_until=moment_or_none(row["quiet_until"]),
+        former_until=moment_or_none(row["former_until"]),
     )
 
 
@@ -341,7 +337,7 @@ def _to_delivery(row: Row) -> Delivery:
         created_at=from_stored(row["created_at"]),
         begun_at=from_stored(row["begun_at"]),
         due_at=from_stored(row["due_at"]),
-        settled_at=_moment(row["settled_at"]),
+        settled_at=moment_or_none(row["settled_at"]),
     )
 
 

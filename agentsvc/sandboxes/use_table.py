@@ -10,7 +10,7 @@ from agentsvc.backend import PausedAs, Phase, Spec
 from agentsvc.db import Database, Queryable, Row, Transaction
 from agentsvc.sandboxes.capacity import Held, Load
 from agentsvc.sandboxes.state import Target
-from agentsvc.values import from_stored, to_stored
+from agentsvc.values import from_stored, moment_or_none, stored_or_none, to_stored
 
 _HELD: Final = """SELECT b.id, b.user_id, b.backend, coalesce(u.active_at, b.created_at) AS since,
     json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes,
@@ -123,8 +123,7 @@ class UseTable:
         row = await self._db.one(
             "SELECT removal_due_at FROM sandbox_uses WHERE sandbox_id = :id", {"id": sandbox_id}
         )
-        due_at = row["removal_due_at"] if row else None
-        return from_stored(due_at) if due_at else None
+        return moment_or_none(row["removal_due_at"]) if row else None
 
     async def set_queued(
         self, tx: Transaction, sandbox_id: str, queued_at: datetime, *, may_pause_idle: bool
@@ -157,7 +156,7 @@ class UseTable:
         await tx.run(
             "INSERT INTO sandbox_uses (sandbox_id, culled_at) VALUES (:id, :at)"
             " ON CONFLICT (sandbox_id) DO UPDATE SET culled_at = :at",
-            {"id": sandbox_id, "at": to_stored(culled_at) if culled_at else None},
+            {"id": sandbox_id, "at": stored_or_none(culled_at)},
         )
 
     async def set_active(self, tx: Transaction, moments: Mapping[str, datetime]) -> None:
@@ -223,5 +222,5 @@ def _to_removal(row: Row) -> Removal:
         spec_id=row["spec_id"],
         reason=row["reason"],
         tries=row["removal_tries"],
-        due_at=from_stored(row["removal_due_at"]) if row["removal_due_at"] else None,
+        due_at=moment_or_none(row["removal_due_at"]),
     )

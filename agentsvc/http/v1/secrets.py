@@ -22,9 +22,10 @@ from agentsvc.http.wire import (
 )
 from agentsvc.mcpmap import read_mcp_map
 from agentsvc.orders import Provider
+from agentsvc.paging import cut
 from agentsvc.settings import SettingsPatch
 from agentsvc.usersecrets import read_provider_tokens
-from agentsvc.values import Secret, decode_cursor, encode_cursor
+from agentsvc.values import Secret, decode_cursor
 
 PREFIX: Final = "/api/v1/secrets"
 
@@ -149,9 +150,8 @@ def _page(found: dict[str, str | None], query: SecretQuery) -> Page[SecretInfo]:
         for name in sorted(found)
         if query.name_contains.lower() in name.lower() and name > last
     ]
-    items = wanted[: query.limit]
-    has_more = len(wanted) > len(items)
-    return Page(items=items, next_page_id=encode_cursor(items[-1].name) if has_more else None)
+    items, next_page_id = cut(wanted, query.limit, lambda last: (last.name,))
+    return Page(items=items, next_page_id=next_page_id)
 
 
 def _servers(body: GitProviders) -> SettingsPatch | None:

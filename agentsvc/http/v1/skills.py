@@ -19,7 +19,8 @@ from agentsvc.http.wire import (
     read_json,
     read_query,
 )
-from agentsvc.values import decode_cursor, encode_cursor
+from agentsvc.paging import cut
+from agentsvc.values import decode_cursor
 
 
 class SkillInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +60,8 @@ async def post_switch_profile(request: web.Request) -> web.Response:
 def _page(skills: list[UserSkill], query: PageQuery) -> Page[SkillInfo]:
     [last] = ("",) if query.page_id is None else decode_cursor(query.page_id, str)
     wanted = [_from_skill(skill) for skill in skills if skill.name > last]
-    items = wanted[: query.limit]
-    has_more = len(wanted) > len(items)
-    return Page(items=items, next_page_id=encode_cursor(items[-1].name) if has_more else None)
+    items, next_page_id = cut(wanted, query.limit, lambda last: (last.name,))
+    return Page(items=items, next_page_id=next_page_id)
 
 
 def _from_skill(skill: UserSkill) -> SkillInfo:
