@@ -10,13 +10,13 @@ from typing import Any
 
 from playwright.async_api import Browser, BrowserContext, Locator, Page, async_playwright, expect
 
+from tests.live.chromium import FLAGS
 from tests.live.client import PATIENCE, LiveClient
 from tests.live.conftest import unavailable
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "build" / "console"
 AXE = ROOT / "tests" / "data" / "vendor" / "axe.min.js"
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking")
 DESKTOP = {"width": 1280, "height": 820}
 PHONE = {"width": 390, "height": 844}
 _PATIENCE_MS = PATIENCE * 1000
@@ -39,7 +39,7 @@ async def chromium() -> AsyncIterator[Browser]:
     with TemporaryDirectory(prefix="asvc-", dir="/tmp", ignore_cleanup_errors=True) as directory:
         async with async_playwright() as playwright:
             browser = await playwright.chromium.launch(
-                executable_path=program, args=list(FLAGS), env={"TMPDIR": directory}
+                executable_path=program, args=FLAGS, env={"TMPDIR": directory}
             )
             try:
                 yield browser

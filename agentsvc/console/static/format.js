@@ -30,6 +30,19 @@ export function count(number) {
   return number < 1e6 ? `${(number / 1e3).toFixed(1)}k` : `${(number / 1e6).toFixed(1)}M`;
 }
 
+/** Return a size as people write it. */
+export function bytes(size) {
+  const power = Math.min(Math.floor(Math.log2(Math.max(size, 1)) / 10), 4);
+  return `${(size / 1024 ** power).toFixed(power > 2 ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
+/** Return how long something takes. */
+export function span(seconds) {
+  const whole = Math.round(seconds);
+  if (whole < 120) return `${whole} s`;
+  return whole < 7200 ? `${Math.round(whole / 60)} min` : `${(whole / 3600).toFixed(1)} h`;
+}
+
 export const STAGES = [
   ["WORKING", "Accepted"],
   ["WAITING_FOR_SANDBOX", "Start the sandbox"],

@@ -1,12 +1,25 @@
 // Sandboxes: their state and isolation, what lives in them, and what can be done with them; the specs.
 import { getAll, post, remove, V1 } from "./api.js";
-import { ago, moment, sandboxState } from "./format.js";
-import { html, useState } from "./html.js";
+import { ago, bytes, moment, sandboxState, span } from "./format.js";
+import { html, useEffect, useState } from "./html.js";
 import { useLoaded, useStore, store } from "./store.js";
 import { Button, Empty, Head, Pill, Problem, Question, Spinner } from "./ui.js";
 
+const USAGE_MS = 10_000;
+
+/** Return what each sandbox uses, by its id: it is measured now and then, and told only who asks. */
+function useUsage() {
+  const { value, again } = useLoaded(() => getAll(`${V1}/sandboxes/search`));
+  useEffect(() => {
+    const timer = setInterval(again, USAGE_MS);
+    return () => clearInterval(timer);
+  }, []);
+  return new Map((value ?? []).map((one) => [one.id, one.usage]));
+}
+
 export function SandboxesPage() {
   const { sandboxes, conversations, isLoaded } = useStore();
+  const usage = useUsage();
   const specs = useLoaded(() => getAll(`${V1}/sandbox-specs/search`));
   const [error, setError] = useState(null);
   const [doomed, setDoomed] = useState(null);
@@ -32,7 +45,7 @@ export function SandboxesPage() {
       ${isLoaded && !all.length && html`<${Empty} icon="box" title="No sandboxes">Each conversation gets one when it starts.<//>`}
       <ul class="cards">
         ${all.map((one) => html`
-          <${SandboxCard} key=${one.id} sandbox=${one} attempt=${attempt} onDelete=${() => setDoomed(one)}
+          <${SandboxCard} key=${one.id} sandbox=${one} usage=${usage.get(one.id)} attempt=${attempt} onDelete=${() => setDoomed(one)}
             living=${[...conversations.values()].filter((c) => c.sandbox_id === one.id)} />
         `)}
       </ul>
@@ -63,7 +76,7 @@ export function SandboxesPage() {
 
 const Fact = ({ name, value }) => (value ? html`<div><dt>${name}</dt><dd>${value}</dd></div>` : null);
 
-function SandboxCard({ sandbox, living, attempt, onDelete }) {
+function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
   const { id, status } = sandbox;
   const act = (name) => () => attempt(() => post(`${V1}/sandboxes/${id}/${name}`));
   return html`
@@ -75,12 +88,16 @@ function SandboxCard({ sandbox, living, attempt, onDelete }) {
         <${Fact} name="Isolation" value=${sandbox.isolation ?? "not known yet"} />
         <${Fact} name="Limits in force" value=${sandbox.enforced_limits.join(", ").replace(/_/g, " ") || "none"} />
         <${Fact} name="Age" value=${html`<time datetime=${sandbox.created_at} title=${moment(sandbox.created_at)}>${ago(sandbox.created_at)}</time>`} />
+        <${Fact} name="Memory" value=${usage?.memory_bytes != null && bytes(usage.memory_bytes)} />
+        <${Fact} name="CPU time" value=${usage?.cpu_seconds != null && span(usage.cpu_seconds)} />
+        <${Fact} name="Processes" value=${usage?.processes != null && String(usage.processes)} />
         ${Object.entries(sandbox.facts).map(([name, value]) => html`<${Fact} name=${name.replace(/_/g, " ")} value=${value} />`)}
         <${Fact} name="Paused as" value=${sandbox.paused_as} />
       </dl>
       ${living.length > 0 && html`<ul class="living">${living.map((one) => html`<li key=${one.id}><a href=${`#/c/${one.id}`}>${one.title || "Untitled"}</a></li>`)}</ul>`}
       <div class="actions">
         ${["RUNNING", "STARTING"].includes(status) && html`<${Button} icon="pause" onPress=${act("pause")} label="Pause" />`}
+        ${status === "RUNNING" && html`<${Button} icon="stop" onPress=${act("stop")} label="Stop" title="Ends what runs in it, and keeps its files" />`}
         ${["PAUSED", "ERROR"].includes(status) && html`<${Button} icon="play" onPress=${act("resume")} label="Resume" />`}
         <${Button} kind="danger" icon="trash" onPress=${onDelete} label="Delete" />
       </div>

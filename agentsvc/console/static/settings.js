@@ -170,6 +170,7 @@ function GitSection({ settings, save, onSettings }) {
 
 const RULES = [
   { key: "pause_after_seconds", label: "Pause after seconds without use", kind: "number", hint: "0: never. Empty: as the spec or the server says." },
+  { key: "stop_after_seconds", label: "Stop after seconds without use", kind: "number", hint: "Keeps the files only. 0: never. Empty: as the spec or the server says." },
   { key: "delete_after_seconds", label: "Delete after seconds without use", kind: "number", hint: "With all files. 0: never. Empty: as the spec or the server says." },
 ];
 
