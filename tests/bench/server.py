@@ -28,7 +28,10 @@ from tests.conftest import FAST
 from tests.http.gateway.steps import PORTS
 
 _CONFIG: Final = msgspec.structs.replace(
-    FAST, sandboxes=SandboxesConfig(default_backend="fake"), conversations=Config().conversations
+    FAST,
+    sandboxes=SandboxesConfig(default_backend="fake"),
+    conversations=Config().conversations,
+    server=msgspec.structs.replace(FAST.server, max_connections=5000),
 )
 _SPEC: Final = SpecConfig(id="web", backend="fake", command=("agent",), ports=PORTS)
 
