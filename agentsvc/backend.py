@@ -193,7 +193,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     allow_hosts: tuple[str, ...] = ()
     """Host names, `*.` before one for all below it, where the network is `allowlist`."""
     reaches: tuple[str, ...] = ()
-    """`host:port` of what the agent needs in every network besides the server: its models."""
+    """`host:port` of what the agent needs in every network besides the server: known models."""
+    models: tuple[str, ...] = ()
+    """The same of models that only their user knows, and at public addresses only."""
     idle: IdleRules = IdleRules()
     """What the server does with a sandbox that nobody uses; no matter of the backend's."""
 
@@ -223,7 +225,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     allow_hosts: tuple[str, ...] = ()
     """Host names, `*.` before one for all below it, where the network is `allowlist`."""
     reaches: tuple[str, ...] = ()
-    """`host:port` of what the agent needs in every network besides the server: its models."""
+    """`host:port` of what the agent needs in every network besides the server: known models."""
+    models: tuple[str, ...] = ()
+    """The same of models that only their user knows, and at public addresses only."""
 
 
 class Handle(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from agentsvc.backend import Isolation, Network
+from agentsvc.egress.policy import parse_policy
 from agentsvc.orders import WhenFull
 
 
@@ -42,6 +43,13 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     call_seconds: Annotated[
         float, Meta(gt=0, description="Longest time one call to a backend may take")
     ] = 60.0
+    model_hosts: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...],
+        Meta(
+            description="Hosts that are not public and at which users' models may be, for sandboxes"
+            " that are not `open` and for ports of a container's machine; as in allow_hosts"
+        ),
+    ] = ()
     max_running: Annotated[
         int, Meta(ge=0, le=10**6, description="Most sandboxes that run at a time; 0 is no limit")
     ] = 0
@@ -109,6 +117,10 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         OnShutdown,
         Meta(description="What happens to running sandboxes at shutdown: leave, pause or delete"),
     ] = OnShutdown.LEAVE
+
+    def __post_init__(self) -> None:
+        """Refuse hosts that cannot be meant; the loader says where they stand."""
+        parse_policy("allowlist", self.model_hosts)
 
 
 class RoomConfig(Struct, frozen=True, kw_only=True):

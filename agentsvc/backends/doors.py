@@ -65,7 +65,7 @@ class Doors:
         self._resolver = self._resolver or Resolver()
         needed = [split(one) for one in (record.callback, *record.reaches) if one]
         proxy = Proxy(
-            parse_policy(record.network, record.allow_hosts, needed),
+            parse_policy(record.network, record.allow_hosts, needed, map(split, record.models)),
             name=place.sandbox_id,
             resolver=self._resolver,
         )

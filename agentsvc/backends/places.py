@@ -47,6 +47,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     network: Network = Network.OPEN
     allow_hosts: tuple[str, ...] = ()
     reaches: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
     callback: str = ""
     """Host and port at which it was told that the server is."""
     limits: Limits = Limits()
@@ -361,6 +362,7 @@ def new_record(instance_id: str, order: Order, *, root: Path, callback: str) -> 
         network=order.network,
         allow_hosts=order.allow_hosts,
         reaches=order.reaches,
+        models=order.models,
         callback=callback,
         limits=order.limits,
     )

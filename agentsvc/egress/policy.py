@@ -71,15 +71,22 @@ class Policy:
     allow: tuple[Pattern, ...] = ()
     needed: frozenset[tuple[str, int]] = frozenset()
     """Hosts with their ports, in one spelling, that are reached in every mode and at any
-    address but link-local ones: the model's, and the server's own for what the agent reports."""
+    address but link-local ones: the server's own for what the agent reports, and models that the
+    operator knows."""
+    models: frozenset[tuple[str, int]] = frozenset()
+    """The same, at public addresses only: users say where their models are."""
 
     def is_needed(self, host: str | Address, port: int) -> bool:
         """Say whether this very host and port are always reached."""
         return (str(host), port) in self.needed
 
+    def is_model(self, host: str | Address, port: int) -> bool:
+        """Say whether this very host and port are those of a user's model."""
+        return (str(host), port) in self.models
+
     def refuse_host(self, host: str | Address, port: int) -> str:
         """Say why a host is not reached, whatever its address; empty if it may be."""
-        if self.is_needed(host, port):
+        if self.is_needed(host, port) or self.is_model(host, port):
             return ""
         if self.mode is Mode.NONE:
             return 'this sandbox has no network: its spec says `network = "none"`'
@@ -91,11 +98,16 @@ class Policy:
         """Say why a host that may be reached is not at this address; empty if it is."""
         if self._is_address_listed(address, port):
             return ""
-        # No model is there, but what tells a cloud's machines their secrets; a user names the model.
+        # Nothing of ours is there, but what tells a cloud's machines their secrets.
         if self.is_needed(host, port) and not meant(address).is_link_local:
             return ""
         if is_public(address) and not is_own(meant(address)):
             return ""
+        if self.is_model(host, port):
+            return (
+                f"{address} is not a public address;"
+                f" add `{host}:{port}` to `sandboxes.model_hosts` for models at it"
+            )
         return (
             f"{address} is not a public address;"
             f" add `{show(address, port)}` to `allow_hosts` of this sandbox's spec"
@@ -113,13 +125,17 @@ class Policy:
 
 
 def parse_policy(
-    mode: str, allow_hosts: Iterable[str] = (), needed: Iterable[tuple[str, int]] = ()
+    mode: str,
+    allow_hosts: Iterable[str] = (),
+    needed: Iterable[tuple[str, int]] = (),
+    models: Iterable[tuple[str, int]] = (),
 ) -> Policy:
     """Return the policy of a spec; raises BadHost for an entry that cannot be meant."""
     return Policy(
         mode=Mode(mode),
         allow=tuple(parse_pattern(text) for text in allow_hosts),
-        needed=frozenset((str(parse_host(host)), port) for host, port in needed),
+        needed=_known(needed),
+        models=_known(models),
     )
 
 
@@ -144,6 +160,7 @@ def to_json(policy: Policy) -> str:
             "mode": policy.mode,
             "allow_hosts": [item.text for item in policy.allow],
             "needed": sorted([host, port] for host, port in policy.needed),
+            "models": sorted([host, port] for host, port in policy.models),
         }
     )
 
@@ -156,6 +173,7 @@ def from_json(text: str | bytes) -> Policy:
             str(value["mode"]),
             [str(item) for item in value.get("allow_hosts", ())],
             [(str(host), int(port)) for host, port in value.get("needed", ())],
+            [(str(host), int(port)) for host, port in value.get("models", ())],
         )
     except (AttributeError, KeyError, TypeError) as exc:
         raise ValueError("a policy has `mode`, `allow_hosts` and `needed`") from exc
@@ -164,6 +182,10 @@ def from_json(text: str | bytes) -> Policy:
 def order_addresses(found: Sequence[Address]) -> list[Address]:
     """Return each address once, IPv4 first: not every machine has a way out by IPv6."""
     return sorted(dict.fromkeys(found), key=lambda address: address.version)
+
+
+def _known(hosts: Iterable[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+    return frozenset((str(parse_host(host)), port) for host, port in hosts)
 
 
 def _parse_pattern(text: str) -> Pattern:

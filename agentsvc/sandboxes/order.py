@@ -1,13 +1,14 @@
 """What a backend is ordered to run: a spec, made into one sandbox's own agent server. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
 from agentsvc.backend import Isolation, Order, Spec
 from agentsvc.backends.specs import OUTPUT
-from agentsvc.egress.addresses import BadHost, parse_host, split_port
+from agentsvc.egress.addresses import Address, BadHost, parse_host, split_port
+from agentsvc.egress.policy import Mode, parse_policy
 from agentsvc.modelhosts import host_of
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.settings import Settings, llm_of
@@ -37,24 +38,36 @@ def with_floor(spec: Spec, floor: Isolation) -> Spec:
     return spec if spec.isolation.meets(floor) else msgspec.structs.replace(spec, isolation=floor)
 
 
-def with_models(spec: Spec, settings: Settings | None) -> Spec:
-    """Return the spec, reaching the models of its user whatever its network."""
+def with_models(spec: Spec, settings: Settings | None, known: Iterable[str] = ()) -> Spec:
+    """Return the spec, reaching the models of its user whatever its network.
+
+    At a `known` host, as `allow_hosts` names them, one may be anywhere, else at public addresses.
+    """
     if settings is None:
         return spec
     models = (llm_of(settings), *settings.llm_profiles.values())
     hosts = (host_of(llm.model or "", llm.base_url) for llm in models)
-    reaches = tuple(dict.fromkeys((*spec.reaches, *filter(_is_host, hosts))))
-    return msgspec.structs.replace(spec, reaches=reaches)
+    found = dict.fromkeys((*spec.models, *filter(_is_host, hosts)))
+    policy = parse_policy(Mode.ALLOWLIST, known)
+    near = [text for text in found if not policy.refuse_host(*_split(text))]
+    return msgspec.structs.replace(
+        spec,
+        reaches=tuple(dict.fromkeys((*spec.reaches, *near))),
+        models=tuple(text for text in found if text not in near),
+    )
 
 
 def _is_host(text: str) -> bool:
     # A base URL may have anything for a host; only what is one can be reached.
     try:
-        name, port = split_port(text)
-        parse_host(name)
+        return _split(text)[1] > 0
     except BadHost:
         return False
-    return port is not None
+
+
+def _split(text: str) -> tuple[str | Address, int]:
+    name, port = split_port(text)
+    return parse_host(name), port or 0
 
 
 def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, Secret]) -> Order:
@@ -99,4 +112,5 @@ def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, 
         network=spec.network,
         allow_hosts=spec.allow_hosts,
         reaches=spec.reaches,
+        models=spec.models,
     )

@@ -203,7 +203,8 @@ class Sandboxes:
         Raises SandboxLimitReached where there is no room and it is not to wait.
         """
         spec = with_floor(spec, self._config.isolation)
-        spec = with_models(spec, await self._settings.find(user_id))
+        settings = await self._settings.find(user_id)
+        spec = with_models(spec, settings, self._config.model_hosts)
         places = places_of(self._registry, spec.backend or self._config.default_backend, spec)
         moment = now()
         ordered = Sandbox(

@@ -89,6 +89,7 @@ def archive(order: Order) -> bytes:
         "mode": str(order.network),
         "allow_hosts": order.allow_hosts,
         "needed": [_split(host) for host in order.reaches],
+        "models": [_split(host) for host in order.models],
     }
     files = {
         f"{_DIRECTORY}/agentsvc/__init__.py": b"",

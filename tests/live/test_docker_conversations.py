@@ -1,6 +1,7 @@
 """Whole conversations in containers of our own image, through a real server on a real engine."""
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -46,6 +47,7 @@ async def start(
         told = {
             "AGENTSVC_BACKENDS__DOCKER__HOST": engine.url,
             # The model is a port of this machine.
+            "AGENTSVC_SANDBOXES__MODEL_HOSTS": json.dumps([urlsplit(near_model.url).netloc]),
             "AGENTSVC_BACKENDS__DOCKER__GUARD_HOST": "false",
             "AGENTSVC_SANDBOXES__DEFAULT_BACKEND": "docker",
             "AGENTSVC_SANDBOXES__DEFAULT_SPEC": engine.image,

@@ -1,10 +1,12 @@
 """A conversation whose sandbox has no network and every limit there is."""
 
 import json
+from urllib.parse import urlsplit
 
 import pytest
 
 from agentsvc.backends import groups
+from agentsvc.testing.llm import ScriptedModel
 from tests.live.conftest import MakeInstallation, unavailable
 from tests.live.events import outputs
 from tests.live.scripts import run
@@ -19,13 +21,14 @@ FIELDS = {"cpus": 2.0, "memory_bytes": 2147483648, "pids": 500}
 
 
 async def test_a_conversation_without_a_network_runs_to_its_end(
-    make_installation: MakeInstallation,
+    make_installation: MakeInstallation, model: ScriptedModel
 ) -> None:
     limits: dict[str, float] = dict(FIELDS) if groups.find().limits() >= FIELDS.keys() else {}
     limits |= {"disk_bytes": 1073741824, "open_files": 4096}
     own = await make_installation(
         AGENTSVC_SPECS__FENCED__BACKEND="process",
         AGENTSVC_SPECS__FENCED__NETWORK="none",
+        AGENTSVC_SANDBOXES__MODEL_HOSTS=json.dumps([urlsplit(model.url).netloc]),
         AGENTSVC_SANDBOXES__DEFAULT_SPEC="fenced",
         AGENTSVC_SPECS__FENCED__LIMITS=json.dumps(limits),
     )

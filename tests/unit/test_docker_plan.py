@@ -197,7 +197,10 @@ def test_a_proxy_is_told_in_both_spellings_and_the_spec_wins() -> None:
 
 def test_a_gateway_carries_ports_in_reports_out_and_the_rest_by_list() -> None:
     order = make_order(
-        network=Network.ALLOWLIST, allow_hosts=("*.example.org",), reaches=("api.example:443",)
+        network=Network.ALLOWLIST,
+        allow_hosts=("*.example.org",),
+        reaches=("api.example:443",),
+        models=("model.example:443",),
     )
     body = gateways.body(
         order,
@@ -222,6 +225,7 @@ def test_a_gateway_carries_ports_in_reports_out_and_the_rest_by_list() -> None:
         "mode": "allowlist",
         "allow_hosts": ["*.example.org"],
         "needed": [["api.example", 443]],
+        "models": [["model.example", 443]],
     }
 
 

@@ -76,8 +76,32 @@ def test_addresses_of_the_internet_are_public(text: str) -> None:
 
 
 def test_a_policy_survives_its_document() -> None:
-    policy = parse_policy("allowlist", ["pypi.org", "10.0.0.0/8:1"], [("Localhost", 3000)])
+    policy = parse_policy(
+        "allowlist", ["pypi.org", "10.0.0.0/8:1"], [("Localhost", 3000)], [("Model.Example", 1)]
+    )
     assert from_json(to_json(policy)) == policy
+
+
+@pytest.mark.parametrize("mode", ["none", "allowlist", "open"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "10.0.0.5", "fd00::1", "169.254.169.254", "::ffff:192.168.0.1"]
+)
+def test_a_users_model_is_reached_at_its_port_and_at_public_addresses_only(
+    mode: str, address: str
+) -> None:
+    inner, public = ipaddress.ip_address(address), ipaddress.ip_address("1.1.1.1")
+    models = [("model.example", 8080), (address, 8080)]
+    policy = parse_policy(mode, models=models)
+    for host in ("model.example", inner):
+        assert policy.refuse_host(host, 8080) == ""
+        assert "`sandboxes.model_hosts`" in policy.refuse_address(host, 8080, inner)
+    assert policy.refuse_address("model.example", 8080, public) == ""
+    if mode != "open":
+        assert policy.refuse_host("model.example", 8081)
+    # What the operator knows may be there.
+    listed = parse_policy(mode, needed=models)
+    is_link_local = address.startswith("169.254")
+    assert bool(listed.refuse_address("model.example", 8080, inner)) == is_link_local
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1", "::ffff:169.254.169.254"])

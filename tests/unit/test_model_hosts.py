@@ -1,10 +1,12 @@
 """At which host a model is, by its name and its base URL."""
 
+import msgspec
 import pytest
 
 from agentsvc.agentoptions import Llm
 from agentsvc.backend import Spec
 from agentsvc.modelhosts import host_of
+from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.order import with_models
 from agentsvc.settings import Settings
 
@@ -47,5 +49,27 @@ def test_a_spec_reaches_every_model_of_its_user_once() -> None:
         },
     )
     spec = with_models(Spec(id="x"), settings)
-    assert spec.reaches == ("api.openai.com:443", "127.0.0.1:4000")
-    assert with_models(Spec(id="x"), None).reaches == ()
+    assert (spec.reaches, spec.models) == ((), ("api.openai.com:443", "127.0.0.1:4000"))
+    assert with_models(Spec(id="x"), None).models == ()
+
+
+@pytest.mark.parametrize(
+    ("known", "is_known"),
+    [
+        ("127.0.0.1:4000", True),
+        ("127.0.0.0/8:4000", True),
+        ("127.0.0.1", False),
+        ("127.0.0.1:4001", False),
+        ("models.corp.example:4000", False),
+    ],
+)
+def test_only_what_the_operator_lists_may_be_anywhere(known: str, *, is_known: bool) -> None:
+    settings = Settings(llm_model="openai/x", llm_base_url="http://127.0.0.1:4000/v1")
+    spec = with_models(Spec(id="x"), settings, [known])
+    named = ("127.0.0.1:4000",)
+    assert (spec.reaches, spec.models) == ((named, ()) if is_known else ((), named))
+
+
+def test_a_listed_host_that_cannot_be_meant_is_refused_with_its_place() -> None:
+    with pytest.raises(msgspec.ValidationError, match="cannot be allowed"):
+        msgspec.convert({"model_hosts": ["a b"]}, SandboxesConfig)
