@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 ENDED: Final = "the zygote has ended"
 """Why there is no fork of one that was there only just now."""
 
+_INSTALLED: Final = ("site-packages", "dist-packages")
 _MESSAGE_MAX: Final = 4096
 _FAILURES_MAX: Final = 3
 _PAUSE_SECONDS: Final = 2.0
@@ -238,10 +239,12 @@ class _Run:
 
 def fingerprint() -> tuple[tuple[str, int], ...]:
     """Return what changes when something is installed, replaced or removed."""
+    # Other places where modules are looked for, such as the working directory, change all the time.
+    installed = [path for path in map(Path, sys.path) if path.name in _INSTALLED]
     found = []
-    for path in dict.fromkeys((*sys.path, str(Path(agentsvc.__file__).parent / "backends"))):
+    for path in dict.fromkeys((*installed, Path(agentsvc.__file__).parent / "backends")):
         with contextlib.suppress(OSError):
-            found.append((path, Path(path).stat().st_mtime_ns))
+            found.append((str(path), path.stat().st_mtime_ns))
     return tuple(found)
 
 
