@@ -18,6 +18,7 @@ from agentsvc.events import EventLog, EventQuery, EventTable
 from agentsvc.orders import ConversationSort, StartSort
 from agentsvc.outgoing.model import DeliveryState
 from agentsvc.outgoing.table import DeliveryTable
+from agentsvc.paging import Page
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.values import encode_cursor, new_id
 from agentsvc.vault import Vault
@@ -135,8 +136,10 @@ async def test_pages_of_everything_else_are_in_the_order_of_an_index(
             page_id=encode_cursor(str(sort), "x", "y") if goes_on else None,
             limit=PAGE,
         )
-    await SandboxTable(explained, vault).search(USER, ("x", "y"), PAGE)
-    await ArchiveTable(explained).search(USER, ("x", "y"), PAGE)
+    for page_id in (None, encode_cursor("x", "y")):
+        page = Page.newest_first(page_id)
+        await SandboxTable(explained, vault).search(USER, page, PAGE)
+        await ArchiveTable(explained).search(USER, page, PAGE)
     for state in (None, DeliveryState.PENDING, DeliveryState.FAILED):
         await DeliveryTable.search(explained, new_id(), state=state, before=7, limit=PAGE)
     assert explained.slow() == []
