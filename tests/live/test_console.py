@@ -188,6 +188,7 @@ async def test_a_conversation_is_interrupted_and_goes_on_and_its_sandbox_sleeps_
     await expect(card.get_by_text("Paused", exact=True)).to_be_visible()
     await page.goto(address)
     await expect(state_of(page)).to_have_text("Asleep")
+    await expect(page.locator(".row[aria-current] .pill")).to_have_text("Asleep")
     await picture(page, "asleep")
     await page.get_by_role("button", name="Resume the sandbox").click()
     await expect(page.get_by_text("The sandbox is paused.")).to_be_hidden()

@@ -1,7 +1,7 @@
 // The list of conversations: search, state and cost, and those that are being started.
 import { getAll, V1 } from "./api.js";
 import { ago, conversationState, money } from "./format.js";
-import { html, useEffect, useMemo, useState } from "./html.js";
+import { html, useEffect, useState } from "./html.js";
 import { useStore } from "./store.js";
 import { Icon, Pill, Spinner } from "./ui.js";
 
@@ -29,10 +29,8 @@ export function ConversationList({ route }) {
   const { conversations, tasks, isLoaded } = useStore();
   const [words, setWords] = useState("");
   const found = useFound(words.trim());
-  const shown = useMemo(() => {
-    const all = found ? found.map((one) => conversations.get(one.id) ?? one) : [...conversations.values()];
-    return all.filter((one) => !one.parent_conversation_id).sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
-  }, [conversations, found, [...conversations.values()].map((one) => one.updated_at).join()]);
+  const all = found ? found.map((one) => conversations.get(one.id) ?? one) : [...conversations.values()];
+  const shown = all.filter((one) => !one.parent_conversation_id).sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
   const starting = [...tasks.values()].filter((task) => !["READY", "ERROR"].includes(task.status));
   return html`
     <div class="list">
