@@ -22,6 +22,8 @@ EVENTS_PER_SECOND: Final = 4000
 _LONGEST_WAIT_MS: Final = 25.0
 _READS_SLOWED: Final = 1.5
 _PAUSE_SECONDS: Final = 0.01
+_PATIENCE_SECONDS: Final = 300.0
+"""A machine that cannot keep up answers late; that is a figure, too."""
 _JSON: Final = {"Content-Type": "application/json"}
 
 type Post = Callable[[], Awaitable[object]]
@@ -36,9 +38,12 @@ async def measure(sizes: Sizes, folder: Path) -> Section:
         bare_client = Client(bare.url, None)
         opened.push_async_callback(bare_client.close)
         client = await opened.enter_async_context(client_of(server))
-        feeders = [
-            await opened.enter_async_context(feeder_of(client)) for _ in range(sizes.writers)
-        ]
+        feeders = []
+        for _ in range(sizes.writers):
+            fed = await opened.enter_async_context(feeder_of(client))
+            patient = Client(server.url, fed.sandbox.key, patience=_PATIENCE_SECONDS)
+            opened.push_async_callback(patient.close)
+            feeders.append(Feeder(conversation_id=fed.conversation_id, sandbox=patient))
         figures = await store(sizes, feeders, _bare_commits(folder, sizes))
         figures += await _waits(sizes, client, feeders, bare_client)
     return Section(
