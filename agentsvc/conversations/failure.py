@@ -14,7 +14,7 @@ from agentsvc.errors import (
     SandboxNotUsable,
     Unsupported,
 )
-from agentsvc.sandboxes import Sandbox, SandboxStatus, Target
+from agentsvc.sandboxes import Sandbox, SandboxStatus
 
 _MISSING_AGENT: Final = ("no module named 'openhands", 'no module named "openhands')
 _ANEW: Final = "Start the conversation anew"
