@@ -54,7 +54,7 @@ def main() -> None:
     """Load, and fork for each socket that comes, until the server hangs up."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    budget, program = int(sys.argv[2]), sys.argv[3]
+    budget, program, top = int(sys.argv[2]), sys.argv[3], sys.argv[4]
     os.environ.pop("AGENTSVC_SPACE", None)
     sys.path[:] = [part for part in sys.path if part]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -64,7 +64,7 @@ def main() -> None:
     _be_nice(importance)
     warm = Warm(program)
     try:
-        warm.load(control)
+        warm.load(control, top)
         problem = warm.problem(budget)
     except Exception as exc:  # noqa: BLE001  # whatever a package does while it is loaded
         problem = f"{type(exc).__name__}: {exc}"
@@ -86,9 +86,8 @@ class Warm:
         self.asked = fresh.Asked()
         self.kept = fresh.Kept("/", ())
 
-    def load(self, control: socket.socket) -> None:
+    def load(self, control: socket.socket, top: str) -> None:
         """Import all that the agent server imports before it reads its configuration."""
-        top = tempfile.mkdtemp(prefix="agentsvc-zygote-")
         self.kept = fresh.Kept(top, ("HOME", "TMPDIR", fresh.HERE))
         search_path = list(sys.path)
         try:
@@ -285,7 +284,7 @@ class _Throttle(MetaPathFinder):
             self._is_awaited = True
             with contextlib.suppress(BlockingIOError):
                 if not self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                    os._exit(0)
+                    raise SystemExit
 
 
 def _parts(program: str) -> list[str]:

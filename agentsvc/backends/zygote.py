@@ -11,9 +11,11 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -194,8 +196,11 @@ class Zygote:
 class _Run:
     """One such process, from its start to its end."""
 
-    def __init__(self, pid: int, number: int, made_of: tuple[tuple[str, int], ...]) -> None:
+    def __init__(
+        self, pid: int, number: int, top: str, made_of: tuple[tuple[str, int], ...]
+    ) -> None:
         self.pid = pid
+        self._top = top
         self.number = number
         self.made_of = made_of
         self.is_ready = False
@@ -235,6 +240,8 @@ class _Run:
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
+        # There only while it is being loaded.
+        shutil.rmtree(self._top, ignore_errors=True)
 
 
 def fingerprint() -> tuple[tuple[str, int], ...]:
@@ -252,9 +259,10 @@ def _spawn(rules: Rules) -> _Run:
     made_of = fingerprint()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = _copy_of_python()
-    top = str(Path(agentsvc.__file__).parents[1])
+    package = str(Path(agentsvc.__file__).parents[1])
+    top = tempfile.mkdtemp(prefix="agentsvc-zygote-")
     code = (
-        f"import sys; sys.path += [{top!r}] * ({top!r} not in sys.path); "
+        f"import sys; sys.path += [{package!r}] * ({package!r} not in sys.path); "
         "from agentsvc.backends.warm import main; main()"
     )
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -262,7 +270,7 @@ def _spawn(rules: Rules) -> _Run:
         try:
             pid = os.posix_spawn(
                 f"/proc/self/fd/{program}",
-                [sys.executable, "-c", code, "3", str(rules.memory_bytes), rules.program],
+                [sys.executable, "-c", code, "3", str(rules.memory_bytes), rules.program, top],
                 {**rules.env, _SPACE: "-" * 256},
                 file_actions=[
                     *((os.POSIX_SPAWN_DUP2, null, target) for target in range(3)),
@@ -273,7 +281,7 @@ def _spawn(rules: Rules) -> _Run:
         finally:
             os.close(null)
             os.close(program)
-        return _Run(pid, ours.detach(), made_of)
+        return _Run(pid, ours.detach(), top, made_of)
 
 
 def _copy_of_python() -> int:
