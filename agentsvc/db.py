@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import aiosqlite
 import msgspec
 
 from agentsvc import values
@@ -58,18 +59,17 @@ class _Connection(Protocol):
 
 
 class _Apart:
-    """A connection in a thread of its own, which does one thing after the other."""
+    """The connection that writes, in a thread of its own, which does one thing after the other."""
 
     def __init__(self, thread: ThreadPoolExecutor, raw: sqlite3.Connection) -> None:
         self._thread = thread
         self._raw = raw
 
     @classmethod
-    async def open(cls, path: Path, mode: str, busy_seconds: float, setup: str = "") -> "_Apart":
+    async def open(cls, path: Path, busy_seconds: float) -> "_Apart":
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
         loop = asyncio.get_running_loop()
-        opening = loop.run_in_executor(thread, _connect, path, mode, busy_seconds, setup)
-        return cls(thread, await opening)
+        return cls(thread, await loop.run_in_executor(thread, _connect, path, busy_seconds))
 
     async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
         # What is begun is done in order even if nobody waits for it any more.
@@ -94,8 +94,8 @@ class _Here:
 class Reader:
     """Queries in one snapshot of the database."""
 
-    def __init__(self, connection: _Connection) -> None:
-        self._connection = connection
+    def __init__(self, fetch: Callable[[str, Params], Awaitable[Iterable[Row]]]) -> None:
+        self._fetch = fetch
 
     async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
         """Return the first row of a query, or None."""
@@ -104,14 +104,15 @@ class Reader:
 
     async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
         """Return every row of a query."""
-        return await self._connection.call(lambda raw: raw.execute(sql, params).fetchall())
+        return list(await self._fetch(sql, params))
 
 
 class Transaction(Reader):
     """Queries and changes that become durable together, or not at all."""
 
     def __init__(self, connection: _Connection) -> None:
-        super().__init__(connection)
+        super().__init__(partial(_fetch, connection))
+        self._connection = connection
         self.callbacks: list[Callable[[], None]] = []
 
     async def run(self, sql: str, params: Params = _NO_PARAMS) -> int:
@@ -151,11 +152,11 @@ class _Attempt(msgspec.Struct, frozen=True, kw_only=True):
 class Database:
     """One SQLite file: a queue of writers that share commits, and a pool of readers."""
 
-    def __init__(self, path: Path, writer: _Apart, readers: list[_Apart]) -> None:
+    def __init__(self, path: Path, writer: _Apart, readers: list[aiosqlite.Connection]) -> None:
         self._path = path
         self._writer = writer
         self._readers = readers
-        self._idle: asyncio.LifoQueue[_Apart] = asyncio.LifoQueue()
+        self._idle: asyncio.LifoQueue[aiosqlite.Connection] = asyncio.LifoQueue()
         for reader in readers:
             self._idle.put_nowait(reader)
         self._jobs: deque[_Job] = deque()
@@ -178,9 +179,20 @@ class Database:
         A file with data is copied before it is migrated. Raises StartFailed, with a hint, for
         a file that is newer than the code, is no database of ours, is locked or not writable.
         """
+        # At debug level it would log every statement with its values.
+        logging.getLogger("aiosqlite").setLevel(logging.WARNING)
         await asyncio.to_thread(_prepare, path, migrations, busy_seconds)
-        writer = await _Apart.open(path, "rw", busy_seconds, _WRITER_SETUP)
-        readers = [await _Apart.open(path, "ro", busy_seconds) for _ in range(_READERS)]
+        async with contextlib.AsyncExitStack() as opened:
+            readers = [
+                await opened.enter_async_context(
+                    aiosqlite.connect(_uri(path, "ro"), **_options(busy_seconds))
+                )
+                for _ in range(_READERS)
+            ]
+            writer = await _Apart.open(path, busy_seconds)
+            opened.pop_all()
+        for reader in readers:
+            reader.row_factory = Row
         return cls(path, writer, readers)
 
     async def write[T](self, body: Callable[[Transaction], Awaitable[T]]) -> T:
@@ -209,20 +221,20 @@ class Database:
             # What is sent to a connection is run in order even if nobody waits for it any
             # more, so a cancelled reader still leaves it without an open transaction.
             try:
-                await connection.call(_run("BEGIN"))
-                return await body(Reader(connection))
+                await connection.execute("BEGIN")
+                return await body(_reader(connection))
             finally:
-                await connection.call(_run("COMMIT"))
+                await connection.execute("COMMIT")
 
     async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
         """Return the first row of a query, or None."""
         async with self._lend() as connection:
-            return await Reader(connection).one(sql, params)
+            return await _reader(connection).one(sql, params)
 
     async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
         """Return every row of a query."""
         async with self._lend() as connection:
-            return await Reader(connection).all(sql, params)
+            return await _reader(connection).all(sql, params)
 
     async def backup(self, to: Path) -> None:
         """Write a whole and consistent copy, mode 0600; writers go on meanwhile.
@@ -250,7 +262,7 @@ class Database:
             await self._writer.close()
 
     @contextlib.asynccontextmanager
-    async def _lend(self) -> AsyncIterator[_Apart]:
+    async def _lend(self) -> AsyncIterator[aiosqlite.Connection]:
         self._check_open()
         connection = await self._idle.get()
         try:
@@ -413,18 +425,30 @@ def _primary_code(failure: sqlite3.Error) -> int:
     return int(getattr(failure, "sqlite_errorcode", 0)) & 0xFF
 
 
-def _connect(path: Path, mode: str, busy_seconds: float, setup: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        _uri(path, mode),
-        uri=True,
-        isolation_level=None,
-        timeout=busy_seconds,
-        cached_statements=256,
-        # The work of a closed server's last caller may end in another one.
-        check_same_thread=False,
+def _reader(connection: aiosqlite.Connection) -> Reader:
+    return Reader(connection.execute_fetchall)
+
+
+def _fetch(connection: _Connection, sql: str, params: Params) -> Awaitable[list[Row]]:
+    return connection.call(lambda raw: raw.execute(sql, params).fetchall())
+
+
+def _options(busy_seconds: float) -> dict[str, Any]:
+    return {
+        "uri": True,
+        "isolation_level": None,
+        "timeout": busy_seconds,
+        "cached_statements": 256,
+    }
+
+
+def _connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    # The work of a closed server's last caller may end in another thread.
+    connection: sqlite3.Connection = sqlite3.connect(
+        _uri(path, "rw"), check_same_thread=False, **_options(busy_seconds)
     )
     connection.row_factory = Row
-    connection.executescript(setup)
+    connection.executescript(_WRITER_SETUP)
     return connection
 
 

@@ -20,7 +20,7 @@ CURRENT_REQUEST: Final[ContextVar[str]] = ContextVar("agentsvc_request_id", defa
 """The id of the request that is being served; background work has none."""
 
 _OURS: Final = "agentsvc"
-_QUIET: Final = ("aiohttp.access", "asyncio")
+_QUIET: Final = ("aiohttp.access", "aiosqlite", "asyncio")
 _LEAST_SECRET: Final = 8
 _MOST_SECRETS: Final = 4096
 

@@ -20,6 +20,7 @@ PACKAGES: Final = frozenset(
         "aiohappyeyeballs",
         "aiohttp",
         "aiosignal",
+        "aiosqlite",
         "attr",
         "attrs",
         "backports",
