@@ -19,6 +19,7 @@ _FETCH_SITE: Final = "Sec-Fetch-Site"
 _FETCH_MODE: Final = "Sec-Fetch-Mode"
 _FETCH_DEST: Final = "Sec-Fetch-Dest"
 _FRAMES: Final = frozenset({"frame", "iframe"})
+_PAGES: Final = _FRAMES | {"document"}
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
 
 
@@ -43,6 +44,11 @@ def may_show_editor_key(request: web.Request, origin: WorkOrigin) -> bool:
     """
     is_visit = request.method == hdrs.METH_GET and request.headers.get(_FETCH_MODE) == "navigate"
     return is_visit or _is_own(request, origin)
+
+
+def is_page(request: web.Request) -> bool:
+    """Whether a browser asks for a page to show, in a window or in another page."""
+    return request.headers.get(_FETCH_DEST) in _PAGES
 
 
 def is_framed(request: web.Request, origin: WorkOrigin) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from multidict import CIMultiDict
 
-from agentsvc.errors import BadRequest, MalformedBody, MethodNotAllowed, NotFound
+from agentsvc.errors import BadRequest, MalformedBody, MethodNotAllowed, NotAllowed, NotFound
 from agentsvc.gateway import headers, own_origin, rewrite
 from agentsvc.gateway.address import Address, address_of
 from agentsvc.gateway.headers import Caller, Confines
@@ -28,6 +28,11 @@ _EDITED_BYTES: Final = 8 * 1024 * 1024
 """How long a body may be that is read before it is passed on."""
 _EDITOR_COOKIE: Final = "vscode-tkn"
 """The cookie the editor keeps its key in; it is confined to the editor's path."""
+_EDITOR_APART: Final = (
+    "The editor needs an origin, and below a path it would have this server's. "
+    "An operator can give it its own with gateway.sandbox_domain, "
+    "or let it have the server's with gateway.trust_editors."
+)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,10 +130,16 @@ def head_of(method: str, target: Target, fields: Iterable[tuple[str, str]]) -> b
 def make_target(
     request: web.Request, sandbox: Sandbox, place: Place, *, keys: frozenset[str]
 ) -> Target:
-    """Return the request for a sandbox that runs; `keys` do not reach it. Raises NotFound."""
+    """Return the request for a sandbox that runs; `keys` do not reach it.
+
+    Raises NotFound, and NotAllowed for a page of an editor that could not work.
+    """
     end = next((end for end in sandbox.endpoints if end.name == place.port), None)
     if end is None:
         raise NotFound(f"The sandbox has no port of this name: {place.port}")
+    is_apart = place.own_origin is None and not _is_trusted(request, place.port)
+    if is_apart and place.port == EDITOR_PORT and own_origin.is_page(request):
+        raise NotAllowed(_EDITOR_APART)
     origin = place.own_origin or origin_of(request)
     usual = place.mount or mount_of(sandbox.id, place.port)
     mount = "" if place.own_origin else origin.prefix + usual
@@ -152,7 +163,7 @@ def make_target(
             mount=mount,
             prefix=origin.prefix if place.is_at_root else mount,
             is_agent=is_agent,
-            is_apart=place.own_origin is None and not _is_trusted(request, place.port),
+            is_apart=is_apart,
             is_framed=_is_framed_editor(request, place),
             cookie=_cookie_of(sandbox, place),
         ),

@@ -2,7 +2,11 @@
 
 import pytest
 
+from agentsvc.auth import Role
+from agentsvc.config import GatewayConfig
+from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import Box, session
+from tests.http.gateway.upstream import Upstream
 from tests.service import Answer
 
 HOST = "vscode-{id}.localhost"
@@ -80,3 +84,23 @@ async def test_a_login_opens_no_editor_there(box: Box) -> None:
     cookie = answer.headers["Set-Cookie"].partition(";")[0]
     assert (await _ask(box, "/x", Cookie=cookie)).status == 401
     assert box.upstream.seen == []
+
+
+@pytest.mark.parametrize(
+    ("trusts", "shown_in", "status"),
+    [
+        (False, "document", 403),
+        (False, "iframe", 403),
+        (False, "empty", 200),
+        (True, "document", 200),
+    ],
+)
+async def test_below_a_path_a_browser_is_told_what_the_editor_needs(
+    start_gate: StartGate, upstream: Upstream, shown_in: str, status: int, *, trusts: bool
+) -> None:
+    gate = await start_gate(GatewayConfig(start_seconds=10, trust_editors=trusts))
+    box = await Box.start(gate, upstream, await gate.make_client("owner", Role.MEMBER))
+    shown = {"Sec-Fetch-Dest": shown_in}
+    answer = await box.owner.get(box.path("/", "vscode"), headers=shown)
+    assert answer.status == status
+    assert ("gateway.sandbox_domain" in answer.text) == (status == 403)
