@@ -100,12 +100,15 @@ class Kept:
         gc.collect()
         found, loose = self._search()
         self._paths = [one for one in found if isinstance(one, PurePath)]
-        own = {id(one) for one in (found, loose, self._paths, self.directories, self.__dict__)}
+        asked = tuple(found)
+        own = {
+            id(one) for one in (found, asked, loose, self._paths, self.directories, self.__dict__)
+        }
         kept_by_paths = {id(one) for path in self._paths for one in gc.get_referents(path)}
         skipped = own | kept_by_paths | {id(path) for path in self._paths}
         wanted = {id(one) for one in found}
         loose = [holder for holder in loose if wanted & set(map(id, gc.get_referents(holder)))]
-        for holder in (*gc.get_referrers(*found), *loose) if found else ():
+        for holder in (*gc.get_referrers(*asked), *loose) if found else ():
             if id(holder) not in skipped and not _is_search_path(holder):
                 self._note(holder, wanted)
 
@@ -182,6 +185,8 @@ def _change(path: PurePath, text: str) -> None:
     other = type(path)(text)
     for kind in type(path).__mro__:
         for name in getattr(kind, "__slots__", ()):
+            if isinstance(getattr(type(path), name), property):
+                continue
             if hasattr(other, name):
                 setattr(path, name, getattr(other, name))
             elif hasattr(path, name):
