@@ -490,25 +490,50 @@ _HINTS = {
 def _migrate(path: Path, connection: sqlite3.Connection, migrations: Path) -> None:
     files = _migration_files(migrations)
     newest = max(files)
-    version = _check_ours(path, connection)
-    if version > newest:
-        raise StartFailed(
-            f"the database has version {version}, this program knows up to {newest}: {path}",
-            hint="install the newer release again, or restore a backup made before it",
-        )
+    version = _find_version(path, connection, newest)
     if version == newest:
         return
     if version:
-        copy = path.with_name(f"{path.name}.v{version}-{values.now():%Y%m%dT%H%M%S%f}")
-        _copy(path, copy)
-        log.info("database copied before its migration", extra={"path": str(copy)})
+        _refuse_running(path)
     with _transaction(connection):
+        # Another program may have migrated it since; from here on none can write.
+        version = _find_version(path, connection, newest)
+        if version == newest:
+            return
+        if version:
+            copy = path.with_name(f"{path.name}.v{version}-{values.now():%Y%m%dT%H%M%S%f}")
+            _copy(path, copy)
+            log.info("database copied before its migration", extra={"path": str(copy)})
         for number in sorted(files):
             if number > version:
                 _run_statements(connection, files[number].read_text("utf-8"))
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {newest}")
     log.info("database migrated", extra={"from_version": version, "to_version": newest})
+
+
+def _find_version(path: Path, connection: sqlite3.Connection, newest: int) -> int:
+    version = _check_ours(path, connection)
+    if version > newest:
+        raise StartFailed(
+            f"the database has version {version}, this program knows up to {newest}: {path}",
+            hint="install the newer release again, or restore a backup made before it",
+        )
+    return version
+
+
+def _refuse_running(path: Path) -> None:
+    """Leave the schema alone of a server that runs, since that is of an earlier version."""
+    with contextlib.suppress(FileNotFoundError), (path.parent / "lock").open("rb") as lock:
+        holder = lock.read(20).decode(errors="replace").strip()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            if holder != str(os.getpid()):
+                raise StartFailed(
+                    f"a server of an earlier version (process {holder}) uses the database: {path}",
+                    hint="stop it, and start it again with this version",
+                ) from exc
 
 
 def _check_ours(path: Path, connection: sqlite3.Connection) -> int:

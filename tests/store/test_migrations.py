@@ -1,12 +1,22 @@
 """Opening: new files, older files, files that are not ours, files in use."""
 
+import asyncio
 import logging
 import sqlite3
+import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
 
-from agentsvc.db import APPLICATION_ID, MIGRATIONS, Database, render_schema, write_schema
+from agentsvc.db import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    Database,
+    lock_data_dir,
+    render_schema,
+    write_schema,
+)
 from agentsvc.errors import StartFailed
 
 
@@ -113,6 +123,52 @@ async def test_an_older_file_is_copied_then_migrated_and_keeps_its_rows(
     messages = {record.message: record.__dict__ for record in caplog.records}
     assert messages["database copied before its migration"]["path"] == str(copy)
     assert messages["database migrated"]["to_version"] == 2
+
+
+async def test_programs_that_start_together_migrate_once(db_path: Path, migrations: Path) -> None:
+    await make_old(db_path, migrations)
+    add_second(migrations)
+
+    async def start() -> None:
+        await (await Database.open(db_path, migrations=migrations, busy_seconds=50)).close()
+
+    await asyncio.gather(*(start() for _ in range(4)))
+
+    assert query(db_path, "SELECT name, size FROM things") == [("chair", 7)]
+    assert len(copies(db_path)) == 1
+
+
+_HOLDER = """
+import pathlib, sys
+from agentsvc.db import lock_data_dir
+with lock_data_dir(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+async def test_the_database_of_a_server_that_runs_is_not_migrated_below_it(
+    db_path: Path, migrations: Path
+) -> None:
+    await make_old(db_path, migrations)
+    add_second(migrations)
+    command = (sys.executable, "-c", _HOLDER, str(db_path.parent))
+    server = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    try:
+        assert await server.stdout.readline() == b"held\n"
+        with pytest.raises(StartFailed, match=f"process {server.pid}") as caught:
+            await Database.open(db_path, migrations=migrations)
+        assert "with this version" in caught.value.hint
+        assert query(db_path, "PRAGMA user_version") == [(1,)]
+    finally:
+        server.stdin.close()
+        await server.wait()
+
+    with lock_data_dir(db_path.parent):
+        await (await Database.open(db_path, migrations=migrations)).close()
+    assert query(db_path, "PRAGMA user_version") == [(2,)]
 
 
 async def test_a_migration_that_fails_changes_nothing(db_path: Path, migrations: Path) -> None:

@@ -1,6 +1,7 @@
 """Databases of earlier versions, as they were written then, become databases of this one."""
 
 import re
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 import agentsvc
 from agentsvc.auth import KeyRing
-from agentsvc.db import Database
+from agentsvc.db import MIGRATIONS, Database, check_file
 from agentsvc.errors import NotAuthenticated
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
@@ -43,6 +44,14 @@ def counts(db_path: Path) -> dict[str, int]:
             name: connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0]  # noqa: S608  # names of the schema
             for (name,) in tables.fetchall()
         }
+    finally:
+        connection.close()
+
+
+def version_of(db_path: Path) -> int:
+    connection = sqlite3.connect(db_path)
+    try:
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
     finally:
         connection.close()
 
@@ -82,7 +91,35 @@ async def test_an_old_database_gets_the_schema_of_a_new_one_and_keeps_its_rows(
     after = counts(old)
     assert schema(old) == schema(tmp_path / "new.db")
     assert {name: after[name] for name in before} == before
+    assert check_file(old) == []
     assert all(before[name] for name in ("users", "api_keys", "settings", "events"))
+
+
+@pytest.mark.parametrize("version", range(1, len(list(MIGRATIONS.glob("[0-9]*.sql")))))
+async def test_every_version_between_the_first_and_this_one_can_be_upgraded(
+    version: int, db_path: Path, tmp_path: Path
+) -> None:
+    """Nobody should have to go by way of a release that they left out."""
+    connection = sqlite3.connect(db_path)
+    connection.executescript(OLD[0].read_text("utf-8"))
+    connection.close()
+    before = counts(db_path)
+    then = tmp_path / "migrations of then"
+    then.mkdir()
+    for file in MIGRATIONS.glob("[0-9]*.sql"):
+        if int(file.name[:4]) <= version:
+            shutil.copy(file, then)
+    await (await Database.open(db_path, migrations=then)).close()
+    assert version_of(db_path) == version
+
+    await (await Database.open(db_path)).close()
+    await (await Database.open(tmp_path / "new.db")).close()
+
+    assert schema(db_path) == schema(tmp_path / "new.db")
+    assert {name: count for name, count in counts(db_path).items() if name in before} == before
+    assert check_file(db_path) == []
+    copies = {version_of(copy) for copy in db_path.parent.glob(f"{db_path.name}.v*")}
+    assert copies == {1, version}
 
 
 async def test_an_upgraded_database_is_not_upgraded_again(old: Path) -> None:
