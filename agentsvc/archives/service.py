@@ -309,7 +309,10 @@ class Archives:
             except OSError as exc:
                 raise CapacityExceeded("The server has no room for the archive") from exc
 
-        await agent.receive(file, write, time_limit=self._config.save_seconds)
+        try:
+            await agent.receive(file, write, time_limit=self._config.save_seconds)
+        except NotFound as exc:
+            raise ArchiveRefused("What `tar` wrote in the sandbox is not there any more") from exc
 
     def _repack(self, archive_id: str, part: Path) -> Contents:
         bounds = Bounds(

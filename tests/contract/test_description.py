@@ -23,10 +23,13 @@ from agentsvc.settings import GroupingStrategy
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.values import new_id
 from tests.conftest import FAST
+from tests.core.test_archives import fake_agent
 from tests.description import Description, Operation, example_body, example_path
 from tests.git_hosts import GitHosts
 from tests.service import Client, Service
 from tests.streams import open_lines
+
+__all__ = ["fake_agent"]
 
 type Json = dict[str, Any]
 

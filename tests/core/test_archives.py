@@ -66,6 +66,8 @@ class PackingAgent(TroubledAgent):
             return await super().get_download(request)
         self.downloads += 1
         await self.let_download.wait()
+        if not self.packed:
+            return await super().get_download(request)
         return web.Response(body=self.packed)
 
     def unpacked(self, sandbox_id: str) -> dict[str, str]:
@@ -247,6 +249,16 @@ async def test_one_that_tar_refuses_or_that_is_too_large_fails_with_the_reason(
     fake_agent.packed = b"x" * 2000
     await configure(service, max_bytes=1024)
     assert "larger than archives may be" in (await save(client, conversation_id))["detail"]
+
+
+async def test_one_that_goes_between_tar_and_its_download_fails_with_that_reason(
+    client: Client, fake_agent: PackingAgent
+) -> None:
+    conversation_id, _ = await start(client)
+    fake_agent.packed = b""
+    failed = await save(client, conversation_id)
+    assert failed["state"] == "failed"
+    assert failed["detail"] == "What `tar` wrote in the sandbox is not there any more"
 
 
 @pytest.mark.parametrize(("verb", "paused_as"), [("pause", "frozen"), ("stop", "stopped")])
