@@ -30,6 +30,9 @@ _CONNECT_SECONDS: Final = 0.4
 _DEFAULTS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD]
 """What a command finds as if nobody had changed it."""
 
+FILES_AT_MOST: Final = 65536
+"""Above the number of any open file that a process may have been left by whoever started it."""
+
 type Json = dict[str, Any]
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from agentsvc.backends.children import (
+    FILES_AT_MOST,
     Become,
     Command,
     Execution,
@@ -61,6 +62,7 @@ type Start = Callable[[Json], "str | Become"]
 def main(start: Start | None = None) -> None:
     """Do what the orders say until the command has ended and nothing of it is left."""
     orders: Json = json.load(sys.stdin)
+    _close_others(orders["loan"])
     umask = os.umask(0o077)
     become_reaper(b"agentsvc-shim")
     try:
@@ -341,6 +343,11 @@ class Log:
         for secret in self.secrets:
             line = line.replace(secret, _STARS)
         return line
+
+
+def _close_others(loan: int | None) -> None:
+    """Close what was open by chance where the server was started: it is for no sandbox."""
+    os.closerange(3 if loan is None else loan + 1, FILES_AT_MOST)
 
 
 def _lock(directory: Path) -> int:

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from agentsvc.backends import fresh, joining, shim
-from agentsvc.backends.children import Become, Json
+from agentsvc.backends.children import FILES_AT_MOST, Become, Json
 from agentsvc.backends.landlock import confine
 from agentsvc.backends.watch import be_expendable, hold
 
@@ -43,7 +43,6 @@ _SHARE: Final = 0.5
 """How much of a processor it takes to load as long as nobody waits."""
 _MESSAGE_MAX: Final = 4096
 _FILES_MAX: Final = 8
-_FILES_AT_MOST: Final = 65536
 _ORDER_SECONDS: Final = 60.0
 _PR_SET_NAME: Final = 15
 _NICE: Final = 10
@@ -52,9 +51,18 @@ _FAILED: Final = 1
 
 def main() -> None:
     """Load, and fork for each socket that comes, until the server hangs up."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        _load_and_serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    finally:
+        # Letting go of all that was loaded would take long, and nothing of it has anything to end.
+        os._exit(0)
+
+
+def _load_and_serve(number: int, budget: int, program: str, top: str) -> None:
+    # Whoever started the server may have left it files that are open for its children, too.
+    os.closerange(number + 1, FILES_AT_MOST)
+    control = socket.socket(fileno=number)
     control.set_inheritable(False)
-    budget, program, top = int(sys.argv[2]), sys.argv[3], sys.argv[4]
     os.environ.pop("AGENTSVC_SPACE", None)
     sys.path[:] = [part for part in sys.path if part]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -69,13 +77,11 @@ def main() -> None:
     except Exception as exc:  # noqa: BLE001  # whatever a package does while it is loaded
         problem = f"{type(exc).__name__}: {exc}"
     said = {"failed": problem} if problem else {"ready": os.getpid()}
-    try:
+    with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, importance)
         control.send(json.dumps(said).encode()[:_MESSAGE_MAX])
         if not problem:
             warm.serve(control)
-    except OSError:
-        return
 
 
 class Warm:
@@ -236,7 +242,7 @@ class Warm:
     ) -> None:
         """Do what `python -m` does; never returns."""
         cwd = orders["cwd"]
-        os.closerange(3, _FILES_AT_MOST)
+        os.closerange(3, FILES_AT_MOST)
         os.umask(umask)
         os.chdir(cwd)
         fresh.take_signals()

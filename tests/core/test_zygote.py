@@ -69,6 +69,7 @@ class Probes(Bench):
         """Wait until there is a zygote, and not that one."""
         while True:
             text = (await self.backend.probe()).facts["zygote"]
+            assert not text.startswith("it "), f"there will be none: {text}"
             if text.startswith("pid ") and text != f"pid {but}":
                 return
             await asyncio.sleep(0.01)
@@ -134,8 +135,8 @@ async def test_no_fork_knows_the_server_or_another(
     async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
         first = await bench.probe(secret_env={"KEY": Secret("first-sandbox-key")})
         second = await bench.probe(secret_env={"KEY": Secret("second-sandbox-key")})
-        pid = bench.state(second.handle)["command"][0]
-        command = await asyncio.to_thread(leaf, pid)
+        members = [process.pid for process in bench.processes(second.handle)]
+        (command,) = await asyncio.to_thread(running_program, members)
         zygote = await bench.zygote()
         hidden = [CANARY, "first-sandbox-key"]
         assert first.told["nature"]["environment"]["KEY"] == "first-sandbox-key"
@@ -143,7 +144,23 @@ async def test_no_fork_knows_the_server_or_another(
         assert not await asyncio.to_thread(in_memory, command, hidden)
         assert not await asyncio.to_thread(in_memory, zygote, [*hidden, "second-sandbox-key"])
         assert not {"KEY", "SERVER_CANARY", "PROBE_NAME"} & set(second.told["memory"])
-        assert await asyncio.to_thread(descriptors, zygote) == 4
+        assert len(await asyncio.to_thread(open_files, zygote)) == 4
+
+
+@BOTH_WAYS
+async def test_what_the_server_was_left_open_is_open_for_no_sandbox(
+    tmp_path: Path, use_bubblewrap: bool
+) -> None:
+    left, other_end = await asyncio.to_thread(inheritable_pipe)
+    async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
+        for how in ({}, {"options": {"zygote": False}}):
+            probe = await bench.probe(**how)
+            pids = [process.pid for process in bench.processes(probe.handle)]
+            found = {pid: await asyncio.to_thread(open_files, pid) for pid in pids}
+            assert any(found.values())
+            assert not [pid for pid, files in found.items() if left in files]
+        assert left not in await asyncio.to_thread(open_files, await bench.zygote())
+    os.close(other_end)
 
 
 @BOTH_WAYS
@@ -318,6 +335,8 @@ def nature(bench: Probes, probe: Probe) -> dict[str, Any]:
         name: link == os.readlink(f"/proc/self/ns/{name}")  # noqa: PTH115  # a text is wanted
         for name, link in told.pop("namespaces").items()
     }
+    if namespaces["mnt"]:
+        told.pop("mounts")  # the machine's own, which others change meanwhile
     text = json.dumps({**told, "namespaces": namespaces})
     for own in (probe.handle.sandbox_id, record["temp"], port):
         text = text.replace(own, "OWN")
@@ -325,13 +344,14 @@ def nature(bench: Probes, probe: Probe) -> dict[str, Any]:
     return shown
 
 
-def leaf(pid: int) -> int:
-    """Return the last of the processes of which each is the first child of the one before."""
-    while True:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        if not children:
-            return pid
-        pid = int(children[-1])
+def running_program(pids: list[int]) -> list[int]:
+    """Return those that the process table shows as the program of a sandbox."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            found += [pid] * (PROGRAM.encode() in arguments)
+    return found
 
 
 def in_memory(pid: int, texts: list[str]) -> list[str]:
@@ -347,8 +367,22 @@ def in_memory(pid: int, texts: list[str]) -> list[str]:
     return sorted(found)
 
 
-def descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+def open_files(pid: int) -> list[str]:
+    """Return what a process has open, as far as it does not end or close it meanwhile."""
+    found = []
+    with contextlib.suppress(OSError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.append(str(file.readlink()))
+    return found
+
+
+def inheritable_pipe() -> tuple[str, int]:
+    """Return what one end of a pipe is called that all children get, and that end."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.set_inheritable(writing, True)
+    return os.readlink(f"/proc/self/fd/{writing}"), writing  # noqa: PTH115  # a text is wanted
 
 
 def is_alive(pid: int) -> bool:
