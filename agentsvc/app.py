@@ -25,6 +25,7 @@ from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import ConversationFiles
 from agentsvc.conversations.pending import PendingMessages
 from agentsvc.conversations.replays import Replays
+from agentsvc.conversations.retention import keep_to_age
 from agentsvc.conversations.surroundings import Surroundings
 from agentsvc.datadir import DataDir
 from agentsvc.devices import DeviceLogins
@@ -87,6 +88,7 @@ log = logging.getLogger(__name__)
 _REMOVE_FAILED_SECONDS: Final = 60.0
 _FORGET_DELIVERIES_SECONDS: Final = 600.0
 _FORGET_ARCHIVES_SECONDS: Final = 60.0
+_FORGET_EVENTS_SECONDS: Final = 600.0
 
 _PLACES: Final = web.AppKey("places", DataDir)
 _INSTALLATION: Final = web.AppKey("installation", Installation)
@@ -375,6 +377,12 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
     supervisor.loop(
         "old archives", app[ARCHIVES].forget_old, every_seconds=_FORGET_ARCHIVES_SECONDS
     )
+    if age_seconds := config.events.delete_after_seconds:
+        supervisor.loop(
+            "old events",
+            lambda: keep_to_age(app[DATABASE], timedelta(seconds=age_seconds)),
+            every_seconds=_FORGET_EVENTS_SECONDS,
+        )
     supervisor.loop(
         "pending messages",
         app[PENDING].deliver_all,

@@ -270,6 +270,15 @@ class EventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="Time between two signs of life on a stream of events where nothing happens",
         ),
     ] = 15.0
+    delete_after_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Age at which events of conversations whose sandbox is gone are deleted;"
+            " 0 is never",
+        ),
+    ] = 0.0
 
 
 class WebhooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

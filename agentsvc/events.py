@@ -129,9 +129,10 @@ class EventLog:
     async def count(self, conversation_id: str, query: EventQuery) -> int:
         """Return how many events a search finds on all its pages."""
         if msgspec.structs.replace(query, descending=False) == EventQuery():
-            # They are numbered without gaps, and none is ever deleted alone.
+            # They are numbered without gaps, and only the first ones are ever deleted.
             last = await self.find_last(conversation_id)
-            return 0 if last is None else last + 1
+            first = await EventTable.find_first(self._db, conversation_id)
+            return 0 if last is None or first is None else last - first + 1
         return await EventTable.count(self._db, conversation_id, query)
 
     async def find_many(self, conversation_id: str, ids: Sequence[str]) -> list[StoredEvent | None]:
@@ -456,6 +457,13 @@ class EventTable:
         conditions, params = _narrow(conversation_id, query, None)
         sql = " ".join(["SELECT COUNT(*) FROM events", conditions])
         return int((await source.all(sql, params))[0][0])
+
+    @staticmethod
+    async def find_first(source: Queryable, conversation_id: str) -> int | None:
+        """Return the number of the first event that is still there."""
+        sql = " ".join(["SELECT seq FROM events", _WHERE, "ORDER BY seq LIMIT 1"])
+        row = await source.one(sql, {"conversation_id": conversation_id})
+        return row["seq"] if row else None
 
     @staticmethod
     async def find_many(

@@ -9,6 +9,7 @@ from typing import Final
 import click
 import msgspec
 
+from agentsvc.backend import IdleRules
 from agentsvc.cli.options import (
     config_option,
     data_dir_option,
@@ -18,15 +19,19 @@ from agentsvc.cli.options import (
     yes_option,
 )
 from agentsvc.cli.text import columns, confirm, moment
+from agentsvc.config import Config
 from agentsvc.conversations.retention import (
     IdleSandbox,
     count_old_events,
     delete_old_events,
     find_idle,
+    find_idle_by_rules,
     give_up_idle,
 )
 from agentsvc.datadir import DataDir
-from agentsvc.db import Database
+from agentsvc.installation import Installation
+from agentsvc.sandboxes.culler import defaults_of
+from agentsvc.settings import SettingsStore
 from agentsvc.values import now
 
 _AGE: Final = re.compile(r"([1-9][0-9]{0,4})([hdw])")
@@ -53,6 +58,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     events_before: datetime | None
     sandboxes_before: datetime | None
+    idle: IdleRules | None = None
+    """The configured rules for idle sandboxes, which users and specs may change, instead."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,17 +101,20 @@ def command(
 ) -> None:
     """Delete what was kept for long enough, of all users; the server may run.
 
-    An AGE is a number of hours, days or weeks: 12h, 90d, 8w. The room in the database is used again;
-    `agentsvc db vacuum` gives it back.
+    An AGE is a number of hours, days or weeks: 12h, 90d, 8w. Without one the rules of the configuration
+    count, by which a server does the same in the background: events.delete_after_seconds, and
+    sandboxes.delete_after_seconds with what specs and users say instead. The room in the database is
+    used again; `agentsvc db vacuum` gives it back.
     """
+    loaded = load_config(config_file, server__data_dir=data_dir)
     if events_older_than is None and sandboxes_idle_for is None:
-        raise click.UsageError("say what to delete: --events-older-than, --sandboxes-idle-for")
-    moment_now = now()
-    rules = Rules(
-        events_before=moment_now - events_older_than if events_older_than else None,
-        sandboxes_before=moment_now - sandboxes_idle_for if sandboxes_idle_for else None,
-    )
-    places = existing_data_dir(load_config(config_file, server__data_dir=data_dir))
+        rules = _configured(loaded.config)
+    else:
+        rules = Rules(
+            events_before=now() - events_older_than if events_older_than else None,
+            sandboxes_before=now() - sandboxes_idle_for if sandboxes_idle_for else None,
+        )
+    places = existing_data_dir(loaded)
     found = asyncio.run(_look(places, rules))
     rows = [(one.id, one.user_name, moment(one.used_at)) for one in found.sandboxes]
     for line in columns(("SANDBOX", "USER", "USED LAST (UTC)"), rows) if rows else ():
@@ -121,28 +131,47 @@ def command(
     click.echo(f"deleted {events} events; {sandboxes} sandboxes are being deleted", err=True)
 
 
+def _configured(config: Config) -> Rules:
+    age_seconds = config.events.delete_after_seconds
+    return Rules(
+        events_before=now() - timedelta(seconds=age_seconds) if age_seconds else None,
+        sandboxes_before=None,
+        idle=defaults_of(config.sandboxes),
+    )
+
+
 async def _look(places: DataDir, rules: Rules) -> Found:
-    database = await Database.open(places.database)
+    installation = await Installation.open(places)
     try:
+        database = installation.database
         events, conversations = (0, 0)
         if rules.events_before is not None:
             events, conversations = await count_old_events(database, rules.events_before)
-        sandboxes: list[IdleSandbox] = []
-        if rules.sandboxes_before is not None:
-            sandboxes = await find_idle(database, rules.sandboxes_before)
+        sandboxes = await _find_sandboxes(installation, rules)
         return Found(events=events, conversations=conversations, sandboxes=sandboxes)
     finally:
-        await database.close()
+        await installation.close()
+
+
+async def _find_sandboxes(installation: Installation, rules: Rules) -> list[IdleSandbox]:
+    database = installation.database
+    if rules.sandboxes_before is not None:
+        return await find_idle(database, rules.sandboxes_before)
+    if rules.idle is not None:
+        settings = SettingsStore(database, installation.vault)
+        return await find_idle_by_rules(database, settings, rules.idle)
+    return []
 
 
 async def _delete(places: DataDir, rules: Rules) -> tuple[int, int]:
-    database = await Database.open(places.database)
+    installation = await Installation.open(places)
     try:
-        events = sandboxes = 0
+        database = installation.database
+        events = 0
         if rules.events_before is not None:
             events = await delete_old_events(database, rules.events_before)
-        if rules.sandboxes_before is not None:
-            sandboxes = await give_up_idle(database, rules.sandboxes_before)
-        return events, sandboxes
+        found = {one.id for one in await _find_sandboxes(installation, rules)}
+        before = rules.sandboxes_before or now()
+        return events, await give_up_idle(database, before, only=found)
     finally:
-        await database.close()
+        await installation.close()

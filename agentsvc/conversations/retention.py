@@ -1,12 +1,21 @@
 """What has been kept for longer than anybody needs it: old events, and sandboxes nobody uses."""
 
-from datetime import datetime
+import logging
+from collections.abc import Collection
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 
+from agentsvc.backend import IdleRules
 from agentsvc.db import Database, Queryable, Transaction
+from agentsvc.sandboxes.culler import due, rules_for
+from agentsvc.sandboxes.state import Target
+from agentsvc.sandboxes.use_table import UseTable
+from agentsvc.settings import SettingsStore
 from agentsvc.values import now, to_stored
+
+log = logging.getLogger(__name__)
 
 _BATCH: Final = 5000
 _OLD_EVENTS: Final = """
@@ -18,9 +27,22 @@ _OLD_EVENTS: Final = """
       )
       AND NOT EXISTS (
           SELECT 1 FROM webhook_deliveries AS d
-          WHERE d.lane = e.conversation_id AND d.seq = e.seq AND d.state = 'pending'
+          WHERE d.lane = e.conversation_id AND d.state = 'pending'
       )
 """
+_WITH_OLD_EVENTS: Final = """
+    SELECT c.id FROM conversations AS c
+    WHERE NOT EXISTS (SELECT 1 FROM sandboxes AS s WHERE s.id = c.sandbox_id)
+      AND (
+          SELECT e.received_at FROM events AS e WHERE e.conversation_id = c.id
+          ORDER BY e.seq LIMIT 1
+      ) < :before
+"""
+_DELETE_OLD: Final = f"""
+    DELETE FROM events WHERE rowid IN (
+        SELECT e.rowid {_OLD_EVENTS} AND e.conversation_id = :id ORDER BY e.seq LIMIT {_BATCH}
+    )
+"""  # noqa: S608  # a constant
 _IDLE: Final = """
     SELECT s.id, u.name AS user_name, COALESCE(w.active_at, s.created_at) AS used_at
     FROM sandboxes AS s
@@ -36,6 +58,7 @@ _IDLE: Final = """
 _GIVE_UP: Final = f"""
     UPDATE sandboxes SET target = 'deleted', updated_at = :now
     WHERE id IN (SELECT id FROM ({_IDLE}))
+      AND (:ids IS NULL OR id IN (SELECT value FROM json_each(:ids)))
 """  # noqa: S608  # a constant
 
 
@@ -50,7 +73,8 @@ class IdleSandbox(msgspec.Struct, frozen=True, kw_only=True):
 async def count_old_events(source: Queryable, before: datetime) -> tuple[int, int]:
     """Return how many events are older, and of how many conversations.
 
-    Those of a conversation that still has a sandbox, or of which a webhook is to tell, do not count.
+    Those of a conversation that still has a sandbox, or of which a webhook has yet to tell
+    something, do not count: what is deleted is always the beginning.
     """
     row = await source.one(
         f"SELECT COUNT(*) AS events, COUNT(DISTINCT e.conversation_id) AS conversations {_OLD_EVENTS}",  # a constant
@@ -61,15 +85,25 @@ async def count_old_events(source: Queryable, before: datetime) -> tuple[int, in
 
 async def delete_old_events(database: Database, before: datetime) -> int:
     """Delete the events that `count_old_events` counts, in pieces between which others write."""
-    deleted = 0
-    sql = f"DELETE FROM events WHERE rowid IN (SELECT e.rowid {_OLD_EVENTS} LIMIT {_BATCH})"  # noqa: S608  # a constant
+    moment = to_stored(before)
+    rows = await database.all(_WITH_OLD_EVENTS, {"before": moment})
+    return sum([await _delete_old_events_of(database, row["id"], moment) for row in rows])
 
+
+async def _delete_old_events_of(database: Database, conversation_id: str, before: str) -> int:
     async def body(tx: Transaction) -> int:
-        return await tx.run(sql, {"before": to_stored(before)})
+        return await tx.run(_DELETE_OLD, {"before": before, "id": conversation_id})
 
+    deleted = 0
     while count := await database.write(body):
         deleted += count
     return deleted
+
+
+async def keep_to_age(database: Database, age: timedelta) -> None:
+    """Delete the events that are older than this, as `delete_old_events` does; called now and then."""
+    if deleted := await delete_old_events(database, now() - age):
+        log.info("old events deleted", extra={"events": deleted})
 
 
 async def find_idle(source: Queryable, before: datetime) -> list[IdleSandbox]:
@@ -81,14 +115,32 @@ async def find_idle(source: Queryable, before: datetime) -> list[IdleSandbox]:
     ]
 
 
-async def give_up_idle(database: Database, before: datetime) -> int:
+async def find_idle_by_rules(
+    database: Database, settings: SettingsStore, defaults: IdleRules
+) -> list[IdleSandbox]:
+    """Return the sandboxes that a server deletes by the rules for idle ones, as far as is stored.
+
+    The rules are the user's own, over those of the spec, over `defaults`.
+    """
+    found: set[str] = set()
+    for unused in await database.read(UseTable(database).unused):
+        rules = await rules_for(unused, settings, defaults)
+        if due(rules, unused, now() - unused.active_at) is Target.DELETED:
+            found.add(unused.id)
+    return [one for one in await find_idle(database, now()) if one.id in found]
+
+
+async def give_up_idle(
+    database: Database, before: datetime, *, only: Collection[str] | None = None
+) -> int:
     """Want the sandboxes that `find_idle` finds removed, and return how many those are.
 
-    A server removes them, within the time of a sweep or when it starts.
+    `only` names which of them. A server removes them, within the time of a sweep or when it starts.
     """
+    ids = None if only is None else msgspec.json.encode(sorted(only)).decode()
 
     async def body(tx: Transaction) -> int:
         moments = {"before": to_stored(before), "now": to_stored(now())}
-        return await tx.run(_GIVE_UP, moments)
+        return await tx.run(_GIVE_UP, {**moments, "ids": ids})
 
     return await database.write(body)

@@ -46,11 +46,7 @@ class Culler:
         self._agents = agents
         self._settings = settings
         self._supervisor = supervisor
-        self._defaults = IdleRules(
-            pause_after_seconds=config.pause_after_seconds,
-            stop_after_seconds=config.stop_after_seconds,
-            delete_after_seconds=config.delete_after_seconds,
-        )
+        self._defaults = defaults_of(config)
         self._lock = asyncio.Lock()
         sandboxes.gate.on_wanted(self.make_room_soon)
 
@@ -66,8 +62,7 @@ class Culler:
         self._supervisor.spawn(_TASK, self._make_room)
 
     async def _apply(self, unused: Unused) -> None:
-        own = (await self._settings.get(unused.user_id)).sandbox_idle
-        rules = own.over(unused.spec.idle).over(self._defaults)
+        rules = await rules_for(unused, self._settings, self._defaults)
         target = due(rules, unused, now() - self._sandboxes.last_use(unused))
         if target is not None:
             await self._cull(unused.id, target)
@@ -109,6 +104,21 @@ class Culler:
         for idle in await self._db.read(idle_ones):
             if await self._cull(idle.id, Target.PAUSED):
                 return
+
+
+def defaults_of(config: SandboxesConfig) -> IdleRules:
+    """Return the rules for sandboxes of which neither spec nor user says anything."""
+    return IdleRules(
+        pause_after_seconds=config.pause_after_seconds,
+        stop_after_seconds=config.stop_after_seconds,
+        delete_after_seconds=config.delete_after_seconds,
+    )
+
+
+async def rules_for(unused: Unused, settings: SettingsStore, defaults: IdleRules) -> IdleRules:
+    """Return the rules for one sandbox: its user's word wins, then its spec's."""
+    own = (await settings.get(unused.user_id)).sandbox_idle
+    return own.over(unused.spec.idle).over(defaults)
 
 
 def due(rules: IdleRules, unused: Unused, idle: timedelta) -> Target | None:

@@ -118,6 +118,7 @@ async def test_events_are_read_by_their_number_or_id(explained: Explained) -> No
     await log.read_range(new_id(), from_seq=5, limit=PAGE)
     await log.find_last(new_id())
     await log.last_timestamp(new_id())
+    await log.count(new_id(), EventQuery())
     await EventTable.find_state(explained, new_id(), [new_id()])
     assert explained.slow() == []
 

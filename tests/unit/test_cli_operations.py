@@ -5,12 +5,16 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from agentsvc.announcements import Announcements
+from agentsvc.backend import IdleRules
 from agentsvc.cli import cli
 from agentsvc.datadir import DataDir
 from agentsvc.db import Database, lock_data_dir
+from agentsvc.events import EventLog, EventQuery
 from agentsvc.installation import Installation
 from agentsvc.settings import Settings, SettingsStore
 from agentsvc.values import Secret, now, to_stored
@@ -68,8 +72,9 @@ async def insert(database: Database, table: str, **row: object) -> None:
 
 
 async def insert_sandbox(database: Database, name: str, sealed: bytes = b"") -> None:
-    texts = {"spec_id": "", "backend": "process", "target": "paused", "ready_by": ""}
-    blobs = dict.fromkeys(("spec", "endpoints", "facts"), b"{}")
+    texts = {"spec_id": "", "backend": "process", "target": "paused"}
+    texts |= {"phase": "paused", "ready_by": ""}
+    blobs = {"spec": b'{"id": ""}', "endpoints": b"{}", "facts": b"{}"}
     keys = {"session_key_hash": name, "session_key_sealed": sealed}
     times = {"created_at": OLD, "updated_at": OLD}
     await insert(database, "sandboxes", id=name, user_id=USER, **texts, **blobs, **keys, **times)
@@ -233,7 +238,7 @@ def old_things(data_dir: Path) -> Path:
         blobs = {"pr_number": b"[]", "facts": b"{}", "tags": b"{}"}
         for name, sandbox, status in (("c1", "none", "finished"), ("c2", "busy", "running")):
             own = {"id": name, "sandbox_id": sandbox, "execution_status": status}
-            await insert(database, "conversations", **own, **texts, **blobs, **times)
+            await insert(database, "conversations", next_seq=3, **own, **texts, **blobs, **times)
         said = {"kind": "x", "source": "user", "body": b"{}"}
         for of, seq, at in (("c1", 0, OLD), ("c1", 1, OLD), ("c1", 2, recent), ("c2", 0, OLD)):
             number: dict[str, object] = {"seq": seq, "id": f"{of}-{seq}"}
@@ -251,6 +256,14 @@ def left(data_dir: Path, sql: str) -> list[str]:
     return asyncio.run(in_installation(data_dir, body))
 
 
+def count_events(data_dir: Path, conversation_id: str) -> int:
+    async def body(installation: Installation) -> int:
+        log = EventLog(installation.database, Announcements(), store_deltas=False)
+        return await log.count(conversation_id, EventQuery())
+
+    return asyncio.run(in_installation(data_dir, body))
+
+
 def test_old_events_and_idle_sandboxes_go_and_nothing_else(old_things: Path) -> None:
     rules = ["--events-older-than", "90d", "--sandboxes-idle-for", "4w", "--data-dir", old_things]
     events = "SELECT id FROM events ORDER BY id"
@@ -262,12 +275,36 @@ def test_old_events_and_idle_sandboxes_go_and_nothing_else(old_things: Path) -> 
     assert (asked.exit_code, "--yes" in asked.stderr) == (1, True)
     good("prune", *rules, "--yes")
     assert left(old_things, events) == ["c1-2", "c2-0"]
+    assert count_events(old_things, "c1") == 1
     assert left(old_things, "SELECT id FROM sandboxes WHERE target = 'deleted'") == ["idle"]
     assert good("prune", *rules).stderr == "nothing is old enough\n"
 
 
+def test_without_an_age_the_rules_of_the_configuration_count_and_users_own_over_them(
+    old_things: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert good("prune", "--data-dir", old_things).stderr == "nothing is old enough\n"
+    monkeypatch.setenv("AGENTSVC_EVENTS__DELETE_AFTER_SECONDS", "7776000")
+    monkeypatch.setenv("AGENTSVC_SANDBOXES__DELETE_AFTER_SECONDS", "2419200")
+    tried = good("prune", "--dry-run", "--data-dir", old_things)
+    assert tried.stderr == "would delete 2 events of 1 conversations and 1 sandboxes\n"
+    assert [line.split()[0] for line in tried.stdout.splitlines()[1:]] == ["idle"]
+
+    async def keep_mine(installation: Installation) -> None:
+        settings = SettingsStore(installation.database, installation.vault)
+        own = IdleRules(delete_after_seconds=0)
+        await settings.change(
+            USER, lambda old: msgspec.structs.replace(old or Settings(), sandbox_idle=own)
+        )
+
+    asyncio.run(in_installation(old_things, keep_mine))
+    good("prune", "--yes", "--data-dir", old_things)
+    assert left(old_things, "SELECT id FROM events ORDER BY id") == ["c1-2", "c2-0"]
+    assert left(old_things, "SELECT id FROM sandboxes WHERE target = 'deleted'") == []
+
+
 def test_a_rule_without_an_age_is_wrong_usage(data_dir: Path) -> None:
-    for wrong in ([], ["--events-older-than", "many"], ["--sandboxes-idle-for", "0d"]):
+    for wrong in (["--events-older-than", "many"], ["--sandboxes-idle-for", "0d"]):
         assert call("prune", *wrong, "--data-dir", data_dir).exit_code == 2
 
 
