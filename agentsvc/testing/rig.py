@@ -279,6 +279,15 @@ async def open_rig(
             yield rig
 
 
+async def together[T](*works: Awaitable[T]) -> list[T]:
+    """Do all of it at the same time and to its end; raises the first error there was."""
+    ended = await asyncio.gather(*works, return_exceptions=True)
+    for one in ended:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in ended if not isinstance(one, BaseException)]
+
+
 def expect(is_so: bool, otherwise: str) -> None:
     """Fail the check unless something is so."""
     if not is_so:
@@ -341,5 +350,4 @@ async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 async def _delete_all(backend: Backend, saved: Iterable[list[Handle]]) -> None:
     left = {handles[-1].sandbox_id: handles[-1] for handles in saved if handles}
     left |= {item.handle.sandbox_id: item.handle for item in await backend.scan()}
-    for handle in left.values():
-        await backend.delete(handle)
+    await together(*(backend.delete(handle) for handle in left.values()))

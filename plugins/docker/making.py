@@ -103,10 +103,11 @@ class Maker:
 
     async def remove(self, sandbox_id: str) -> None:
         """Remove everything of a sandbox, and return when it is gone."""
-        for _ in range(_REMOVE_TRIES):
+        for number in range(_REMOVE_TRIES):
             if not await self._remove_once(sandbox_id):
                 break
-            await asyncio.sleep(_REMOVE_SECONDS)
+            # The second look is only to see that all is gone.
+            await asyncio.sleep(_REMOVE_SECONDS if number else 0)
         else:
             raise BackendUnavailable(
                 "The engine does not remove all of the sandbox", detail=sandbox_id

@@ -1,8 +1,11 @@
 """Whole conversations in containers of our own image, through a real server on a real engine."""
 
 import asyncio
+import io
+import itertools
 import json
 import sys
+import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from agentsvc.testing.llm import ScriptedModel
+from tests.live import engines
 from tests.live.client import LiveClient
 from tests.live.containers import EVERYWHERE, Engine
 from tests.live.events import outputs
@@ -24,6 +28,8 @@ pytestmark = [
 ]
 
 START_SECONDS = 240.0
+GO = "go"
+"""A file in the workspace that commands wait for."""
 _LOG_LINES = 60
 
 type Start = Callable[..., Awaitable[Installation]]
@@ -76,13 +82,8 @@ async def sandbox_of(client: LiveClient, conversation: dict[str, Any]) -> dict[s
     return found
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", EVERYWHERE])
-async def test_a_conversation_in_a_container_runs_to_its_end(
-    start: Start, engine: Engine, host: str
-) -> None:
-    """From loopback the server asks for what happened; elsewhere it is told by the sandbox."""
-    own = await start(AGENTSVC_SERVER__HOST=host)
-    client = own.client()
+async def run_to_the_end(own: Installation, client: LiveClient, engine: Engine) -> str:
+    """Have a whole conversation in a container of its own, and return its id."""
     conversation_id = await client.start_conversation(
         run("echo $((6 * 7)) > answer", "cat answer", "id -u; ls /var/run/docker.sock"),
         time_limit=START_SECONDS,
@@ -99,43 +100,69 @@ async def test_a_conversation_in_a_container_runs_to_its_end(
 
     sandbox = await sandbox_of(client, seen)
     assert (sandbox["status"], sandbox["isolation"]) == ("RUNNING", "container")
-    [container] = [name for name in await engine.left(own.instance_id) if "container" in name]
-    described = await asyncio.to_thread(
-        engine.ask, f"/containers/{container.removeprefix('container /')}/json"
-    )
+    container = await asyncio.to_thread(container_of, engine, own)
+    described = await asyncio.to_thread(engine.ask, f"/containers/{container}/json")
     assert seen["session_api_key"] not in str(described)
+    return conversation_id
 
 
-async def test_a_server_that_is_killed_finds_its_container_and_what_went_on_in_it(
+def container_of(engine: Engine, own: Installation) -> str:
+    """Return the name of the one container that a server has."""
+    [container] = [name for name in engine.has(own.instance_id) if "container" in name]
+    return container.removeprefix("container /")
+
+
+def let_go(engine: Engine, container: str) -> None:
+    """Let a command go on that waits for a file, by the engine, without the server."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo(GO))
+    packed.seek(0)
+    path = f"/containers/{container}/archive?path=/workspace"
+    assert engines.ask(engine.socket, "PUT", path, body=packed)[0] == 200
+
+
+async def test_a_conversation_goes_on_after_its_server_was_killed(
     start: Start, engine: Engine
 ) -> None:
+    """What went on meanwhile in a container, which tells its server, is found in the end."""
     own = await start(AGENTSVC_SERVER__HOST=EVERYWHERE)
     client = own.client()
-    conversation_id = await client.start_conversation(
-        run("echo before", "for i in $(seq 100); do sleep 0.2; done; echo during", "echo after"),
-        time_limit=START_SECONDS,
-    )
-    await client.until(conversation_id, lambda events: bool(outputs(events)))
+    conversation_id = await run_to_the_end(own, client, engine)
+    told = len(outputs(await client.events(conversation_id)))
+    waiting = f"until [ -e /workspace/{GO} ]; do sleep 0.1; done; echo during"
+    await client.send(conversation_id, run("echo before", waiting, "echo after"))
+    await client.until(conversation_id, lambda events: len(outputs(events)) > told)
     before = await client.wait_for_execution(conversation_id, "running")
     had = await engine.left(own.instance_id)
+    container = await asyncio.to_thread(container_of, engine, own)
     await own.kill()
+    await asyncio.to_thread(let_go, engine, container)
     await own.start()
     client = own.client()
     ended = await client.wait_for_execution(conversation_id, "finished")
-    assert outputs(await client.events(conversation_id)) == ["before", "during", "after"]
+    events = await client.events(conversation_id)
+    assert outputs(events)[told:] == ["before", "during", "after"]
     assert ended["session_api_key"] == before["session_api_key"]
     assert await engine.left(own.instance_id) == had
 
 
-async def test_a_frozen_container_goes_on_where_it_was_and_is_deleted_whole(
+async def test_a_frozen_conversation_goes_on_where_it_was_and_is_deleted_whole(
     start: Start, engine: Engine
 ) -> None:
-    own = await start(AGENTSVC_SERVER__HOST=EVERYWHERE)
+    """A server on loopback, which hears nothing of its container, asks it for what happened."""
+    own = await start(AGENTSVC_SERVER__HOST="127.0.0.1")
     client = own.client()
-    conversation_id = await client.start_conversation(
-        run("for i in $(seq 60); do echo x >>count; sleep 0.2; done; wc -l <count"),
-        time_limit=START_SECONDS,
-    )
+    conversation_id = await run_to_the_end(own, client, engine)
+    told = len(outputs(await client.events(conversation_id)))
+    waiting = f"echo $$ >>begun; until [ -e /workspace/{GO} ]; do sleep 0.1; done"
+    await client.send(conversation_id, run(f"{waiting}; cat begun; echo $$"))
+    begun = f"/api/v1/app-conversations/{conversation_id}/file?file_path=/workspace/project/begun"
+    async with asyncio.timeout(client.patience):
+        for pause in itertools.repeat(0.1):
+            if (await client.get(begun)).json():
+                break
+            await asyncio.sleep(pause)
     seen = await client.wait_for_execution(conversation_id, "running")
     path = f"/api/v1/sandboxes/{seen['sandbox_id']}"
     for _ in range(2):
@@ -143,8 +170,12 @@ async def test_a_frozen_container_goes_on_where_it_was_and_is_deleted_whole(
     paused = await sandbox_of(client, seen)
     assert (paused["status"], paused["paused_as"]) == ("PAUSED", "frozen")
     assert (await client.post(f"{path}/resume")).json() == {"success": True}
+    container = await asyncio.to_thread(container_of, engine, own)
+    await asyncio.to_thread(let_go, engine, container)
     await client.wait_for_execution(conversation_id, "finished")
-    assert outputs(await client.events(conversation_id)) == ["60"]
+    [said] = outputs(await client.events(conversation_id))[told:]
+    begun_as, ended_as = said.split()
+    assert begun_as == ended_as
 
     answer = await client.delete(f"/api/v1/app-conversations/{conversation_id}")
     assert answer.status == 200, answer.text
