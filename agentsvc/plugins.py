@@ -65,6 +65,11 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     specs: tuple[Spec, ...] = ()
 
 
+def installed_points() -> Iterable[importlib.metadata.EntryPoint]:
+    """Return what the packages of this Python offer as plugins; reads the metadata of them all."""
+    return importlib.metadata.entry_points(group=NAME)
+
+
 class PluginHost:
     """All plugins of one server."""
 
@@ -81,18 +86,20 @@ class PluginHost:
         *,
         dirs: Sequence[Path] = (),
         disable: Collection[str] = (),
+        points: Iterable[importlib.metadata.EntryPoint] | None = None,
         is_traced: bool = False,
     ) -> "PluginHost":
         """Load the built-in plugins, those of installed packages, then those of each directory.
 
         Raises StartFailed for whatever does not import, does not fit, or exists twice: a plugin
         that is silently absent costs more than a start that fails. Names in `disable` are not
-        even imported.
+        even imported. `points` is what installed packages offer, for who has looked already.
         """
         host = cls(is_traced=is_traced)
         if "process" not in disable:
             host.add("process", process, version="", origin=BUILT_IN)
-        for point in sorted(importlib.metadata.entry_points(group=NAME), key=lambda ep: ep.name):
+        offered = installed_points() if points is None else points
+        for point in sorted(offered, key=lambda point: point.name):
             if point.name not in disable:
                 host._add_entry_point(point)
         for directory in (*_bundled(), *dirs):

@@ -7,10 +7,10 @@ import coverage
 import pytest
 
 from agentsvc.config import Config, ConversationsConfig, GitConfig, RuntimeApiConfig
-from agentsvc.plugins import PluginHost
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
+from tests.plugins import load_plugins
 from tests.service import Client, Service
 
 FAST = Config(
@@ -67,12 +67,7 @@ def fake_world(fake_agent: FakeAgent) -> Iterator[FakeWorld]:
 
 @pytest.fixture
 async def service(tmp_path: Path, fake_world: FakeWorld) -> AsyncIterator[Service]:
-    def make_plugins() -> PluginHost:
-        host = PluginHost.load(disable=["process"])
-        host.add("fake", fake_world.plugin(), version="", origin="tests")
-        return host
-
-    service = Service(tmp_path / "data", FAST, make_plugins)
+    service = Service(tmp_path / "data", FAST, lambda: load_plugins(fake=fake_world.plugin()))
     await service.start()
     yield service
     await service.close()

@@ -1,12 +1,23 @@
-"""The parts of first-party plugins, for tests of them."""
+"""The plugins of servers in tests, and the parts of first-party plugins, for tests of them."""
 
 import importlib
 from types import ModuleType
+from typing import Final
 
-from agentsvc.plugins import PluginHost
+from agentsvc.plugins import PluginHost, installed_points
+
+_POINTS: Final = tuple(installed_points())
 
 # It is the loader that gives plugins their names; after this they can be imported by these.
-PluginHost.load()
+PluginHost.load(points=_POINTS)
+
+
+def load_plugins(**added: object) -> PluginHost:
+    """Return what a server loads, with plugins of the test in place of local processes."""
+    host = PluginHost.load(disable=["process"], points=_POINTS)
+    for name, plugin in added.items():
+        host.add(name, plugin, version="", origin="tests")
+    return host
 
 
 def part(name: str) -> ModuleType:

@@ -22,6 +22,7 @@ from agentsvc.http.server import make_runner
 from agentsvc.plugins import PluginHost
 from agentsvc.values import Secret
 from tests.description import Watch
+from tests.new_data import lay_database
 
 WAIT_SECONDS = 30.0
 LLM = {"llm_model": "openai/scripted", "llm_api_key": "model-key-1"}
@@ -226,6 +227,7 @@ class Service:
         self._port = listener.getsockname()[1]
         server = msgspec.structs.replace(self.config.server, port=self._port, internal_url=self.url)
         config = msgspec.structs.replace(self.config, server=server)
+        await asyncio.to_thread(lay_database, self.data_dir)
         app = await build_app(config, data_dir=self.data_dir, plugins=self._make_plugins())
         self._watches.append(Watch(app))
         self._runner = make_runner(app, grace_seconds=2, prefix=prefix_of(server.public_url))

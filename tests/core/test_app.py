@@ -15,6 +15,7 @@ from agentsvc.plugins import PluginHost
 from agentsvc.sandboxconfig import SandboxesConfig
 from tests.conftest import FAST
 from tests.core.troubles import TroubledWorld, eventually
+from tests.plugins import load_plugins
 from tests.service import Client, Service
 
 
@@ -80,13 +81,9 @@ async def test_plugins_hear_of_each_change_of_a_sandbox(
         def agentsvc_on_event(self, event: Event) -> None:
             heard.append(event)
 
-    def make_plugins() -> PluginHost:
-        host = PluginHost.load(disable=["process"])
-        host.add("fake", fake_world.plugin(), version="", origin="tests")
-        host.add("listener", Listener(), version="", origin="tests")
-        return host
-
-    service = Service(tmp_path / "data", FAST, make_plugins)
+    service = Service(
+        tmp_path / "data", FAST, lambda: load_plugins(fake=fake_world.plugin(), listener=Listener())
+    )
     await service.start()
     try:
         client: Client = await service.make_client()

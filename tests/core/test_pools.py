@@ -15,6 +15,7 @@ from agentsvc.plugins import BackendRegistry, PluginHost
 from agentsvc.sandboxconfig import SandboxesConfig, SpecConfig
 from agentsvc.testing.backend import FakeBackend, FakeWorld
 from tests.conftest import FAST
+from tests.plugins import load_plugins
 from tests.service import Client, Service
 
 type Worlds = dict[str, FakeWorld]
@@ -64,7 +65,7 @@ async def start(tmp_path: Path, worlds: Worlds, services: list[Service]) -> Star
 
 
 def make_plugins(worlds: Worlds) -> PluginHost:
-    host = PluginHost.load(disable=["process"])
+    host = load_plugins()
     for name, world in worlds.items():
         kind = type("Kind", (FakeBackend,), {"world": world, "name": name})
         plugin = type("Plugin", (), {"agentsvc_register_backends": _offer(kind)})

@@ -10,9 +10,9 @@ import pytest
 
 from agentsvc.auth import Role
 from agentsvc.config import Config
-from agentsvc.plugins import PluginHost
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
+from tests.plugins import load_plugins
 from tests.service import Answer, Client, Service
 
 STARTS = "/api/v1/app-conversations"
@@ -30,13 +30,8 @@ def limited(**fields: Any) -> Config:
 async def full(tmp_path: Path, fake_world: FakeWorld) -> AsyncIterator[Service]:
     """A server on which one sandbox may run."""
 
-    def make_plugins() -> PluginHost:
-        host = PluginHost.load(disable=["process"])
-        host.add("fake", fake_world.plugin(), version="", origin="tests")
-        return host
-
     config = msgspec.structs.replace(FAST, backends={"fake": {"max_running": 1}})
-    service = Service(tmp_path / "data", config, make_plugins)
+    service = Service(tmp_path / "data", config, lambda: load_plugins(fake=fake_world.plugin()))
     await service.start()
     yield service
     await service.close()

@@ -10,11 +10,11 @@ import aiohttp
 import msgspec
 
 from agentsvc.config import GatewayConfig
-from agentsvc.plugins import PluginHost
 from agentsvc.sandboxconfig import PortConfig, SpecConfig
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
 from tests.http.gateway.upstream import Seen, Upstream
+from tests.plugins import load_plugins
 from tests.service import Answer, Client, Service
 
 LONG_SECONDS = 30.0
@@ -24,17 +24,12 @@ PORTS = tuple(PortConfig(name=name) for name in ("agent", "vscode", "worker_1"))
 def make_gate(data_dir: Path, world: FakeWorld, gateway: GatewayConfig, **server: Any) -> Service:
     """Return a server with a gateway; `server` replaces values of the server section."""
 
-    def make_plugins() -> PluginHost:
-        host = PluginHost.load(disable=["process"])
-        host.add("fake", world.plugin(), version="", origin="tests")
-        return host
-
     spec = SpecConfig(id="web", backend="fake", command=("agent",), ports=PORTS)
     section = msgspec.structs.replace(FAST.server, **server)
     moved = msgspec.structs.replace(spec, id="moved", working_dir="/srv/work")
     specs = {"web": spec, "moved": moved}
     config = msgspec.structs.replace(FAST, specs=specs, gateway=gateway, server=section)
-    return Service(data_dir, config, make_plugins)
+    return Service(data_dir, config, lambda: load_plugins(fake=world.plugin()))
 
 
 class Box(msgspec.Struct, frozen=True, kw_only=True):

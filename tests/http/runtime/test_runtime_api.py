@@ -8,10 +8,10 @@ import pytest
 
 from agentsvc.auth import Role
 from agentsvc.config import RuntimeApiConfig
-from agentsvc.plugins import PluginHost
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
+from tests.plugins import load_plugins
 from tests.service import Answer, Client, Service
 
 START: dict[str, Any] = {
@@ -235,13 +235,8 @@ async def test_too_many_sessions_at_once_are_refused(service: Service) -> None:
 async def test_it_is_off_unless_switched_on_and_one_spec_may_be_for_all_images(
     tmp_path: Path, fake_world: FakeWorld, runtime_api: RuntimeApiConfig
 ) -> None:
-    def make_plugins() -> PluginHost:
-        host = PluginHost.load(disable=["process"])
-        host.add("fake", fake_world.plugin(), version="", origin="tests")
-        return host
-
     config = msgspec.structs.replace(FAST, runtime_api=runtime_api)
-    service = Service(tmp_path / "data", config, make_plugins)
+    service = Service(tmp_path / "data", config, lambda: load_plugins(fake=fake_world.plugin()))
     await service.start()
     try:
         plane = await make_plane(service)

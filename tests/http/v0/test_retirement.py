@@ -10,10 +10,10 @@ from agentsvc.config import V0Config
 from agentsvc.http import v0
 from agentsvc.http.routes import Route
 from agentsvc.http.v0.types_socket import SOCKET_PATHS
-from agentsvc.plugins import PluginHost
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
 from tests.http.v0.steps import PATH, UNKNOWN_ID
+from tests.plugins import load_plugins
 from tests.service import Client, Service
 
 
@@ -21,13 +21,8 @@ from tests.service import Client, Service
 async def newer_only(tmp_path: Path, fake_world: FakeWorld) -> AsyncIterator[Service]:
     """Yield a server that has the older generation switched off."""
 
-    def make_plugins() -> PluginHost:
-        host = PluginHost.load(disable=["process"])
-        host.add("fake", fake_world.plugin(), version="", origin="tests")
-        return host
-
     config = msgspec.structs.replace(FAST, v0=V0Config(enabled=False))
-    service = Service(tmp_path / "data", config, make_plugins)
+    service = Service(tmp_path / "data", config, lambda: load_plugins(fake=fake_world.plugin()))
     await service.start()
     yield service
     await service.close()

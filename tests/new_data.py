@@ -1,0 +1,34 @@
+"""A data directory as the start of a server leaves it: its database made, and empty."""
+
+import asyncio
+import functools
+import tempfile
+from pathlib import Path
+
+from agentsvc.datadir import DataDir
+from agentsvc.db import Database
+
+
+def lay_database(data_dir: Path) -> None:
+    """Make a data directory with a new database; leave one alone that is there. Blocks."""
+    if data_dir.exists():
+        return
+    data_dir.mkdir(mode=0o700, parents=True)
+    database = DataDir(path=data_dir).database
+    database.touch(mode=0o600)
+    database.write_bytes(_new_database())
+
+
+@functools.cache
+def _new_database() -> bytes:
+    """Return the bytes of a database that went through all migrations, once for all tests."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "new.db"
+        asyncio.run(_make(file))
+        assert [found.name for found in file.parent.iterdir()] == [file.name]
+        return file.read_bytes()
+
+
+async def _make(file: Path) -> None:
+    database = await Database.open(file)
+    await database.close()
