@@ -64,20 +64,20 @@ class SizedBody:
     """A body of a known length."""
 
     def __init__(self, length: int) -> None:
-        self._left = length
+        self.left = length
         self.is_done = length == 0
         self.trailers: tuple[tuple[str, str], ...] = ()
 
     def feed(self, data: bytes) -> tuple[list[bytes], bytes]:
         """Return what belongs to the body and what does not."""
-        if len(data) <= self._left:
-            self._left -= len(data)
-            self.is_done = not self._left
-            return [data] if data else [], b""
-        part, rest = data[: self._left], data[self._left :]
-        self._left = 0
-        self.is_done = True
+        part, rest = data[: self.left], data[self.left :]
+        self.skip(len(part))
         return [part] if part else [], rest
+
+    def skip(self, count: int) -> None:
+        """Take in that so much of it went another way."""
+        self.left -= count
+        self.is_done = not self.left
 
     def feed_end(self) -> None:
         """Take in the end; raises NotHttp if it is early."""

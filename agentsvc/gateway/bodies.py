@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -9,8 +10,16 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from agentsvc.errors import AgentsvcError, MalformedBody
 from agentsvc.gateway.headers import passing_trailers, to_lines, was_decoded
+from agentsvc.gateway.splicing import splice
 from agentsvc.gateway.upstream import Broken, Connection
-from agentsvc.http.connections import ask_for_body, hand_over, take_back, trailers_of
+from agentsvc.http.connections import (
+    ask_for_body,
+    hand_over,
+    left_bytes,
+    skip,
+    take_back,
+    trailers_of,
+)
 from agentsvc.http.keys import AWAITS_CONTINUE
 
 LAST_CHUNK: Final = b"0\r\n"
@@ -160,8 +169,12 @@ class _Flow:
 
     async def wait(self) -> None:
         """Return once all has been written; raises RequestPayloadError for what is no body."""
-        self._connection.on_writable = self._go_on
+        request = self._request
         try:
+            await splice(
+                request.transport, self._connection, left_bytes(request), partial(skip, request)
+            )
+            self._connection.on_writable = self._go_on
             await self._over
         finally:
             self._connection.on_writable = None

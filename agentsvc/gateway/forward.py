@@ -156,6 +156,10 @@ class _Way:
         self._writer = request.writer
 
     @property
+    def transport(self) -> asyncio.Transport | None:
+        return self._protocol.transport
+
+    @property
     def is_full(self) -> bool:
         return self._protocol.writing_paused
 

@@ -10,7 +10,8 @@ from http import HTTPStatus
 from typing import Final, Protocol, cast
 
 from agentsvc.gateway.address import Address, connect
-from agentsvc.gateway.answers import Body, Head, NotHttp, body_of, find_end, read_head
+from agentsvc.gateway.answers import Body, Head, NotHttp, SizedBody, body_of, find_end, read_head
+from agentsvc.gateway.splicing import Sink, splice
 
 _HELD_BYTES: Final = 512 * 1024
 """How much of an answer may wait for its reader before the sandbox is stopped."""
@@ -24,7 +25,7 @@ class Broken(Exception):
     """A connection failed, or what came over it is no HTTP."""
 
 
-class Outlet(Protocol):
+class Outlet(Sink, Protocol):
     """Where a body goes."""
 
     @property
@@ -33,9 +34,6 @@ class Outlet(Protocol):
 
     def write(self, data: bytes) -> None:
         """Send bytes without waiting; bytes that cannot be sent any more are lost."""
-
-    async def flush(self) -> None:
-        """Wait until most of what was written is on its way; raises ConnectionError."""
 
 
 class Connection(asyncio.Protocol):
@@ -109,6 +107,11 @@ class Connection(asyncio.Protocol):
         return self._failure is None and self._transport is not None
 
     @property
+    def transport(self) -> asyncio.Transport | None:
+        """What carries it, until it is closed."""
+        return self._transport
+
+    @property
     def is_writable(self) -> bool:
         """Whether the sandbox takes what is written."""
         return self._is_writable
@@ -150,6 +153,10 @@ class Connection(asyncio.Protocol):
     async def send(self, data: bytes | memoryview) -> None:
         """Send bytes and wait while the sandbox does not take them; raises Broken."""
         self.write(data)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Wait while the sandbox does not take what was written."""
         while not self._is_writable and self._failure is None:
             self._writer = self._loop.create_future()
             await self._writer
@@ -190,6 +197,8 @@ class Connection(asyncio.Protocol):
         self._outlet = outlet
         if self._parts:
             outlet.write(self.read_now())
+        if isinstance(self._body, SizedBody):
+            await splice(self._transport, outlet, self._body.left, self._body.skip)
         while not self.is_done:
             await self._wait()
             await outlet.flush()

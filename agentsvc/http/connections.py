@@ -71,6 +71,21 @@ def hand_over(request: web.Request, taker: Taker, *, read_bytes: int) -> bool:
     return is_read and connection.hand_over(request.content, request.content_length, taker)
 
 
+def left_bytes(request: web.Request) -> int:
+    """Return how much of a body that was handed over has not come yet; 0 if that is not known."""
+    connection = request.protocol
+    return connection.left_bytes if isinstance(connection, BoundedConnection) else 0
+
+
+def skip(request: web.Request, count: int) -> None:
+    """Take in that so much of a body that was handed over went another way.
+
+    It was read from the socket, past the connection, and is not more than `left_bytes`.
+    """
+    if isinstance(request.protocol, BoundedConnection):
+        request.protocol.skip(count)
+
+
 def take_back(request: web.Request) -> None:
     """Let what still comes of a body that was handed over be lost."""
     if isinstance(request.protocol, BoundedConnection):
@@ -173,6 +188,16 @@ class BoundedConnection(web.RequestHandler):
         self._passage, self._passed_body = Passage(rest, taker), body
         return True
 
+    @property
+    def left_bytes(self) -> int:
+        """How much of a body that was handed over has not come yet; 0 if that is not known."""
+        return self._passage.left_bytes if self._passage is not None else 0
+
+    def skip(self, count: int) -> None:
+        """Take in that so much of a body that was handed over went another way."""
+        if self._passage is not None and self._passage.skip(count):
+            self._end_passage(self._passage)
+
     def take_back(self) -> None:
         """Let what still comes of a body that was handed over be lost."""
         if self._passage is not None:
@@ -204,6 +229,12 @@ class BoundedConnection(web.RequestHandler):
             return b""
         if end is None:
             return b""
+        self._end_passage(passage)
+        return b"" if self._is_last else data[end:]
+
+    def _end_passage(self, passage: Passage) -> None:
+        """Have what comes next read as a request."""
+        body = self._passed_body
         self._passage = self._passed_body = None
         if self._chunks is not None:
             self._trailers, self._chunks = self._chunks.trailers, None
@@ -211,12 +242,11 @@ class BoundedConnection(web.RequestHandler):
         # The old one waits for the rest of this body for ever.
         self._parser = self._make_parser()
         self._last_bytes = b""
-        body.feed_eof()
+        if body is not None:
+            body.feed_eof()
         passage.end()
         if self._is_last:
             self.close()
-            return b""
-        return data[end:]
 
     def _make_parser(self) -> HttpRequestParser:
         return HttpRequestParser(

@@ -31,13 +31,13 @@ class SizedRest:
     """What is left of a body of a known length."""
 
     def __init__(self, length: int) -> None:
-        self._left = length
+        self.left = length
 
     def feed(self, data: bytes) -> tuple[list[tuple[int, int]], int | None]:
         """Return where the part of the body is, and where the body ends if it does."""
-        stop = min(len(data), self._left)
-        self._left -= stop
-        return [(0, stop)], None if self._left else stop
+        stop = min(len(data), self.left)
+        self.left -= stop
+        return [(0, stop)], None if self.left else stop
 
 
 class Passage:
@@ -46,6 +46,17 @@ class Passage:
     def __init__(self, rest: Rest, taker: Taker) -> None:
         self._rest = rest
         self._taker: Taker | None = taker
+
+    @property
+    def left_bytes(self) -> int:
+        """How much has not come yet; 0 if that is not known."""
+        return self._rest.left if isinstance(self._rest, SizedRest) else 0
+
+    def skip(self, count: int) -> bool:
+        """Take in that so much went another way, and return whether that was all."""
+        if isinstance(self._rest, SizedRest):
+            self._rest.left -= count
+        return not self.left_bytes
 
     def feed(self, data: bytes) -> int | None:
         """Pass on what has come, and return where the body ends if it does; raises BadChunks."""

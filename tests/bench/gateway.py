@@ -8,8 +8,9 @@ import contextlib
 import os
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -108,11 +109,17 @@ async def _large(ways: Ways, running: tuple[Running, Running], rounds: int, size
                     seen += len(part)
             assert seen == size
 
-        async def upload(url: str) -> None:
-            async with asking.post(url + "/sink", data=_parts(size)) as response:
+        async def upload(url: str, headers: Mapping[str, str]) -> None:
+            asked = asking.post(url + "/sink", data=_parts(size), headers=headers)
+            async with asked as response:
                 assert await response.json() == {"received": size}
 
-        for name, move in (("down", download), ("up", upload)):
+        moves: dict[str, Callable[[str], Awaitable[None]]] = {
+            "down": download,
+            "up": partial(upload, headers={"Content-Length": str(size)}),
+            "up in chunks": partial(upload, headers={}),
+        }
+        for name, move in moves.items():
             await move(ways.gateway)
             before, used = server.memory(), _cpu_seconds(pids)
             took = await _in_turns(ways, move, rounds)
