@@ -91,7 +91,12 @@ async def shared(
     tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel
 ) -> AsyncIterator[Installation]:
     """Return a server that is not to be stopped."""
-    environment = {"CANARY": "sings", "AGENTSVC_SERVER__DEVICE_LOGIN": "true"}
+    environment = {
+        "CANARY": "sings",
+        "AGENTSVC_SERVER__DEVICE_LOGIN": "true",
+        # The first request of an agent server waits for much to be loaded, on a busy machine long.
+        "AGENTSVC_CONVERSATIONS__FIRST_ANSWER_SECONDS": "30",
+    }
     installation = Installation(tmp_path_factory.mktemp("shared"), model, environment)
     await installation.start()
     yield installation

@@ -12,6 +12,8 @@ import { VirtualList } from "./virtual.js";
 import { Changes, Files, Ports } from "./workspace.js";
 
 const DRAW_MS = 50;
+const ENDING_MS = 20_000;
+const LOOK_MS = 300;
 const PARTS = [
   ["", "Conversation"],
   ["changes", "Changes"],
@@ -231,6 +233,20 @@ function Confirmation({ conversation, timeline, attempt }) {
   `;
 }
 
+/** Have the agent go on. What it was stopped in may still be ending, though it is paused already. */
+async function goOn(agent) {
+  const deadline = Date.now() + ENDING_MS;
+  for (;;) {
+    try {
+      return await post(`${agent}/run`);
+    } catch (error) {
+      if (error.status !== 409) throw error;
+      if (Date.now() > deadline) throw new Error("The step that the agent was paused in is not over yet. Try again when it is.");
+    }
+    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+  }
+}
+
 function Composer({ conversation, run, attempt }) {
   const [text, setText] = useState("");
   const status = conversation.sandbox_status;
@@ -262,7 +278,7 @@ function Composer({ conversation, run, attempt }) {
         ${run === "running" && status === "RUNNING" && html`
           <${Button} icon="pause" onPress=${act("pause")} label="Pause" title="Pause after the step that is under way" />
           <${Button} icon="stop" onPress=${act("interrupt")} label="Interrupt" title="Stop at once" />`}
-        ${["paused", "idle"].includes(run) && status === "RUNNING" && html`<${Button} icon="play" onPress=${act("run")} label="Resume" />`}
+        ${["paused", "idle"].includes(run) && status === "RUNNING" && html`<${Button} icon="play" onPress=${() => attempt(() => goOn(agent))} label="Resume" />`}
         <span class="grow"></span>
         <${Button} kind="primary" icon="send" onPress=${send} label="Send" />
       </div>
