@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import shutil
 import signal
@@ -90,17 +91,31 @@ async def check(lease: Lease, how: signal.Signals, expected: Phase) -> None:
         assert await rig.ask(report, "GET", "/files/note") == b"kept"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"), [((), Phase.FAILED), (("--live-restore",), Phase.RUNNING)]
-)
+def set_live_restore(lease: Lease, config: Path) -> None:
+    """Have a running engine let containers run on when it ends."""
+    config.write_text('{"live-restore": true}')
+    os.kill(int((lease.directory / "dockerd.pid").read_text()), signal.SIGHUP)
+
+    def is_set() -> bool:
+        return bool(json.loads(engines.ask(lease.socket, "GET", "/info")[1])["LiveRestoreEnabled"])
+
+    engines.wait(is_set, engines.START_SECONDS, "the engine has read its file")
+
+
 def test_the_state_is_honest_after_the_engine_was_restarted(
-    engine: Engine, directory: Path, arguments: tuple[str, ...], expected: Phase
+    engine: Engine, directory: Path
 ) -> None:
     """Stopped with the engine they are failed and start again; with live-restore they run on."""
+    config = directory / "daemon.json"
+    config.write_text("{}")
     status, image = engines.ask(engine.socket, "GET", f"/images/{BASE}/get")
     assert status == 200
+    arguments = [f"--config-file={config}"]
     with Lease(directory / "engine", arguments=arguments, alone=True) as lease:
         status, said = engines.ask(lease.socket, "POST", "/images/load", body=io.BytesIO(image))
         assert status == 200, said
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            in_network_of(lease, partial(asyncio.run, check(lease, how, expected)))
+        for expected in (Phase.FAILED, Phase.RUNNING):
+            if expected is Phase.RUNNING:
+                set_live_restore(lease, config)
+            for how in (signal.SIGTERM, signal.SIGKILL):
+                in_network_of(lease, partial(asyncio.run, check(lease, how, expected)))
