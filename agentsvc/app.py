@@ -14,6 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc import gateway
+from agentsvc.admitted import LOOK_SECONDS, Admitted
 from agentsvc.agent import AgentClient
 from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.archives import Archives
@@ -37,6 +38,7 @@ from agentsvc.http import description, metrics, ops, runtime, v0, v1
 from agentsvc.http.console import mount_console
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
 from agentsvc.http.keys import (
+    ADMITTED,
     ANNOUNCEMENTS,
     ARCHIVES,
     BACKENDS,
@@ -177,6 +179,7 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[DEVICES] = DeviceLogins(database)
     lifetime = timedelta(seconds=app[CONFIG].server.login_seconds)
     app[LOGINS] = Logins(database, app[KEYRING], lifetime=lifetime)
+    app[ADMITTED] = Admitted(app[KEYRING], app[LOGINS])
     app[SETTINGS] = SettingsStore(database, vault)
     app[SECRETS] = SecretStore(database, vault)
     app[ANNOUNCEMENTS] = announcements = Announcements()
@@ -371,6 +374,7 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
         conversations.poll,
         every_seconds=config.conversations.poll_seconds,
     )
+    supervisor.loop("open connections", app[ADMITTED].look, every_seconds=LOOK_SECONDS)
     supervisor.loop("sandboxes", app[SANDBOXES].sweep, every_seconds=sweep_seconds)
     supervisor.loop("idle sandboxes", app[_CULLER].look, every_seconds=sweep_seconds)
     supervisor.loop("events", conversations.sync, every_seconds=config.conversations.sync_seconds)
@@ -403,7 +407,11 @@ def _news(before: Sandbox, after: Sandbox | None) -> Announcement:
 async def _gateway(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG].gateway
     admission = Admission(
-        keyring=app[KEYRING], logins=app[LOGINS], sandboxes=app[SANDBOXES], config=config
+        keyring=app[KEYRING],
+        logins=app[LOGINS],
+        admitted=app[ADMITTED],
+        sandboxes=app[SANDBOXES],
+        config=config,
     )
     app[gateway.GATEWAY] = made = gateway.Gateway(
         admission, app[DOORSTEP], connect_seconds=config.connect_seconds

@@ -4,8 +4,10 @@ A key is stored as its SHA-256: it is random and long, so a slow hash would add 
 time. The keys of sandboxes belong to `sandboxes`.
 """
 
+import json
 import logging
 import secrets
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
@@ -30,10 +32,25 @@ USE_IS_NOTED_EVERY: Final = timedelta(minutes=1)
 
 
 class Role(StrEnum):
-    """What a user may do: everything, or what is their own."""
+    """What a user may do."""
 
     ADMIN = "admin"
+    """Everything of their own, and look after users and the server."""
     MEMBER = "member"
+    """Everything of their own."""
+    VIEWER = "viewer"
+    """Look at what is their own."""
+
+
+class KeyScope(StrEnum):
+    """What a key opens of all that its user may do."""
+
+    READ = "read"
+    """What only looks."""
+    RUN = "run"
+    """All but keys, logins, users and the server itself."""
+    ADMIN = "admin"
+    """Everything."""
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +60,23 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     user_name: str
     role: Role
     key_id: int
+    scope: KeyScope = KeyScope.ADMIN
     login_id: str | None = None
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the caller may change what is their own, and use their sandboxes."""
+        return self.role is not Role.VIEWER and self.scope is not KeyScope.READ
+
+    @property
+    def may_manage(self) -> bool:
+        """Whether the caller may look after their own keys and logins."""
+        return self.may_run and self.scope is KeyScope.ADMIN
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether the caller sees what administrators see."""
+        return self.role is Role.ADMIN
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +86,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str
     user_name: str
     name: str
+    scope: KeyScope
     prefix: str
     created_at: datetime
     last_used_at: datetime | None
@@ -70,8 +104,8 @@ class KeyRing:
     async def identify(self, key: str) -> Principal:
         """Return whose key this is and note its use, at most once a minute.
 
-        Raises NotAuthenticated for an unknown, revoked, expired or malformed key, or one that is
-        not valid yet: one answer for all.
+        Raises NotAuthenticated for an unknown, revoked, expired or malformed key, one that is not
+        valid yet, or one of a user who is blocked: one answer for all.
         """
         if not key.isascii():
             raise NotAuthenticated
@@ -80,21 +114,16 @@ class KeyRing:
         if row is None or not secrets.compare_digest(row["hash"], digest) or not _is_valid(row):
             raise NotAuthenticated
         await self._note_use(row["id"], values.moment_or_none(row["last_used_at"]))
-        return Principal(
-            user_id=row["user_id"],
-            user_name=row["user_name"],
-            role=Role(row["role"]),
-            key_id=row["id"],
-        )
+        return _to_principal(row)
 
-    async def is_valid(self, key_id: int) -> bool:
-        """Tell whether a key that was good is good still; says nothing of its use."""
-        row = await KeyTable.find_by_id(self._db, key_id)
-        return row is not None and _is_valid(row)
+    async def find_good(self, key_ids: Collection[int]) -> dict[int, Principal]:
+        """Return who shows which of these keys, as far as they are good; notes no use."""
+        rows = await KeyTable.find_many(self._db, key_ids)
+        return {row["id"]: _to_principal(row) for row in rows if _is_valid(row)}
 
     async def create_user(self, name: str, role: Role) -> str:
         """Add a user and return the id; raises Conflict if the name is taken."""
-        _check_name(name)
+        check_name(name)
         user_id = values.new_id()
 
         async def insert(tx: Transaction) -> None:
@@ -118,6 +147,7 @@ class KeyRing:
         name: str,
         *,
         key: Secret | None = None,
+        scope: KeyScope = KeyScope.ADMIN,
         not_before: datetime | None = None,
         expires_at: datetime | None = None,
     ) -> tuple[ApiKey, Secret]:
@@ -126,11 +156,17 @@ class KeyRing:
         Raises BadRequest for a given key that is too short or not printable ASCII, Conflict for
         one that exists, NotFound if there is no such user.
         """
-        _check_name(name)
+        check_name(name)
         secret = values.new_key(KEY_PREFIX) if key is None else _checked(key)
         return await self._db.write(
             lambda tx: insert_key(
-                tx, user_id, name, secret, not_before=not_before, expires_at=expires_at
+                tx,
+                user_id,
+                name,
+                secret,
+                scope=scope,
+                not_before=not_before,
+                expires_at=expires_at,
             )
         ), secret
 
@@ -183,6 +219,7 @@ async def insert_key(
     name: str,
     key: Secret,
     *,
+    scope: KeyScope = KeyScope.ADMIN,
     not_before: datetime | None = None,
     expires_at: datetime | None = None,
 ) -> ApiKey:
@@ -191,7 +228,7 @@ async def insert_key(
     if user_name is None:
         raise NotFound("no such user")
     row = await KeyTable.insert(
-        tx, user_id, name, key, not_before=not_before, expires_at=expires_at
+        tx, user_id, name, key, scope=scope, not_before=not_before, expires_at=expires_at
     )
     if row is None:
         raise Conflict("this key exists already")
@@ -201,10 +238,21 @@ async def insert_key(
 def _is_valid(row: Row) -> bool:
     now = values.to_stored(values.now())
     is_current = (row["not_before"] or "") <= now < (row["expires_at"] or "~")
-    return is_current and row["revoked_at"] is None
+    return is_current and row["revoked_at"] is None and row["blocked_at"] is None
 
 
-def _check_name(name: str) -> None:
+def _to_principal(row: Row) -> Principal:
+    return Principal(
+        user_id=row["user_id"],
+        user_name=row["user_name"],
+        role=Role(row["role"]),
+        key_id=row["id"],
+        scope=KeyScope(row["scope"]),
+    )
+
+
+def check_name(name: str) -> None:
+    """Raise BadRequest for what cannot be the name of a user or a key."""
     if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
         raise BadRequest(f"a name has 1 to {_LONGEST_NAME} printable characters")
 
@@ -224,6 +272,7 @@ def _from_row(row: Row, user_name: str) -> ApiKey:
         user_id=row["user_id"],
         user_name=user_name,
         name=row["name"],
+        scope=KeyScope(row["scope"]),
         prefix=row["prefix"],
         created_at=values.from_stored(row["created_at"]),
         last_used_at=values.moment_or_none(row["last_used_at"]),
@@ -273,7 +322,7 @@ class KeyTable:
     async def find(source: Queryable, digest: str) -> Row | None:
         """Return the key of this hash and its user, or None."""
         sql = """
-            SELECT k.id, k.user_id, u.name AS user_name, u.role, k.hash,
+            SELECT k.id, k.user_id, u.name AS user_name, u.role, u.blocked_at, k.hash, k.scope,
                    k.last_used_at, k.not_before, k.expires_at, k.revoked_at
             FROM api_keys AS k
             JOIN users AS u ON u.id = k.user_id
@@ -282,10 +331,22 @@ class KeyTable:
         return await source.one(sql, {"hash": digest})
 
     @staticmethod
+    async def find_many(source: Queryable, key_ids: Collection[int]) -> list[Row]:
+        """Return the keys of these ids and their users."""
+        sql = """
+            SELECT k.id, k.user_id, u.name AS user_name, u.role, u.blocked_at, k.scope,
+                   k.not_before, k.expires_at, k.revoked_at
+            FROM api_keys AS k
+            JOIN users AS u ON u.id = k.user_id
+            WHERE k.id IN (SELECT value FROM json_each(:ids))
+        """
+        return await source.all(sql, {"ids": json.dumps(list(key_ids))})
+
+    @staticmethod
     async def find_by_id(source: Queryable, key_id: int) -> Row | None:
         """Return the key of this id, or None."""
         sql = """
-            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.prefix, k.created_at,
+            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.scope, k.prefix, k.created_at,
                    k.last_used_at, k.not_before, k.expires_at, k.revoked_at
             FROM api_keys AS k
             JOIN users AS u ON u.id = k.user_id
@@ -297,7 +358,7 @@ class KeyTable:
     async def list_of_user(source: Queryable, user_id: str) -> list[Row]:
         """Return the keys of a user that are not revoked, oldest first."""
         sql = """
-            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.prefix, k.created_at,
+            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.scope, k.prefix, k.created_at,
                    k.last_used_at, k.not_before, k.expires_at, k.revoked_at
             FROM api_keys AS k
             JOIN users AS u ON u.id = k.user_id
@@ -310,7 +371,7 @@ class KeyTable:
     async def list_all(source: Queryable) -> list[Row]:
         """Return every key, oldest first."""
         return await source.all("""
-            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.prefix,
+            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.scope, k.prefix,
                    k.created_at, k.last_used_at, k.not_before, k.expires_at, k.revoked_at
             FROM api_keys AS k
             JOIN users AS u ON u.id = k.user_id
@@ -329,21 +390,23 @@ class KeyTable:
         name: str,
         key: Secret,
         *,
+        scope: KeyScope,
         not_before: datetime | None,
         expires_at: datetime | None,
     ) -> Row | None:
         """Add a key and return its row, or None if it exists."""
         sql = """
             INSERT INTO api_keys
-                (user_id, name, hash, prefix, created_at, not_before, expires_at)
-            VALUES (:user_id, :name, :hash, :prefix, :now, :not_before, :expires_at)
+                (user_id, name, scope, hash, prefix, created_at, not_before, expires_at)
+            VALUES (:user_id, :name, :scope, :hash, :prefix, :now, :not_before, :expires_at)
             ON CONFLICT (hash) DO NOTHING
-            RETURNING id, user_id, name, prefix, created_at, last_used_at, not_before, expires_at,
-                      revoked_at
+            RETURNING id, user_id, name, scope, prefix, created_at, last_used_at, not_before,
+                      expires_at, revoked_at
         """
         params = {
             "user_id": user_id,
             "name": name,
+            "scope": scope,
             "hash": values.sha256(key.reveal()),
             "prefix": key.reveal()[:_SHOWN],
             "now": values.to_stored(values.now()),

@@ -5,13 +5,14 @@ typed. Tokens of both are stored as hashes, like keys.
 """
 
 import logging
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 
 from agentsvc import values
-from agentsvc.auth import USE_IS_NOTED_EVERY, KeyRing, Principal, Role
+from agentsvc.auth import USE_IS_NOTED_EVERY, KeyRing, KeyScope, Principal, Role
 from agentsvc.db import Database, Queryable, Row, Transaction
 from agentsvc.devices import Pace
 from agentsvc.errors import CapacityExceeded, NotAuthenticated, NotFound
@@ -98,17 +99,12 @@ class Logins:
         if row is None:
             raise NotAuthenticated
         await self._note_use(row["id"], values.from_stored(row["last_used_at"]))
-        return Principal(
-            user_id=row["user_id"],
-            user_name=row["user_name"],
-            role=Role(row["role"]),
-            key_id=row["key_id"],
-            login_id=row["id"],
-        )
+        return _to_principal(row)
 
-    async def is_valid(self, login_id: str) -> bool:
-        """Tell whether a login that was good is good still; says nothing of its use."""
-        return await LoginTable.exists(self._db, login_id)
+    async def find_good(self, login_ids: Collection[str]) -> dict[str, Principal]:
+        """Return whose logins these are, as far as they are good; notes no use."""
+        rows = [await LoginTable.find_by_id(self._db, login_id) for login_id in login_ids]
+        return {row["id"]: _to_principal(row) for row in rows if row is not None}
 
     async def list_of(self, user_id: str) -> list[Login]:
         """Return the logins of a user that are good, in the order they began."""
@@ -176,10 +172,10 @@ class LoginTable:
         return await source.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
 
     @staticmethod
-    async def exists(source: Queryable, login_id: str) -> bool:
-        """Tell whether a login is good."""
+    async def find_by_id(source: Queryable, login_id: str) -> Row | None:
+        """Return a login if it is good, and its user."""
         sql = _GOOD + " AND l.id = :id"
-        return await source.one(sql, {"id": login_id, "now": _now()}) is not None
+        return await source.one(sql, {"id": login_id, "now": _now()})
 
     @staticmethod
     async def of_user(source: Queryable, user_id: str) -> list[Row]:
@@ -257,7 +253,9 @@ class LinkTable:
               AND key_id IN (
                 SELECT k.id
                 FROM api_keys AS k
-                WHERE k.revoked_at IS NULL
+                JOIN users AS u ON u.id = k.user_id
+                WHERE u.blocked_at IS NULL
+                  AND k.revoked_at IS NULL
                   AND COALESCE(k.not_before, '') <= :now
                   AND COALESCE(k.expires_at, '~') > :now
               )
@@ -274,15 +272,27 @@ class LinkTable:
 
 _GOOD: Final = """
     SELECT l.id, l.key_id, l.client, l.created_at, l.last_used_at, l.expires_at,
-           k.user_id, u.name AS user_name, u.role
+           k.user_id, k.scope, u.name AS user_name, u.role
     FROM logins AS l
     JOIN api_keys AS k ON k.id = l.key_id
     JOIN users AS u ON u.id = k.user_id
     WHERE l.expires_at > :now
+      AND u.blocked_at IS NULL
       AND k.revoked_at IS NULL
       AND COALESCE(k.not_before, '') <= :now
       AND COALESCE(k.expires_at, '~') > :now
 """
+
+
+def _to_principal(row: Row) -> Principal:
+    return Principal(
+        user_id=row["user_id"],
+        user_name=row["user_name"],
+        role=Role(row["role"]),
+        key_id=row["key_id"],
+        scope=KeyScope(row["scope"]),
+        login_id=row["id"],
+    )
 
 
 def _to_login(row: Row) -> Login:

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.app import build_app
-from agentsvc.auth import KeyRing, Role
+from agentsvc.auth import KeyRing, KeyScope, Role
 from agentsvc.config import Config
 from agentsvc.datadir import DataDir
 from agentsvc.db import Database
@@ -249,9 +249,15 @@ class Service:
         await self.stop()
         assert [problem for watch in self._watches for problem in watch.problems] == []
 
-    async def make_client(self, user: str | None = "admin", role: Role = Role.ADMIN) -> Client:
+    async def make_client(
+        self,
+        user: str | None = "admin",
+        role: Role = Role.ADMIN,
+        *,
+        scope: KeyScope = KeyScope.ADMIN,
+    ) -> Client:
         """Return a client with a key of this user, or without a key for None."""
-        key = await self._make_key(user, role) if user else None
+        key = await self._make_key(user, role, scope) if user else None
         return self.client_with(key.reveal() if key else None)
 
     def client_with(self, key: str | None) -> Client:
@@ -259,11 +265,11 @@ class Service:
         self._clients.append(client)
         return client
 
-    async def _make_key(self, user: str, role: Role) -> Secret:
+    async def _make_key(self, user: str, role: Role, scope: KeyScope) -> Secret:
         database = await Database.open(DataDir(path=self.data_dir).database)
         try:
             keys = KeyRing(database)
             user_id = await keys.find_user(user) or await keys.create_user(user, role)
-            return (await keys.create_key(user_id, "test"))[1]
+            return (await keys.create_key(user_id, "test", scope=scope))[1]
         finally:
             await database.close()

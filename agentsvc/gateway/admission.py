@@ -4,11 +4,13 @@ A key of the sandbox's owner or the sandbox's own session key opens all its port
 sandbox can take a request now is decided here, too.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 import msgspec
 
+from agentsvc.admitted import Admitted
 from agentsvc.auth import KEY_PREFIX, KeyRing, Principal
 from agentsvc.config import GatewayConfig
 from agentsvc.errors import (
@@ -20,6 +22,7 @@ from agentsvc.errors import (
     SandboxStarting,
 )
 from agentsvc.gateway.target import Shown
+from agentsvc.http.routes import Scope, check_scope
 from agentsvc.logins import Logins
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
 
@@ -38,9 +41,16 @@ class Admission:
     """Knows who has a key, and waits for sandboxes that start."""
 
     def __init__(
-        self, *, keyring: KeyRing, logins: Logins, sandboxes: Sandboxes, config: GatewayConfig
+        self,
+        *,
+        keyring: KeyRing,
+        logins: Logins,
+        admitted: Admitted,
+        sandboxes: Sandboxes,
+        config: GatewayConfig,
     ) -> None:
         self._keyring = keyring
+        self._admitted = admitted
         self._logins = logins
         self._sandboxes = sandboxes
         self._config = config
@@ -83,12 +93,27 @@ class Admission:
         return Visitor(sandbox=sandbox)
 
     async def get(self, visitor: Visitor, sandbox_id: str) -> Sandbox:
-        """Return a sandbox the visitor may use; raises NotFound, as if others did not exist."""
+        """Return a sandbox the visitor may use; raises NotFound, as if others did not exist.
+
+        Raises NotAllowed for a user who may only read: what a request does there, nobody knows.
+        """
         if visitor.sandbox is not None and visitor.sandbox.id == sandbox_id:
             return visitor.sandbox
         if visitor.principal is None:
             raise NotFound
-        return await self._sandboxes.get(visitor.principal.user_id, sandbox_id)
+        sandbox = await self._sandboxes.get(visitor.principal.user_id, sandbox_id)
+        check_scope(Scope.RUN, visitor.principal)
+        return sandbox
+
+    @contextmanager
+    def held(self, visitor: Visitor, sandbox_id: str, end: Callable[[], None]) -> Iterator[None]:
+        """Call `end()` when the key that opens a sandbox has lost its worth, while this lasts."""
+        is_own = visitor.sandbox is not None and visitor.sandbox.id == sandbox_id
+        if is_own or visitor.principal is None:
+            yield
+            return
+        with self._admitted.held(visitor.principal, end, needs=lambda caller: caller.may_run):
+            yield
 
     def using(self, sandbox_id: str) -> AbstractContextManager[None]:
         """Let a sandbox count as used for as long as this lasts."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -9,6 +10,7 @@ from multidict import CIMultiDict
 
 from agentsvc.errors import (
     AgentsvcError,
+    NotAllowed,
     NotAuthenticated,
     NotFound,
 )
@@ -34,6 +36,7 @@ from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
 
 _BAD_KEY: Final = 4001
+_NOT_ALLOWED: Final = 4003
 _NO_SUCH: Final = 4004
 _TRY_AGAIN: Final = 1013
 _RUNTIME_PORTS: Final = {"work-1": "worker_1", "work-2": "worker_2", "vscode": EDITOR_PORT}
@@ -77,7 +80,7 @@ class Gateway:
         else:
             visitor = await self._admission.identify(shown)
         target = await self._find_target(request, place, sandbox_id, visitor)
-        with self._in_use(request, place, sandbox_id):
+        with self._in_use(request, place, sandbox_id, visitor):
             if frames.is_upgrade(request):
                 return await self._tunnels.join(Client(request), target)
             return await self._forwarder.forward(request, target)
@@ -98,7 +101,7 @@ class Gateway:
             # What was agreed with the client had to be agreed before there was a sandbox.
             target.headers.popall(hdrs.SEC_WEBSOCKET_EXTENSIONS, None)
             target.headers.popall(hdrs.SEC_WEBSOCKET_PROTOCOL, None)
-            with self._in_use(request, place, wanted):
+            with self._in_use(request, place, wanted, visitor):
                 await self._tunnels.join(client, target)
         except AgentsvcError as exc:
             await client.close(_close_code(exc), exc.message)
@@ -112,12 +115,15 @@ class Gateway:
         sandbox = await self._admission.wait_usable(sandbox, wakes_culled=speaks)
         return make_target(request, sandbox, place, keys=visitor.keys)
 
+    @contextlib.contextmanager
     def _in_use(
-        self, request: web.Request, place: Place, sandbox_id: str
-    ) -> contextlib.AbstractContextManager[None]:
-        """Let the sandbox count as used while somebody works with it."""
+        self, request: web.Request, place: Place, sandbox_id: str, visitor: Visitor
+    ) -> Iterator[None]:
+        """Let the sandbox count as used while somebody works with it, as long as they may."""
         is_use = _is_use(request, place)
-        return self._admission.using(sandbox_id) if is_use else contextlib.nullcontext()
+        using = self._admission.using(sandbox_id) if is_use else contextlib.nullcontext()
+        with using, self._admission.held(visitor, sandbox_id, lambda: _cut(request)):
+            yield
 
     async def _meet(self, client: Client) -> Visitor | None:
         """Return who a client is by its first message; one that says no key is let go."""
@@ -233,10 +239,18 @@ async def _first_text(client: Client) -> bytes:
         raise ConnectionResetError("the client has gone") from exc
 
 
+def _cut(request: web.Request) -> None:
+    """End a connection; what is on its way through it may be anywhere in a frame."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
 def _close_code(exc: AgentsvcError) -> int:
     match exc:
         case NotAuthenticated():
             return _BAD_KEY
+        case NotAllowed():
+            return _NOT_ALLOWED
         case NotFound():
             return _NO_SUCH
         case _:

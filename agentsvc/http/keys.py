@@ -8,6 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
+from agentsvc.admitted import Admitted
 from agentsvc.announcements import Announcements
 from agentsvc.archives import Archives
 from agentsvc.auth import KeyRing, Principal
@@ -39,6 +40,7 @@ BACKENDS: Final[web.AppKey[BackendRegistry]] = web.AppKey("backends")
 SUPERVISOR: Final[web.AppKey[Supervisor]] = web.AppKey("supervisor")
 KEYRING: Final[web.AppKey[KeyRing]] = web.AppKey("keyring")
 DEVICES: Final[web.AppKey[DeviceLogins]] = web.AppKey("devices")
+ADMITTED: Final[web.AppKey[Admitted]] = web.AppKey("admitted")
 LOGINS: Final[web.AppKey[Logins]] = web.AppKey("logins")
 SETTINGS: Final[web.AppKey[SettingsStore]] = web.AppKey("settings")
 SECRETS: Final[web.AppKey[SecretStore]] = web.AppKey("secrets")

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from agentsvc.errors import StartFailed
-from agentsvc.http.keys import CONFIG
+from agentsvc.http.keys import CONFIG, PRINCIPAL
 from agentsvc.http.origins import (
     EDITOR_PORT,
     LOCAL_DOMAIN,
@@ -26,6 +26,7 @@ from agentsvc.http.origins import (
 )
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.state import AGENT_PORT
+from agentsvc.values import Secret
 
 MOUNT: Final = "/sandboxes"
 """The path below which the ports of all sandboxes are."""
@@ -70,6 +71,12 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     """Below which work ports have origins of their own; empty where they have none."""
     editor_domain: str = ""
     """The same for the editor, which only browsers show: names that they alone know will do."""
+    shows_keys: bool = True
+    """Whether the caller may have the keys of sandboxes: with one, all can be done there."""
+
+    def shown(self, key: Secret | None) -> str | None:
+        """Return the key of a sandbox if there is one and the caller may have it."""
+        return key.reveal() if key is not None and self.shows_keys else None
 
     @property
     def prefix(self) -> str:
@@ -118,11 +125,16 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
         return self._below(self.editor_domain, sandbox, EDITOR_PORT)
 
     def editor(self, sandbox: Sandbox, folder: str) -> str | None:
-        """Return where the editor shows a folder, or None where there is none or nothing runs."""
+        """Return where the editor shows a folder, or None where there is none or nothing runs.
+
+        There is none for who may not have the key it opens with.
+        """
+        session_key = self.shown(sandbox.session_key)
         is_running = sandbox.status is SandboxStatus.RUNNING
-        if not is_running or all(end.name != EDITOR_PORT for end in sandbox.endpoints):
+        has_editor = any(end.name == EDITOR_PORT for end in sandbox.endpoints)
+        if session_key is None or not is_running or not has_editor:
             return None
-        key = quote(sandbox.session_key.reveal(), safe="")
+        key = quote(session_key, safe="")
         return f"{self.editor_root(sandbox)}/?tkn={key}&folder={quote(folder, safe='')}"
 
     def _below(self, domain: str, sandbox: Sandbox, name: str) -> str:
@@ -149,7 +161,13 @@ def links_of(request: web.Request) -> Links:
     origin = origin_of(request)
     domain = domain_of(request.app[CONFIG].gateway.sandbox_domain)
     local = LOCAL_DOMAIN if _is_local(request, origin) else ""
-    return Links(base=origin.url, domain=domain, editor_domain=domain or local)
+    caller = request.get(PRINCIPAL)
+    return Links(
+        base=origin.url,
+        domain=domain,
+        editor_domain=domain or local,
+        shows_keys=caller is None or caller.may_run,
+    )
 
 
 def origin_of(request: web.Request) -> Origin:

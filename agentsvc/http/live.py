@@ -15,9 +15,8 @@ from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
 from agentsvc.errors import AgentsvcError, BadRequest, NotAuthenticated, NotFound
 from agentsvc.http.doorstep import DOORSTEP, LARGEST_FIRST_BYTES, wants_socket
-from agentsvc.http.keys import CONFIG, KEYRING, LOGINS, ON_LOST, PRINCIPAL
+from agentsvc.http.keys import ADMITTED, KEYRING, ON_LOST, PRINCIPAL
 from agentsvc.http.wire import encode
-from agentsvc.values import monotonic
 
 EVENT_STREAM: Final = "text/event-stream"
 
@@ -160,11 +159,14 @@ async def _tell_all(
     request: web.Request, line: "_Line", items: Items, over: asyncio.Event
 ) -> Ending | None:
     async with contextlib.aclosing(items):
-        gone = asyncio.Event()
+        gone, lost = asyncio.Event(), asyncio.Event()
         request[ON_LOST] = gone.set
         if request.transport is None:
             gone.set()
-        return await _first(_tell(request, line, items), line.listen(gone), _wait(over))
+        with request.app[ADMITTED].held(request[PRINCIPAL], lost.set):
+            return await _first(
+                _tell(line, items), line.listen(gone), _wait(lost, _KEY_LOST), _wait(over)
+            )
 
 
 def _code_of(exc: AgentsvcError) -> int:
@@ -278,15 +280,9 @@ class _Socket:
         await self._socket.close(code=ending.code, message=ending.reason.encode())
 
 
-async def _tell(request: web.Request, line: _Line, items: Items) -> Ending | None:
-    """Send items until one is the end; a key that has lost its worth is noticed between two."""
-    every = request.app[CONFIG].events.heartbeat_seconds
-    checked_at = monotonic()
+async def _tell(line: _Line, items: Items) -> Ending | None:
+    """Send items until one is the end."""
     async for item in items:
-        if monotonic() - checked_at >= every:
-            if not await _is_admitted(request):
-                return _KEY_LOST
-            checked_at = monotonic()
         match item:
             case Ending():
                 return item
@@ -297,16 +293,9 @@ async def _tell(request: web.Request, line: _Line, items: Items) -> Ending | Non
     return None
 
 
-async def _is_admitted(request: web.Request) -> bool:
-    """Tell whether the key is still valid, or the login that stands for it."""
-    caller = request[PRINCIPAL]
-    if caller.login_id is None:
-        return await request.app[KEYRING].is_valid(caller.key_id)
-    return await request.app[LOGINS].is_valid(caller.login_id)
-
-
-async def _wait(over: asyncio.Event) -> None:
+async def _wait(over: asyncio.Event, ending: Ending | None = None) -> Ending | None:
     await over.wait()
+    return ending
 
 
 async def _first(*works: Awaitable[Ending | None]) -> Ending | None:

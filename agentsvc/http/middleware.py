@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import BasicAuth, hdrs, web
 from aiohttp.typedefs import Middleware
 
-from agentsvc.auth import Principal, Role
+from agentsvc.auth import Principal
 from agentsvc.conversations.lookups import ProviderPass
 from agentsvc.errors import (
     AgentsvcError,
@@ -21,7 +21,6 @@ from agentsvc.errors import (
     BodyTooLarge,
     MalformedBody,
     MethodNotAllowed,
-    NotAllowed,
     NotAuthenticated,
     NotFound,
     TimedOut,
@@ -42,7 +41,7 @@ from agentsvc.http.keys import (
 )
 from agentsvc.http.login_cookie import login_token
 from agentsvc.http.measures import Measures
-from agentsvc.http.routes import KEY_PARAMETER, Handler, Scope, is_page, route_of
+from agentsvc.http.routes import KEY_PARAMETER, Handler, Scope, check_scope, is_page, route_of
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
 from agentsvc.sandboxes import Sandbox
@@ -194,8 +193,7 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
         request[PASS] = await _identify_pass(request)
     elif scope is not Scope.OPEN and not _shows_key_later(request):
         request[PRINCIPAL] = await _identify_user(request)
-    if scope is Scope.ADMIN and request[PRINCIPAL].role is not Role.ADMIN:
-        raise NotAllowed("This is for administrators")
+        check_scope(scope, request[PRINCIPAL])
     return await handler(request)
 
 

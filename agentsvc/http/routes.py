@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import hdrs, web
 from msgspec import UNSET, Meta
 
+from agentsvc.auth import Principal
 from agentsvc.errors import (
     AgentRefused,
     AgentsvcError,
@@ -29,6 +30,9 @@ from agentsvc.errors import (
     Unsupported,
 )
 
+READS_ONLY: Final = "This key, or its user, may only read"
+"""What is said to a caller who would change something."""
+
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -37,14 +41,34 @@ class Scope(StrEnum):
 
     OPEN = "open"
     """Nobody's: it answers without a key."""
-    USER = "user"
-    """Any user's."""
+    READ = "read"
+    """Any user's: it only looks at what is the user's own."""
+    RUN = "run"
+    """That of a user who may change what is their own, unless the key is for reading only."""
+    MANAGE = "manage"
+    """The same, unless the key is for less than everything: it makes keys, or ends logins."""
+    ADMIN_READ = "admin_read"
+    """An administrator's: it only looks."""
     ADMIN = "admin"
-    """An administrator's."""
+    """An administrator's, unless the key is for less than everything."""
     SANDBOX = "sandbox"
     """That of a running sandbox which calls back."""
     PASS = "pass"  # noqa: S105  # the kind of key, not a key
     """None but a signed pass for one secret, which a running sandbox got from this server."""
+
+
+OF_USERS: Final = frozenset({Scope.READ, Scope.RUN, Scope.MANAGE, Scope.ADMIN_READ, Scope.ADMIN})
+"""The scopes of routes that a user's key opens."""
+
+
+def check_scope(scope: Scope, caller: Principal) -> None:
+    """Raise NotAllowed for a caller who may not use a route of this scope."""
+    if scope in (Scope.ADMIN, Scope.ADMIN_READ) and not caller.is_admin:
+        raise NotAllowed("This is for administrators")
+    if scope in (Scope.RUN, Scope.MANAGE, Scope.ADMIN) and not caller.may_run:
+        raise NotAllowed(READS_ONLY)
+    if scope in (Scope.MANAGE, Scope.ADMIN) and not caller.may_manage:
+        raise NotAllowed("This needs a key of the scope `admin`")
 
 
 class Undescribed:

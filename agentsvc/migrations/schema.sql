@@ -3,9 +3,9 @@
 CREATE TABLE users (
     id TEXT NOT NULL PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
-    role TEXT NOT NULL CHECK (role IN ('admin', 'member')),
     created_at TEXT NOT NULL
-) STRICT;
+, role TEXT NOT NULL DEFAULT 'member'
+    CHECK (role IN ('admin', 'member', 'viewer')), blocked_at TEXT) STRICT;
 
 CREATE TABLE api_keys (
     id INTEGER PRIMARY KEY,
@@ -16,7 +16,8 @@ CREATE TABLE api_keys (
     created_at TEXT NOT NULL,
     last_used_at TEXT,
     revoked_at TEXT
-, not_before TEXT, expires_at TEXT) STRICT;
+, not_before TEXT, expires_at TEXT, scope TEXT NOT NULL DEFAULT 'admin'
+    CHECK (scope IN ('read', 'run', 'admin'))) STRICT;
 
 CREATE INDEX api_keys_by_user ON api_keys (user_id);
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentsvc import values
-from agentsvc.auth import KeyRing, Principal, Role
+from agentsvc.auth import KeyRing, KeyScope, Principal, Role
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import BadRequest, Conflict, NotAuthenticated, NotFound
 from agentsvc.values import Secret
@@ -34,7 +34,7 @@ async def test_a_key_identifies_its_user(ring: KeyRing) -> None:
     key, secret = await ring.create_key(user_id, "laptop")
 
     assert await ring.identify(secret.reveal()) == Principal(
-        user_id=user_id, user_name="ada", role=Role.MEMBER, key_id=key.id
+        user_id=user_id, user_name="ada", role=Role.MEMBER, key_id=key.id, scope=KeyScope.ADMIN
     )
 
 
@@ -214,13 +214,30 @@ async def test_names_are_short_and_printable(ring: KeyRing, name: str) -> None:
         await ring.create_key(user_id, name)
 
 
-async def test_a_key_is_valid_until_it_is_revoked(ring: KeyRing) -> None:
+async def test_a_key_is_good_until_it_is_revoked(ring: KeyRing) -> None:
     user_id = await ring.create_user("ada", Role.ADMIN)
-    key, _ = await ring.create_key(user_id, "laptop")
-    assert await ring.is_valid(key.id)
+    key, secret = await ring.create_key(user_id, "laptop")
+    other, _ = await ring.create_key(user_id, "phone", scope=KeyScope.READ)
+    ids = [key.id, other.id, other.id + 1]
+
+    assert [one.scope for one in (await ring.find_good(ids)).values()] == ["admin", "read"]
+    assert (await ring.find_good(ids))[key.id] == await ring.identify(secret.reveal())
     await ring.revoke_key(key.id)
-    assert not await ring.is_valid(key.id)
-    assert not await ring.is_valid(key.id + 1)
+    assert list(await ring.find_good(ids)) == [other.id]
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("scope", KeyScope)
+async def test_what_a_caller_may_do_is_what_role_and_key_both_allow(
+    ring: KeyRing, role: Role, scope: KeyScope
+) -> None:
+    _, secret = await ring.create_key(await ring.create_user("ada", role), "k", scope=scope)
+    caller = await ring.identify(secret.reveal())
+
+    assert (caller.role, caller.scope) == (role, scope)
+    assert caller.may_run == (role != "viewer" and scope != "read")
+    assert caller.may_manage == (role != "viewer" and scope == "admin")
+    assert caller.is_admin == (role == "admin")
 
 
 async def test_has_keys_tells_whether_one_was_ever_issued(ring: KeyRing) -> None:

@@ -102,7 +102,7 @@ async def client(aiohttp_client: MakeClient, tmp_path: Path) -> AsyncIterator[Cl
             _route("/vain", _wait_in_vain),
             _route("/leave/{how}", _leave),
             _route("/alive", _stream, is_stream=True),
-            _route("/member", _who, Scope.USER),
+            _route("/member", _who, Scope.READ),
             _route("/admin", _who, Scope.ADMIN),
         ],
     )

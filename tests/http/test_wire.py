@@ -176,7 +176,7 @@ async def test_a_body_over_the_limit_is_refused_whether_announced_or_not(client:
 
 
 @pytest.mark.parametrize(
-    ("scope", "limit"), [(Scope.USER, 100_000), (Scope.SANDBOX, wire.CALLBACK_BODY_BYTES)]
+    ("scope", "limit"), [(Scope.RUN, 100_000), (Scope.SANDBOX, wire.CALLBACK_BODY_BYTES)]
 )
 async def test_only_what_a_sandbox_calls_back_has_a_limit_of_its_own(
     aiohttp_client: MakeClient, scope: Scope, limit: int

@@ -48,7 +48,7 @@ async def answer(_request: web.Request) -> web.Response:
 
 
 def route(**fields: Any) -> Route:
-    given = {"method": "GET", "path": "/x", "scope": Scope.USER, "answer": Item, **fields}
+    given = {"method": "GET", "path": "/x", "scope": Scope.READ, "answer": Item, **fields}
     return Route(handler=answer, rank="P1", summary="Do it", **given)
 
 
@@ -236,7 +236,10 @@ def test_errors_of_one_status_are_one_answer_with_all_their_codes() -> None:
     [
         ({"scope": Scope.OPEN}, {400, 500, 504}),
         ({"scope": Scope.OPEN, "is_stream": True}, {400, 500}),
-        ({"scope": Scope.USER}, {400, 401, 500, 504}),
+        ({"scope": Scope.READ}, {400, 401, 500, 504}),
+        ({"scope": Scope.RUN}, {400, 401, 403, 500, 504}),
+        ({"scope": Scope.MANAGE}, {400, 401, 403, 500, 504}),
+        ({"scope": Scope.ADMIN_READ}, {400, 401, 403, 500, 504}),
         ({"scope": Scope.ADMIN}, {400, 401, 403, 500, 504}),
         ({"scope": Scope.SANDBOX}, {400, 401, 403, 500, 504}),
         ({"path": "/{name}"}, {400, 401, 404, 422, 500, 504}),

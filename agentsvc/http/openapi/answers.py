@@ -25,7 +25,7 @@ from agentsvc.http.routes import HTML, JSON, Route, Scope
 _SCHEMAS: Final = "#/components/schemas/"
 _HEADERS: Final = "#/components/headers/"
 _RESPONSES: Final = "#/components/responses/"
-_FORBIDDING: Final = frozenset({Scope.ADMIN, Scope.SANDBOX})
+_FORBIDDING: Final = frozenset({*Scope} - {Scope.OPEN, Scope.READ, Scope.PASS})
 _RETRY: Final = "Retry-After"
 _REQUEST: Final = "X-Request-Id"
 _DEPRECATION: Final = "Deprecation"

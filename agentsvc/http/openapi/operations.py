@@ -10,7 +10,7 @@ from msgspec import UNSET
 from agentsvc.http.openapi.answers import error_answers, success
 from agentsvc.http.openapi.parameters import path_parameters, path_types, query_parameters
 from agentsvc.http.openapi.schemas import Json, without_null
-from agentsvc.http.routes import JSON, Route, Scope, Undescribed
+from agentsvc.http.routes import JSON, OF_USERS, Route, Scope, Undescribed
 
 V0_TAG: Final = "V0"
 _V1_PREFIX: Final = "/api/v1/"
@@ -31,8 +31,7 @@ _WORDS: Final = {
 USER_KEYS: Final = ("apiKey", "bearer", "accessToken", "login")
 _SECURITY: Final[dict[Scope, tuple[str, ...]]] = {
     Scope.OPEN: (),
-    Scope.USER: USER_KEYS,
-    Scope.ADMIN: USER_KEYS,
+    **dict.fromkeys(OF_USERS, USER_KEYS),
     Scope.SANDBOX: ("sandboxKey",),
     Scope.PASS: ("pass",),
 }

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from agentsvc.errors import BadRequest, NotFound, OrderRejected, SandboxLimitReached
 from agentsvc.http.keys import CONFIG, PRINCIPAL, SANDBOXES
@@ -113,12 +113,12 @@ async def _get(request: web.Request, runtime_id: str) -> Sandbox:
 
 
 def _route(method: str, path: str, handler: Handler, summary: str, **more: Any) -> Route:
-    """Return a route for any user, whose key is where clients of this API put it."""
+    """Return a route for users, whose key is where clients of this API put it."""
     return Route(
         method=method,
         path=PREFIX + path,
         handler=handler,
-        scope=Scope.USER,
+        scope=Scope.READ if method == hdrs.METH_GET else Scope.RUN,
         rank="P2",
         summary=summary,
         key_header="X-API-Key",

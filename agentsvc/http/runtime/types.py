@@ -150,7 +150,7 @@ def from_sandbox(sandbox: Sandbox, links: Links, *, at_root: bool) -> Runtime:
     return Runtime(
         runtime_id=sandbox.id,
         session_id=sandbox.client_id or sandbox.id,
-        session_api_key=sandbox.session_key.reveal(),
+        session_api_key=links.shown(sandbox.session_key) or "",
         url=links.runtime(sandbox.id, at_root=at_root),
         status=status,
         pod_status=pod_status,

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -19,7 +20,8 @@ import socketio
 from aiohttp import hdrs, web
 from socketio.exceptions import ConnectionRefusedError as Refused
 
-from agentsvc.auth import KeyRing
+from agentsvc.admitted import Admitted
+from agentsvc.auth import KeyRing, Principal
 from agentsvc.conversations import ConversationView
 from agentsvc.errors import (
     AgentsvcError,
@@ -30,6 +32,7 @@ from agentsvc.errors import (
     TooManyRequests,
 )
 from agentsvc.http.keys import (
+    ADMITTED,
     ANNOUNCEMENTS,
     CONFIG,
     CONVERSATIONS,
@@ -41,6 +44,7 @@ from agentsvc.http.keys import (
 )
 from agentsvc.http.login_cookie import login_token
 from agentsvc.http.middleware import keys_of
+from agentsvc.http.routes import Scope, check_scope
 from agentsvc.http.v0.frames import error_frame
 from agentsvc.http.v0.listeners import Listener, Services
 from agentsvc.http.v0.packets import Packet, check_payload, event_packet
@@ -48,7 +52,7 @@ from agentsvc.http.v0.transcripts import TRANSCRIPTS
 from agentsvc.http.v0.types_socket import FOLLOWERS, Wish, to_wish
 from agentsvc.logins import Logins
 from agentsvc.supervisor import Supervisor
-from agentsvc.values import Secret, monotonic
+from agentsvc.values import monotonic
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +63,6 @@ TIDY_SECONDS: Final = 5.0
 _KNOCK_SECONDS: Final = 10.0
 """How long a connection may go without following a conversation."""
 
-_CHECK_SECONDS: Final = 60.0
 _BATCH_BYTES: Final = 64 * 1024
 """How much is sent before it is looked whether the client reads it."""
 
@@ -73,11 +76,13 @@ _NO_PACKET: Final = "Unknown receive error"
 class _Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Who opened a connection; nobody with a wrong key."""
 
-    user_id: str | None
-    key: Secret
+    principal: Principal | None
     came_at: float
-    login_id: str | None = None
-    """The browser's login that stands for a key."""
+
+    @property
+    def user_id(self) -> str | None:
+        """Whose connection it is."""
+        return None if self.principal is None else self.principal.user_id
 
 
 class _Connection(msgspec.Struct, kw_only=True):
@@ -85,8 +90,8 @@ class _Connection(msgspec.Struct, kw_only=True):
 
     listener: Listener
     line: "_Line"
-    caller: _Caller
-    checked_at: float
+    hold: AbstractContextManager[None]
+    """Ends it when the key of its caller has lost its worth."""
 
 
 _CALLER: Final[web.RequestKey[_Caller]] = web.RequestKey("socket_caller", _Caller)
@@ -105,6 +110,7 @@ class Sockets:
         *,
         keyring: KeyRing,
         logins: Logins,
+        admitted: Admitted,
         supervisor: Supervisor,
         most_bytes: int,
         patience_seconds: float,
@@ -113,6 +119,7 @@ class Sockets:
         self._followers = followers
         self._keyring = keyring
         self._logins = logins
+        self._admitted = admitted
         self._supervisor = supervisor
         self._most_bytes = most_bytes
         self._patience_seconds = patience_seconds
@@ -176,19 +183,12 @@ class Sockets:
         keys = [*keys_of(request), *(key for key in in_query if key)]
         for key in keys:
             with contextlib.suppress(NotAuthenticated):
-                user_id = (await self._keyring.identify(key)).user_id
-                return _Caller(user_id=user_id, key=Secret(key), came_at=monotonic())
+                return _Caller(principal=await self._keyring.identify(key), came_at=monotonic())
         if token := login_token(request):
-            return await self._identify_login(token)
+            return _Caller(principal=await self._logins.identify(token), came_at=monotonic())
         if not keys:
             raise NotAuthenticated
-        return _Caller(user_id=None, key=Secret(keys[0]), came_at=monotonic())
-
-    async def _identify_login(self, token: str) -> _Caller:
-        found = await self._logins.identify(token)
-        return _Caller(
-            user_id=found.user_id, key=Secret(""), came_at=monotonic(), login_id=found.login_id
-        )
+        return _Caller(principal=None, came_at=monotonic())
 
     def _check_session(self, eio_sid: str, caller: _Caller) -> None:
         opened = self._callers().get(eio_sid)
@@ -217,7 +217,8 @@ class Sockets:
         request: web.Request = environ["aiohttp.request"]
         caller = request[_CALLER]
         try:
-            wish, view = await self._read_wish(request, caller)
+            principal = _require(caller)
+            wish, view = await self._read_wish(request, principal.user_id)
         except AgentsvcError as exc:
             eio_sid = self._server.manager.eio_sid_from_sid(sid, "/")
             if self._find_stream(eio_sid) is None:
@@ -230,16 +231,19 @@ class Sockets:
             line,
             view,
             latest_event_id=wish.latest_event_id,
-            check_key=lambda: self._check(caller),
+            check_key=lambda: self._check(principal),
             most_bytes=self._most_bytes,
         )
-        self._connections[sid] = _Connection(
-            listener=listener, line=line, caller=caller, checked_at=monotonic()
+        hold = self._admitted.held(
+            principal, lambda: self._supervisor.spawn(f"socket {sid} ends", line.hang_up)
         )
+        hold.__enter__()
+        self._connections[sid] = _Connection(listener=listener, line=line, hold=hold)
         self._followers[listener.conversation_id] += 1
         self._supervisor.spawn(f"socket {sid} tells", listener.tell)
         self._supervisor.spawn(f"socket {sid} obeys", listener.obey)
-        self._supervisor.spawn(f"socket {sid} wakes", listener.wake)
+        if principal.may_run:
+            self._supervisor.spawn(f"socket {sid} wakes", listener.wake)
 
     async def _disconnect(self, sid: str, reason: str) -> None:
         connection = self._forget(sid)
@@ -258,6 +262,7 @@ class Sockets:
     def _forget(self, sid: str) -> _Connection | None:
         connection = self._connections.pop(sid, None)
         if connection is not None:
+            connection.hold.__exit__(None, None, None)
             connection.listener.close()
             # A count that is zero is no count.
             self._followers.subtract([connection.listener.conversation_id])
@@ -265,40 +270,34 @@ class Sockets:
         return connection
 
     async def _read_wish(
-        self, request: web.Request, caller: _Caller
+        self, request: web.Request, user_id: str
     ) -> tuple[Wish, ConversationView]:
-        if caller.user_id is None:
-            raise NotAuthenticated(_WRONG_KEY)
         wish = to_wish(request)
         conversations = self._services.conversations
-        conversation_id = await conversations.resolve(caller.user_id, wish.name)
+        conversation_id = await conversations.resolve(user_id, wish.name)
         [view] = await conversations.find_many(
-            caller.user_id, [conversation_id or ""], include_starting=True
+            user_id, [conversation_id or ""], include_starting=True
         )
         if view is None:
             raise NotFound(f"Conversation {wish.name} not found")
         return wish, view
 
-    async def _check(self, caller: _Caller) -> None:
-        """Raise NotAuthenticated if the key or login of a connection has ceased to be valid."""
-        if caller.login_id is None:
-            await self._keyring.identify(caller.key.reveal())
-        elif not await self._logins.is_valid(caller.login_id):
+    async def _check(self, caller: Principal) -> None:
+        """Raise NotAuthenticated, or NotAllowed where the caller may only read."""
+        now = await self._admitted.find(caller)
+        if now is None:
             raise NotAuthenticated
+        check_scope(Scope.RUN, now)
 
     # Ends
 
     async def tidy(self, *, at: float | None = None) -> None:
-        """Let go of connections that follow nothing, and of those whose key is no longer valid."""
+        """Let go of connections that follow nothing."""
         moment = monotonic() if at is None else at
         following = {connection.line.eio_sid for connection in self._connections.values()}
         for eio_sid, caller in self._callers().items():
             if eio_sid not in following and caller.came_at + _KNOCK_SECONDS < moment:
                 self._end_soon(eio_sid)
-        for sid, connection in list(self._connections.items()):
-            if connection.checked_at + _CHECK_SECONDS < moment:
-                connection.checked_at = moment
-                await self._recheck(sid, connection)
 
     async def close(self) -> None:
         """Let go of every connection; called before the server stops."""
@@ -306,12 +305,6 @@ class Sockets:
             for eio_sid in self._callers():
                 group.create_task(self._end(eio_sid, farewell_seconds=_SHORT_FAREWELL_SECONDS))
         await self._server.shutdown()
-
-    async def _recheck(self, sid: str, connection: _Connection) -> None:
-        try:
-            await self._check(connection.caller)
-        except NotAuthenticated:
-            self._supervisor.spawn(f"socket {sid} ends", connection.line.hang_up)
 
     def _end_soon(self, eio_sid: str) -> None:
         self._supervisor.spawn(f"connection {eio_sid} ends", lambda: self._end(eio_sid))
@@ -431,12 +424,19 @@ def make_sockets(app: web.Application) -> Sockets:
         app[FOLLOWERS],
         keyring=app[KEYRING],
         logins=app[LOGINS],
+        admitted=app[ADMITTED],
         supervisor=app[SUPERVISOR],
         most_bytes=config.max_body_bytes,
         patience_seconds=config.request_seconds,
     )
     app[SUPERVISOR].loop("event sockets", sockets.tidy, every_seconds=TIDY_SECONDS)
     return sockets
+
+
+def _require(caller: _Caller) -> Principal:
+    if caller.principal is None:
+        raise NotAuthenticated(_WRONG_KEY)
+    return caller.principal
 
 
 def _is_stream(request: web.Request) -> bool:

@@ -229,7 +229,7 @@ def from_view(
         url=(
             _own_url(view, links) if is_ours else links.conversation(view.sandbox, conversation.id)
         ),
-        session_api_key=key.reveal() if key else None,
+        session_api_key=links.shown(key),
         created_at=to_stored(conversation.created_at),
         pr_number=list(conversation.pr_number),
         conversation_version="V0" if is_ours else "V1",

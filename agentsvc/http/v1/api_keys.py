@@ -6,9 +6,9 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.auth import ApiKey, Principal
+from agentsvc.auth import ApiKey, KeyScope, Principal
 from agentsvc.errors import BadRequest, InvalidRequest, NotFound
-from agentsvc.http.keys import KEYRING, PRINCIPAL
+from agentsvc.http.keys import ADMITTED, KEYRING, PRINCIPAL
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import Time, json_response, path_text, read_json
 from agentsvc.values import MAX_INT, Secret, dashed, now, parse_time, stored_or_none, to_stored
@@ -20,9 +20,14 @@ _LONGEST_ID: Final = len(str(MAX_INT))
 
 
 class KeyOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a new key shall be; both times are ISO 8601. An `org_id` is ignored: there are none."""
+    """What a new key shall be; both times are ISO 8601. An `org_id` is ignored: there are none.
+
+    `scope` is what it opens of all that its user may do: `read` what only looks, `run` all but keys,
+    logins, users and the server itself, `admin` everything.
+    """
 
     name: Annotated[str, msgspec.Meta(max_length=100)] | None = None
+    scope: KeyScope = KeyScope.ADMIN
     not_before: Time | None = None
     expires_at: Time | None = None
 
@@ -32,6 +37,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     name: str
+    scope: KeyScope
     created_at: Time
     last_used_at: Time | None
     not_before: Time | None
@@ -53,6 +59,7 @@ class CurrentKey(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     bound_org_id: str | None
     user_id: str
+    scope: KeyScope
     auth_type: str = "bearer"
 
 
@@ -83,6 +90,7 @@ async def post_key(request: web.Request) -> web.Response:
     key, secret = await request.app[KEYRING].create_key(
         request[PRINCIPAL].user_id,
         order.name or _DEFAULT_NAME,
+        scope=order.scope,
         not_before=_time(order.not_before, "not_before"),
         expires_at=_future(order.expires_at, "expires_at"),
     )
@@ -96,6 +104,7 @@ async def delete_key(request: web.Request) -> web.Response:
         await request.app[KEYRING].revoke_key(key_id, user_id=request[PRINCIPAL].user_id)
     except NotFound as exc:
         raise NotFound("API key not found") from exc
+    await request.app[ADMITTED].look()
     return json_response(Message(message="API key deleted successfully"))
 
 
@@ -114,6 +123,7 @@ def _from_key(key: ApiKey) -> KeyInfo:
     return KeyInfo(
         id=key.id,
         name=key.name,
+        scope=key.scope,
         created_at=to_stored(key.created_at),
         last_used_at=stored_or_none(key.last_used_at),
         not_before=stored_or_none(key.not_before),
@@ -132,6 +142,7 @@ def _from_caller(caller: Principal, key: ApiKey) -> CurrentKey:
         org_id=dashed(caller.user_id),
         bound_org_id=None,
         user_id=dashed(caller.user_id),
+        scope=key.scope,
     )
 
 
@@ -165,7 +176,7 @@ ROUTES: Final = (
         method="GET",
         path=PREFIX,
         handler=get_keys,
-        scope=Scope.USER,
+        scope=Scope.READ,
         rank="P2",
         summary="List your API keys",
         answer=list[KeyInfo],
@@ -174,7 +185,7 @@ ROUTES: Final = (
         method="POST",
         path=PREFIX,
         handler=post_key,
-        scope=Scope.USER,
+        scope=Scope.MANAGE,
         rank="P2",
         summary="Make an API key for yourself",
         body=KeyOrder,
@@ -186,7 +197,7 @@ ROUTES: Final = (
         method="GET",
         path=f"{PREFIX}/current",
         handler=get_current_key,
-        scope=Scope.USER,
+        scope=Scope.READ,
         rank="P2",
         summary="Describe the API key of the request",
         answer=CurrentKey,
@@ -195,7 +206,7 @@ ROUTES: Final = (
         method="GET",
         path=f"{PREFIX}/llm/byor",
         handler=get_model_key,
-        scope=Scope.USER,
+        scope=Scope.READ,
         rank="P2",
         summary="Say that the service provides no key for language models",
         answer=ModelKey,
@@ -204,7 +215,7 @@ ROUTES: Final = (
         method="DELETE",
         path=f"{PREFIX}/{{key_id}}",
         handler=delete_key,
-        scope=Scope.USER,
+        scope=Scope.MANAGE,
         rank="P2",
         summary="Revoke one of your API keys",
         answer=Message,

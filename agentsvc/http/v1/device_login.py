@@ -11,13 +11,14 @@ from agentsvc.errors import (
     AgentsvcError,
     BadRequest,
     InvalidRequest,
+    NotAllowed,
     NotAuthenticated,
     NotFound,
     TooManyRequests,
 )
 from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
 from agentsvc.http.links import address_of, links_of
-from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope
+from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope, check_scope
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import FormPage
 from agentsvc.http.wire import json_response, read_query
@@ -128,6 +129,7 @@ async def post_page(request: web.Request) -> web.Response:
     form = await read_form(request, _PAGE_FORM)
     try:
         caller = await request.app[KEYRING].identify(form.api_key.strip())
+        check_scope(Scope.MANAGE, caller)
         await _decide(request, caller, Decision(user_code=form.user_code, approve=form.approve))
     except AgentsvcError as exc:
         message = "This API key is not valid" if exc.status == _UNAUTHORIZED else exc.message
@@ -223,7 +225,7 @@ ROUTES: Final = (
         method="POST",
         path=f"{PREFIX}/verify-authenticated",
         handler=post_decision,
-        scope=Scope.USER,
+        scope=Scope.MANAGE,
         rank="P2",
         summary="Let a program in, or refuse it",
         body=Decision,
@@ -255,7 +257,7 @@ ROUTES: Final = (
         reads=(FORM, JSON),
         answer=str,
         media=HTML,
-        errors=(BadRequest, NotAuthenticated, NotFound, TooManyRequests),
+        errors=(BadRequest, NotAllowed, NotAuthenticated, NotFound, TooManyRequests),
         example=Example(body={"user_code": "WDJB-MJHT", "api_key": "an API key"}),
     ),
     Route(

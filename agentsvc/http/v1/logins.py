@@ -14,7 +14,7 @@ from agentsvc.errors import (
     NotFound,
     TooManyRequests,
 )
-from agentsvc.http.keys import CONFIG, LOGINS, PRINCIPAL
+from agentsvc.http.keys import ADMITTED, CONFIG, LOGINS, PRINCIPAL
 from agentsvc.http.links import address_of, links_of, origin_of
 from agentsvc.http.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import FORM, HTML, JSON, LOGIN_PATH, Example, Route, Scope
@@ -84,6 +84,7 @@ async def get_logins(request: web.Request) -> web.Response:
 async def delete_login(request: web.Request) -> web.Response:
     """DELETE /logins/{login_id}."""
     await request.app[LOGINS].end(request[PRINCIPAL].user_id, path_text(request, "login_id"))
+    await request.app[ADMITTED].look()
     return json_response(SUCCESS)
 
 
@@ -92,6 +93,7 @@ async def delete_current_login(request: web.Request) -> web.Response:
     caller = request[PRINCIPAL]
     if caller.login_id is not None:
         await request.app[LOGINS].end(caller.user_id, caller.login_id)
+        await request.app[ADMITTED].look()
     response = json_response(SUCCESS)
     response.headers.add(hdrs.SET_COOKIE, expired_cookie(origin_of(request)))
     return response
@@ -179,7 +181,7 @@ ROUTES: Final = (
         method="GET",
         path=PREFIX,
         handler=get_logins,
-        scope=Scope.USER,
+        scope=Scope.READ,
         rank="P2",
         summary="List your logins of browsers",
         answer=list[LoginInfo],
@@ -188,7 +190,7 @@ ROUTES: Final = (
         method="DELETE",
         path=f"{PREFIX}/current",
         handler=delete_current_login,
-        scope=Scope.USER,
+        scope=Scope.READ,
         rank="P2",
         summary="Log this browser out",
         answer=Success,
@@ -198,7 +200,7 @@ ROUTES: Final = (
         method="DELETE",
         path=f"{PREFIX}/{{login_id}}",
         handler=delete_login,
-        scope=Scope.USER,
+        scope=Scope.MANAGE,
         rank="P2",
         summary="Log another browser of yours out",
         answer=Success,

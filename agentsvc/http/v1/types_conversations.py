@@ -179,7 +179,7 @@ def from_view(view: ConversationView, links: Links) -> AppConversation:
         sandbox_status=view.sandbox_status,
         execution_status=view.execution_status,
         conversation_url=links.conversation(view.sandbox, conversation.id),
-        session_api_key=view.session_api_key.reveal() if view.session_api_key else None,
+        session_api_key=links.shown(view.session_api_key),
         acp_server=None,
         launched_agent_profile=None,
     )

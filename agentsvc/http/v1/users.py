@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.errors import NotAllowed, NotAuthenticated
 from agentsvc.gitproviders import GitAccount
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SANDBOXES, SETTINGS
-from agentsvc.http.routes import OF_GIT_PROVIDERS, Route, Scope
+from agentsvc.http.routes import OF_GIT_PROVIDERS, READS_ONLY, Route, Scope
 from agentsvc.http.v1.types_settings import Expose, UserView, from_user
 from agentsvc.http.wire import json_response, read_query
 from agentsvc.orders import Provider
@@ -58,6 +58,8 @@ async def get_git_organizations(request: web.Request) -> web.Response:
 
 async def _require_sandbox(request: web.Request) -> None:
     """Raise NotAuthenticated or NotAllowed without the key of a running sandbox of the user."""
+    if not request[PRINCIPAL].may_run:
+        raise NotAllowed(READS_ONLY)
     key = request.headers.get("X-Session-API-Key", "").strip()
     if not key or not key.isascii():
         raise NotAuthenticated("X-Session-API-Key of a running sandbox is required")
@@ -75,7 +77,7 @@ ROUTES: Final = (
         method="GET",
         path=f"{PREFIX}/me",
         handler=get_me,
-        scope=Scope.USER,
+        scope=Scope.READ,
         rank="P1",
         summary="Return yourself with your settings",
         query=Expose,
@@ -86,7 +88,7 @@ ROUTES: Final = (
         method="GET",
         path=f"{PREFIX}/git-info",
         handler=get_git_info,
-        scope=Scope.USER,
+        scope=Scope.READ,
         rank="P2",
         summary="Return who you are at your git provider",
         answer=UserGitInfo,
@@ -96,7 +98,7 @@ ROUTES: Final = (
         method="GET",
         path=f"{PREFIX}/git-organizations",
         handler=get_git_organizations,
-        scope=Scope.USER,
+        scope=Scope.READ,
         rank="P3",
         summary="List your organizations, groups or workspaces at your git provider",
         answer=GitOrganizations,

@@ -7,8 +7,6 @@ import aiohttp
 import msgspec
 import pytest
 
-from agentsvc.http.v0.socket_door import SOCKET_DOOR
-from agentsvc.values import monotonic
 from tests.http.v0.steps import start_running
 from tests.service import Client, Service
 from tests.sockets import Follower, address
@@ -37,7 +35,6 @@ async def test_a_login_opens_the_socket_until_it_ends(client: Client, service: S
     nobody = service.client_with(None)
     answer = await nobody.request("DELETE", "/api/v1/logins/current", headers=own)
     assert answer.status in (200, 204), answer.text
-    await (await service.app[SOCKET_DOOR].sockets(service.app)).tidy(at=monotonic() + 100)
     await asyncio.wait_for(follower.is_over.wait(), client.patience)
 
 

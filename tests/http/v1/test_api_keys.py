@@ -6,7 +6,7 @@ from agentsvc.auth import Role
 from tests.service import Answer, Client, Service
 
 KEYS = "/api/keys"
-MEMBERS = {"id", "name", "created_at", "last_used_at", "not_before", "expires_at", "org_id"}
+MEMBERS = {"id", "name", "scope", "created_at", "last_used_at", "not_before", "expires_at", "org_id"}
 
 
 async def make(client: Client, **order: object) -> dict[str, object]:
@@ -101,6 +101,7 @@ async def test_the_key_of_the_request_is_described(client: Client, service: Serv
         "org_id": current["user_id"],
         "bound_org_id": None,
         "user_id": current["user_id"],
+        "scope": "admin",
         "auth_type": "bearer",
     }
 
