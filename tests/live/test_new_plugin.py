@@ -1,32 +1,81 @@
 """A backend in a package of its own: made, installed elsewhere, found by its entry point, checked."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command: str, cwd: Path) -> str:
+def run(*command: str, cwd: Path, **environment: str) -> str:
     # The options of these tests mean nothing to a pytest without their plugins.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env |= environment
     result = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{command}: {result.stdout}\n{result.stderr}"
     return result.stdout
+
+
+def make_environment(directory: Path, *projects: Path) -> Path:
+    """Install projects where there is only what they ask for, and return its programs' place."""
+    run(sys.executable, "-m", "venv", "--without-pip", "clean", cwd=directory)
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    # Both are built by the same hatchling, which is not in what they are installed into.
+    run(*pip, "install", "--no-compile", "--target", "builder", "hatchling", cwd=directory)
+    options = ("--no-build-isolation", "--no-compile", "--no-deps", "--ignore-installed")
+    run(
+        *(*pip, "--python", "clean", "install", *options, *map(str, projects)),
+        cwd=directory,
+        PYTHONPATH=str(directory / "builder"),
+    )
+    [site] = directory.glob("clean/lib/python*/site-packages")
+    link_needed(site)
+    run(*pip, "--python", "clean", "check", cwd=directory)
+    return directory / "clean" / "bin"
+
+
+def link_needed(site: Path) -> None:
+    """Link what the packages at a place ask for, and what that asks for, from what is installed here."""
+    done = {"agentsvc"}
+    waiting = [
+        text
+        for found in importlib.metadata.distributions(path=[str(site)])
+        for text in found.requires or ()
+        if needs(text, "" if found.name == "agentsvc" else "dev")
+    ]
+    while waiting:
+        asked = Requirement(waiting.pop())
+        key = f"{asked.name}[{','.join(sorted(asked.extras))}]"
+        if asked.name in done or key in done:
+            continue
+        done.add(key)
+        found = importlib.metadata.distribution(asked.name)
+        for file in found.files or ():
+            target = site / file
+            if ".." not in file.parts and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(Path(str(found.locate_file(file))).resolve())
+        waiting += [text for text in found.requires or () if needs(text, *asked.extras)]
+
+
+def needs(text: str, *extras: str) -> bool:
+    """Say whether a requirement counts here, with any of these extras."""
+    marker = Requirement(text).marker
+    return marker is None or any(marker.evaluate({"extra": one}) for one in ("", *extras))
 
 
 def test_a_new_package_is_found_by_its_entry_point_and_keeps_the_contract(tmp_path: Path) -> None:
     made = run(sys.executable, "-m", "agentsvc", "plugins", "new", "small_vm", cwd=tmp_path)
     package = tmp_path / made.strip()
     assert package.name == "agentsvc-small-vm"
-    run(sys.executable, "-m", "venv", "clean", cwd=tmp_path)
-    clean = tmp_path / "clean" / "bin"
-    run(str(clean / "pip"), "install", "--quiet", str(ROOT), f"{package}[dev]", cwd=tmp_path)
+    clean = make_environment(tmp_path, ROOT, package)
 
     config = tmp_path / "config.toml"
     config.write_text('[backends.small_vm]\n[sandboxes]\ndefault_backend = "small_vm"\n')
@@ -36,6 +85,6 @@ def test_a_new_package_is_found_by_its_entry_point_and_keeps_the_contract(tmp_pa
         ["small_vm", "small_vm", "1"],
         ["small_vm", "ok", "free"],
     ]
-    told = run(str(clean / "pytest"), "-q", "-p", "no:cacheprovider", cwd=package)
+    told = run(str(clean / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=package)
     assert " passed" in told
     assert " failed" not in told

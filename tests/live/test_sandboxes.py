@@ -7,9 +7,11 @@ import signal
 import socket
 
 import pytest
+import pytest_asyncio
 
 from agentsvc.backends.tree import send
 from tests.live.client import LiveClient
+from tests.live.conftest import MakeInstallation
 from tests.live.events import finishes, of_kind, outputs
 from tests.live.installation import Installation, eventually, size
 from tests.live.scripts import run
@@ -21,6 +23,12 @@ pytestmark = [
 ]
 
 AT_ONCE = 4
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own(make_installation: MakeInstallation) -> Installation:
+    """Return a server of the test's own, whose agent servers are forks: how they start is no matter here."""
+    return await make_installation(AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true")
 
 
 async def test_sandboxes_that_start_at_once_do_not_disturb_each_other(
