@@ -194,10 +194,11 @@ async def test_an_engine_that_is_cut_off_keeps_its_sandboxes_and_the_other_one_w
         async with asyncio.timeout(PATIENCE):
             far.cable.cut()
             assert (await wait_for_detail(client, second, AWAY))["status"] == "RUNNING"
-            assert (await client.delete(f"{PATH}/{pinned}")).status == 200
-            waiting = await order(client, "pinned")
             # The other one takes what is new, is told what to do, and is looked at.
-            third = await start(client)
+            deleted, waiting, third = await asyncio.gather(
+                client.delete(f"{PATH}/{pinned}"), order(client, "pinned"), start(client)
+            )
+            assert deleted.status == 200
             assert await asyncio.to_thread(near.sandboxes) == {first, third}
             assert (await client.post(f"{PATH}/{first}/pause")).status == 200
             await client.wait_for_sandbox(first, "PAUSED")
@@ -218,7 +219,8 @@ async def test_an_engine_that_is_cut_off_keeps_its_sandboxes_and_the_other_one_w
             await client.wait_for_sandbox(waiting, "RUNNING")
             await becomes(far.sandboxes, {second, waiting})
             assert (await asyncio.to_thread(far.containers))[second] == before[second]
-            for sandbox_id in (first, second, waiting):
-                assert (await client.delete(f"{PATH}/{sandbox_id}")).status == 200
+            left = (first, second, waiting)
+            ended = await asyncio.gather(*(client.delete(f"{PATH}/{one}") for one in left))
+            assert [one.status for one in ended] == [200] * len(left)
             for host in (near, far):
                 await becomes(host.left, list[str]())
