@@ -62,6 +62,7 @@ from agentsvc.http.keys import (
     STREAMS,
     SUPERVISOR,
     SURROUNDINGS,
+    USERS,
     WEBHOOKS,
 )
 from agentsvc.http.links import TRUSTED, prefix_of, to_networks
@@ -82,6 +83,7 @@ from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
 from agentsvc.streams import Streams
 from agentsvc.supervisor import Supervisor
+from agentsvc.users import Users
 from agentsvc.values import new_id, now
 from agentsvc.vault import Vault
 
@@ -176,6 +178,7 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[_VAULT] = vault = installation.vault
     app[DATABASE] = database = installation.database
     app[KEYRING] = KeyRing(database)
+    app[USERS] = Users(database)
     app[DEVICES] = DeviceLogins(database)
     lifetime = timedelta(seconds=app[CONFIG].server.login_seconds)
     app[LOGINS] = Logins(database, app[KEYRING], lifetime=lifetime)

@@ -21,6 +21,7 @@ COMMANDS: Final = (
     "sandboxes",
     "settings",
     "secrets",
+    "users",
     "keys",
     "doctor",
     "backup",

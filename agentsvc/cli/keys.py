@@ -2,19 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 
 import click
 
-from agentsvc.auth import ApiKey, KeyRing, Role
+from agentsvc.auth import ApiKey, KeyRing, KeyScope, Role
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import (
-    config_option,
-    data_dir_option,
-    example,
-    existing_data_dir,
-    load_config,
-)
+from agentsvc.cli.options import config_option, data_dir_option, example
+from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns
 from agentsvc.datadir import DataDir
 from agentsvc.db import Database, lock_data_dir
@@ -24,6 +20,8 @@ from agentsvc.installation import change_master_key
 from agentsvc.values import Secret, now
 
 _ROLES = click.Choice([role.value for role in Role])
+_SCOPES = click.Choice([scope.value for scope in KeyScope])
+_MOST_DAYS = 3650
 
 
 @click.group("keys", epilog=example("agentsvc keys create --user ann --name laptop"))
@@ -39,10 +37,27 @@ def command() -> None:
 @click.option("--user", required=True, metavar="NAME", help="Whose key; a new name makes a user.")
 @click.option("--name", default="key", metavar="TEXT", help="What the key is for.")
 @click.option("--role", type=_ROLES, help="Role of a new user; otherwise member.")
+@click.option(
+    "--scope",
+    type=_SCOPES,
+    default=KeyScope.ADMIN.value,
+    help="What it opens of all that the user may do: `read` what only looks, `run` all but keys,"
+    " users and the server.",
+)
+@click.option(
+    "--days", type=click.IntRange(min=1, max=_MOST_DAYS), help="After how many days it expires."
+)
 @data_dir_option
 @config_option
 def create(
-    user: str, name: str, role: str | None, data_dir: str | None, config_file: Path | None
+    *,
+    user: str,
+    name: str,
+    role: str | None,
+    scope: str,
+    days: int | None,
+    data_dir: str | None,
+    config_file: Path | None,
 ) -> None:
     """Make a key and print it; it cannot be shown again."""
 
@@ -51,9 +66,10 @@ def create(
         if user_id is not None and role is not None:
             raise CommandFailed(f"user `{user}` exists already", "leave out --role")
         user_id = user_id or await keys.create_user(user, Role(role or Role.MEMBER))
-        return await keys.create_key(user_id, name)
+        expires_at = now() + timedelta(days=days) if days else None
+        return await keys.create_key(user_id, name, scope=KeyScope(scope), expires_at=expires_at)
 
-    key, value = _run(_places(data_dir, config_file), body)
+    key, value = _run(places_of(data_dir, config_file), body)
     click.echo(f"key {key.id} of user `{user}`, shown only this once:", err=True)
     click.echo(value.reveal())
 
@@ -68,14 +84,16 @@ def list_keys(data_dir: str | None, config_file: Path | None) -> None:
             str(key.id),
             key.user_name,
             key.name,
+            key.scope.value,
             f"{key.prefix}…",
             f"{key.created_at:%Y-%m-%d %H:%M}",
             f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never",
             _state(key),
         )
-        for key in _run(_places(data_dir, config_file), KeyRing.list_keys)
+        for key in _run(places_of(data_dir, config_file), KeyRing.list_keys)
     ]
-    for line in columns(("ID", "USER", "NAME", "KEY", "CREATED (UTC)", "LAST USED", "STATE"), rows):
+    titles = ("ID", "USER", "NAME", "SCOPE", "KEY", "CREATED (UTC)", "LAST USED", "STATE")
+    for line in columns(titles, rows):
         click.echo(line)
 
 
@@ -94,7 +112,7 @@ def revoke(key_id: int, data_dir: str | None, config_file: Path | None) -> None:
                 f"there is no key {key_id}", "run `agentsvc keys list` to see them"
             ) from exc
 
-    _run(_places(data_dir, config_file), body)
+    _run(places_of(data_dir, config_file), body)
     click.echo(f"key {key_id} is revoked", err=True)
 
 
@@ -123,7 +141,7 @@ def approve(code: str, user: str | None, data_dir: str | None, config_file: Path
             ) from exc
         return name
 
-    name = _run_on(_places(data_dir, config_file), body)
+    name = run_on(places_of(data_dir, config_file), body)
     click.echo(f"the program is logged in as `{name}`", err=True)
 
 
@@ -136,7 +154,7 @@ def rotate_master(data_dir: str | None, config_file: Path | None) -> None:
     The server has to be stopped. The former key stays beside the new one: older backups need it.
     Sandboxes that run lose their access to tokens of git providers until they are resumed.
     """
-    places = _places(data_dir, config_file)
+    places = places_of(data_dir, config_file)
     with lock_data_dir(places.path):
         former = asyncio.run(change_master_key(places))
     click.echo(f"the master key is a new one; the former one is {former}", err=True)
@@ -158,20 +176,5 @@ async def _only_user(keys: KeyRing) -> str:
     return names[0]
 
 
-def _places(data_dir: str | None, config_file: Path | None) -> DataDir:
-    return existing_data_dir(load_config(config_file, server__data_dir=data_dir))
-
-
 def _run[T](places: DataDir, body: Callable[[KeyRing], Awaitable[T]]) -> T:
-    return _run_on(places, lambda database: body(KeyRing(database)))
-
-
-def _run_on[T](places: DataDir, body: Callable[[Database], Awaitable[T]]) -> T:
-    async def opened() -> T:
-        database = await Database.open(places.database)
-        try:
-            return await body(database)
-        finally:
-            await database.close()
-
-    return asyncio.run(opened())
+    return run_on(places, lambda database: body(KeyRing(database)))

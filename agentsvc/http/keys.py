@@ -33,6 +33,7 @@ from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
 from agentsvc.streams import Streams
 from agentsvc.supervisor import Supervisor
+from agentsvc.users import Users
 
 CONFIG: Final[web.AppKey[Config]] = web.AppKey("config")
 DATABASE: Final[web.AppKey[Database]] = web.AppKey("database")
@@ -41,6 +42,7 @@ SUPERVISOR: Final[web.AppKey[Supervisor]] = web.AppKey("supervisor")
 KEYRING: Final[web.AppKey[KeyRing]] = web.AppKey("keyring")
 DEVICES: Final[web.AppKey[DeviceLogins]] = web.AppKey("devices")
 ADMITTED: Final[web.AppKey[Admitted]] = web.AppKey("admitted")
+USERS: Final[web.AppKey[Users]] = web.AppKey("users")
 LOGINS: Final[web.AppKey[Logins]] = web.AppKey("logins")
 SETTINGS: Final[web.AppKey[SettingsStore]] = web.AppKey("settings")
 SECRETS: Final[web.AppKey[SecretStore]] = web.AppKey("secrets")

@@ -228,6 +228,7 @@ async def world(
         real={
             "sandbox_id": found["sandbox_id"],
             "key_id": await _new_key(client),
+            **await _new_user(client),
             **await _new_delivery(client),
         },
     )
@@ -243,6 +244,16 @@ def empty_tar() -> bytes:
 async def _new_key(client: Client) -> int:
     key: int = (await client.post("/api/keys", json={})).json()["id"]
     return key
+
+
+async def _new_user(client: Client) -> Json:
+    user = (await client.post("/api/v1/users", json={"name": "bob"})).json()
+    return {"user_id": user["id"]}
+
+
+async def _key_of_user(world: World) -> Json:
+    path = f"/api/v1/users/{world.real['user_id']}/keys"
+    return {"key_id": (await world.user.post(path, json={})).json()["id"]}
 
 
 async def _new_delivery(client: Client) -> Json:
@@ -324,6 +335,7 @@ async def _runtime(world: World) -> Json:
 PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
     "delete /api/v1/archives/{archive_id}": _archive,
     "delete /api/v1/logins/{login_id}": _browser_login,
+    "delete /api/v1/users/{user_id}/keys/{key_id}": _key_of_user,
     "get /api/v1/archives/{archive_id}": _archive,
     "post /api/v1/logins": _key,
     "post /api/v1/webhooks/replays/{conversation_id}/chat/completions": _replay,

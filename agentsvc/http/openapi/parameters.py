@@ -29,6 +29,7 @@ PATH_PARTS: Final = {
     "sandbox_id": PathPart(
         kind=str, text="Id of a sandbox", example="7c9e6679742540de944be07fc1f90ae7"
     ),
+    "user_id": PathPart(kind=str, text="Id of a user", example="5f0c3b1a9d2e4c7f8b6a0d1e2f3a4b5c"),
     "name": PathPart(kind=str, text="Name of a saved language model", example="fast"),
     "secret_id": PathPart(kind=str, text="Name of a secret", example="API_TOKEN"),
     "secret_name": PathPart(kind=str, text="Name of a secret", example="API_TOKEN"),

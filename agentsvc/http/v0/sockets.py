@@ -269,9 +269,7 @@ class Sockets:
             self._followers += Counter()
         return connection
 
-    async def _read_wish(
-        self, request: web.Request, user_id: str
-    ) -> tuple[Wish, ConversationView]:
+    async def _read_wish(self, request: web.Request, user_id: str) -> tuple[Wish, ConversationView]:
         wish = to_wish(request)
         conversations = self._services.conversations
         conversation_id = await conversations.resolve(user_id, wish.name)

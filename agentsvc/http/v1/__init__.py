@@ -4,6 +4,7 @@ from typing import Final
 
 from agentsvc.http.routes import Route
 from agentsvc.http.v1 import (
+    accounts,
     api_keys,
     archives,
     catalogue,
@@ -46,6 +47,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *secrets.ROUTES,
     *skills.ROUTES,
     *users.ROUTES,
+    *accounts.ROUTES,
     *git.ROUTES,
     *catalogue.ROUTES,
     *web_client.ROUTES,

@@ -81,25 +81,30 @@ _ORDER = msgspec.json.Decoder(KeyOrder)
 async def get_keys(request: web.Request) -> web.Response:
     """GET /api/keys."""
     keys = await request.app[KEYRING].list_keys_of(request[PRINCIPAL].user_id)
-    return json_response([_from_key(key) for key in keys])
+    return json_response([from_key(key) for key in keys])
 
 
 async def post_key(request: web.Request) -> web.Response:
     """POST /api/keys."""
+    return json_response(await create_key(request, request[PRINCIPAL].user_id))
+
+
+async def create_key(request: web.Request, user_id: str) -> NewKeyInfo:
+    """Make the key that a request orders, for a user."""
     order = await read_json(request, _ORDER)
     key, secret = await request.app[KEYRING].create_key(
-        request[PRINCIPAL].user_id,
+        user_id,
         order.name or _DEFAULT_NAME,
         scope=order.scope,
         not_before=_time(order.not_before, "not_before"),
         expires_at=_future(order.expires_at, "expires_at"),
     )
-    return json_response(_from_new_key(key, secret))
+    return _from_new_key(key, secret)
 
 
 async def delete_key(request: web.Request) -> web.Response:
     """DELETE /api/keys/{key_id}: revokes it."""
-    key_id = _key_id(path_text(request, "key_id"))
+    key_id = key_id_of(path_text(request, "key_id"))
     try:
         await request.app[KEYRING].revoke_key(key_id, user_id=request[PRINCIPAL].user_id)
     except NotFound as exc:
@@ -119,7 +124,8 @@ async def get_model_key(_request: web.Request) -> web.Response:
     return json_response(ModelKey())
 
 
-def _from_key(key: ApiKey) -> KeyInfo:
+def from_key(key: ApiKey) -> KeyInfo:
+    """Return what may be shown of a key."""
     return KeyInfo(
         id=key.id,
         name=key.name,
@@ -132,7 +138,7 @@ def _from_key(key: ApiKey) -> KeyInfo:
 
 
 def _from_new_key(key: ApiKey, secret: Secret) -> NewKeyInfo:
-    return NewKeyInfo(**msgspec.structs.asdict(_from_key(key)), key=secret.reveal())
+    return NewKeyInfo(**msgspec.structs.asdict(from_key(key)), key=secret.reveal())
 
 
 def _from_caller(caller: Principal, key: ApiKey) -> CurrentKey:
@@ -162,7 +168,8 @@ def _future(text: str | None, field: str) -> datetime | None:
     return moment
 
 
-def _key_id(text: str) -> int:
+def key_id_of(text: str) -> int:
+    """Return the number of a key in a path; raises InvalidRequest for what is none."""
     if not (text.isascii() and text.isdigit()):
         raise InvalidRequest(
             "Input should be a valid integer", loc=("path", "key_id"), kind="int_parsing"

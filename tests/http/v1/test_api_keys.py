@@ -6,7 +6,16 @@ from agentsvc.auth import Role
 from tests.service import Answer, Client, Service
 
 KEYS = "/api/keys"
-MEMBERS = {"id", "name", "scope", "created_at", "last_used_at", "not_before", "expires_at", "org_id"}
+MEMBERS = {
+    "id",
+    "name",
+    "scope",
+    "created_at",
+    "last_used_at",
+    "not_before",
+    "expires_at",
+    "org_id",
+}
 
 
 async def make(client: Client, **order: object) -> dict[str, object]:

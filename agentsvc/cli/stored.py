@@ -1,0 +1,27 @@
+"""What commands need that read and change an installation by themselves, also while its server runs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from agentsvc.cli.options import existing_data_dir, load_config
+from agentsvc.datadir import DataDir
+from agentsvc.db import Database
+
+
+def places_of(data_dir: str | None, config_file: Path | None) -> DataDir:
+    """Return the data directory that the options mean; raises StartFailed where there is none."""
+    return existing_data_dir(load_config(config_file, server__data_dir=data_dir))
+
+
+def run_on[T](places: DataDir, body: Callable[[Database], Awaitable[T]]) -> T:
+    """Return what `body` does with the database."""
+
+    async def opened() -> T:
+        database = await Database.open(places.database)
+        try:
+            return await body(database)
+        finally:
+            await database.close()
+
+    return asyncio.run(opened())

@@ -1,0 +1,114 @@
+"""`agentsvc users`, and what `agentsvc keys` says of scopes and expiry."""
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agentsvc.auth import KeyRing, KeyScope, Principal, Role
+from agentsvc.cli import cli
+from agentsvc.datadir import DataDir
+from agentsvc.db import Database
+from agentsvc.errors import NotAuthenticated
+from agentsvc.values import now
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    places = DataDir(path=tmp_path / "data")
+    places.prepare()
+    places.database.touch()
+    return places.path
+
+
+def run(data_dir: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, [*arguments, "--data-dir", str(data_dir)])
+
+
+def key_of(data_dir: Path, user: str, *arguments: str) -> str:
+    made = run(data_dir, "keys", "create", "--user", user, *arguments)
+    assert made.exit_code == 0, made.stderr
+    return made.stdout.strip()
+
+
+def identify(data_dir: Path, key: str) -> Principal:
+    async def opened() -> Principal:
+        database = await Database.open(DataDir(path=data_dir).database)
+        try:
+            return await KeyRing(database).identify(key)
+        finally:
+            await database.close()
+
+    return asyncio.run(opened())
+
+
+def test_a_user_is_made_given_another_role_and_name_and_listed(data_dir: Path) -> None:
+    run(data_dir, "users", "create", "boss", "--role", "admin")
+    made = run(data_dir, "users", "create", "ann", "--role", "viewer")
+    assert (made.exit_code, made.stdout) == (0, "")
+    assert made.stderr == "user `ann` is added as viewer\n"
+    key = key_of(data_dir, "ann")
+    assert identify(data_dir, key).role is Role.VIEWER
+
+    changed = run(data_dir, "users", "set", "ann", "--role", "member", "--name", "anna")
+    assert (changed.exit_code, changed.stderr) == (0, "user `anna` is member\n")
+    caller = identify(data_dir, key)
+    assert (caller.user_name, caller.role) == ("anna", Role.MEMBER)
+    head, *rows = run(data_dir, "users", "list").stdout.splitlines()
+    assert head.split()[:3] == ["ID", "NAME", "ROLE"]
+    assert [row.split()[1:3] for row in rows] == [["anna", "member"], ["boss", "admin"]]
+
+
+def test_a_blocked_user_is_not_let_in_until_unblocked(data_dir: Path) -> None:
+    key = key_of(data_dir, "ann")
+    assert run(data_dir, "users", "block", "ann").stderr == "user `ann` is blocked\n"
+    with pytest.raises(NotAuthenticated):
+        identify(data_dir, key)
+    assert " blocked 2" in run(data_dir, "users", "list").stdout
+    assert run(data_dir, "users", "unblock", "ann").stderr == "user `ann` is let in\n"
+    assert identify(data_dir, key).user_name == "ann"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["create", "boss"], "a user of this name exists already: boss"),
+        (["create", "a\tb"], "a name has 1 to 100 printable characters"),
+        (["block", "nobody"], "there is no user `nobody`"),
+        (["set", "ann", "--name", "boss"], "a user of this name exists already: boss"),
+        (["set", "boss", "--role", "viewer"], "`boss` is the only administrator, and has to stay"),
+        (["block", "boss"], "`boss` is the only administrator, and has to stay one"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_changes_nothing(
+    data_dir: Path, arguments: list[str], error: str
+) -> None:
+    run(data_dir, "users", "create", "boss", "--role", "admin")
+    run(data_dir, "users", "create", "ann")
+    before = run(data_dir, "users", "list").stdout
+    refused = run(data_dir, "users", *arguments)
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith(f"error: {error}")
+    assert run(data_dir, "users", "list").stdout == before
+
+
+def test_an_administrator_who_is_not_the_last_may_go(data_dir: Path) -> None:
+    for name in ("ada", "bob"):
+        run(data_dir, "users", "create", name, "--role", "admin")
+    assert run(data_dir, "users", "block", "ada").exit_code == 0
+    assert run(data_dir, "users", "set", "bob", "--role", "member").exit_code == 1
+
+
+def test_a_key_may_be_for_less_and_for_some_days(data_dir: Path) -> None:
+    key = key_of(data_dir, "ann", "--scope", "read", "--days", "3")
+    assert identify(data_dir, key).scope is KeyScope.READ
+    assert identify(data_dir, key_of(data_dir, "ann")).scope is KeyScope.ADMIN
+    _, limited, free = run(data_dir, "keys", "list").stdout.splitlines()
+    assert limited.split()[3:4] == ["read"]
+    day = now() + timedelta(days=3)
+    assert f"expires {day:%Y-%m-%d}" in limited
+    assert f"{now():%Y-%m-%d}" in limited.split("…")[1]
+    assert free.split()[3:4] == ["admin"]
+    assert free.endswith("active")
