@@ -108,7 +108,8 @@ class EventLog:
     async def copy(self, tx: Transaction, from_id: str, to_id: str) -> None:
         """Give a conversation without events all that there are of another one.
 
-        They are not announced: nobody can follow a conversation before it is stored.
+        They are not announced: nobody can follow a conversation before it is stored, and
+        webhooks were told of them as those of the other one.
         """
         await EventTable.copy(tx, from_id, to_id)
 
@@ -413,6 +414,13 @@ class EventTable:
     @staticmethod
     async def copy(tx: Transaction, from_id: str, to_id: str) -> None:
         """Add the events of one conversation to another that has none."""
+        # The number comes first: webhooks are told of no event below it.
+        sql = """
+            UPDATE conversations
+            SET next_seq = (SELECT next_seq FROM conversations WHERE id = :from_id)
+            WHERE id = :to_id
+        """
+        await tx.run(sql, {"from_id": from_id, "to_id": to_id})
         sql = """
             INSERT INTO events
                 (conversation_id, seq, id, kind, timestamp, source, body, received_at)
@@ -423,12 +431,6 @@ class EventTable:
         """
         received_at = values.to_stored(values.now())
         await tx.run(sql, {"from_id": from_id, "to_id": to_id, "received_at": received_at})
-        sql = """
-            UPDATE conversations
-            SET next_seq = (SELECT next_seq FROM conversations WHERE id = :from_id)
-            WHERE id = :to_id
-        """
-        await tx.run(sql, {"from_id": from_id, "to_id": to_id})
 
     @staticmethod
     async def set_next_seq(tx: Transaction, conversation_id: str, next_seq: int) -> None:

@@ -229,18 +229,6 @@ WHERE state = 'pending';
 CREATE INDEX webhook_deliveries_settled ON webhook_deliveries (settled_at)
 WHERE settled_at IS NOT NULL;
 
-CREATE TRIGGER webhooks_after_event AFTER INSERT ON events
-WHEN EXISTS (SELECT 1 FROM webhook_subscriptions)
-BEGIN
-    INSERT INTO webhook_deliveries (subscription_id, lane, type, seq)
-    SELECT s.id, NEW.conversation_id, 'conversation.event', NEW.seq
-    FROM conversations AS c
-    JOIN webhook_subscriptions AS s ON s.user_id = c.user_id
-    WHERE c.id = NEW.conversation_id
-      AND s.is_enabled
-      AND (s.event_kinds IS NULL OR NEW.kind IN (SELECT value FROM json_each(s.event_kinds)));
-END;
-
 CREATE TRIGGER webhooks_after_conversation_insert AFTER INSERT ON conversations
 WHEN NEW.ready_at IS NOT NULL AND EXISTS (SELECT 1 FROM webhook_subscriptions)
 BEGIN
@@ -459,3 +447,16 @@ CREATE INDEX archives_by_user ON archives (user_id, created_at, id);
 CREATE INDEX archives_by_age ON archives (created_at, id);
 
 CREATE INDEX archives_by_state ON archives (state);
+
+CREATE TRIGGER webhooks_after_event AFTER INSERT ON events
+WHEN EXISTS (SELECT 1 FROM webhook_subscriptions)
+BEGIN
+    INSERT INTO webhook_deliveries (subscription_id, lane, type, seq)
+    SELECT s.id, NEW.conversation_id, 'conversation.event', NEW.seq
+    FROM conversations AS c
+    JOIN webhook_subscriptions AS s ON s.user_id = c.user_id
+    WHERE c.id = NEW.conversation_id
+      AND NEW.seq >= c.next_seq
+      AND s.is_enabled
+      AND (s.event_kinds IS NULL OR NEW.kind IN (SELECT value FROM json_each(s.event_kinds)));
+END;

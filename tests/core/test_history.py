@@ -10,7 +10,9 @@ from msgspec.json import encode
 from agentsvc.conversations.history import lines_of, moved_event, read_step, without_parent
 from agentsvc.events import StoredEvent
 from tests.core.test_archives import PackingAgent, fake_agent, start
-from tests.service import Client
+from tests.http.v1.test_webhook_subscriptions import configure, subscribe
+from tests.receivers import Receiver
+from tests.service import Client, Service
 
 __all__ = ["fake_agent"]
 
@@ -154,6 +156,32 @@ async def test_a_fork_goes_on_with_the_history(client: Client, fake_agent: Packi
     assert said[2] == "Which number?"
     assert not any("parent_id" in one for one in known.events[:3])
     assert b"Which number?" not in encode(await events_of(client, conversation_id))
+
+
+async def test_webhooks_are_told_what_is_new_in_a_fork_and_not_its_history(
+    client: Client, service: Service
+) -> None:
+    await configure(service)
+    conversation_id, _ = await start(client)
+    await client.wait_for_execution(conversation_id, "finished")
+    async with Receiver() as receiver:
+        await subscribe(client, receiver.url, changes=["conversation"])
+        words = {"content": [{"type": "text", "text": "Which number?"}]}
+        order = {"initial_message": words}
+        task = (await client.post(f"{PATH}/{conversation_id}/fork", json=order)).json()
+        ended = await client.end_of_start(task["id"])
+        fork_id = str(ended["app_conversation_id"])
+        await client.wait_for_execution(fork_id, "finished")
+
+        def told() -> set[str]:
+            found = receiver.of_type("conversation.event")
+            return {one["event"]["id"] for one in found if one["conversation_id"] == fork_id}
+
+        known = {one["id"] for one in await events_of(client, conversation_id)}
+        new = {one["id"] for one in await events_of(client, fork_id)} - known
+        await receiver.wait_for(lambda: new <= told())
+        assert not told() & known
+        assert fork_id in {one["id"] for one in receiver.of_type("conversation.changed")}
 
 
 async def test_a_fork_fails_where_the_agent_server_does_not_read_its_history(
