@@ -46,13 +46,19 @@ def host_of(model: str, base_url: str | None) -> str:
     """Return `host:port` of a model; empty where it is not known."""
     if base_url:
         return host_of_url(base_url)
-    provider, slash, _ = model.partition("/")
-    if not slash:
-        family = next((name for name in _FAMILIES if model.startswith(name)), "")
-        provider = _FAMILIES.get(family, "")
+    provider = provider_of(model)
     if provider in _LOCAL:
         return _LOCAL[provider]
     return f"{_HOSTS[provider]}:443" if provider in _HOSTS else ""
+
+
+def provider_of(model: str) -> str:
+    """Return the provider that a model's name begins with or stands for; empty if it is not known."""
+    provider, slash, _ = model.partition("/")
+    if slash:
+        return provider
+    family = next((name for name in _FAMILIES if model.startswith(name)), "")
+    return _FAMILIES.get(family, "")
 
 
 def host_of_url(url: str) -> str:

@@ -27,6 +27,8 @@ _WAIT_DIGITS: Final = 9
 type Found = Sequence[tuple[int, str]]
 """Families and addresses of a name."""
 type Lookup = Callable[[str, int], Awaitable[Found]]
+type Check = Callable[[str, int, Sequence[str]], None]
+"""Raises OSError for a host and port whose addresses are not all allowed."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,17 +57,17 @@ async def look_up(host: str, port: int) -> Found:
 class CheckedResolver(AbstractResolver):
     """Resolves a name once for a connection, which then goes to one of the addresses checked."""
 
-    def __init__(self, lookup: Lookup, *, allows_private: bool) -> None:
+    def __init__(self, lookup: Lookup, check: Check) -> None:
         self._lookup = lookup
-        self._allows_private = allows_private
+        self._check = check
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return the addresses of a name; raises TargetRefused if one is not allowed."""
+        """Return the addresses of a name; raises what the check does if one is not allowed."""
         del family
         found = await self._lookup(host, port)
-        check_addresses([address for _, address in found], allows_private=self._allows_private)
+        self._check(host, port, [address for _, address in found])
         return [
             ResolveResult(
                 hostname=host,
@@ -129,8 +131,11 @@ class Sender:
             asked = response.headers.get(hdrs.RETRY_AFTER, "")
             return _outcome(response.status, asked)
 
+    def _check(self, _host: str, _port: int, addresses: Sequence[str]) -> None:
+        check_addresses(addresses, allows_private=self._allows_private)
+
     def _make_session(self) -> aiohttp.ClientSession:
-        resolver = CheckedResolver(self._lookup, allows_private=self._allows_private)
+        resolver = CheckedResolver(self._lookup, self._check)
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 resolver=resolver, use_dns_cache=False, limit=self._most, keepalive_timeout=5

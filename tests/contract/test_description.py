@@ -204,6 +204,8 @@ async def git_hosts() -> AsyncIterator[GitHosts]:
 async def world(
     client: Client, service: Service, fake_agent: FakeAgent, git_hosts: GitHosts
 ) -> World:
+    # No provider is asked by a test.
+    await client.save_settings(llm_base_url="http://127.0.0.1:9/v1")
     await client.post("/api/v1/secrets", json={"name": "API_TOKEN", "value": "v"})
     await client.post("/api/v1/settings/profiles/fast")
     token = {"token": "good", "host": git_hosts.url}

@@ -5,7 +5,7 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc.errors import BadRequest, NotFound
-from agentsvc.http.keys import PRINCIPAL, SECRETS, SETTINGS
+from agentsvc.http.keys import CONFIG, PRINCIPAL, SECRETS, SETTINGS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA, Schema
 from agentsvc.http.v1.types_settings import (
@@ -18,7 +18,8 @@ from agentsvc.http.v1.types_settings import (
     to_secrets,
 )
 from agentsvc.http.wire import json_response, read_json
-from agentsvc.settings import Settings
+from agentsvc.modelcheck import Checked, check_model
+from agentsvc.settings import Settings, llm_of
 
 PREFIX: Final = "/api/v1/settings"
 
@@ -43,6 +44,13 @@ async def post_settings(request: web.Request) -> web.Response:
         secrets=to_secrets(body),
     )
     return json_response(SettingsStored())
+
+
+async def post_test_model(request: web.Request) -> web.Response:
+    """POST /settings/test-model."""
+    settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id) or Settings()
+    known = request.app[CONFIG].sandboxes.model_hosts
+    return json_response(await check_model(llm_of(settings), known))
 
 
 async def get_agent_schema(_request: web.Request) -> web.Response:
@@ -79,6 +87,15 @@ ROUTES: Final = (
         example=Example(
             body={"language": "en", "agent_settings_diff": {"llm": {"temperature": 0.2}}}
         ),
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/test-model",
+        handler=post_test_model,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Ask the stored language model once, and tell whether it answers",
+        answer=Checked,
     ),
     Route(
         method="GET",

@@ -15,7 +15,9 @@ from agentsvc.agentoptions import (
 from agentsvc.auth import Role
 from agentsvc.sandboxconfig import SpecConfig
 from agentsvc.testing.agent import FakeAgent
+from agentsvc.testing.llm import ScriptedModel
 from agentsvc.values import MASK
+from tests.core.troubles import reconfigure
 from tests.service import Answer, Client, Service
 
 SETTINGS = "/api/v1/settings"
@@ -497,3 +499,29 @@ async def test_secrets_and_choices_are_marked(client: Client) -> None:
         "responses",
     ]
     assert all(need in fields for field in fields.values() for need in field["depends_on"])
+
+
+async def test_the_stored_model_is_tested_but_not_inside(
+    client: Client, newcomer: Client, service: Service
+) -> None:
+    async with ScriptedModel() as model:
+        await save(
+            client,
+            llm_model="openai/scripted",
+            llm_base_url=model.url,
+            llm_api_key=model.key.reveal(),
+        )
+        found = (await client.post(f"{SETTINGS}/test-model")).json()
+        assert found["outcome"] == "untested"
+        assert "`sandboxes.model_hosts`" in found["message"]
+        assert model.requests == []
+        host = model.url.removeprefix("http://").removesuffix("/v1")
+        await reconfigure(service, sandboxes={"model_hosts": (host,)})
+        found = (await client.post(f"{SETTINGS}/test-model")).json()
+        assert (found["outcome"], found["status"]) == ("answers", 200)
+        assert len(model.requests) == 1
+    found = (await newcomer.post(f"{SETTINGS}/test-model")).json()
+    assert (found["outcome"], found["message"]) == (
+        "untested",
+        "No model is named in the settings.",
+    )
