@@ -83,6 +83,9 @@ def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, 
         "TZ": "UTC",
         **OUTPUT,
         "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
+        # There is one agent server on these files at a time. With leases, the next one could take
+        # one that was killed for itself, and would leave its conversations alone for 45 s.
+        "OH_LEASE_TTL_SECONDS": "0",
         f"{webhook}BASE_URL": rules.internal_url + WEBHOOK_PATH,
         f"{webhook}EVENT_BUFFER_SIZE": str(rules.buffer_size),
         f"{webhook}FLUSH_DELAY": str(rules.flush_seconds),

@@ -28,7 +28,9 @@ AT_ONCE = 4
 @pytest_asyncio.fixture(loop_scope="session")
 async def own(make_installation: MakeInstallation) -> Installation:
     """Return a server of the test's own, whose agent servers are forks: how they start is no matter here."""
-    return await make_installation(AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true")
+    return await make_installation(
+        AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true", AGENTSVC_SANDBOXES__SWEEP_SECONDS="0.5"
+    )
 
 
 async def test_sandboxes_that_start_at_once_do_not_disturb_each_other(
@@ -119,6 +121,8 @@ async def test_a_sandbox_whose_process_died_is_an_error_and_can_be_brought_back(
     await eventually(lambda: size(count) > 5, "the command runs")
     seen = await client.wait_for_execution(conversation_id, "running")
     sandbox_id = seen["sandbox_id"]
+    # With a lease on it, the next agent server would not know the conversation for a while.
+    assert list(own.sandbox_dir(sandbox_id).rglob("owner_lease.json")) == []
     [pid] = own.agent_servers(sandbox_id)
     os.kill(pid, signal.SIGKILL)
     failed = await client.wait_for_sandbox(sandbox_id, "ERROR", time_limit=30)
