@@ -22,6 +22,7 @@ class Supervisor:
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, int] = {}
         self._is_stopping = False
 
     def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -44,7 +45,17 @@ class Supervisor:
         A failure is logged with the name; the waits then double, up to 60 seconds, until the
         body succeeds. A name that already runs is left alone.
         """
-        self.spawn(name, lambda: _repeat(name, body, every_seconds))
+
+        async def counted() -> bool:
+            is_good = await _succeeds(name, body)
+            self._failures[name] = 0 if is_good else self._failures.get(name, 0) + 1
+            return is_good
+
+        self.spawn(name, lambda: _repeat(counted, every_seconds))
+
+    def loop_failures(self) -> dict[str, int]:
+        """Return how often in a row each loop has failed, 0 for one whose last run was good."""
+        return dict(self._failures)
 
     def is_running(self, name: str) -> bool:
         """Tell whether a task of this name has started and not ended."""
@@ -88,13 +99,11 @@ async def _guard(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> No
         log.exception("task failed", extra={"task": name})
 
 
-async def _repeat(name: str, body: Callable[[], Awaitable[None]], every_seconds: float) -> None:
+async def _repeat(succeeds: Callable[[], Awaitable[bool]], every_seconds: float) -> None:
     wait_seconds = every_seconds
     while True:
-        if await _succeeds(name, body):
-            wait_seconds = every_seconds
-        else:
-            wait_seconds = back_off(wait_seconds, every_seconds)
+        is_good = await succeeds()
+        wait_seconds = every_seconds if is_good else back_off(wait_seconds, every_seconds)
         await asyncio.sleep(wait_seconds)
 
 

@@ -28,6 +28,7 @@ COMMANDS: Final = (
     "restore",
     "db",
     "systemd",
+    "deploy",
     "prune",
     "webhooks",
     "config",

@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from aiohttp import web
 
 from agentsvc import __version__
 from agentsvc.conversations.figures import Figures, quantile, read_figures
-from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE
+from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE, SANDBOXES, SUPERVISOR
 from agentsvc.http.measures import Family, counter, gauge, to_text
 from agentsvc.http.middleware import ACTIVITY, MEASURES
 from agentsvc.http.routes import TEXT, Route, Scope
@@ -32,7 +32,9 @@ async def get_metrics(request: web.Request) -> web.Response:
         *app[MEASURES].families(),
         *_stored(figures),
         *_database(figures, sizes),
-        *_backends(app[BACKENDS], app[CONFIG].sandboxes.default_backend),
+        _backends(app[BACKENDS], app[SANDBOXES].silent_backends()),
+        _info(app[CONFIG].sandboxes.default_backend),
+        _loops(app[SUPERVISOR].loop_failures()),
         *_process(app[ACTIVITY].uptime_seconds),
     ]
     return web.Response(body=to_text(families).encode(), headers={"Content-Type": MEDIA})
@@ -96,17 +98,28 @@ def _database(figures: Figures, sizes: dict[str, int]) -> Iterator[Family]:
     )
 
 
-def _backends(registry: BackendRegistry, default: str) -> Iterator[Family]:
-    known = registry.health()
-    yield gauge(
+def _backends(registry: BackendRegistry, silent: Collection[str]) -> Family:
+    away = {*silent, *(name for name, health in registry.health().items() if not health.ok)}
+    return gauge(
         "backend_up",
-        "Whether a backend was usable when it was last asked; those of groups are asked.",
-        (({"backend": name}, health.ok) for name, health in sorted(known.items())),
+        "Whether a backend answered at the last look at its sandboxes, and, of a group, takes some.",
+        (({"backend": name}, name not in away) for name in sorted(registry.names())),
     )
-    yield gauge(
+
+
+def _info(default: str) -> Family:
+    return gauge(
         "info",
         "The version of the server, and the backend of sandboxes that ask for none.",
         [({"version": __version__, "default_backend": default}, 1)],
+    )
+
+
+def _loops(failures: Mapping[str, int]) -> Family:
+    return gauge(
+        "loop_failures",
+        "How often in a row what the server does in the background has failed.",
+        (({"loop": name}, count) for name, count in sorted(failures.items())),
     )
 
 
@@ -120,6 +133,8 @@ def _process(uptime_seconds: float) -> Iterator[Family]:
     )
     yield gauge("memory_bytes", "Memory of the server.", [({}, _memory())])
     yield gauge("open_files", "Files and connections it has open.", [({}, _open_files())])
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield gauge("open_files_limit", "How many it may have open; -1 is no limit.", [({}, most)])
 
 
 def _memory() -> int:

@@ -431,6 +431,10 @@ class Sandboxes:
         """Return what could not be removed so far, orphans included."""
         return [*await self._uses.failed_removals(limit), *self._sweeper.failed_removals()][:limit]
 
+    def silent_backends(self) -> frozenset[str]:
+        """Return the backends of which nothing was heard at the last look at all sandboxes."""
+        return self._sweeper.silent()
+
     # What happens in the background
 
     async def recover(self) -> None:

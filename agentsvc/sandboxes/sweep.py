@@ -75,6 +75,10 @@ class Sweeper:
         """Return the orphans that could not be removed so far."""
         return list(self._failed.values())
 
+    def silent(self) -> frozenset[str]:
+        """Return the backends that could not be scanned when that was last tried."""
+        return frozenset(self._silent)
+
     async def _scan(self, name: str) -> _Scan | None:
         try:
             async with self._calls.to(name) as backend:

@@ -1,3 +1,4 @@
+import asyncio
 import re
 from datetime import UTC, datetime
 
@@ -6,7 +7,8 @@ import pytest
 from agentsvc.auth import Role
 from agentsvc.conversations.figures import lag_seconds, quantile
 from agentsvc.http.measures import Measures, gauge, to_text
-from tests.service import Client, Service
+from agentsvc.testing.backend import FakeWorld
+from tests.service import WAIT_SECONDS, Client, Service
 
 _LINE = re.compile(r'^(agentsvc_\w+)(?:\{((?:\w+="[^"]*",?)*)\})? (\S+)$')
 
@@ -59,6 +61,23 @@ async def test_requests_are_counted_by_their_routes_and_times_add_up(client: Cli
         if name == "agentsvc_request_seconds_bucket" and f'"{route}"' in labels
     ]
     assert buckets == sorted(buckets)
+
+
+async def test_a_backend_that_does_not_answer_is_down_until_it_does(
+    client: Client, fake_world: FakeWorld
+) -> None:
+    async def is_up(value: float) -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                if (await read(client))["agentsvc_backend_up", 'backend="fake"'] == value:
+                    return
+                await asyncio.sleep(0.05)
+
+    await is_up(1)
+    fake_world.unreachable = True
+    await is_up(0)
+    fake_world.unreachable = False
+    await is_up(1)
 
 
 async def test_the_figures_are_for_administrators(service: Service) -> None:

@@ -84,7 +84,7 @@ async def running(
     One that strips the path says so in headers; one that keeps it says nothing. Its certificate is
     for the names below a domain, too.
     """
-    _write_certificate(folder, domain)
+    write_certificate(folder, domain)
     headers = _FORWARDED.format(path=path) if strips else ""
     upstream = f"{server_url}/" if strips else server_url
     config = folder / "nginx.conf"
@@ -95,7 +95,7 @@ async def running(
     log = (folder / "output.log").open("wb")
     process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
     try:
-        await _wait_until_it_listens(process, port, folder)
+        await wait_until_it_listens(process, port, folder)
         yield
     finally:
         log.close()
@@ -104,9 +104,10 @@ async def running(
         await process.wait()
 
 
-async def _wait_until_it_listens(
+async def wait_until_it_listens(
     process: asyncio.subprocess.Process, port: int, folder: Path
 ) -> None:
+    """Wait until a process takes connections at a port; fails with what it wrote if it ends."""
     async with asyncio.timeout(30):
         while True:
             if process.returncode is not None:
@@ -120,7 +121,8 @@ async def _wait_until_it_listens(
                 return
 
 
-def _write_certificate(folder: Path, domain: str) -> None:
+def write_certificate(folder: Path, domain: str) -> None:
+    """Write a certificate and its key for this machine, and for the names below a domain."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     moment = now()

@@ -1,4 +1,4 @@
-"""The gateway behind a real nginx with TLS, at the root and below a path that it strips or keeps."""
+"""The gateway behind a real proxy with TLS, at the root and below a path that it strips or keeps."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from agentsvc.config import GatewayConfig
 from agentsvc.testing.backend import FakeWorld
 from tests.http.gateway.steps import Box, make_gate
 from tests.http.gateway.upstream import DATA, Upstream
-from tests.live import nginx
+from tests.live import caddy, nginx
 from tests.live.conftest import unavailable
 
 pytestmark = [
@@ -31,7 +31,7 @@ DOMAIN = "sandboxes.test"
 
 
 class Front(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox behind nginx, and a client with the user's key that sees nginx only."""
+    """A sandbox behind a proxy, and a client with the user's key that sees the proxy only."""
 
     box: Box
     url: str
@@ -39,13 +39,19 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @pytest_asyncio.fixture(
-    loop_scope="function", params=["at the root", "stripping", "keeping", "keeping a deep path"]
+    loop_scope="function",
+    params=[
+        *("at the root", "stripping", "keeping", "keeping a deep path"),
+        *("Caddy at the root", "Caddy stripping"),
+    ],
 )
 async def front(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Front]:
-    if nginx.program() is None:
-        unavailable("nginx is not installed")
-    path = {"at the root": "", "keeping a deep path": "/a/b-c"}.get(request.param, "/agents")
-    strips = request.param in ("stripping", "at the root")
+    is_caddy = request.param.startswith("Caddy ")
+    if (caddy if is_caddy else nginx).program() is None:
+        unavailable("Caddy is not installed" if is_caddy else "nginx is not installed")
+    case = request.param.removeprefix("Caddy ")
+    path = {"at the root": "", "keeping a deep path": "/a/b-c"}.get(case, "/agents")
+    strips = case in ("stripping", "at the root")
     port = nginx.free_port()
     url = f"https://127.0.0.1:{port}{path}"
     said = {"trusted_proxies": ("127.0.0.1",)} if strips else {"public_url": url}
@@ -57,7 +63,12 @@ async def front(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     try:
         await service.start()
         box = await Box.start(service, upstream, await service.make_client())
-        place = nginx.running(tmp_path, port=port, path=path, server_url=service.url, strips=strips)
+        if is_caddy:
+            place = caddy.running(tmp_path, port=port, path=path, server_url=service.url)
+        else:
+            place = nginx.running(
+                tmp_path, port=port, path=path, server_url=service.url, strips=strips
+            )
         async with place, _client(tmp_path, str(box.owner.key)) as client:
             yield Front(box=box, url=url, client=client)
     finally:
@@ -161,7 +172,7 @@ async def _urls(front: Front) -> dict[str, str]:
     return {one["name"]: one["url"] for one in sandbox["exposed_urls"]}
 
 
-async def test_what_a_client_is_given_works_through_nginx(front: Front) -> None:
+async def test_what_a_client_is_given_works_through_a_proxy(front: Front) -> None:
     urls = await _urls(front)
     agent = f"{front.url}/sandboxes/{front.box.id}/agent"
     assert urls["AGENT_SERVER"] == (agent if urlsplit(front.url).path else front.url)

@@ -122,16 +122,20 @@ async def test_a_failing_loop_is_logged_waits_longer_and_never_dies(
     supervisor = Supervisor()
     recovered = asyncio.Event()
     moments = []
+    failures: list[int | None] = []
 
     async def body() -> None:
         moments.append(values.monotonic())
+        failures.append(supervisor.loop_failures().get("sweep"))
         if len(moments) <= 3:
             raise ValueError("broken")
-        recovered.set()
+        if len(moments) > 4:
+            recovered.set()
 
     supervisor.loop("sweep", body, every_seconds=0.01)
     await recovered.wait()
     await supervisor.stop(1)
+    assert failures == [None, 1, 2, 3, 0]
 
     gaps = [later - sooner for sooner, later in itertools.pairwise(moments)]
     assert gaps[0] >= 0.02

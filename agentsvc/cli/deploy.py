@@ -1,0 +1,47 @@
+"""`agentsvc deploy`: prints files for what stands around a server: containers, proxies, figures."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import click
+
+import agentsvc
+from agentsvc.cli.options import example
+from agentsvc.cli.text import columns
+
+FILES: Final[Mapping[str, str]] = {
+    "Caddyfile": "Caddy in front of the server, with TLS",
+    "Containerfile": "an image of the server",
+    "alerts.yaml": "alerts for Prometheus",
+    "compose.yaml": "the server in a container, for Docker and Podman",
+    "grafana.json": "a dashboard for Grafana",
+    "traefik.yaml": "Traefik in front of the server, with TLS",
+}
+"""The files beside the package's modules, each with what it is."""
+
+_DIRECTORY: Final = Path(agentsvc.__file__).parent / "deploy"
+
+
+@click.group("deploy", epilog=example("agentsvc deploy list"))
+def command() -> None:
+    """Print files to run a server with: for containers, proxies, Prometheus and Grafana."""
+
+
+@command.command("list", epilog=example("agentsvc deploy list"))
+def list_files() -> None:
+    """List the files that there are."""
+    for line in columns(("FILE", "WHAT IT IS"), list(FILES.items())):
+        click.echo(line)
+
+
+@command.command(
+    epilog=example(
+        "agentsvc deploy show alerts.yaml | sudo tee /etc/prometheus/agentsvc.yaml",
+        "agentsvc deploy show compose.yaml > compose.yaml",
+    )
+)
+@click.argument("name", type=click.Choice(list(FILES)), metavar="FILE")
+def show(name: str) -> None:
+    """Print a file, to be changed where its comments say so."""
+    click.echo((_DIRECTORY / name).read_text("utf-8"), nl=False)

@@ -1,0 +1,78 @@
+"""What `agentsvc deploy` prints names keys, files and commands that there are."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import agentsvc
+from agentsvc import config
+from agentsvc.cli import cli
+from agentsvc.cli.deploy import FILES
+from agentsvc.layers import Origin
+
+DIRECTORY = Path(agentsvc.__file__).parent / "deploy"
+ROOT = DIRECTORY.parents[1]
+SETTING = re.compile(r"(AGENTSVC_\w+)[:=] *(\S+)")
+CONFIG_KEY = re.compile(r"\b(?:server|sandboxes|gateway|events)\.[a-z]+_[a-z_]+\b")
+
+
+def printed(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["deploy", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_every_file_is_listed_and_shown_as_it_is() -> None:
+    assert set(FILES) == {file.name for file in DIRECTORY.iterdir()}
+    listed = printed("list")
+    for name in FILES:
+        assert name in listed
+        assert printed("show", name) == (DIRECTORY / name).read_text()
+    assert CliRunner().invoke(cli, ["deploy", "show", "passwords"]).exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["Containerfile", "compose.yaml"])
+def test_the_variables_that_a_file_sets_are_keys_of_the_configuration(name: str) -> None:
+    found = {key: value.strip("\"' }") for key, value in SETTING.findall(printed("show", name))}
+    origins = config.load(None, {"HOME": "/nonexistent", **found}, {}).origins
+    assert found
+    assert list(origins.values()).count(Origin.ENVIRONMENT) == len(found)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_keys_that_a_file_speaks_of_are_there(name: str) -> None:
+    known = config.load(None, {"HOME": "/nonexistent"}, {}).origins
+    assert [key for key in CONFIG_KEY.findall(printed("show", name)) if key not in known] == []
+
+
+def test_an_image_is_made_of_what_the_repository_has() -> None:
+    copied = re.findall(
+        r"^COPY (?!--from)(.*) /source", printed("show", "Containerfile"), re.MULTILINE
+    )
+    assert copied
+    for name in " ".join(copied).split():
+        assert (ROOT / name).exists()
+
+
+def test_containers_of_the_server_have_no_rights_and_share_its_data() -> None:
+    services: dict[str, Any] = yaml.safe_load(printed("show", "compose.yaml"))["services"]
+    for service in services.values():
+        assert service["cap_drop"] == ["ALL"]
+        assert "no-new-privileges" in service["security_opt"]
+        assert "data:/data" in service["volumes"]
+    assert services["agentsvc"]["volumes"] == ["data:/data"]
+    assert services["agentsvc"]["ports"] == ["127.0.0.1:3000:3000"]
+    assert "profiles" not in services["agentsvc"]
+
+
+def test_the_commands_that_alerts_name_are_there() -> None:
+    text = printed("show", "alerts.yaml")
+    named = re.findall(r"agentsvc ((?:[a-z]+ )?[a-z]+)(?: says| shows| looks| --)", text)
+    assert "plugins list" in named
+    for words in named:
+        result = CliRunner().invoke(cli, [*words.split(), "--help"])
+        assert result.exit_code == 0, words
