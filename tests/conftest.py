@@ -10,6 +10,7 @@ from agentsvc.config import Config, ConversationsConfig, GitConfig, RuntimeApiCo
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
+from tests.core.troubles import TroubledWorld
 from tests.plugins import load_plugins
 from tests.service import Client, Service
 
@@ -58,8 +59,8 @@ async def fake_agent() -> AsyncIterator[FakeAgent]:
 
 
 @pytest.fixture
-def fake_world(fake_agent: FakeAgent) -> Iterator[FakeWorld]:
-    world = FakeWorld()
+def fake_world(fake_agent: FakeAgent) -> Iterator[TroubledWorld]:
+    world = TroubledWorld()
     world.on_create = fake_agent.on_create
     yield world
     world.close()

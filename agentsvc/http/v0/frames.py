@@ -112,7 +112,7 @@ def waiting_frame(view: ConversationView) -> bytes | None:
 def status_frame(view: ConversationView, stage: StartStatus | None) -> bytes:
     """Return the frame that tells whether a conversation runs, or how far its start has come."""
     conversation, sandbox = view.conversation, view.sandbox
-    match status_of(view):
+    match _told_status(view):
         case ConversationStatus.STARTING if not conversation.is_ready and stage in _STAGES:
             return _info(_STAGES[stage])
         case ConversationStatus.STARTING:
@@ -129,6 +129,17 @@ def status_frame(view: ConversationView, stage: StartStatus | None) -> bytes:
         case ConversationStatus.ERROR:
             reason = conversation.start_detail or (sandbox.reason if sandbox else "")
             return _failure("STATUS$ERROR", reason)
+
+
+def _told_status(view: ConversationView) -> ConversationStatus:
+    """Return the state of a conversation; a failure in its start is that of the start.
+
+    When its sandbox has failed, the start is about to say why, and what to do.
+    """
+    status = status_of(view)
+    is_starting = not view.conversation.is_ready and not view.conversation.start_failed
+    has_failed = status is ConversationStatus.ERROR
+    return ConversationStatus.STARTING if has_failed and is_starting else status
 
 
 def _info(status_id: str) -> bytes:

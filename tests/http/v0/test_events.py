@@ -8,6 +8,7 @@ import pytest
 from agentsvc.errors import OrderRejected
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
+from tests.core.troubles import TroubledWorld
 from tests.service import Client, Service
 
 PATH = "/api/conversations"
@@ -191,8 +192,8 @@ async def test_a_message_to_a_conversation_that_starts_is_a_conflict(
     assert (answer.status, answer.json()["code"]) == (409, "conflict")
 
 
-async def test_a_start_that_failed_tells_why(client: Client, fake_world: FakeWorld) -> None:
-    fake_world.fail_next = OrderRejected("no room for it")
+async def test_a_start_that_failed_tells_why(client: Client, fake_world: TroubledWorld) -> None:
+    fake_world.next["create"].append(OrderRejected("no room for it"))
     name = await start(client)
     async with asyncio.timeout(client.patience):
         while True:

@@ -10,6 +10,7 @@ from agentsvc.auth import Role
 from agentsvc.errors import OrderRejected
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
+from tests.core.troubles import TroubledWorld
 from tests.http.v0.steps import (
     PATH,
     UNKNOWN_ID,
@@ -154,9 +155,9 @@ async def test_a_conversation_whose_sandbox_is_gone_does_not_start(
 
 
 async def test_a_start_that_failed_is_not_started_again(
-    client: Client, fake_world: FakeWorld
+    client: Client, fake_world: TroubledWorld
 ) -> None:
-    fake_world.fail_next = OrderRejected("no room for it")
+    fake_world.next["create"].append(OrderRejected("no room for it"))
     name = await start(client)
     await wait_for_state(client, name, "error")
     answer = await client.post(f"{PATH}/{name}/start", json={})

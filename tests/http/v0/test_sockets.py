@@ -10,6 +10,7 @@ from agentsvc.agent_answers import CommandResult
 from agentsvc.errors import OrderRejected
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
+from tests.core.troubles import TroubledWorld, eventually
 from tests.http.v0.steps import (
     PATH,
     history,
@@ -156,15 +157,35 @@ async def test_a_start_is_told_to_its_end(client: Client, fake_world: FakeWorld)
 
 
 async def test_a_start_that_fails_is_told_with_its_reason(
-    client: Client, fake_world: FakeWorld
+    client: Client, fake_world: TroubledWorld
 ) -> None:
-    fake_world.fail_next = OrderRejected("no room for it")
+    fake_world.next["create"].append(OrderRejected("no room for it"))
     name = await start(client)
     async with follow(client.base_url, client.key, name) as follower:
         await follower.until(lambda _: "STATUS$ERROR" in follower.statuses)
         [told] = [frame for frame in follower.frames if frame.get("id") == "STATUS$ERROR"]
         assert told["type"] == "error"
         assert "no room for it" in told["message"]
+
+
+async def test_a_sandbox_that_fails_in_a_start_is_told_once_with_what_to_do(
+    client: Client, fake_world: TroubledWorld
+) -> None:
+    fake_world.stays_starting = True
+    logs = fake_world.hold("logs")
+    name = await start(client)
+    async with follow(client.base_url, client.key, name) as follower:
+        await eventually(lambda: fake_world.count("inspect") > 0)
+        [sandbox_id] = fake_world.sandboxes
+        fake_world.end(sandbox_id, reason="no room for it")
+        # The sandbox has failed, and the start looks into its log before it fails, too.
+        await wait_for_status(client, name, "ERROR")
+        await fake_world.waits("logs")
+        logs.set()
+        await follower.until(lambda _: "STATUS$ERROR" in follower.statuses)
+        [told] = [frame for frame in follower.frames if frame.get("id") == "STATUS$ERROR"]
+        assert "no room for it" in told["message"]
+        assert "Start the conversation anew" in told["message"]
 
 
 async def test_a_new_title_is_told_under_the_clients_own_name(client: Client) -> None:
