@@ -10,6 +10,8 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Final, Self
 
@@ -18,6 +20,7 @@ import msgspec
 import agentsvc
 from agentsvc.backend import Network
 from agentsvc.backends import seccomp
+from agentsvc.backends.spaces import INSIDE
 from agentsvc.backends.tree import MARK
 
 DOORS: Final = Path("/run/agentsvc")
@@ -26,8 +29,9 @@ DOORS: Final = Path("/run/agentsvc")
 TEMP: Final = "/tmp"  # noqa: S108  # the sandbox's own
 """A sandbox's TMPDIR."""
 
-_UID: Final = 1000
 _PROBE_SECONDS: Final = 20.0
+_INSTALLED: Final = ("stdlib", "purelib", "platlib")
+_FOR_ALL: Final = 0o005
 _SYSTEM: Final = Path("/usr")
 _SYSTEM_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC: Final = (
@@ -97,6 +101,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """The directory of the sockets that lead out, if the sandbox has no other network."""
     readable: tuple[Path, ...] = ()
     """Shown where they are, and cannot be written to."""
+    user: int = 0
+    """Who it is outside; 0 for whoever starts it."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,10 +115,15 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
     readable: tuple[Path, ...] = ()
     """What every sandbox sees besides the system."""
+    shared: str = ""
+    """Why no sandbox can have a user of its own, if that was to be found out."""
 
 
-def find(hidden: Path, more: tuple[Path, ...] = ()) -> Found:
-    """Find bubblewrap and try it; `hidden` is a directory that no sandbox may see as a whole."""
+def find(hidden: Path, more: tuple[Path, ...] = (), *, user: int = 0) -> Found:
+    """Find bubblewrap and try it; `hidden` is a directory that no sandbox may see as a whole.
+
+    With a user, it is first tried as that one.
+    """
     program = shutil.which("bwrap")
     if sys.platform != "linux":
         return Found(reason="this is not Linux", remedy="use a container engine")
@@ -133,13 +144,14 @@ def find(hidden: Path, more: tuple[Path, ...] = ()) -> Found:
                     reason=_NOT_ALONE.format(path=path, inner=inner),
                     remedy="install the server into a virtual environment of its own",
                 )
-    reason = _try(program, readable)
+    shared = _try_apart(program, readable, hidden, user) if user else ""
+    reason = _try(program, readable) if shared or not user else ""
     if reason:
         return Found(
             reason=f"bubblewrap does not work: {reason}",
             remedy="let this user make user namespaces, see the README",
         )
-    return Found(program=program, readable=readable)
+    return Found(program=program, readable=readable, shared=shared)
 
 
 def environment() -> tuple[Path, ...]:
@@ -160,11 +172,21 @@ def environment() -> tuple[Path, ...]:
     return tuple(alone)
 
 
+def running(name: str) -> list[str]:
+    """Return the command that runs a module of this package, with the standard library alone."""
+    top = str(Path(agentsvc.__file__).parents[1])
+    code = (
+        f"import sys; sys.path.append({top!r}); from agentsvc.backends.{name} import main; main()"
+    )
+    return [sys.executable, "-I", "-S", "-c", code]
+
+
 def orders(program: str, view: View) -> dict[str, object]:
     """Return what the shim needs to start bubblewrap; an argument `@NAME` is that data's file."""
     parts = data(view)
     return {
         "program": program,
+        "user": view.user,
         "arguments": arguments(view, has_filter="seccomp" in parts),
         "data": {name: base64.b64encode(part).decode() for name, part in parts.items()},
     }
@@ -175,18 +197,20 @@ def data(view: View) -> dict[str, bytes]:
     code = seccomp.compile_filter(platform.machine())
     return {
         "passwd": _passwd(view.home),
-        "group": f"root:x:0:\nagent:x:{_UID}:\nnogroup:x:65534:\n".encode(),
+        "group": f"root:x:0:\nagent:x:{INSIDE}:\nnogroup:x:65534:\n".encode(),
         **({"seccomp": code} if code else {}),
     }
 
 
 def arguments(view: View, *, has_filter: bool) -> list[str]:
     """Return bubblewrap's arguments without the command."""
-    made = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+    # A user of its own has namespaces of its own, which whoever starts it names.
+    made = [] if view.user else ["--unshare-user"]
+    made += ["--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     made += ["--unshare-cgroup-try", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"]
     if view.network is not Network.OPEN:
         made.append("--unshare-net")
-    made += ["--uid", str(_UID), "--gid", str(_UID), "--hostname", "sandbox"]
+    made += ["--uid", str(INSIDE), "--gid", str(INSIDE), "--hostname", "sandbox"]
     made += ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM_LINKS:
         path = Path("/", name)
@@ -217,23 +241,41 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
 def _passwd(home: Path) -> bytes:
     lines = (
         "root:x:0:0:root:/root:/usr/sbin/nologin",
-        f"agent:x:{_UID}:{_UID}:agent:{home}:/bin/bash",
+        f"agent:x:{INSIDE}:{INSIDE}:agent:{home}:/bin/bash",
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
         "",
     )
     return "\n".join(lines).encode()
 
 
-def _try(program: str, readable: tuple[Path, ...]) -> str:
+def _try_apart(program: str, readable: tuple[Path, ...], hidden: Path, user: int) -> str:
+    """Return why that user cannot be who a sandbox is outside, or nothing."""
+    for path in (*readable, *map(Path, {sysconfig.get_path(name) for name in _INSTALLED})):
+        if path.is_dir() and path.stat().st_mode & _FOR_ALL != _FOR_ALL:
+            return f"not everybody may read {path}"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".trial-", dir=hidden) as name:
+            os.chown(name, user, user)
+            return _try(program, readable, writable=Path(name), user=user)
+    except OSError as exc:
+        return f"files cannot be given to user {user}: {exc.strerror}"
+
+
+def _try(
+    program: str, readable: tuple[Path, ...], *, writable: Path | None = None, user: int = 0
+) -> str:
     """Return why a Python does not start inside, or nothing if it does."""
     view = View(
         mark="trial",
-        writable=(),
+        writable=(writable,) if writable else (),
         temp=None,
         home=Path("/"),
         network=Network.NONE,
         readable=readable,
+        user=user,
     )
+    before = [*running("spaces"), str(user), program] if user else [program, "--args"]
+    task = f"open({str(writable / 'file')!r}, 'x')" if writable else "pass"
     parts = data(view)
     with Files() as files:
         for name, part in parts.items():
@@ -242,7 +284,7 @@ def _try(program: str, readable: tuple[Path, ...]) -> str:
         inner_file = files.add("arguments", b"\0".join(one.encode() for one in inner) + b"\0")
         try:
             ended = subprocess.run(  # noqa: S603  # the program the operator has installed
-                [program, "--args", str(inner_file), sys.executable, "-I", "-S", "-c", "pass"],
+                [*before, str(inner_file), sys.executable, "-I", "-S", "-c", task],
                 env={},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

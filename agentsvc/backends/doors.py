@@ -59,8 +59,14 @@ class Doors:
         return self._stuck.get(place.sandbox_id, "")
 
     async def open(self, place: Place, record: Record) -> None:
-        """Open a sandbox's door if it needs one; opening an open one is fine."""
-        if record.network is Network.OPEN or place.sandbox_id in self._proxies:
+        """Open a sandbox's door if it needs one; opening an open one is fine.
+
+        It is for the user that the sandbox is now.
+        """
+        if record.network is Network.OPEN:
+            return
+        if place.sandbox_id in self._proxies:
+            await reach(lambda: _let_through(place.doors, record.user))
             return
         self._resolver = self._resolver or Resolver()
         needed = [split(one) for one in (record.callback, *record.reaches) if one]
@@ -71,7 +77,7 @@ class Doors:
         )
         self._proxies[place.sandbox_id] = proxy
         try:
-            listener = await reach(lambda: _bind(place.doors))
+            listener = await reach(lambda: _bind(place.doors, record.user))
             await proxy.listen_on(listener)
         except BaseException:
             # One that could not be opened is not open: whoever tries again opens it.
@@ -134,7 +140,15 @@ def _line(exc: Exception) -> str:
     return (told.strerror if isinstance(told, OSError) else "") or str(told)
 
 
-def _bind(directory: Path) -> socket.socket:
+def _let_through(directory: Path, user: int) -> None:
+    """Let that user go through a door of root's, and change nothing about it."""
+    if user:
+        for path, mode in ((directory, 0o710), (directory / _NAME, 0o660)):
+            os.chown(path, 0, user)
+            path.chmod(mode)
+
+
+def _bind(directory: Path, user: int) -> socket.socket:
     directory.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         (directory / _NAME).unlink()
@@ -143,6 +157,7 @@ def _bind(directory: Path) -> socket.socket:
     held = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
         listener.bind(f"/proc/self/fd/{held}/{_NAME}")
+        _let_through(directory, user)
         listener.listen(128)
     except OSError:
         listener.close()

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from agentsvc.backends.children import (
+    FILES_AT_MOST,
     Command,
     Execution,
     Json,
@@ -29,6 +30,7 @@ from agentsvc.backends.children import (
     take,
     wake_on_child,
 )
+from agentsvc.backends.joining import lose_capabilities
 from agentsvc.backends.landlock import leave_abstract_sockets
 
 _MESSAGE_MAX: Final = 64
@@ -40,7 +42,12 @@ _RETRY_MILLISECONDS: Final = 500
 
 def main() -> None:
     """Do what the orders say, and end as the command ends."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    lose_capabilities()
+    number = int(sys.argv[1])
+    # The namespaces it is in are not for anybody here to enter.
+    os.closerange(3, number)
+    os.closerange(number + 1, FILES_AT_MOST)
+    channel = socket.socket(fileno=number)
     os.set_inheritable(channel.fileno(), False)
     _, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, _FILES_MAX)
     if not files:

@@ -11,6 +11,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from agentsvc.backends import spaces
 from agentsvc.backends.landlock import leave_abstract_sockets
 
 _NAMESPACES: Final = {
@@ -48,19 +49,17 @@ def enter(pidfd: int) -> None:
     os.setns(pidfd, flags)
 
 
-def renounce(filter_code: bytes) -> None:
+def renounce(filter_code: bytes, *, has_own_user: bool) -> None:
     """Give up all capabilities and the way to new ones, and let the filter judge system calls.
 
-    Raises OSError if anything of it is not possible. What is in the same sandbox may look into
-    this process, as it may into any other there.
+    Where the sandbox has a user of its own, this becomes that user first. Raises OSError if anything
+    of it is not possible. What is in the same sandbox may look into this process, as it may into any
+    other there.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    for capability in range(_CAPABILITIES_MAX):
-        if libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) == 1:
-            _check(libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
-    _check(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
-    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    _check(libc.capset(header, bytes(24)))
+    if has_own_user:
+        spaces.become(spaces.INSIDE)
+    lose_capabilities()
     _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     leave_abstract_sockets()
     _check(libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
@@ -69,6 +68,17 @@ def renounce(filter_code: bytes) -> None:
         steps = len(filter_code) // _STEP_BYTES
         program = struct.pack("@HP", steps, ctypes.addressof(code))
         _check(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
+
+
+def lose_capabilities() -> None:
+    """Give up all capabilities, also those that a program could bring; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in range(_CAPABILITIES_MAX):
+        if libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) == 1:
+            _check(libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
+    _check(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    _check(libc.capset(header, bytes(24)))
 
 
 def _pid_of(pidfd: int) -> int:

@@ -23,6 +23,7 @@ from agentsvc.backends.groups import Groups
 from agentsvc.backends.places import Place, Record
 from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
 from agentsvc.backends.tree import MARK
+from agentsvc.backends.users import Users
 from agentsvc.backends.zygote import ENDED, Loan
 from agentsvc.egress import relay
 from agentsvc.errors import BackendUnavailable
@@ -53,17 +54,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What one that Landlock confines may read besides the system; None where it does not."""
     callback: str = ""
     """Host and port at which the sandbox finds the server."""
+    users: Users = Users()
+    """Who sandboxes are outside that bubblewrap holds for root."""
     loan: Loan = Loan()
     """The fork that becomes the command, or why it is started as any other."""
 
     def prepare(self) -> Record:
-        """Make the directories and the record, unless they are there, and return the record."""
+        """Make the directories and the record, unless they are there, and return the record.
+
+        What was made for another user than it is to be now is handed over.
+        """
         order = self.order
-        return self.place.make(
+        record = self.place.make(
             lambda: places.new_record(
                 self.instance_id, order, root=self.temp_root, callback=self.callback
             )
         )
+        if os.geteuid() != 0 or self.place.read_state() is not None:
+            return record
+        is_boxed = bool(self.held_by.program)
+        user = self.users.take(order.sandbox_id, record.user) if is_boxed else 0
+        return self.place.assign(record, user)
 
     def carry_out(self) -> Record:
         """Make what is missing and start the shim, unless it runs or has run.
@@ -72,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         record = self.prepare()
         mark = places.mark_of(self.instance_id, self.order.sandbox_id)
-        temp = places.make_temp(record.temp, mark)
+        temp = places.make_temp(record.temp, mark, record.user)
         if self.place.read_state() is None:
             self._start_shim(mark, self._orders(mark, record, temp))
         return record
@@ -112,8 +123,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def _limits(self, mark: str, temp: Path) -> dict[str, Any]:
         limits = self.order.limits
-        held = self.groups.make(group_name(mark), limits)
         sizes = {"RLIMIT_NOFILE": limits.open_files, "RLIMIT_FSIZE": limits.disk_bytes}
+        by_groups = limits
+        if "pids" not in self.groups.limits():
+            # The kernel counts by user, which here is nobody else.
+            sizes["RLIMIT_NPROC"] = limits.pids
+            by_groups = msgspec.structs.replace(limits, pids=None)
+        held = self.groups.make(group_name(mark), by_groups)
         return {
             "join": held.joined,
             "kills": held.kills,
@@ -144,10 +160,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             network=record.network,
             doors=None if is_open else self.place.doors,
             readable=self.held_by.readable,
+            user=record.user,
         )
         return {
             **bubblewrap.orders(self.held_by.program, view),
-            "command": _run("inside"),
+            "command": bubblewrap.running("inside"),
             "sockets": [f"{record.temp}/p{number}" for number in range(len(self.order.ports))],
             "inside": {
                 **inside,
@@ -197,7 +214,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         # Not a subprocess object: nobody waits for the shim, which outlives us.
         return os.posix_spawn(
             sys.executable,
-            [*_run("shim"), mark],
+            [*bubblewrap.running("shim"), mark],
             {MARK: mark},
             file_actions=actions,
             setsid=True,
@@ -284,15 +301,6 @@ def _comes(descriptor: int, time_limit: float) -> bool:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(time_limit * 1000))
-
-
-def _run(name: str) -> list[str]:
-    # Isolated and without site packages; this package alone is found besides the standard library.
-    top = str(Path(agentsvc.__file__).parents[1])
-    code = (
-        f"import sys; sys.path.append({top!r}); from agentsvc.backends.{name} import main; main()"
-    )
-    return [sys.executable, "-I", "-S", "-c", code]
 
 
 def _with_python(text: str) -> str:

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import os
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Cause, Limits, Phase
+from agentsvc.backend import Cause, Isolation, Limits, Phase
 from agentsvc.backends import cgroup
 from agentsvc.backends.places import Exit, Place, Record, State
 from agentsvc.backends.shim import ZYGOTE
@@ -68,7 +69,16 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     def facts(self) -> dict[str, str]:
         """Return what else is known of it."""
         how = self.state.started_by if self.state else ""
-        return {"started by": how if how == ZYGOTE else f"a plain start: {how}"} if how else {}
+        started = {"started by": how if how == ZYGOTE else f"a plain start: {how}"} if how else {}
+        return {**started, **self._who()}
+
+    def _who(self) -> dict[str, str]:
+        """Say who it is outside, where that is not as it is inside."""
+        is_boxed = self.state is not None and self.state.isolation is Isolation.BUBBLEWRAP
+        if not is_boxed or os.geteuid() != 0:
+            return {}
+        has_own = self.record is not None and self.record.user
+        return {"user outside": "its own" if has_own else "root"}
 
     def working_dir(self) -> str:
         """Return the agent's directory."""

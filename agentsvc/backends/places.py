@@ -19,6 +19,7 @@ import msgspec
 
 from agentsvc.backend import Isolation, Limits, LogLine, Network, Order, Port
 from agentsvc.backends.tree import MARK, Identity
+from agentsvc.backends.users import give
 from agentsvc.values import now
 
 SOCKET_PATH_MAX: Final = 107
@@ -51,6 +52,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     callback: str = ""
     """Host and port at which it was told that the server is."""
     limits: Limits = Limits()
+    user: int = 0
+    """Who it is outside, and whose its files are; 0 for the server's user."""
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +160,23 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         if working_dir.resolve().is_relative_to(self.workspace.resolve()):
             working_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return found
+
+    def assign(self, record: Record, user: int) -> Record:
+        """Make its files that user's, and return the record, which says so.
+
+        For root alone, and while nothing runs in the sandbox.
+        """
+        if record.user != user:
+            record = msgspec.structs.replace(record, user=user)
+            self._write("record.json", record)
+        give((self.home, self.agent, self.workspace), user)
+        working_dir = self.workspace / record.working_dir
+        # Made anew, it is the server's. What a sandbox put there instead is left alone.
+        if working_dir.resolve() == self.workspace.resolve() / record.working_dir:
+            for path in (working_dir, *working_dir.parents):
+                if path.is_relative_to(self.workspace) and path.lstat().st_uid != user:
+                    os.chown(path, user, user, follow_symlinks=False)
+        return record
 
     def read_record(self) -> Record | None:
         """Return the record, or None if there is none that can be read."""
@@ -294,10 +314,10 @@ def new_temp_name(root: Path) -> str:
     return str(root / f"{_TEMP_PREFIX}{secrets.token_hex(4)}")
 
 
-def make_temp(path: str, mark: str) -> Path:
+def make_temp(path: str, mark: str, user: int = 0) -> Path:
     """Make a temporary directory that says whose it is; fine if it is there.
 
-    Returns the part that is the sandbox's own; the rest is out of the way of its file names.
+    With a user, what is in it is that user's; only root may say so. Returns the part that is the sandbox's own; the rest is out of the way of its file names.
     """
     top = Path(path)
     top.mkdir(mode=0o700, exist_ok=True)
@@ -307,6 +327,8 @@ def make_temp(path: str, mark: str) -> Path:
         raise FileExistsError(path)
     inner = top / "tmp"
     inner.mkdir(mode=0o700, exist_ok=True)
+    if os.geteuid() == 0:
+        give([inner], user)
     return inner
 
 

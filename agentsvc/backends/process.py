@@ -50,6 +50,7 @@ from agentsvc.backends import (
     landlock,
     launch,
     places,
+    users,
     zygote,
 )
 from agentsvc.backends.groups import Groups
@@ -70,6 +71,8 @@ HANDLE_VERSION: Final = 1
 _HOST = "127.0.0.1"
 _BY_PROCESS = frozenset({"disk_bytes", "open_files"})
 """Limits that need no control group."""
+_BY_USER = frozenset({"pids"})
+"""Limits that need none where each sandbox has a user of its own."""
 _FOLLOW_SECONDS = 0.2
 
 type Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -86,6 +89,9 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where the sandboxes' temporary directories go; a short path. Empty for the system's."""
     use_bubblewrap: bool = True
     """Whether bubblewrap holds sandboxes where it works."""
+    uids: str = "1900000000-1900065535"
+    """Of which numbers each sandbox that bubblewrap holds for root gets one, as its user outside;
+    nobody else may have them. Empty to run them as root there."""
     use_landlock: bool = True
     """Whether Landlock confines sandboxes where bubblewrap does not hold them, and the kernel has it."""
     readable: tuple[str, ...] = ()
@@ -114,6 +120,9 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kill_seconds: Positive = 20.0
     """How long the kernel may take to end what is killed."""
 
+    def __post_init__(self) -> None:
+        users.parse(self.uids)
+
 
 class ProcessBackend(RuntimeBackend[ProcessConfig]):
     """Runs each sandbox as a tree of processes on this machine."""
@@ -137,6 +146,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
         super().__init__(config, context)
         self._groups = Groups()
+        self._users = users.Users()
         self._confines = False
         self._temp_root = places.temp_root(config.temp_dir)
         self._bubblewrap = bubblewrap.Found(reason="the backend is not open")
@@ -174,7 +184,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Say whether bubblewrap or Landlock holds sandboxes here, and what limits them."""
         del asked
         found = self._bubblewrap
-        limits = self._groups.limits() | _BY_PROCESS
+        limits = self._limits()
         if not found.program:
             return Fences(
                 isolation=self._isolation(),
@@ -336,6 +346,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self.context.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._groups = groups.find() if self.config.use_cgroups else Groups()
         self._bubblewrap = self._find_bubblewrap()
+        there = {place.sandbox_id: record.user for place, record in self._records()}
+        self._users = users.find(self.config.uids, self._bubblewrap, there)
         self._confines = self.config.use_landlock and landlock.is_usable()
         if not self._bubblewrap.program:
             log.warning(
@@ -344,6 +356,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                 else "sandboxes are not isolated: they run with the rights of the server's user",
                 extra={"reason": self._bubblewrap.reason, "remedy": self._bubblewrap.remedy},
             )
+
+    def _limits(self) -> frozenset[str]:
+        return self._groups.limits() | _BY_PROCESS | (_BY_USER if self._users else set())
 
     def _isolation(self) -> Isolation:
         if self._bubblewrap.program:
@@ -356,7 +371,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                 reason="`use_bubblewrap` is false", remedy="set `backends.process.use_bubblewrap`"
             )
         more = tuple(Path(path) for path in self.config.readable)
-        return bubblewrap.find(self.context.state_dir, more)
+        user = users.candidate(self.config.uids)
+        return bubblewrap.find(self.context.state_dir, more, user=user)
 
     def _readable(self) -> tuple[Path, ...] | None:
         if self._isolation() is not Isolation.LANDLOCK:
@@ -375,11 +391,12 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             "agent server": agent or "not installed",
             "tmux": shutil.which("tmux", path=launch.search_path(self.config.path)) or "not found",
             "cgroup": self._groups.describe(),
-            "limits": ", ".join(sorted(self._groups.limits() | _BY_PROCESS)),
+            "limits": ", ".join(sorted(self._limits())),
             "free disk bytes": str(free),
             "isolation": self._isolation(),
             "landlock": landlock.describe(landlock.abi()),
             "bubblewrap": self._bubblewrap.program or self._bubblewrap.reason,
+            "users": self._users.describe(),
             "zygote": self._zygote.describe(),
         }
         hint = (
@@ -404,6 +421,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             log_bytes=self.config.log_bytes,
             time_limit=self.config.launch_seconds,
             held_by=self._bubblewrap,
+            users=self._users,
             callback=self._callback,
         )
         await self._doors.open(place, await finish(plan.prepare))
@@ -486,6 +504,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         for group in held:
             cgroup.remove(group)
         place.remove()
+        self._users.give_up(handle.sandbox_id)
 
     # Shared parts
 

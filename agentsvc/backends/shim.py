@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from agentsvc.backends import spaces
 from agentsvc.backends.children import (
     FILES_AT_MOST,
     Become,
@@ -113,7 +114,9 @@ class Shim:
             with expendable():
                 command = self._start_boxed() if self.orders["box"] else self._start()
         except OSError as exc:
-            self._record_exit(None, f"a port cannot be had: {exc.strerror}")
+            is_of_user = isinstance(exc, spaces.NotMade)
+            why = str(exc) if is_of_user else f"a port cannot be had: {exc.strerror}"
+            self._record_exit(None, why)
             _tell_ready()
             return
         self.state["command"] = [command.pid, start_time(command.pid)]
@@ -159,14 +162,22 @@ class Shim:
             str(files[one[1:]]) if one.startswith("@") else one for one in box["arguments"]
         ]
         files[""] = _in_memory(b"".join(one.encode() + b"\0" for one in arguments))
-        command = Command(
-            [box["program"], "--args", str(files[""]), *box["command"], str(theirs.fileno())],
-            {},
-            cwd="/",
-            umask=self.umask,
-            keep=[*files.values(), theirs.fileno()],
-            is_deaf=True,
-        )
+        first = [box["program"], "--args", str(files[""])]
+        user = box["user"]
+        with spaces.made(user) as namespaces:
+            command = Command(
+                [*first, *spaces.arguments(namespaces), *box["command"], str(theirs.fileno())],
+                {},
+                cwd="/",
+                umask=self.umask,
+                keep=[*files.values(), *namespaces, theirs.fileno()],
+                is_deaf=True,
+                become=spaces.starting_as(user) if user else None,
+            )
+        if user:
+            # What is written to by name, such as /dev/stdout, has to be its own.
+            for number in (command.out, command.err):
+                os.fchown(number, user, user)
         for number in files.values():
             os.close(number)
         theirs.close()
@@ -223,6 +234,7 @@ class Shim:
             "cwd": inside["cwd"],
             "mark": self.orders["mark"],
             "filter": self.orders["box"]["data"].get("seccomp", ""),
+            "has_own_user": bool(self.orders["box"]["user"]),
             "cgroup": self.state["cgroup"],
             "join": self.orders.get("join", []),
             "rlimits": self.orders.get("rlimits", {}),

@@ -226,7 +226,9 @@ class Warm:
     def _become_inside(self, holder: socket.socket, talk: int, orders: dict[str, Any]) -> None:
         with _failing_alone():
             holder.close()
-            joining.renounce(base64.b64decode(orders["filter"]))
+            joining.renounce(
+                base64.b64decode(orders["filter"]), has_own_user=orders["has_own_user"]
+            )
             parent = socket.socket(fileno=talk)
             parent.settimeout(_ORDER_SECONDS)
             parent.send(str(os.getpid()).encode())

@@ -30,6 +30,7 @@ class Bench:
     def __init__(self, directory: Path, **config: Any) -> None:
         self.state_dir = directory / "state"
         self.instance_id = new_id()
+        self.orders: dict[str, Order] = {}
         fields = {"use_bubblewrap": False, **config}
         self.backend = ProcessBackend(ProcessConfig(**fields), self.context())
 
@@ -38,6 +39,7 @@ class Bench:
 
     async def create(self, *command: str, **fields: Any) -> Handle:
         order = Order(**{"sandbox_id": new_id(), "command": command, **fields})
+        self.orders[order.sandbox_id] = order
         return await self.backend.create(order, no_save)
 
     async def serve(self, before: str = "pass", **fields: Any) -> Handle:

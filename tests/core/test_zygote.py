@@ -338,7 +338,7 @@ def nature(bench: Probes, probe: Probe) -> dict[str, Any]:
     if namespaces["mnt"]:
         told.pop("mounts")  # the machine's own, which others change meanwhile
     text = json.dumps({**told, "namespaces": namespaces})
-    for own in (probe.handle.sandbox_id, record["temp"], port):
+    for own in (probe.handle.sandbox_id, record["temp"], port, f"id={record['user']}"):
         text = text.replace(own, "OWN")
     shown: dict[str, Any] = json.loads(text)
     return shown
