@@ -5,6 +5,7 @@ serve many tests. Tests that end a server, or count on nobody else using it, tak
 """
 
 import importlib.metadata
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,6 +14,7 @@ from typing import NoReturn
 import pytest
 import pytest_asyncio
 
+from agentsvc.modelhosts import host_of_url
 from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.client import LiveClient
@@ -94,6 +96,9 @@ async def shared(
     environment = {
         "CANARY": "sings",
         "AGENTSVC_SERVER__DEVICE_LOGIN": "true",
+        # Its many agent servers are forks of one; those of tests with a server of their own start anew.
+        "AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "true",
+        "AGENTSVC_SANDBOXES__MODEL_HOSTS": json.dumps([host_of_url(model.url)]),
         # The first request of an agent server waits for much to be loaded, on a busy machine long.
         "AGENTSVC_CONVERSATIONS__FIRST_ANSWER_SECONDS": "30",
     }

@@ -6,6 +6,7 @@ import { html, useCallback, useEffect, useRef, useState } from "./html.js";
 import { Markdown } from "./markdown.js";
 import { store, useStore } from "./store.js";
 import { Stream } from "./stream.js";
+import { Terminal } from "./terminal.js";
 import { Timeline } from "./timeline.js";
 import { Button, Dialog, Empty, Icon, Pill, Problem, Question, Spinner, TextField, go } from "./ui.js";
 import { VirtualList } from "./virtual.js";
@@ -18,6 +19,7 @@ const PARTS = [
   ["", "Conversation"],
   ["changes", "Changes"],
   ["files", "Files"],
+  ["terminal", "Terminal"],
   ["ports", "Ports"],
 ];
 
@@ -69,7 +71,7 @@ export function ConversationView({ id, part, settings }) {
   }
   if (!conversation) return error ? html`<div class="page"><${Problem} error=${error} /></div>` : html`<${Spinner} />`;
   const run = live.timeline.run ?? conversation.execution_status;
-  const Part = { changes: Changes, files: Files, ports: Ports }[part];
+  const Part = { changes: Changes, files: Files, terminal: Terminal, ports: Ports }[part];
   return html`
     <div class="conversation">
       <${Top} conversation=${conversation} run=${run} live=${live} settings=${settings} />
@@ -79,7 +81,7 @@ export function ConversationView({ id, part, settings }) {
         `)}
       </nav>
       ${Part
-        ? html`<div class="page wide-page"><${Part} key=${part} conversation=${conversation} sandbox=${store.sandboxes.get(conversation.sandbox_id)} /></div>`
+        ? html`<div class="page wide-page"><${Part} key=${part} conversation=${conversation} sandbox=${store.sandboxes.get(conversation.sandbox_id)} timeline=${live.timeline} /></div>`
         : html`<${Talk} conversation=${conversation} run=${run} live=${live} />`}
     </div>
   `;

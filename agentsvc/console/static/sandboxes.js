@@ -1,11 +1,13 @@
 // Sandboxes: their state and isolation, what lives in them, and what can be done with them; the specs.
-import { getAll, post, remove, V1 } from "./api.js";
-import { ago, bytes, moment, sandboxState, span } from "./format.js";
-import { html, useEffect, useState } from "./html.js";
+import { get, getAll, post, remove, V1 } from "./api.js";
+import { ago, bytes, conversationState, moment, sandboxState, span } from "./format.js";
+import { html, useEffect, useRef, useState } from "./html.js";
 import { useLoaded, useStore, store } from "./store.js";
+import { printed } from "./terminal.js";
 import { Button, Empty, Head, Pill, Problem, Question, Spinner } from "./ui.js";
 
 const USAGE_MS = 10_000;
+const TAIL = 200;
 
 /** Return what each sandbox uses, by its id: it is measured now and then, and told only who asks. */
 function useUsage() {
@@ -78,6 +80,7 @@ const Fact = ({ name, value }) => (value ? html`<div><dt>${name}</dt><dd>${value
 
 function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
   const { id, status } = sandbox;
+  const [isLogShown, showLog] = useState(false);
   const act = (name) => () => attempt(() => post(`${V1}/sandboxes/${id}/${name}`));
   return html`
     <li class="card">
@@ -94,13 +97,34 @@ function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
         ${Object.entries(sandbox.facts).map(([name, value]) => html`<${Fact} name=${name.replace(/_/g, " ")} value=${value} />`)}
         <${Fact} name="Paused as" value=${sandbox.paused_as} />
       </dl>
-      ${living.length > 0 && html`<ul class="living">${living.map((one) => html`<li key=${one.id}><a href=${`#/c/${one.id}`}>${one.title || "Untitled"}</a></li>`)}</ul>`}
+      ${living.length > 0 && html`
+        <ul class="living" aria-label="Conversations in it">
+          ${living.map((one) => html`<li key=${one.id}><a href=${`#/c/${one.id}`}>${one.title || "Untitled"}</a> <${Pill} state=${conversationState(one)} /></li>`)}
+        </ul>`}
+      ${isLogShown && html`<${Log} id=${id} />`}
       <div class="actions">
         ${["RUNNING", "STARTING"].includes(status) && html`<${Button} icon="pause" onPress=${act("pause")} label="Pause" />`}
         ${status === "RUNNING" && html`<${Button} icon="stop" onPress=${act("stop")} label="Stop" title="Ends what runs in it, and keeps its files" />`}
         ${["PAUSED", "ERROR"].includes(status) && html`<${Button} icon="play" onPress=${act("resume")} label="Resume" />`}
+        ${status !== "MISSING" && html`<${Button} icon="file" onPress=${() => showLog(!isLogShown)} label="Log" aria-expanded=${String(isLogShown)} />`}
         <${Button} kind="danger" icon="trash" onPress=${onDelete} label="Delete" />
       </div>
     </li>
+  `;
+}
+
+/** The last lines that a sandbox wrote, newest at the end. */
+function Log({ id }) {
+  const log = useLoaded(() => get(`${V1}/sandboxes/${id}/logs`, { tail: TAIL }), [id]);
+  const lines = log.value?.lines;
+  const box = useRef(null);
+  useEffect(() => {
+    if (box.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [lines]);
+  return html`
+    <div class="bar"><h4>The last lines it wrote</h4><${Button} icon="refresh" isIcon kind="bare" label="Look again" onPress=${log.again} /></div>
+    <${Problem} error=${log.error} />
+    ${log.isLoading && !lines && html`<${Spinner} />`}
+    ${lines && (lines.length ? html`<pre class="output" tabindex="0" aria-label="Log" ref=${box}>${printed(lines.join("\n"))}</pre>` : html`<p class="hint">It has written nothing.</p>`)}
   `;
 }
