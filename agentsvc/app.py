@@ -55,6 +55,7 @@ from agentsvc.http.keys import (
     KEYRING,
     LOGINS,
     PENDING,
+    QUOTAS,
     REPLAYS,
     SANDBOXES,
     SECRETS,
@@ -74,6 +75,7 @@ from agentsvc.logins import Logins
 from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.outgoing.sender import Sender
 from agentsvc.plugins import BackendRegistry, Notifier, PluginHost
+from agentsvc.quotas import QuotaBook
 from agentsvc.sandboxconfig import OnShutdown
 from agentsvc.sandboxes import Sandbox, Sandboxes, Target
 from agentsvc.sandboxes.culler import Culler
@@ -179,6 +181,7 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[DATABASE] = database = installation.database
     app[KEYRING] = KeyRing(database)
     app[USERS] = Users(database)
+    app[QUOTAS] = QuotaBook(database)
     app[DEVICES] = DeviceLogins(database)
     lifetime = timedelta(seconds=app[CONFIG].server.login_seconds)
     app[LOGINS] = Logins(database, app[KEYRING], lifetime=lifetime)

@@ -189,6 +189,18 @@ class SandboxLimitReached(AgentsvcError):
     retry_after_seconds = 30
 
 
+class QuotaExceeded(AgentsvcError):
+    """The user has used up a quota of sandboxes, of conversations or of what may be spent."""
+
+    code = "quota_exceeded"
+    status = 429
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_seconds: int = 1, detail: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class CapacityExceeded(AgentsvcError):
     """Full now, may fit later."""
 

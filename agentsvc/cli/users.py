@@ -4,15 +4,43 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import click
+import msgspec
 from msgspec import UNSET
 
 from agentsvc.auth import Role
 from agentsvc.cli.options import config_option, data_dir_option, example
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns
+from agentsvc.db import Database
+from agentsvc.quotas import QuotaBook, Quotas, Used
 from agentsvc.users import User, UserPatch, Users
 
 _ROLES = click.Choice([role.value for role in Role])
+_NONE = "none"
+_MOST = 1_000_000
+
+
+def _limit(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | str | None:
+    """Return the number that an option is, or `none`; None where it is left out."""
+    if text is None or text == _NONE:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= _MOST:
+        raise click.BadParameter(f"`{text}` is neither a number nor `{_NONE}`")
+    return number
+
+
+def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
+    """Return the same, of what comes as a whole only."""
+    number = _limit(ctx, param, text)
+    if not isinstance(number, float):
+        return number
+    if number % 1:
+        raise click.BadParameter(f"`{text}` is no whole number")
+    return int(number)
 
 
 @click.group("users", epilog=example("agentsvc users create ann --role viewer"))
@@ -59,19 +87,80 @@ def list_users(data_dir: str | None, config_file: Path | None) -> None:
 @click.argument("name", metavar="NAME")
 @click.option("--role", type=_ROLES, help="What the user may do from now on.")
 @click.option("--name", "new_name", metavar="TEXT", help="What the user is called from now on.")
+@click.option(
+    "--running-sandboxes",
+    metavar="LIMIT",
+    callback=_whole,
+    help="How many may run at the same time.",
+)
+@click.option(
+    "--conversations-per-hour", metavar="LIMIT", callback=_whole, help="How many may be started."
+)
+@click.option(
+    "--spend-per-day", metavar="LIMIT", callback=_limit, help="US dollars, of a day of UTC."
+)
+@click.option(
+    "--spend-per-month", metavar="LIMIT", callback=_limit, help="US dollars, of a month of UTC."
+)
 @data_dir_option
 @config_option
 def change(
+    *,
     name: str,
     role: str | None,
     new_name: str | None,
     data_dir: str | None,
     config_file: Path | None,
+    **limits: float | str | None,
 ) -> None:
-    """Give a user another role or name."""
+    """Give a user another role, name or limits; `none` takes a limit away."""
     patch = UserPatch(name=new_name or UNSET, role=Role(role) if role else UNSET)
-    user = _change(data_dir, config_file, name, patch)
+    given = {
+        limit: None if value == _NONE else value
+        for limit, value in limits.items()
+        if value is not None
+    }
+
+    async def body(database: Database) -> User:
+        users, quotas = Users(database), QuotaBook(database)
+        user = await users.change((await users.get_named(name)).id, patch)
+        if given:
+            now = await quotas.get(user.id)
+            await quotas.set(user.id, msgspec.structs.replace(now, **given))
+        return user
+
+    user = run_on(places_of(data_dir, config_file), body)
     click.echo(f"user `{user.name}` is {user.role}", err=True)
+
+
+@command.command(epilog=example("agentsvc users show ann"))
+@click.argument("name", metavar="NAME")
+@data_dir_option
+@config_option
+def show(name: str, data_dir: str | None, config_file: Path | None) -> None:
+    """Show a user, the limits there are, and what was used of them."""
+
+    async def body(database: Database) -> tuple[User, Quotas, Used]:
+        user, quotas = await Users(database).get_named(name), QuotaBook(database)
+        return user, await quotas.get(user.id), await quotas.used(user.id)
+
+    user, quotas, used = run_on(places_of(data_dir, config_file), body)
+    rows = [
+        ("role", user.role.value),
+        ("state", "blocked" if user.blocked_at else "active"),
+        ("running sandboxes", f"at most {_shown(quotas.running_sandboxes)}"),
+        (
+            "conversations in the last hour",
+            f"{used.conversations_last_hour} of {_shown(quotas.conversations_per_hour)}",
+        ),
+        ("US dollars today", f"{used.spent_today:.2f} of {_shown(quotas.spend_per_day)}"),
+        (
+            "US dollars this month",
+            f"{used.spent_this_month:.2f} of {_shown(quotas.spend_per_month)}",
+        ),
+    ]
+    for line in columns((user.name, ""), rows):
+        click.echo(line)
 
 
 @command.command(epilog=example("agentsvc users block ann"))
@@ -92,6 +181,10 @@ def unblock(name: str, data_dir: str | None, config_file: Path | None) -> None:
     """Let a user in again, with the keys there were."""
     _change(data_dir, config_file, name, UserPatch(is_blocked=False))
     click.echo(f"user `{name}` is let in", err=True)
+
+
+def _shown(limit: float | None) -> str:
+    return "any" if limit is None else f"{limit}"
 
 
 def _change(data_dir: str | None, config_file: Path | None, name: str, patch: UserPatch) -> User:

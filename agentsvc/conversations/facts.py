@@ -73,6 +73,11 @@ def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -
     return msgspec.structs.replace(conversation, metrics=metrics, facts=facts)
 
 
+def cost_of(conversation: Conversation) -> float:
+    """Return what a conversation has cost so far, in US dollars."""
+    return conversation.metrics.accumulated_cost if conversation.metrics else 0.0
+
+
 def is_over_budget(conversation: Conversation) -> bool:
     """Whether a run must be interrupted now.
 
@@ -88,7 +93,7 @@ def is_over_budget(conversation: Conversation) -> bool:
 
 def mark_budget_stop(conversation: Conversation) -> Conversation:
     """Return the conversation with the note that it is to be stopped at its present cost."""
-    cost = conversation.metrics.accumulated_cost if conversation.metrics else 0.0
+    cost = cost_of(conversation)
     facts: Facts = msgspec.structs.replace(
         conversation.facts, budget_stop_cost=cost, is_stop_due=True
     )

@@ -26,6 +26,7 @@ from agentsvc.errors import (
 )
 from agentsvc.events import EventLog
 from agentsvc.orders import Message, StartStatus, WhenFull
+from agentsvc.quotas import check_spend
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import new_id, now, parse_uuid, to_stored
@@ -180,9 +181,10 @@ class PendingMessages:
         """Take a message; it is stored when this returns, and delivered in the background.
 
         `reference` is the id of a conversation, or `task-` and that of its start task. Raises
-        NotFound, TooManyRequests when enough are waiting, and Conflict or Gone where it could
-        never be delivered.
+        NotFound, TooManyRequests when enough are waiting, QuotaExceeded for a user who may spend
+        no more, and Conflict or Gone where it could never be delivered.
         """
+        await check_spend(self._db, user_id)
         conversation_id = await self._resolve(user_id, reference)
         view = await self._conversations.get(user_id, conversation_id, include_starting=True)
         _require_future(view)

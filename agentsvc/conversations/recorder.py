@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from agentsvc import quotas
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.agent_answers import ConversationInfo
 from agentsvc.announcements import Announcements
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 NOT_DELIVERED: Final = "MessageNotDelivered"
 BUDGET_CODE: Final = "MaxBudgetReached"
+QUOTA_CODE: Final = "QuotaReached"
 
 _MOST_SHOWN: Final = 100_000
 _SETTLE_SECONDS: Final = 1.0
@@ -83,9 +85,14 @@ class Recorder:
             if not news:
                 return
             after = facts.learn(before, _heads(news))
+            overspent = await _note_spend(tx, before, after)
             if facts.is_over_budget(after):
                 after = facts.mark_budget_stop(after)
                 await self._events.append(tx, conversation_id, [_budget_event(after)])
+            elif overspent:
+                after = facts.mark_budget_stop(after)
+                stopped = error_event(QUOTA_CODE, f"The run was interrupted: {overspent}.")
+                await self._events.append(tx, conversation_id, [stopped])
             await self._table.update(tx, msgspec.structs.replace(after, updated_at=now()))
             tx.after_commit(lambda: self._follow_up(before, after, news))
 
@@ -118,6 +125,7 @@ class Recorder:
             if before is None or info.execution_status == ExecutionStatus.DELETING:
                 return
             after = _with_info(before, info, asked_at or Facts())
+            await _note_spend(tx, before, after)
             if after != before:
                 await self._table.update(tx, msgspec.structs.replace(after, updated_at=now()))
 
@@ -322,8 +330,15 @@ def _read_timestamp(raw: bytes) -> str:
     return head.timestamp if head else ""
 
 
+async def _note_spend(tx: Transaction, before: Conversation, after: Conversation) -> str:
+    """Count what has been spent since; return why no more may be, or an empty text."""
+    dollars = facts.cost_of(after) - facts.cost_of(before)
+    # An agent server that was restarted may have begun to count anew.
+    return await quotas.note_spend(tx, before.user_id, dollars) if dollars > 0 else ""
+
+
 def _budget_event(conversation: Conversation) -> bytes:
-    cost = conversation.metrics.accumulated_cost if conversation.metrics else 0.0
+    cost = facts.cost_of(conversation)
     return error_event(
         BUDGET_CODE,
         f"The run was interrupted: it has cost {cost:.4f} US dollars, and the budget of this"

@@ -41,12 +41,12 @@ class Seats:
     async def reserve(self, tx: Transaction, start: Start) -> None:
         """Ask at once for the room a new start needs, where room is limited.
 
-        So its caller hears of it: raises SandboxLimitReached or OrderRejected. A start that may
-        join a running sandbox finds out later, and then waits for room if it needs some.
+        So its caller hears of it: raises as `Gate.enter`. A start that may join a running sandbox
+        finds out later, and then waits for room if it needs some.
         """
-        if not self._sandboxes.gate.is_limited:
-            return
         user_id, order = start.task.user_id, start.task.request
+        if not await self._sandboxes.gate.is_limited_for(tx, user_id):
+            return
         named = order.sandbox_id or start.conversation.sandbox_id
         if named is not None:
             await self._sandboxes.resume_named(tx, user_id, named, order.when_full)

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from agentsvc import quotas
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.announcements import Announcements
 from agentsvc.archives import Archive, Archives, ArchiveState
@@ -140,8 +141,8 @@ class Conversations:
         """Ask for a conversation; what was asked is stored when this returns.
 
         The same order for a known conversation id gives its task; another one is a Conflict.
-        Raises BadRequest or NotFound for what can never be started, and SandboxLimitReached where
-        there is no room for it now.
+        Raises BadRequest or NotFound for what can never be started, SandboxLimitReached where
+        there is no room for it now, and QuotaExceeded where the user may start no more.
         """
         settings = await self._settings.find(user_id)
         if order.settings_required:
@@ -179,6 +180,7 @@ class Conversations:
                 return earlier
             if order.alias and await self._table.find_by_alias(user_id, order.alias, tx):
                 raise Conflict("A conversation with this name exists")
+            await quotas.note_start(tx, user_id)
             await self._insert(tx, conversation, order)
             await self._tasks.insert(tx, task)
             asked = Start(
@@ -360,8 +362,9 @@ class Conversations:
         After some seconds of waiting for that, the message counts as sent: the agent server has
         it, and a caller that tried again would say it twice. Raises Conflict while the sandbox
         is paused or starting, Gone if it is gone, SandboxNotUsable if it failed,
-        AgentUnavailable or AgentRefused.
+        AgentUnavailable or AgentRefused, and QuotaExceeded for a user who may spend no more.
         """
+        await quotas.check_spend(self._db, user_id)
         view = await self.get(user_id, conversation_id, include_starting=True)
         self._require_agent(view)
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -418,12 +421,15 @@ class Conversations:
 
     async def run(self, user_id: str, conversation_id: str) -> None:
         """Let the agent go on; raises as `send_message`."""
+        await quotas.check_spend(self._db, user_id)
         await (await self._used_agent(user_id, conversation_id)).run(conversation_id)
 
     async def confirm(
         self, user_id: str, conversation_id: str, *, accept: bool, reason: str | None = None
     ) -> None:
         """Answer the agent's question whether it may act; raises as `send_message`."""
+        if accept:
+            await quotas.check_spend(self._db, user_id)
         agent = await self._used_agent(user_id, conversation_id)
         await agent.respond_to_confirmation(conversation_id, accept=accept, reason=reason)
 

@@ -28,6 +28,7 @@ from agentsvc.gitproviders import GitProviders
 from agentsvc.logins import Logins
 from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.plugins import BackendRegistry
+from agentsvc.quotas import QuotaBook
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
@@ -42,6 +43,7 @@ SUPERVISOR: Final[web.AppKey[Supervisor]] = web.AppKey("supervisor")
 KEYRING: Final[web.AppKey[KeyRing]] = web.AppKey("keyring")
 DEVICES: Final[web.AppKey[DeviceLogins]] = web.AppKey("devices")
 ADMITTED: Final[web.AppKey[Admitted]] = web.AppKey("admitted")
+QUOTAS: Final[web.AppKey[QuotaBook]] = web.AppKey("quotas")
 USERS: Final[web.AppKey[Users]] = web.AppKey("users")
 LOGINS: Final[web.AppKey[Logins]] = web.AppKey("logins")
 SETTINGS: Final[web.AppKey[SettingsStore]] = web.AppKey("settings")

@@ -25,6 +25,7 @@ from agentsvc.errors import (
     NotAuthenticated,
     NotFound,
     OrderRejected,
+    QuotaExceeded,
     SandboxLimitReached,
     SandboxNotUsable,
     Unsupported,
@@ -106,6 +107,7 @@ OF_SANDBOXES: Final = (
     Gone,
     Unsupported,
     SandboxNotUsable,
+    QuotaExceeded,
     BackendUnavailable,
     BackendBroken,
 )
@@ -115,6 +117,7 @@ OF_STARTS: Final = (
     NotFound,
     Conflict,
     OrderRejected,
+    QuotaExceeded,
     SandboxLimitReached,
     BackendUnavailable,
 )

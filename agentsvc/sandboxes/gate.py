@@ -15,6 +15,7 @@ import msgspec
 from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.errors import OrderRejected, SandboxLimitReached
 from agentsvc.orders import WhenFull
+from agentsvc.quotas import check_running, find_running
 from agentsvc.sandboxconfig import RoomConfig, SandboxesConfig
 from agentsvc.sandboxes import capacity
 from agentsvc.sandboxes.capacity import Held, Limits, Load, Room
@@ -76,6 +77,10 @@ class Gate:
         rooms = (self.limits.server, self.limits.user, *self.limits.backends.values())
         return any(room != Room() for room in rooms)
 
+    async def is_limited_for(self, reader: Queryable, user_id: str) -> bool:
+        """Whether there is any limit for a user."""
+        return self.is_limited or await find_running(reader, user_id) is not None
+
     def on_wanted(self, listener: Callable[[], None]) -> None:
         """Call `listener()` whenever somebody waits for an idle sandbox to be paused."""
         self._on_wanted.append(listener)
@@ -83,14 +88,17 @@ class Gate:
     async def enter(self, tx: Transaction, sandbox: Sandbox, when_full: WhenFull | None) -> bool:
         """Say whether a stored sandbox may run now; otherwise it waits from now on.
 
-        Raises SandboxLimitReached where it is not to wait, and OrderRejected where it would never
-        fit. The caller's transaction must then come to nothing.
+        Raises SandboxLimitReached where it is not to wait, OrderRejected where it would never
+        fit, and QuotaExceeded where its user has enough. The caller's transaction must then come
+        to nothing.
         """
-        if not self.is_limited:
+        most = await find_running(tx, sandbox.user_id)
+        if most is None and not self.is_limited:
             return True
         wanted = _held(sandbox)
         held = [one for one in await self._uses.held(tx) if one.id != sandbox.id]
         waiting = [one for one in await self._uses.waiting(tx) if one.id != sandbox.id]
+        check_running(most, sum(one.user_id == wanted.user_id for one in (*held, *waiting)))
         if wanted in capacity.admit(self.limits, held, [*waiting, wanted]):
             await self._uses.clear_queued(tx, sandbox.id)
             return True
@@ -129,6 +137,15 @@ class Gate:
         if makes_room:
             for listener in self._on_wanted:
                 tx.after_commit(listener)
+
+    async def count_of(self, user_id: str) -> int:
+        """Return how many sandboxes of a user run, or wait to."""
+
+        async def body(reader: Queryable) -> int:
+            counted = (*await self._uses.held(reader), *await self._uses.waiting(reader))
+            return sum(one.user_id == user_id for one in counted)
+
+        return await self._db.read(body)
 
     async def find_idle(self, reader: Queryable, wanted: Held) -> list[Held]:
         """Return the sandboxes whose pause would make room, those idle longest first."""

@@ -112,3 +112,36 @@ def test_a_key_may_be_for_less_and_for_some_days(data_dir: Path) -> None:
     assert f"{now():%Y-%m-%d}" in limited.split("…")[1]
     assert free.split()[3:4] == ["admin"]
     assert free.endswith("active")
+
+
+def test_limits_are_set_shown_and_taken_away(data_dir: Path) -> None:
+    run(data_dir, "users", "create", "ann")
+    limits = ("--running-sandboxes", "2", "--spend-per-day", "1.5")
+    assert run(data_dir, "users", "set", "ann", *limits).exit_code == 0
+    assert run(data_dir, "users", "set", "ann", "--conversations-per-hour", "9").exit_code == 0
+    shown = run(data_dir, "users", "show", "ann").stdout
+    assert "at most 2\n" in shown
+    assert "0 of 9\n" in shown
+    assert "0.00 of 1.5\n" in shown
+    assert "0.00 of any\n" in shown
+    assert run(data_dir, "users", "set", "ann", "--running-sandboxes", "none").exit_code == 0
+    shown = run(data_dir, "users", "show", "ann").stdout
+    assert "at most any\n" in shown
+    assert "0.00 of 1.5\n" in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--running-sandboxes", "1.5"),
+        ("--running-sandboxes", "-1"),
+        ("--spend-per-day", "much"),
+        ("--spend-per-month", "nan"),
+        ("--conversations-per-hour", "1e300"),
+    ],
+)
+def test_a_limit_that_is_no_number_is_wrong_usage(data_dir: Path, words: tuple[str, str]) -> None:
+    run(data_dir, "users", "create", "ann")
+    refused = run(data_dir, "users", "set", "ann", *words)
+    assert refused.exit_code == 2
+    assert words[1] in refused.stderr

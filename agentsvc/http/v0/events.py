@@ -4,7 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.errors import BadRequest, TooManyRequests
+from agentsvc.errors import BadRequest, QuotaExceeded, TooManyRequests
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, Example, Route, Scope
 from agentsvc.http.v0.conversations import get_view
@@ -100,7 +100,7 @@ ROUTES: Final = (
         summary="Say something in a conversation, or tell its agent what to do, as an action",
         body=ActionBody,
         answer=Success,
-        errors=(BadRequest, *OF_AGENTS, TooManyRequests),
+        errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
         example=Example(body={"action": "message", "args": {"content": "Add a test for it"}}),
     ),
     Route(
@@ -112,7 +112,7 @@ ROUTES: Final = (
         summary="Say something in a conversation",
         body=MessageBody,
         answer=Success,
-        errors=(BadRequest, *OF_AGENTS, TooManyRequests),
+        errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
         example=Example(body={"message": "Add a test for it"}),
     ),
     Route(

@@ -74,6 +74,7 @@ def _error_id(code: str, classification: Classification | None) -> str:
 _ERROR_IDS: Final = {
     # The user's own limit, not the credit with the provider.
     "MaxBudgetReached": "STATUS$ERROR",
+    "QuotaReached": "STATUS$ERROR",
     "LLMAuthenticationError": "STATUS$ERROR_LLM_AUTHENTICATION",
     "LLMServiceUnavailableError": "STATUS$ERROR_LLM_SERVICE_UNAVAILABLE",
     "LLMRateLimitError": "CHAT_INTERFACE$AGENT_RATE_LIMITED_STOPPED_MESSAGE",

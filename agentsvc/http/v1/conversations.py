@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.errors import BadRequest, NotFound, TooManyRequests
+from agentsvc.errors import BadRequest, NotFound, QuotaExceeded, TooManyRequests
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
 from agentsvc.http.links import links_of
 from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Example, Route, Scope
@@ -248,7 +248,7 @@ ROUTES: Final = (
         summary="Send a message to a conversation",
         body=SendMessageBody,
         answer=SendMessageView,
-        errors=(*OF_AGENTS, TooManyRequests),
+        errors=(*OF_AGENTS, QuotaExceeded, TooManyRequests),
         example=Example(body={"content": [{"type": "text", "text": "Add a test for it"}]}),
     ),
 )

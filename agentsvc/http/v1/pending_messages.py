@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.errors import BadRequest, Conflict, Gone, TooManyRequests
+from agentsvc.errors import BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests
 from agentsvc.http.keys import PENDING, PRINCIPAL
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.v1.types_pending import PendingBody, PendingView, from_queued, to_pending
@@ -35,7 +35,7 @@ ROUTES: Final = (
         body=PendingBody,
         answer=PendingView,
         status=HTTPStatus.CREATED,
-        errors=(BadRequest, Conflict, Gone, TooManyRequests),
+        errors=(BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests),
         example=Example(body={"content": [{"type": "text", "text": "And then?"}]}),
     ),
 )
