@@ -12,12 +12,15 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Cause, Isolation, Limits, Phase
+from agentsvc.backend import Cause, Isolation, Limits, Network, Phase
 from agentsvc.backends import cgroup
 from agentsvc.backends.places import Exit, Place, Record, State
 from agentsvc.backends.shim import ZYGOTE
 from agentsvc.backends.tree import Tree, boot_id, is_alive, is_stopped, reap
 from agentsvc.values import monotonic
+
+MACHINES_NETWORK: Final = "the machine's, with its loopback interface"
+"""What a sandbox has whose network is open."""
 
 _SETTLE_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.01
@@ -70,7 +73,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         """Return what else is known of it."""
         how = self.state.started_by if self.state else ""
         started = {"started by": how if how == ZYGOTE else f"a plain start: {how}"} if how else {}
-        return {**started, **self._who()}
+        is_open = self.record is not None and self.record.network is Network.OPEN
+        network = {"network": MACHINES_NETWORK} if is_open else {}
+        return {**started, **self._who(), **network}
 
     def _who(self) -> dict[str, str]:
         """Say who it is outside, where that is not as it is inside."""

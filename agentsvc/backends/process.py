@@ -54,7 +54,7 @@ from agentsvc.backends import (
     zygote,
 )
 from agentsvc.backends.groups import Groups
-from agentsvc.backends.look import Look, look_at
+from agentsvc.backends.look import MACHINES_NETWORK, Look, look_at
 from agentsvc.backends.meter import usage_of
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
 from agentsvc.backends.specs import DEFAULT_SPEC, ZYGOTE, check
@@ -397,6 +397,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             "landlock": landlock.describe(landlock.abi()),
             "bubblewrap": self._bubblewrap.program or self._bubblewrap.reason,
             "users": self._users.describe(),
+            "open network": MACHINES_NETWORK,
             "zygote": self._zygote.describe(),
         }
         hint = (

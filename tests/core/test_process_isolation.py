@@ -365,6 +365,18 @@ async def reaches_the_server_only(bench: Bench, handle: Handle, port: int, other
     assert await told_by(bench, handle, other) == ""
 
 
+async def test_a_sandbox_with_an_open_network_says_that_it_is_the_machines(box: Bench) -> None:
+    shared = "the machine's, with its loopback interface"
+    assert (await box.backend.probe()).facts["open network"] == shared
+    async with Greeters() as (port, _):
+        handle = await box.serve()
+        assert (await box.backend.inspect(handle)).facts["network"] == shared
+        assert await told_by(box, handle, port) == "hello"
+        alone = await box.serve(network=Network.NONE)
+        assert "network" not in (await box.backend.inspect(alone)).facts
+        assert await told_by(box, alone, port) == ""
+
+
 async def test_what_relays_inside_is_started_again_when_somebody_ends_it(box: Bench) -> None:
     handle = await box.serve()
     code = (
