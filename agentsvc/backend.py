@@ -308,6 +308,13 @@ class PartlyScanned(BackendUnavailable):
         self.found = tuple(found)
 
 
+class StillFetching(BackendUnavailable):
+    """What a sandbox is made of is on its way here, and comes nearer; the message says how far it is.
+
+    As long as `create` raises it, the time that a start may take does not run.
+    """
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a backend could create a sandbox now."""
 
@@ -455,6 +462,7 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         The same order twice gives the same one sandbox. Refuse limits, a network and a floor of
         isolation that you cannot enforce (`check_fences`).
         If cancelled, leave either nothing or something that scan lists.
+        What must be fetched first is fetched beside: raise StillFetching, and you are asked again.
         """
 
     @abc.abstractmethod

@@ -24,6 +24,7 @@ from agentsvc.backend import (
     PausedAs,
     Phase,
     Report,
+    StillFetching,
 )
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, BackendBroken, Conflict
@@ -147,6 +148,8 @@ class Driver:
     async def _fail(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
         if sandbox.target is Target.DELETED:
             return await self._put_off_removal(sandbox, exc)
+        if isinstance(exc, StillFetching):
+            return await self._wait_for_fetch(sandbox, exc.message)
         if exc.retryable:
             return await self._put_off(sandbox, exc)
         return await self._give_up(sandbox, action, exc)
@@ -321,6 +324,14 @@ class Driver:
             exc_info=exc if is_news and isinstance(exc, BackendBroken) else None,
         )
         return _Progress.BLOCKED
+
+    async def _wait_for_fetch(self, sandbox: Sandbox, how_far: str) -> _Progress:
+        """Say how far it is; afterwards the start has all the time that starts have."""
+        ready_by = now() + timedelta(seconds=self._config.start_seconds)
+        await self._write(
+            sandbox, lambda tx: self._table.set_fetching(tx, sandbox.id, how_far, ready_by)
+        )
+        return _Progress.MOVING
 
     async def _put_off(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
         is_first_start = sandbox.phase is None or sandbox.target is Target.RESTARTED

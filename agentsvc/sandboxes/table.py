@@ -158,6 +158,22 @@ class SandboxTable:
             },
         )
 
+    async def set_fetching(
+        self, tx: Transaction, sandbox_id: str, reason: str, ready_by: datetime
+    ) -> None:
+        """Store how far a fetch is, and until when the start may take."""
+        await self._change(
+            tx,
+            "UPDATE sandboxes SET reason = :reason, ready_by = :ready_by, updated_at = :now"
+            " WHERE id = :id",
+            {
+                "id": sandbox_id,
+                "reason": reason,
+                "ready_by": to_stored(ready_by),
+                "now": to_stored(now()),
+            },
+        )
+
     async def set_deadlines(self, tx: Transaction, ready_by: datetime) -> None:
         """Give every sandbox that is starting until then."""
         await self._change(

@@ -25,9 +25,13 @@ _NO_ANSWER: Final = re.compile(
 )
 _NO_LOGIN: Final = re.compile(
     r"unauthorized|authentication required|no basic auth|incorrect username or password|"
-    r"denied: requested access|access forbidden|403 forbidden|denied:"
+    r"access forbidden|403 forbidden|denied:"
 )
-_NO_ACCESS: Final = re.compile(r"pull access denied|repository does not exist|name unknown")
+# Registries that keep to themselves what there is say the last.
+_NO_ACCESS: Final = re.compile(
+    r"pull access denied|repository does not exist|name unknown|"
+    r"requested access to the resource is denied"
+)
 _NO_TAG: Final = re.compile(
     r"manifest unknown|manifest for .* not found|not found: manifest|no such tag"
 )

@@ -9,13 +9,17 @@ import json
 from pathlib import Path
 from typing import Literal
 
+from agentsvc.backend import StillFetching
 from agentsvc.errors import AgentsvcError, BackendUnavailable, OrderRejected
+from agentsvc.values import monotonic
 
 from .engine import Engine, registry_login
 from .failures import from_pull, one_line
 from .plan import Image, Json, to_image
 
 _MEGABYTE = 1_000_000
+_QUIET_SECONDS = 60.0
+"""How long an engine may say nothing before its fetch counts as one that comes no nearer."""
 _LOADING = "Downloading"
 _DONE = ("Pull complete", "Already exists", "Download complete")
 
@@ -25,9 +29,16 @@ class Progress:
 
     def __init__(self) -> None:
         self._layers: dict[str, tuple[int, int]] = {}
+        self._heard_at = monotonic()
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether the engine has told of it of late."""
+        return monotonic() - self._heard_at < _QUIET_SECONDS
 
     def take(self, news: Json) -> None:
         """Note one line of the engine's."""
+        self._heard_at = monotonic()
         layer, status = news.get("id"), str(news.get("status", ""))
         if not layer or status.startswith("Pulling from"):
             return
@@ -76,7 +87,8 @@ class Images:
     ) -> Image:
         """Return an image, fetched if need be.
 
-        Raises BackendUnavailable with the progress while that takes longer than the patience.
+        While that takes longer than the patience, it raises StillFetching with the progress, or
+        BackendUnavailable once there was none for a while.
         """
         # What is no name is better told apart by the fetch.
         found = await engine.ask("GET", f"images/{name}/json", expect=(400, 404))
@@ -102,7 +114,8 @@ class Images:
         task, progress = self._fetches[key]
         await asyncio.wait({task}, timeout=patience)
         if not task.done():
-            raise BackendUnavailable(f"The image `{name}` is being fetched: {progress}")
+            kind = StillFetching if progress.is_recent else BackendUnavailable
+            raise kind(f"The image `{name}` is being fetched: {progress}")
         self._fetches.pop(key, None)
         task.result()
 

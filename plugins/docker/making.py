@@ -7,10 +7,14 @@ that thing is left alone.
 import asyncio
 import contextlib
 import ipaddress
+import os
 import posixpath
 import re
 import socket
+from collections.abc import Iterable
 from typing import cast
+
+import msgspec
 
 from agentsvc.backend import Network, Order
 from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
@@ -23,8 +27,10 @@ from .plan import (
     PRIVATE,
     Image,
     Json,
+    Mount,
     Placement,
     callback_of,
+    check_mount,
     container,
     parse_user,
     private_archive,
@@ -62,6 +68,8 @@ class Maker:
         found = await self.find(names.container(order.sandbox_id), order.sandbox_id)
         if found is not None and (found.get("State") or {}).get("Status") != "created":
             return
+        if not self._engine.is_remote:
+            await asyncio.to_thread(check_links, to_options(order).mounts, self._config.bind_mounts)
         image = await self._image(order.image)
         place = await self._networks(order, facts)
         await self._volumes(order)
@@ -152,14 +160,11 @@ class Maker:
 
     async def is_marked_paused(self, sandbox_id: str) -> bool:
         """Say whether that was noted."""
-        found = await self._engine.get(f"volumes/{names.paused(sandbox_id)}")
-        return found is not None and names.is_own(
-            found.get("Labels"), self._instance_id, sandbox_id
-        )
+        return await self._has_volume(names.paused(sandbox_id), sandbox_id)
 
     async def has_files(self, sandbox_id: str) -> bool:
         """Say whether the sandbox's workspace is there."""
-        return await self._engine.get(f"volumes/{names.workspace(sandbox_id)}") is not None
+        return await self._has_volume(names.workspace(sandbox_id), sandbox_id)
 
     # The parts
 
@@ -282,6 +287,12 @@ class Maker:
         await self._volume(names.workspace(sandbox_id), sandbox_id, "workspace")
         await self._volume(names.private(sandbox_id), sandbox_id, "private")
 
+    async def _has_volume(self, name: str, sandbox_id: str) -> bool:
+        found = await self._engine.get(f"volumes/{name}")
+        return found is not None and names.is_own(
+            found.get("Labels"), self._instance_id, sandbox_id
+        )
+
     async def _volume(self, name: str, sandbox_id: str, role: str) -> None:
         found = await self._engine.get(f"volumes/{name}")
         if found is None:
@@ -367,6 +378,22 @@ class Maker:
                 return
             await asyncio.sleep(_REMOVE_SECONDS)
         raise Conflict("A volume of the sandbox is in use and cannot be removed", detail=name)
+
+
+def check_links(mounts: Iterable[Mount], allowed: Iterable[str]) -> None:
+    """Raise OrderRejected for a directory that links lead out of the allowed ones. Blocks.
+
+    Whoever may write below one of those can put a link there, and an engine follows it.
+    """
+    real = [os.path.realpath(one) for one in allowed]
+    for mount in mounts:
+        leads_to = msgspec.structs.replace(mount, source=os.path.realpath(mount.source))
+        try:
+            check_mount(leads_to, real)
+        except OrderRejected as exc:
+            raise OrderRejected(
+                f"{mount.source} leads out of the backend's `bind_mounts`", detail=leads_to.source
+            ) from exc
 
 
 def _own_address(target: str) -> str:

@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from agentsvc.backend import Order, Phase
+from agentsvc.backend import Order, Phase, StillFetching
 from agentsvc.datadir import DataDir
 from agentsvc.errors import BackendUnavailable, CapacityExceeded, HandleTooNew, OrderRejected
 from agentsvc.sandboxconfig import OnShutdown
 from agentsvc.testing.backend import FAKE_SPEC
-from agentsvc.values import Secret, new_id
+from agentsvc.values import Secret, monotonic, new_id
 from tests.core.test_sandboxes import PATH, order, start
 from tests.core.troubles import TroubledWorld, eventually, reconfigure
 from tests.service import Client, Service
@@ -50,6 +50,21 @@ async def test_a_backend_that_stays_full_ends_in_an_error_at_the_deadline(
     fake_world.always["create"] = CapacityExceeded("all four places are taken")
     sandbox = await client.wait_for_sandbox(await order(client), "ERROR")
     assert sandbox["status_detail"] == "all four places are taken"
+
+
+async def test_the_time_in_which_an_image_is_fetched_does_not_count_for_a_start(
+    client: Client, service: Service, fake_world: TroubledWorld
+) -> None:
+    await reconfigure(service, sandboxes={"start_seconds": 0.3})
+    fake_world.always["create"] = StillFetching("it is being fetched")
+    sandbox_id, end = await order(client), monotonic() + 0.9
+    await eventually(lambda: monotonic() > end)
+    sandbox = await client.sandbox(sandbox_id)
+    assert sandbox is not None
+    assert (sandbox["status"], sandbox["status_detail"]) == ("STARTING", "it is being fetched")
+    fake_world.always.clear()
+    await reconfigure(service, sandboxes={"start_seconds": 60})
+    await client.wait_for_sandbox(sandbox_id, "RUNNING")
 
 
 async def test_a_rejected_order_is_an_error_and_not_given_again(

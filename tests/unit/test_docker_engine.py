@@ -64,6 +64,9 @@ PULLS: dict[str, tuple[type[AgentsvcError], str]] = {
     "manifest for r.example/a:no not found: manifest unknown": (OrderRejected, "no such tag"),
     "pull access denied for a, repository does not exist or may require 'docker login': "
     "denied: requested access to the resource is denied": (OrderRejected, "no image"),
+    "reading manifest no in r.example/a: errors:\ndenied: requested access to the resource is"
+    " denied\nunauthorized: authentication required": (OrderRejected, "no image"),
+    "repository r.example/a not found: name unknown: unknown": (OrderRejected, "no image"),
     "Head https://r.example/v2/a/manifests/1: unauthorized: authentication required": (
         OrderRejected,
         "refuses the login",

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,9 +14,9 @@ from agentsvc.values import Secret, new_id
 from tests.plugins import part
 
 if TYPE_CHECKING:
-    from docker import gateways, names, plan, settings
+    from docker import gateways, making, names, plan, settings
 else:
-    gateways, names = part("docker.gateways"), part("docker.names")
+    gateways, making, names = part("docker.gateways"), part("docker.making"), part("docker.names")
     plan, settings = part("docker.plan"), part("docker.settings")
 
 CONFIG = settings.DockerConfig()
@@ -141,6 +142,22 @@ def test_only_what_is_allowed_is_mounted_and_never_the_engines_socket(source: st
     options = {"mounts": [{"source": source, "target": "/mnt/x"}]}
     with pytest.raises(OrderRejected):
         plan.check(make_order(options=options), config)
+
+
+def test_a_link_in_an_allowed_directory_leads_to_another_one_at_most(tmp_path: Path) -> None:
+    for name in ("allowed", "other", "foreign"):
+        (tmp_path / name).mkdir()
+        (tmp_path / "allowed" / name).symlink_to(tmp_path / name)
+    allowed = [str(tmp_path / name) for name in ("allowed", "other")]
+
+    def check(source: Path) -> None:
+        making.check_links([plan.Mount(source=str(source), target="/mnt/x")], allowed)
+
+    check(tmp_path / "allowed" / "other")
+    check(tmp_path / "allowed" / "not there")
+    for source in (tmp_path / "allowed" / "foreign", tmp_path / "allowed" / "foreign" / "below"):
+        with pytest.raises(OrderRejected, match="leads out"):
+            check(source)
 
 
 def test_an_allowed_directory_is_mounted_read_only_unless_it_is_said_to_be_writable() -> None:
