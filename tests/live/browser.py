@@ -82,7 +82,7 @@ class Console:
             await page.goto(f"{self.client.base_url}/login")
             await page.get_by_label("Your API key").fill(str(self.client.key))
             await page.get_by_role("button", name="Log in").click()
-            await page.wait_for_url(f"{self.client.base_url}/**")
+            await page.wait_for_url(lambda url: not url.endswith("/login"))
         await page.goto(f"{self.client.base_url}/#/{path}")
         return page
 

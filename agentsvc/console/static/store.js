@@ -12,6 +12,8 @@ class Store {
   isLoaded = false;
   isConnected = true;
   listeners = new Set();
+  /** How often something was told. */
+  version = 0;
 
   begin() {
     this.stream ??= new Stream(
@@ -60,6 +62,7 @@ class Store {
     // Not by frames: a page in the background has none.
     setTimeout(() => {
       this.isTelling = false;
+      this.version += 1;
       for (const listener of this.listeners) listener();
     }, 16);
   }
@@ -71,10 +74,12 @@ export const store = new Store();
 
 /** Have a view drawn anew whenever the store changes. */
 export function useStore() {
-  const [, redraw] = useState(0);
+  const [, redraw] = useState(store.version);
   useEffect(() => {
-    const listener = () => redraw((count) => count + 1);
+    const listener = () => redraw(store.version);
     store.listeners.add(listener);
+    // It may have been told since this was drawn.
+    listener();
     return () => store.listeners.delete(listener);
   }, []);
   return store;

@@ -198,6 +198,8 @@ export function useRoute() {
   useEffect(() => {
     const change = () => setRoute(location.hash.slice(1) || "/");
     addEventListener("hashchange", change);
+    // It may have changed since the first drawing.
+    change();
     return () => removeEventListener("hashchange", change);
   }, []);
   return route;
