@@ -34,7 +34,7 @@ from agentsvc.events import EventLog
 from agentsvc.gateway.admission import Admission
 from agentsvc.gitproviders import GitProviders
 from agentsvc.hookspecs import Event
-from agentsvc.http import description, metrics, ops, runtime, v0, v1
+from agentsvc.http import description, metrics, ops, runtime, tracing, v0, v1
 from agentsvc.http.console import mount_console
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
 from agentsvc.http.keys import (
@@ -150,6 +150,7 @@ async def build_app(
     )
     app.on_shutdown.append(_end_streams)
     _add_routes(app, config)
+    tracing.install(app, os.environ)
     return app
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -131,6 +131,7 @@ class Conversations:
         )
         self._followers: defaultdict[str, list[asyncio.Queue[StartTask | None]]]
         self._followers = defaultdict(list)
+        self._on_start_change: list[Callable[[StartTask], None]] = []
         sandboxes.on_change(self._recorder.sandbox_changed)
 
     # Starting
@@ -462,8 +463,14 @@ class Conversations:
     def _run(self, task_id: str) -> None:
         self._supervisor.spawn(_start_name(task_id), lambda: self._starter.run(task_id))
 
+    def on_start_change(self, tell: Callable[[StartTask], None]) -> None:
+        """Call this with each start that gets on, once that is stored."""
+        self._on_start_change.append(tell)
+
     def _task_changed(self, task: StartTask) -> None:
         self._tell_followers(task.id, task)
+        for tell in self._on_start_change:
+            tell(task)
 
     def _tell_followers(self, task_id: str, task: StartTask | None) -> None:
         for queue in self._followers.get(task_id, ()):
