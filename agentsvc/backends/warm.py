@@ -72,7 +72,7 @@ def _load_and_serve(number: int, budget: int, program: str, top: str) -> None:
     _be_nice(importance)
     warm = Warm(program)
     try:
-        warm.load(control, top)
+        warm.load(control, top, importance)
         problem = warm.problem(budget)
     except Exception as exc:  # noqa: BLE001  # whatever a package does while it is loaded
         problem = f"{type(exc).__name__}: {exc}"
@@ -92,8 +92,11 @@ class Warm:
         self.asked = fresh.Asked()
         self.kept = fresh.Kept("/", ())
 
-    def load(self, control: socket.socket, top: str) -> None:
-        """Import all that the agent server imports before it reads its configuration."""
+    def load(self, control: socket.socket, top: str, importance: int) -> None:
+        """Import all that the agent server imports before it reads its configuration.
+
+        Once somebody waits for it, it is as important as it was when it began.
+        """
         self.kept = fresh.Kept(top, ("HOME", "TMPDIR", fresh.HERE))
         search_path = list(sys.path)
         try:
@@ -103,7 +106,7 @@ class Warm:
             tempfile.tempdir = None
             os.chdir(os.environ[fresh.HERE])
             gc.disable()
-            throttle = _Throttle(control)
+            throttle = _Throttle(control, importance)
             sys.meta_path.insert(0, throttle)
             with self.asked.listening():
                 for name in _parts(self.program):
@@ -275,8 +278,9 @@ def resident_bytes(pid: int) -> int:
 class _Throttle(MetaPathFinder):
     """Asked before each import, it pauses, unless somebody waits or there is nobody left."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, importance: int) -> None:
         self._control = control
+        self._importance = importance
         self._is_awaited = False
         self._began = time.monotonic()
         self._used = time.process_time()
@@ -290,6 +294,8 @@ class _Throttle(MetaPathFinder):
         ready, _, _ = select.select([self._control], [], [], max(due, 0))
         if ready:
             self._is_awaited = True
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, 0, self._importance)
             with contextlib.suppress(BlockingIOError):
                 if not self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                     raise SystemExit

@@ -101,6 +101,7 @@ class Zygote:
         run = self._run
         if run is None:
             return Loan(reason=self._reason)
+        run.hurry()
         try:
             async with asyncio.timeout(self._rules.wait_seconds):
                 await run.settled.wait()
@@ -205,6 +206,7 @@ class _Run:
         self.made_of = made_of
         self.is_ready = False
         self.settled = asyncio.Event()
+        self._is_hurried = False
         self._began = monotonic()
         # A backend that nobody closes must not leave it behind.
         self._close = weakref.finalize(self, os.close, number)
@@ -218,6 +220,13 @@ class _Run:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             return _said.decode(os.read(self.number, _MESSAGE_MAX))
         return None
+
+    def hurry(self) -> None:
+        """Tell it that somebody waits for it, unless it has been told or is loaded."""
+        if not self._is_hurried and not self.settled.is_set():
+            self._is_hurried = True
+            with contextlib.suppress(OSError):  # it has ended, which is heard elsewhere
+                os.write(self.number, b"h")
 
     def fork(self) -> Loan | None:
         """Return a socket to a new fork, or None if there can be none."""

@@ -39,10 +39,18 @@ class ProbeBackend(ProcessBackend):
     program: ClassVar[str] = PROGRAM
 
 
+class PatientBackend(ProcessBackend):
+    """Loads one that only goes on once it is waited for."""
+
+    program: ClassVar[str] = "tests.core.zygote_patient"
+
+
 class Probes(Bench):
     """A backend that has a zygote of a program that tells all it is."""
 
-    def __init__(self, directory: Path, **config: Any) -> None:
+    def __init__(
+        self, directory: Path, backend: type[ProcessBackend] = ProbeBackend, **config: Any
+    ) -> None:
         super().__init__(directory)
         fields = {
             "use_bubblewrap": False,
@@ -50,7 +58,7 @@ class Probes(Bench):
             "readable": (str(Path(tests.__file__).parent),),
             **config,
         }
-        self.backend = ProbeBackend(ProcessConfig(**fields), self.context())
+        self.backend = backend(ProcessConfig(**fields), self.context())
 
     async def probe(self, **fields: Any) -> "Probe":
         env = {"PROBE_NAME": "probe", **fields.pop("env", {})}
@@ -86,8 +94,10 @@ class Probe:
 
 
 @asynccontextmanager
-async def probes(directory: Path, **config: Any) -> AsyncIterator[Probes]:
-    bench = Probes(directory, **config)
+async def probes(
+    directory: Path, backend: type[ProcessBackend] = ProbeBackend, **config: Any
+) -> AsyncIterator[Probes]:
+    bench = Probes(directory, backend, **config)
     if bench.backend.config.use_bubblewrap:
         found = await asyncio.to_thread(bubblewrap.find, bench.state_dir)
         if not found.program and os.environ.get("CI"):
@@ -190,6 +200,13 @@ async def test_a_zygote_that_has_ended_is_replaced_by_itself(tmp_path: Path) -> 
 async def test_a_zygote_is_there_before_the_first_sandbox(tmp_path: Path) -> None:
     async with probes(tmp_path, zygote_delay_seconds=0.01) as bench:
         await bench.loaded()
+
+
+async def test_a_zygote_that_somebody_waits_for_is_not_slowed_down(tmp_path: Path) -> None:
+    async with probes(tmp_path, PatientBackend) as bench:
+        handle = await bench.create("{python}", "-m", PatientBackend.program)
+        report = await bench.wait(handle, Phase.RUNNING)
+        assert report.facts["started by"] == ZYGOTE
 
 
 @BOTH_WAYS
