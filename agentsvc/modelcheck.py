@@ -164,7 +164,11 @@ async def _ask(llm: Llm, url: URL, policy: Policy, lookup: Lookup) -> Checked:
         "model": name.partition("/")[2] or name,
         "messages": [{"role": "user", "content": _QUESTION}],
     }
-    headers = {"Content-Type": "application/json", "User-Agent": "agentsvc"}
+    headers = {
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": "agentsvc",
+    }
     if key:
         headers["Authorization"] = f"Bearer {key}"
     async with (
@@ -173,6 +177,7 @@ async def _ask(llm: Llm, url: URL, policy: Policy, lookup: Lookup) -> Checked:
                 resolver=CheckedResolver(lookup, partial(_check, policy)), use_dns_cache=False
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
             trust_env=False,
         ) as session,
         session.post(
