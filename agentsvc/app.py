@@ -18,6 +18,7 @@ from agentsvc.admitted import LOOK_SECONDS, Admitted
 from agentsvc.agent import AgentClient
 from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.archives import Archives
+from agentsvc.audit import AuditLog
 from agentsvc.auth import KeyRing
 from agentsvc.catalogue import Catalogue
 from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config
@@ -41,6 +42,7 @@ from agentsvc.http.keys import (
     ADMITTED,
     ANNOUNCEMENTS,
     ARCHIVES,
+    AUDIT,
     BACKENDS,
     CATALOGUE,
     CONFIG,
@@ -93,6 +95,7 @@ log = logging.getLogger(__name__)
 
 _REMOVE_FAILED_SECONDS: Final = 60.0
 _FORGET_DELIVERIES_SECONDS: Final = 600.0
+_FORGET_AUDIT_SECONDS: Final = 3600.0
 _FORGET_ARCHIVES_SECONDS: Final = 60.0
 _FORGET_EVENTS_SECONDS: Final = 600.0
 
@@ -183,6 +186,7 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[KEYRING] = KeyRing(database)
     app[USERS] = Users(database)
     app[QUOTAS] = QuotaBook(database)
+    app[AUDIT] = AuditLog(database)
     app[DEVICES] = DeviceLogins(database)
     lifetime = timedelta(seconds=app[CONFIG].server.login_seconds)
     app[LOGINS] = Logins(database, app[KEYRING], lifetime=lifetime)
@@ -393,6 +397,12 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
             "old events",
             lambda: keep_to_age(app[DATABASE], timedelta(seconds=age_seconds)),
             every_seconds=_FORGET_EVENTS_SECONDS,
+        )
+    if audit_seconds := config.audit.delete_after_seconds:
+        supervisor.loop(
+            "old entries of the audit log",
+            lambda: app[AUDIT].keep_to_age(timedelta(seconds=audit_seconds)),
+            every_seconds=_FORGET_AUDIT_SECONDS,
         )
     supervisor.loop(
         "pending messages",

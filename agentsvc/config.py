@@ -281,6 +281,19 @@ class EventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 0.0
 
 
+class AuditConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `audit` section."""
+
+    delete_after_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Age at which entries of the audit log are deleted; 0 is never",
+        ),
+    ] = 31_536_000.0
+
+
 class WebhooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `webhooks` section: how users' programs are told of events and changes."""
 
@@ -403,6 +416,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     conversations: ConversationsConfig = ConversationsConfig()
     archives: ArchivesConfig = ArchivesConfig()
     events: EventsConfig = EventsConfig()
+    audit: AuditConfig = AuditConfig()
     webhooks: WebhooksConfig = WebhooksConfig()
     git: GitConfig = GitConfig()
     runtime_api: RuntimeApiConfig = RuntimeApiConfig()

@@ -23,6 +23,7 @@ COMMANDS: Final = (
     "secrets",
     "users",
     "keys",
+    "audit",
     "doctor",
     "backup",
     "restore",

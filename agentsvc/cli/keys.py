@@ -69,7 +69,9 @@ def create(
         expires_at = now() + timedelta(days=days) if days else None
         return await keys.create_key(user_id, name, scope=KeyScope(scope), expires_at=expires_at)
 
-    key, value = _run(places_of(data_dir, config_file), body)
+    key, value = _run(
+        places_of(data_dir, config_file), body, noted=("keys create", f"user {user}, {name}")
+    )
     click.echo(f"key {key.id} of user `{user}`, shown only this once:", err=True)
     click.echo(value.reveal())
 
@@ -112,7 +114,7 @@ def revoke(key_id: int, data_dir: str | None, config_file: Path | None) -> None:
                 f"there is no key {key_id}", "run `agentsvc keys list` to see them"
             ) from exc
 
-    _run(places_of(data_dir, config_file), body)
+    _run(places_of(data_dir, config_file), body, noted=("keys revoke", f"{key_id}"))
     click.echo(f"key {key_id} is revoked", err=True)
 
 
@@ -141,7 +143,7 @@ def approve(code: str, user: str | None, data_dir: str | None, config_file: Path
             ) from exc
         return name
 
-    name = run_on(places_of(data_dir, config_file), body)
+    name = run_on(places_of(data_dir, config_file), body, noted=("keys approve", code))
     click.echo(f"the program is logged in as `{name}`", err=True)
 
 
@@ -176,5 +178,10 @@ async def _only_user(keys: KeyRing) -> str:
     return names[0]
 
 
-def _run[T](places: DataDir, body: Callable[[KeyRing], Awaitable[T]]) -> T:
-    return run_on(places, lambda database: body(KeyRing(database)))
+def _run[T](
+    places: DataDir,
+    body: Callable[[KeyRing], Awaitable[T]],
+    *,
+    noted: tuple[str, str] | None = None,
+) -> T:
+    return run_on(places, lambda database: body(KeyRing(database)), noted=noted)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from agentsvc.audit import note_command
 from agentsvc.cli.options import existing_data_dir, load_config
 from agentsvc.datadir import DataDir
 from agentsvc.db import Database
@@ -14,13 +15,21 @@ def places_of(data_dir: str | None, config_file: Path | None) -> DataDir:
     return existing_data_dir(load_config(config_file, server__data_dir=data_dir))
 
 
-def run_on[T](places: DataDir, body: Callable[[Database], Awaitable[T]]) -> T:
-    """Return what `body` does with the database."""
+def run_on[T](
+    places: DataDir,
+    body: Callable[[Database], Awaitable[T]],
+    *,
+    noted: tuple[str, str] | None = None,
+) -> T:
+    """Return what `body` returns of the database; what was done, and to what, may be noted."""
 
     async def opened() -> T:
         database = await Database.open(places.database)
         try:
-            return await body(database)
+            result = await body(database)
+            if noted is not None:
+                await note_command(database, *noted)
+            return result
         finally:
             await database.close()
 

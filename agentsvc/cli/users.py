@@ -60,7 +60,12 @@ def command() -> None:
 @config_option
 def create(name: str, role: str, data_dir: str | None, config_file: Path | None) -> None:
     """Add a user; `agentsvc keys create --user NAME` makes a key for the user."""
-    _run(data_dir, config_file, lambda users: users.create(name, Role(role)))
+    _run(
+        data_dir,
+        config_file,
+        lambda users: users.create(name, Role(role)),
+        noted=("users create", name),
+    )
     click.echo(f"user `{name}` is added as {role}", err=True)
 
 
@@ -129,7 +134,7 @@ def change(
             await quotas.set(user.id, msgspec.structs.replace(now, **given))
         return user
 
-    user = run_on(places_of(data_dir, config_file), body)
+    user = run_on(places_of(data_dir, config_file), body, noted=("users set", name))
     click.echo(f"user `{user.name}` is {user.role}", err=True)
 
 
@@ -169,7 +174,7 @@ def show(name: str, data_dir: str | None, config_file: Path | None) -> None:
 @config_option
 def block(name: str, data_dir: str | None, config_file: Path | None) -> None:
     """Let a user in no more, with any key; what the user has stays, and goes on running."""
-    _change(data_dir, config_file, name, UserPatch(is_blocked=True))
+    _block(data_dir, config_file, name, noted="users block", is_blocked=True)
     click.echo(f"user `{name}` is blocked", err=True)
 
 
@@ -179,7 +184,7 @@ def block(name: str, data_dir: str | None, config_file: Path | None) -> None:
 @config_option
 def unblock(name: str, data_dir: str | None, config_file: Path | None) -> None:
     """Let a user in again, with the keys there were."""
-    _change(data_dir, config_file, name, UserPatch(is_blocked=False))
+    _block(data_dir, config_file, name, noted="users unblock", is_blocked=False)
     click.echo(f"user `{name}` is let in", err=True)
 
 
@@ -187,15 +192,22 @@ def _shown(limit: float | None) -> str:
     return "any" if limit is None else f"{limit}"
 
 
-def _change(data_dir: str | None, config_file: Path | None, name: str, patch: UserPatch) -> User:
+def _block(
+    data_dir: str | None, config_file: Path | None, name: str, *, noted: str, is_blocked: bool
+) -> None:
     async def body(users: Users) -> User:
-        return await users.change((await users.get_named(name)).id, patch)
+        user = await users.get_named(name)
+        return await users.change(user.id, UserPatch(is_blocked=is_blocked))
 
-    return _run(data_dir, config_file, body)
+    _run(data_dir, config_file, body, noted=(noted, name))
 
 
 def _run[T](
-    data_dir: str | None, config_file: Path | None, body: Callable[[Users], Awaitable[T]]
+    data_dir: str | None,
+    config_file: Path | None,
+    body: Callable[[Users], Awaitable[T]],
+    *,
+    noted: tuple[str, str] | None = None,
 ) -> T:
     places = places_of(data_dir, config_file)
-    return run_on(places, lambda database: body(Users(database)))
+    return run_on(places, lambda database: body(Users(database)), noted=noted)

@@ -11,6 +11,7 @@ from aiohttp import web
 from agentsvc.admitted import Admitted
 from agentsvc.announcements import Announcements
 from agentsvc.archives import Archives
+from agentsvc.audit import AuditLog
 from agentsvc.auth import KeyRing, Principal
 from agentsvc.catalogue import Catalogue
 from agentsvc.config import Config
@@ -43,6 +44,7 @@ SUPERVISOR: Final[web.AppKey[Supervisor]] = web.AppKey("supervisor")
 KEYRING: Final[web.AppKey[KeyRing]] = web.AppKey("keyring")
 DEVICES: Final[web.AppKey[DeviceLogins]] = web.AppKey("devices")
 ADMITTED: Final[web.AppKey[Admitted]] = web.AppKey("admitted")
+AUDIT: Final[web.AppKey[AuditLog]] = web.AppKey("audit")
 QUOTAS: Final[web.AppKey[QuotaBook]] = web.AppKey("quotas")
 USERS: Final[web.AppKey[Users]] = web.AppKey("users")
 LOGINS: Final[web.AppKey[Logins]] = web.AppKey("logins")

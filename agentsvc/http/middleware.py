@@ -25,6 +25,7 @@ from agentsvc.errors import (
     NotFound,
     TimedOut,
 )
+from agentsvc.http.audit import note_change
 from agentsvc.http.connections import ask_for_body, is_last
 from agentsvc.http.doorstep import wants_socket
 from agentsvc.http.keys import (
@@ -112,7 +113,8 @@ def install(
     app[MEASURES] = Measures()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_REQUEST_SECONDS] = request_seconds
-    app.middlewares.extend((trace_request, close_on_bad_body, map_errors, answer_preflight))
+    app.middlewares.extend((trace_request, close_on_bad_body, note_change))
+    app.middlewares.extend((map_errors, answer_preflight))
     app.middlewares.extend((*before_callers, authenticate, limit_time, continue_body))
     app.on_response_prepare.extend((_add_headers, _close_if_last))
 

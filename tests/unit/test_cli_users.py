@@ -145,3 +145,30 @@ def test_a_limit_that_is_no_number_is_wrong_usage(data_dir: Path, words: tuple[s
     refused = run(data_dir, "users", "set", "ann", *words)
     assert refused.exit_code == 2
     assert words[1] in refused.stderr
+
+
+def test_what_commands_change_is_in_the_audit_log(data_dir: Path) -> None:
+    run(data_dir, "users", "create", "ann")
+    key_of(data_dir, "ann", "--name", "laptop")
+    run(data_dir, "keys", "revoke", "1")
+    run(data_dir, "keys", "revoke", "7")
+    for verb in ("block", "unblock"):
+        run(data_dir, "users", verb, "ann")
+    run(data_dir, "users", "set", "ann", "--role", "viewer")
+    run(data_dir, "users", "list")
+    printed = run(data_dir, "audit")
+    assert printed.exit_code == 0
+    head, *rows = printed.stdout.splitlines()
+    assert head.split() == ["AT", "(UTC)", "WHO", "KEY", "ACTION", "SUBJECT", "STATUS", "FROM"]
+    assert [row.split("agentsvc ")[1].split() for row in rows] == [
+        ["users", "set", "ann"],
+        ["users", "unblock", "ann"],
+        ["users", "block", "ann"],
+        ["keys", "revoke", "1"],
+        ["keys", "create", "user", "ann,", "laptop"],
+        ["users", "create", "ann"],
+    ]
+    assert all("command line" in row for row in rows)
+    assert len(run(data_dir, "audit", "--limit", "2").stdout.splitlines()) == 3
+    assert len(run(data_dir, "audit", "--user", "ann").stdout.splitlines()) == 1
+    assert run(data_dir, "audit", "--user", "eve").stderr == "error: there is no user `eve`\n"

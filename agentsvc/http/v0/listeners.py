@@ -33,6 +33,7 @@ from agentsvc.sandboxes import Sandboxes
 
 log = logging.getLogger(__name__)
 
+_DONE: Final = 200
 MOST_ACTIONS: Final = 16
 """How many actions of one client may wait for the agent."""
 
@@ -77,6 +78,7 @@ class Listener:
         *,
         latest_event_id: int,
         check_key: Callable[[], Awaitable[None]],
+        note: Callable[[int], Awaitable[None]],
         most_bytes: int,
     ) -> None:
         conversation = view.conversation
@@ -87,6 +89,7 @@ class Listener:
         self._line = line
         self._latest_event_id = latest_event_id
         self._check_key = check_key
+        self._note = note
         self._most_bytes = most_bytes
         self._told = _Told(status=READY, title=title_frame(view), waiting=None)
         self._position = 0
@@ -121,20 +124,24 @@ class Listener:
         while (raw := await self._inbox.get()) is not None:
             self._inbox_bytes -= len(raw)
             try:
-                await self._check_key()
-                action = to_user_action(_to_body(raw))
-                await perform(
-                    self._services.conversations,
-                    self._services.pending,
-                    self._user_id,
-                    self.conversation_id,
-                    action,
-                )
-            except NotAuthenticated as exc:
-                await self._complain(exc.message)
-                await self._line.hang_up()
+                await self._pass_on(raw)
             except AgentsvcError as exc:
+                await self._note(exc.status)
                 await self._complain(exc.message)
+                if isinstance(exc, NotAuthenticated):
+                    await self._line.hang_up()
+            else:
+                await self._note(_DONE)
+
+    async def _pass_on(self, raw: bytes) -> None:
+        await self._check_key()
+        await perform(
+            self._services.conversations,
+            self._services.pending,
+            self._user_id,
+            self.conversation_id,
+            to_user_action(_to_body(raw)),
+        )
 
     async def wake(self) -> None:
         """Let a stopped conversation run again, as clients expect of a connect."""

@@ -21,6 +21,7 @@ from aiohttp import hdrs, web
 from socketio.exceptions import ConnectionRefusedError as Refused
 
 from agentsvc.admitted import Admitted
+from agentsvc.audit import AuditLog, of_caller
 from agentsvc.auth import KeyRing, Principal
 from agentsvc.conversations import ConversationView
 from agentsvc.errors import (
@@ -34,14 +35,17 @@ from agentsvc.errors import (
 from agentsvc.http.keys import (
     ADMITTED,
     ANNOUNCEMENTS,
+    AUDIT,
     CONFIG,
     CONVERSATIONS,
     KEYRING,
     LOGINS,
     PENDING,
+    REQUEST_ID,
     SANDBOXES,
     SUPERVISOR,
 )
+from agentsvc.http.links import address_of
 from agentsvc.http.login_cookie import login_token
 from agentsvc.http.middleware import keys_of
 from agentsvc.http.routes import Scope, check_scope
@@ -68,6 +72,7 @@ _BATCH_BYTES: Final = 64 * 1024
 
 _FAREWELL_SECONDS: Final = 3.0
 _SHORT_FAREWELL_SECONDS: Final = 0.5
+_ACTION: Final = "SOCKET /socket.io"
 _WRONG_KEY: Final = "invalid_session_api_key"
 _NO_PACKET: Final = "Unknown receive error"
 """What the package logs, with a traceback, when a client sends a packet of no known type."""
@@ -111,6 +116,7 @@ class Sockets:
         keyring: KeyRing,
         logins: Logins,
         admitted: Admitted,
+        audit: AuditLog,
         supervisor: Supervisor,
         most_bytes: int,
         patience_seconds: float,
@@ -120,6 +126,7 @@ class Sockets:
         self._keyring = keyring
         self._logins = logins
         self._admitted = admitted
+        self._audit = audit
         self._supervisor = supervisor
         self._most_bytes = most_bytes
         self._patience_seconds = patience_seconds
@@ -232,6 +239,7 @@ class Sockets:
             view,
             latest_event_id=wish.latest_event_id,
             check_key=lambda: self._check(principal),
+            note=lambda status: self._note(request, principal, view.conversation.id, status),
             most_bytes=self._most_bytes,
         )
         hold = self._admitted.held(
@@ -286,6 +294,20 @@ class Sockets:
         if now is None:
             raise NotAuthenticated
         check_scope(Scope.RUN, now)
+
+    async def _note(
+        self, request: web.Request, caller: Principal, conversation_id: str, status: int
+    ) -> None:
+        """Note in the audit log what a caller has asked for, with the status it would have in HTTP."""
+        entry = of_caller(
+            caller,
+            _ACTION,
+            f"conversation_id={conversation_id}",
+            status=status,
+            address=address_of(request),
+            request_id=request[REQUEST_ID],
+        )
+        await self._audit.note(entry)
 
     # Ends
 
@@ -423,6 +445,7 @@ def make_sockets(app: web.Application) -> Sockets:
         keyring=app[KEYRING],
         logins=app[LOGINS],
         admitted=app[ADMITTED],
+        audit=app[AUDIT],
         supervisor=app[SUPERVISOR],
         most_bytes=config.max_body_bytes,
         patience_seconds=config.request_seconds,

@@ -129,6 +129,7 @@ async def post_page(request: web.Request) -> web.Response:
     form = await read_form(request, _PAGE_FORM)
     try:
         caller = await request.app[KEYRING].identify(form.api_key.strip())
+        request[PRINCIPAL] = caller
         check_scope(Scope.MANAGE, caller)
         await _decide(request, caller, Decision(user_code=form.user_code, approve=form.approve))
     except AgentsvcError as exc:

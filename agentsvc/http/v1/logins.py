@@ -128,11 +128,19 @@ async def _begin(request: web.Request, order: LoginOrder) -> tuple[Login, Secret
     if is_foreign(request):
         raise NotAllowed("A page of another origin cannot log a browser in")
     client = request.headers.get(hdrs.USER_AGENT, "")
-    shown = client if client.isprintable() else ""
+    login, token = await _begin_any(request, order, client if client.isprintable() else "")
+    found = await request.app[LOGINS].find_good([login.id])
+    if login.id in found:
+        # For the audit log, which tells who has logged in.
+        request[PRINCIPAL] = found[login.id]
+    return login, token
+
+
+async def _begin_any(request: web.Request, order: LoginOrder, client: str) -> tuple[Login, Secret]:
     if order.api_key and not order.token:
-        return await request.app[LOGINS].begin(order.api_key.strip(), client=shown)
+        return await request.app[LOGINS].begin(order.api_key.strip(), client=client)
     if order.token and not order.api_key:
-        return await request.app[LOGINS].begin_by_link(Secret(order.token), client=shown)
+        return await request.app[LOGINS].begin_by_link(Secret(order.token), client=client)
     raise InvalidRequest("Input should have either `api_key` or `token`")
 
 

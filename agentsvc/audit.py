@@ -1,0 +1,165 @@
+"""The audit log: who changed what, when, from where, and how it ended.
+
+Every request of a user that may change something has an entry, refused ones included, and so has every
+command that changes users or keys. What agents do is in the events of their conversations.
+"""
+
+import logging
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from agentsvc import values
+from agentsvc.auth import Principal
+from agentsvc.db import Database, Queryable, Row, Transaction
+from agentsvc.errors import CapacityExceeded
+from agentsvc.values import MAX_INT, decode_cursor, encode_cursor
+
+log = logging.getLogger(__name__)
+
+COMMAND_LINE: Final = "command line"
+"""The address of what a command on this machine did."""
+
+_LONGEST: Final = 300
+_BATCH: Final = 5000
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was done, or was asked for and refused; `status` is that of HTTP.
+
+    `user_id` is empty for what a command did.
+    """
+
+    number: int = 0
+    at: datetime
+    user_id: str
+    user_name: str
+    key_id: int | None
+    action: str
+    subject: str
+    status: int
+    address: str
+    request_id: str
+
+
+class AuditLog:
+    """Every entry there is."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def note(self, entry: Entry) -> None:
+        """Store an entry; a full disk only warns, since what it tells of is done."""
+        try:
+            await self._db.write(lambda tx: AuditTable.insert(tx, entry))
+        except CapacityExceeded as exc:
+            log.warning(
+                "change is not in the audit log",
+                extra={"action": entry.action, "user_id": entry.user_id, "reason": exc.detail},
+            )
+
+    async def search(
+        self, *, user_id: str | None = None, page_id: str | None = None, limit: int
+    ) -> tuple[list[Entry], str | None]:
+        """Return a page of entries, newest first, and the id of the next page."""
+        (before,) = (MAX_INT,) if page_id is None else decode_cursor(page_id, int)
+        rows = await AuditTable.search(self._db, user_id, before, limit + 1)
+        found = [_from_row(row) for row in rows[:limit]]
+        return found, encode_cursor(found[-1].number) if len(rows) > limit else None
+
+    async def keep_to_age(self, age: timedelta) -> None:
+        """Delete the entries that are older."""
+        before = values.now() - age
+        while await self._db.write(lambda tx: AuditTable.delete_old(tx, before)):
+            pass
+
+
+def of_caller(
+    caller: Principal, action: str, subject: str, *, status: int, address: str, request_id: str
+) -> Entry:
+    """Return the entry of what a user has done just now."""
+    return Entry(
+        at=values.now(),
+        user_id=caller.user_id,
+        user_name=caller.user_name,
+        key_id=caller.key_id,
+        action=action,
+        subject=subject[:_LONGEST],
+        status=status,
+        address=address,
+        request_id=request_id,
+    )
+
+
+async def note_command(db: Database, action: str, subject: str) -> None:
+    """Store what a command on this machine has done just now."""
+    entry = Entry(
+        at=values.now(),
+        user_id="",
+        user_name="",
+        key_id=None,
+        action=f"agentsvc {action}",
+        subject=subject[:_LONGEST],
+        status=0,
+        address=COMMAND_LINE,
+        request_id="",
+    )
+    await AuditLog(db).note(entry)
+
+
+def _from_row(row: Row) -> Entry:
+    return Entry(
+        number=row["number"],
+        at=values.from_stored(row["at"]),
+        user_id=row["user_id"],
+        user_name=row["user_name"],
+        key_id=row["key_id"],
+        action=row["action"],
+        subject=row["subject"],
+        status=row["status"],
+        address=row["address"],
+        request_id=row["request_id"],
+    )
+
+
+class AuditTable:
+    """The SQL of the audit log."""
+
+    @staticmethod
+    async def insert(tx: Transaction, entry: Entry) -> int:
+        """Add an entry."""
+        sql = """
+            INSERT INTO audit_log
+                (at, user_id, user_name, key_id, action, subject, status, address, request_id)
+            VALUES
+                (:at, :user_id, :user_name, :key_id, :action, :subject, :status, :address,
+                 :request_id)
+        """
+        row = {**msgspec.structs.asdict(entry), "at": values.to_stored(entry.at)}
+        del row["number"]
+        return await tx.run(sql, row)
+
+    @staticmethod
+    async def search(reader: Queryable, user_id: str | None, before: int, limit: int) -> list[Row]:
+        """Return entries before a number, newest first, perhaps only those of a user."""
+        condition = "" if user_id is None else " AND user_id = :user_id"
+        sql = _ENTRY + condition + " ORDER BY number DESC LIMIT :limit"
+        params = {"before": before, "limit": limit}
+        return await reader.all(sql, params if user_id is None else {**params, "user_id": user_id})
+
+    @staticmethod
+    async def delete_old(tx: Transaction, before: datetime) -> int:
+        """Delete some of the entries from before; return how many."""
+        sql = """
+            DELETE FROM audit_log
+            WHERE number IN (SELECT number FROM audit_log WHERE at < :before LIMIT :most)
+        """
+        return await tx.run(sql, {"before": values.to_stored(before), "most": _BATCH})
+
+
+_ENTRY: Final = """
+    SELECT number, at, user_id, user_name, key_id, action, subject, status, address, request_id
+    FROM audit_log
+    WHERE number < :before
+"""

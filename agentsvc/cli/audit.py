@@ -1,0 +1,46 @@
+"""`agentsvc audit`: prints who changed what; also while the server runs."""
+
+from pathlib import Path
+
+import click
+
+from agentsvc.audit import COMMAND_LINE, AuditLog, Entry
+from agentsvc.cli.options import config_option, data_dir_option, example
+from agentsvc.cli.stored import places_of, run_on
+from agentsvc.cli.text import columns
+from agentsvc.db import Database
+from agentsvc.users import Users
+
+_TITLES = ("AT (UTC)", "WHO", "KEY", "ACTION", "SUBJECT", "STATUS", "FROM")
+
+
+@click.command("audit", epilog=example("agentsvc audit --user ann --limit 20"))
+@click.option("--user", metavar="NAME", help="Only what this user did.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, help="How many entries.")
+@data_dir_option
+@config_option
+def command(user: str | None, limit: int, data_dir: str | None, config_file: Path | None) -> None:
+    """Print who changed what, the newest first, with the status that was answered.
+
+    What was refused is there, too; what was only looked at is not.
+    """
+
+    async def body(database: Database) -> list[Entry]:
+        user_id = (await Users(database).get_named(user)).id if user is not None else None
+        return (await AuditLog(database).search(user_id=user_id, limit=limit))[0]
+
+    rows = [_row(entry) for entry in run_on(places_of(data_dir, config_file), body)]
+    for line in columns(_TITLES, rows):
+        click.echo(line)
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    return (
+        f"{entry.at:%Y-%m-%d %H:%M:%S}",
+        entry.user_name or COMMAND_LINE,
+        "" if entry.key_id is None else str(entry.key_id),
+        entry.action,
+        entry.subject,
+        str(entry.status or ""),
+        "" if entry.address == COMMAND_LINE else entry.address,
+    )
