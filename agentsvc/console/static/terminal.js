@@ -8,7 +8,7 @@ const MOST_COMMANDS = 100;
 const MOST_CHARS = 20_000;
 const LONGEST_SECONDS = 120;
 // Colours, titles and moves of the cursor, which mean nothing on a page.
-const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])/g;
+const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])/g;
 const CONTROLS = /[\x00-\x08\x0b-\x1f\x7f]/g;
 
 /** Return a text as a terminal leaves it: what was written over is gone. */
