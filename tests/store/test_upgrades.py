@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 import agentsvc
+from agentsvc.announcements import Announcements
+from agentsvc.archives.table import ArchiveTable
 from agentsvc.auth import KeyRing
+from agentsvc.conversations.pending import PendingTable
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.db import MIGRATIONS, Database, check_file
 from agentsvc.errors import NotAuthenticated
+from agentsvc.events import EventLog
+from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
 from agentsvc.values import Secret
@@ -147,3 +154,31 @@ async def test_keys_settings_and_secrets_of_an_old_database_still_work(old: Path
     assert settings.mcp_config.sse_servers[0].api_key == Secret("tool-key")
     assert secrets["DEPLOY"].value == Secret("s3")
     assert tokens["github"].token == Secret("ghp_1")
+
+
+async def test_what_each_part_has_stored_is_still_read(old: Path) -> None:
+    """A server goes on with all of it: conversations, starts, sandboxes, what waits and what is kept."""
+    database = await Database.open(old)
+    try:
+        vault, news = Vault.open(DUMPS / "master.key"), Announcements()
+        for table, find in (
+            ("conversations", ConversationTable(database, news).find),
+            ("start_tasks", StartTaskTable(database, vault, news).find),
+            ("sandboxes", SandboxTable(database, vault).find),
+            ("archives", ArchiveTable(database).find),
+        ):
+            for row in await database.all(f"SELECT id FROM {table}"):  # noqa: S608  # names of the schema
+                found = await find(row["id"])
+                assert found is not None
+                assert found.id == row["id"]
+        pending = PendingTable()
+        for _, conversation_id in await pending.all_waiting(database):
+            assert await pending.find_first(database, conversation_id)
+        log = EventLog(database, news, store_deltas=False)
+        for row in await database.all(
+            "SELECT conversation_id, COUNT(*) AS n FROM events GROUP BY 1"
+        ):
+            events = await log.read_range(row["conversation_id"], from_seq=0, limit=1000)
+            assert len(events) == row["n"]
+    finally:
+        await database.close()
