@@ -76,3 +76,15 @@ def test_the_commands_that_alerts_name_are_there() -> None:
     for words in named:
         result = CliRunner().invoke(cli, [*words.split(), "--help"])
         assert result.exit_code == 0, words
+
+
+def test_the_routes_of_traefik_lead_to_what_is_there_with_the_alternatives_too() -> None:
+    plain = printed("show", "traefik.yaml")
+    whole = re.sub(r"^( +)#(?=\S|  )", r"\1", plain, flags=re.MULTILINE)
+    for text, routers in ((plain, 1), (whole, 2)):
+        http: dict[str, Any] = yaml.safe_load(text)["http"]
+        found = http["routers"].values()
+        assert len(found) == routers
+        assert {router["service"] for router in found} <= http["services"].keys()
+        named = {name for router in found for name in router.get("middlewares", ())}
+        assert named == http.get("middlewares", {}).keys()
