@@ -235,8 +235,8 @@ async def _delete_all(client: LiveClient) -> None:
         page = (await client.get("/api/v1/sandboxes/search")).json()
         if not page["items"]:
             return
-        for sandbox in page["items"]:
-            await client.delete(f"/api/v1/sandboxes/{sandbox['id']}")
+        paths = [f"/api/v1/sandboxes/{sandbox['id']}" for sandbox in page["items"]]
+        await asyncio.gather(*map(client.delete, paths))
 
 
 def _is_removed(group: Path) -> bool:
