@@ -108,7 +108,8 @@ async def test_from_the_first_run_to_a_finished_conversation(
         await page.get_by_label("Message").fill(run("echo from page $((6 * 7))"))
         await page.get_by_role("button", name="Start").click()
         await expect(page.get_by_text("Start the sandbox").first).to_be_visible()
-        await expect(the_end(page)).to_be_visible()
+        # Its sandbox may be the first of all, which takes longest.
+        await expect(the_end(page)).to_be_visible(timeout=2 * PATIENCE * 1000)
         await expect(state_of(page)).to_have_text("Finished")
         call = page.locator(".fold-head").filter(has_text="echo from")
         await expect(call).to_have_attribute("aria-expanded", "false")
