@@ -12,6 +12,7 @@ import msgspec
 
 from agentsvc.auth import KeyRing, Principal
 from agentsvc.logins import Logins
+from agentsvc.values import monotonic
 
 LOOK_SECONDS: Final = 1.0
 """How often it is looked whether keys are good still."""
@@ -25,6 +26,13 @@ class _Held(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     needs: Callable[[Principal], bool]
 
 
+class _Owned(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A connection to a sandbox of a user that the sandbox's own key opened."""
+
+    user_id: str
+    end: Callable[[], None]
+
+
 class Admitted:
     """Knows every connection that stays open, and who opened it."""
 
@@ -32,6 +40,9 @@ class Admitted:
         self._keyring = keyring
         self._logins = logins
         self._open: set[_Held] = set()
+        self._owned: set[_Owned] = set()
+        self._barred: frozenset[str] = frozenset()
+        self._barred_at: float | None = None
 
     @contextmanager
     def held(
@@ -52,6 +63,25 @@ class Admitted:
         finally:
             self._open.discard(held)
 
+    @contextmanager
+    def held_of(self, user_id: str, end: Callable[[], None]) -> Iterator[None]:
+        """Call `end()` when a user may use no sandbox any more while this lasts."""
+        owned = _Owned(user_id=user_id, end=end)
+        self._owned.add(owned)
+        try:
+            yield
+        finally:
+            self._owned.discard(owned)
+
+    async def is_barred(self, user_id: str) -> bool:
+        """Tell whether a user may use no sandbox: one who is blocked, or may only look.
+
+        What is known of that is not older than LOOK_SECONDS.
+        """
+        if self._barred_at is None or monotonic() - self._barred_at >= LOOK_SECONDS:
+            await self._read_barred()
+        return user_id in self._barred
+
     async def find(self, caller: Principal) -> Principal | None:
         """Return what a caller is by now, or None if the key, or the login for it, is not good."""
         if caller.login_id is not None:
@@ -60,8 +90,24 @@ class Admitted:
 
     async def look(self) -> None:
         """End the connections whose key, or the login that stands for it, is not good now."""
-        if not self._open:
-            return
+        self._barred_at = None
+        if self._owned:
+            await self._look_at_owners()
+        if self._open:
+            await self._look_at_callers()
+
+    async def _read_barred(self) -> None:
+        self._barred = await self._keyring.find_barred()
+        self._barred_at = monotonic()
+
+    async def _look_at_owners(self) -> None:
+        await self._read_barred()
+        for one in tuple(self._owned):
+            if one.user_id in self._barred:
+                self._owned.discard(one)
+                one.end()
+
+    async def _look_at_callers(self) -> None:
         seen = tuple(self._open)
         logins = {one.caller.login_id for one in seen if one.caller.login_id is not None}
         keys = {one.caller.key_id for one in seen if one.caller.login_id is None}

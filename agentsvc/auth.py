@@ -121,6 +121,10 @@ class KeyRing:
         rows = await KeyTable.find_many(self._db, key_ids)
         return {row["id"]: _to_principal(row) for row in rows if _is_valid(row)}
 
+    async def find_barred(self) -> frozenset[str]:
+        """Return the ids of the users who may not use their sandboxes, whatever key they show."""
+        return frozenset(await UserTable.list_barred(self._db))
+
     async def create_user(self, name: str, role: Role) -> str:
         """Add a user and return the id; raises Conflict if the name is taken."""
         check_name(name)
@@ -307,6 +311,12 @@ class UserTable:
         """Return the names of all users, in order."""
         rows = await source.all("SELECT name FROM users ORDER BY name")
         return [str(row["name"]) for row in rows]
+
+    @staticmethod
+    async def list_barred(source: Queryable) -> list[str]:
+        """Return the ids of the users who are blocked or may only look."""
+        sql = "SELECT id FROM users WHERE blocked_at IS NOT NULL OR role = 'viewer'"
+        return [str(row["id"]) for row in await source.all(sql)]
 
     @staticmethod
     async def find_name(source: Queryable, user_id: str) -> str | None:

@@ -4,8 +4,9 @@ A key of the sandbox's owner or the sandbox's own session key opens all its port
 sandbox can take a request now is decided here, too.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Final
 
 import msgspec
@@ -16,6 +17,7 @@ from agentsvc.config import GatewayConfig
 from agentsvc.errors import (
     Conflict,
     Gone,
+    NotAllowed,
     NotAuthenticated,
     NotFound,
     SandboxNotUsable,
@@ -96,8 +98,11 @@ class Admission:
         """Return a sandbox the visitor may use; raises NotFound, as if others did not exist.
 
         Raises NotAllowed for a user who may only read: what a request does there, nobody knows.
+        The sandbox's own key is worth no more than its user.
         """
         if visitor.sandbox is not None and visitor.sandbox.id == sandbox_id:
+            if await self._admitted.is_barred(visitor.sandbox.user_id):
+                raise NotAllowed("The user of this sandbox may not use it")
             return visitor.sandbox
         if visitor.principal is None:
             raise NotFound
@@ -105,14 +110,14 @@ class Admission:
         check_scope(Scope.RUN, visitor.principal)
         return sandbox
 
-    @contextmanager
+    @contextlib.contextmanager
     def held(self, visitor: Visitor, sandbox_id: str, end: Callable[[], None]) -> Iterator[None]:
         """Call `end()` when the key that opens a sandbox has lost its worth, while this lasts."""
-        is_own = visitor.sandbox is not None and visitor.sandbox.id == sandbox_id
-        if is_own or visitor.principal is None:
-            yield
-            return
-        with self._admitted.held(visitor.principal, end, needs=lambda caller: caller.may_run):
+        with contextlib.ExitStack() as stack:
+            if visitor.sandbox is not None and visitor.sandbox.id == sandbox_id:
+                stack.enter_context(self._admitted.held_of(visitor.sandbox.user_id, end))
+            elif visitor.principal is not None:
+                stack.enter_context(self._admitted.held(visitor.principal, end, needs=_may_run))
             yield
 
     def using(self, sandbox_id: str) -> AbstractContextManager[None]:
@@ -163,6 +168,10 @@ class Admission:
     async def _find(self, key: str) -> Sandbox | None:
         # A user's key cannot be a sandbox's, and is by far the more common one.
         return None if key.startswith(KEY_PREFIX) else await self._sandboxes.find_by_key(key)
+
+
+def _may_run(caller: Principal) -> bool:
+    return caller.may_run
 
 
 def _merge(visitor: Visitor, more: Visitor) -> Visitor:

@@ -160,23 +160,21 @@ async def test_a_run_that_spends_the_last_of_it_is_interrupted_and_says_so(
     assert (await usage(bob))["spent_this_month"] >= 0.03
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"running_sandboxes": -1},
-        {"running_sandboxes": 1.5},
-        {"conversations_per_hour": "2"},
-        {"spend_per_day": -0.01},
-        {"spend_per_month": 1e300},
-        {"conversations_per_hour": 2**63},
-    ],
-)
-async def test_limits_are_numbers_that_make_sense(
-    client: Client, service: Service, limits: dict[str, Any]
-) -> None:
+NO_LIMITS: list[dict[str, Any]] = [
+    {"running_sandboxes": -1},
+    {"running_sandboxes": 1.5},
+    {"conversations_per_hour": "2"},
+    {"spend_per_day": -0.01},
+    {"spend_per_month": 1e300},
+    {"conversations_per_hour": 2**63},
+]
+
+
+async def test_limits_are_numbers_that_make_sense(client: Client) -> None:
     [admin] = (await client.get("/api/v1/users")).json()
     path = f"/api/v1/users/{admin['id']}"
-    assert (await client.put(f"{path}/quotas", json=limits)).status == 422
+    for limits in NO_LIMITS:
+        assert (await client.put(f"{path}/quotas", json=limits)).status == 422, limits
     found = (await client.get(f"{path}/usage")).json()
     assert found["quotas"] == dict.fromkeys(Quotas.__struct_fields__)
 

@@ -9,7 +9,7 @@ from agentsvc.auth import KeyScope, Role
 from agentsvc.http.keys import KEYRING
 from agentsvc.http.routes import READS_ONLY
 from tests.http.gateway import conftest as gateway
-from tests.http.gateway.steps import Box, session
+from tests.http.gateway.steps import Box, session, until
 from tests.http.v0.steps import start_running, wait_for_status
 from tests.service import Client, Service
 from tests.sockets import follow
@@ -129,6 +129,29 @@ async def test_a_revoked_key_ends_what_it_opened_in_a_sandbox(box: Box, *, is_la
         await _revoke(box.service, guest)
         assert (await ended.receive(timeout=30)).type in CLOSED
         await _until_echoed(kept)
+
+
+async def test_the_key_of_a_sandbox_is_worth_no_more_than_its_user(box: Box) -> None:
+    admin = await box.service.make_client("boss")
+    users = {one["name"]: one["id"] for one in (await admin.get("/api/v1/users")).json()}
+    path = f"/api/v1/users/{users['owner']}"
+    keyed = box.service.client_with(box.key)
+    for change, back in (
+        ({"is_blocked": True}, {"is_blocked": False}),
+        ({"role": "viewer"}, {"role": "member"}),
+    ):
+        async with session(box.key) as client, client.ws_connect(box.url("/ws")) as socket:
+            await _until_echoed(socket)
+            assert (await admin.patch(path, json=change)).status == 200
+            assert (await socket.receive(timeout=30)).type in CLOSED
+        answer = await keyed.get(box.path("/x", "agent"))
+        assert (answer.status, answer.json()["code"]) == (403, "not_allowed")
+        assert (await admin.patch(path, json=back)).status == 200
+        await until(lambda: _opens(keyed, box))
+
+
+async def _opens(client: Client, box: Box) -> bool:
+    return (await client.get(box.path("/x", "agent"))).status == 200
 
 
 async def _until_echoed(socket: aiohttp.ClientWebSocketResponse) -> None:
