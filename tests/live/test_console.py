@@ -419,10 +419,12 @@ async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
 
     await page.get_by_role("link", name="API keys").click()
     await page.get_by_label("Name").fill("made here")
+    await page.get_by_label("Opens").select_option("Looking only")
     await page.get_by_role("button", name="Make a key").click()
     key = await page.locator(".copyable code").inner_text()
     assert re.fullmatch(r"asvc_\S+", key)
     row = page.locator(".entries li", has_text="made here")
+    await expect(row).to_contain_text("Looking only")
     await row.get_by_role("button", name="Revoke").click()
     await expect(row).to_be_hidden()
 

@@ -92,24 +92,28 @@ export function McpSection({ settings, save }) {
   `;
 }
 
+const SCOPES = [["admin", "Everything you may do"], ["run", "All but keys, users and the server"], ["read", "Looking only"]];
+const scopeOf = (key) => SCOPES.find(([value]) => value === key.scope)?.[1] ?? key.scope;
+
 export function KeysSection() {
   const list = useList(() => get("api/keys"));
-  const [form, field, clear] = useForm({ name: "", expires: "" });
+  const [form, field, clear] = useForm({ name: "", scope: "admin", expires: "" });
   const [made, setMade] = useState(null);
   const add = list.act(async () => {
     const expires_at = form.expires ? new Date(form.expires).toISOString() : null;
-    setMade(await post("api/keys", { name: form.name.trim() || null, expires_at }));
+    setMade(await post("api/keys", { name: form.name.trim() || null, scope: form.scope, expires_at }));
     clear();
   });
   return html`
     <${Section} title="API keys" hint="For programs that act as you. A key is shown once, when it is made.">
       ${made && html`<div class="success"><div><strong>${made.name}: copy it now.</strong><${Copyable} text=${made.key} /></div></div>`}
       <ul class="entries">${(list.value ?? []).map((key) => html`
-        <li key=${key.id}><div><strong>${key.name}</strong><p class="hint">Made ${moment(key.created_at)}. ${key.last_used_at ? `Last used ${ago(key.last_used_at)}.` : "Never used."}
+        <li key=${key.id}><div><strong>${key.name}</strong><p class="hint">${scopeOf(key)}. Made ${moment(key.created_at)}. ${key.last_used_at ? `Last used ${ago(key.last_used_at)}.` : "Never used."}
           ${key.expires_at ? ` Ends ${moment(key.expires_at)}.` : ""}</p></div>
           <${Button} kind="danger" onPress=${list.act(() => remove(`api/keys/${key.id}`))} label="Revoke" /></li>`)}</ul>
       <h3>Make one</h3>
       <${TextField} label="Name" hint="Says later what it is for." ...${field("name")} />
+      <${SelectField} label="Opens" options=${SCOPES} ...${field("scope")} />
       <${TextField} label="Ends" type="datetime-local" hint="Empty: never" ...${field("expires")} />
       <${Problem} error=${list.error} />
       <div class="actions"><${Button} kind="primary" onPress=${add} label="Make a key" /></div>
