@@ -218,6 +218,9 @@ class _Run:
     def hear(self) -> _Said | None:
         """Return what it says, or None if it has ended."""
         with contextlib.suppress(OSError, msgspec.DecodeError):
+            # One that has ended before it read all it was told is reported first; what it said stays.
+            with contextlib.suppress(ConnectionResetError):
+                return _said.decode(os.read(self.number, _MESSAGE_MAX))
             return _said.decode(os.read(self.number, _MESSAGE_MAX))
         return None
 
