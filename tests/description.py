@@ -1,7 +1,7 @@
 """The published description as tests use it: what it says of an operation, and whether it is so."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -61,6 +61,7 @@ class Description:
             for route in routes
             for method in methods_of(route)
         }
+        self._checkers: dict[int, tuple[Json, Any]] = {}
 
     def operations(self) -> Iterator[Operation]:
         for path, item in self.document["paths"].items():
@@ -108,16 +109,21 @@ class Description:
 
     def checker(self, schema: Json) -> Any:
         """Return what checks values against a schema of the document."""
+        known = self._checkers.get(id(schema))
+        if known is not None:
+            return known[1]
         whole = {**schema, "components": self.document["components"]}
-        return jsonschema.Draft202012Validator(whole, format_checker=FORMATS)
+        made = jsonschema.Draft202012Validator(whole, format_checker=FORMATS)
+        # With the schema itself, so that its id stays its own.
+        self._checkers[id(schema)] = schema, made
+        return made
 
     def _undescribed(self, schema: Json, value: Any, at: str) -> Iterator[str]:
         if schema.get("$ref", "").rpartition("/")[2] in OPEN_SCHEMAS:
             return
         schema = self.resolve(schema)
-        for option in schema.get("anyOf", ()):
-            if self.checker(option).is_valid(value):
-                yield from self._undescribed(option, value, at)
+        for option in self._meant(schema.get("anyOf", ()), value):
+            yield from self._undescribed(option, value, at)
         if isinstance(value, dict) and "properties" in schema:
             for name, inner in value.items():
                 if name not in schema["properties"]:
@@ -127,6 +133,29 @@ class Description:
         if isinstance(value, list) and isinstance(schema.get("items"), dict):
             for number, item in enumerate(value):
                 yield from self._undescribed(schema["items"], item, f"{at}[{number}]")
+
+    def _meant(self, options: Sequence[Json], value: Any) -> list[Json]:
+        """Return which options a value fits, given that it fits one of them."""
+        left = [one for one in options if self._may_be(one, _KINDS[type(value)])]
+        return (
+            left if len(left) == 1 else [one for one in left if self.checker(one).is_valid(value)]
+        )
+
+    def _may_be(self, schema: Json, kinds: tuple[str, ...]) -> bool:
+        kind = self.resolve(schema).get("type")
+        return not isinstance(kind, str) or kind in kinds
+
+
+_KINDS: Final[dict[type, tuple[str, ...]]] = {
+    dict: ("object",),
+    list: ("array",),
+    str: ("string",),
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number", "integer"),
+    type(None): ("null",),
+}
+"""What a schema calls a value of JSON."""
 
 
 class Watch:
@@ -140,6 +169,7 @@ class Watch:
             _DESCRIPTIONS[names] = Description(routes)
         self._description = _DESCRIPTIONS[names]
         self._operations = {one.name: one for one in self._description.operations()}
+        self._seen: dict[str, tuple[int, str, bytes]] = {}
         app.on_response_prepare.append(self._look)
 
     async def _look(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -150,7 +180,11 @@ class Watch:
         body = getattr(response, "body", None)
         if operation is not None and isinstance(body, bytes):
             media = response.headers.get("Content-Type", "").partition(";")[0]
-            self.problems += self._description.problems(operation, response.status, media, body)
+            answer = response.status, media, body
+            # Who waits for something gets the same answer many times.
+            if self._seen.get(operation.name) != answer:
+                self._seen[operation.name] = answer
+                self.problems += self._description.problems(operation, *answer)
 
 
 _DESCRIPTIONS: Final[dict[frozenset[str], Description]] = {}

@@ -12,11 +12,9 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.app import build_app
-from agentsvc.auth import KeyRing, KeyScope, Role
+from agentsvc.auth import KeyScope, Role
 from agentsvc.config import Config
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database
-from agentsvc.http.keys import ANNOUNCEMENTS
+from agentsvc.http.keys import ANNOUNCEMENTS, KEYRING
 from agentsvc.http.links import prefix_of
 from agentsvc.http.server import make_runner
 from agentsvc.plugins import PluginHost
@@ -266,10 +264,6 @@ class Service:
         return client
 
     async def _make_key(self, user: str, role: Role, scope: KeyScope) -> Secret:
-        database = await Database.open(DataDir(path=self.data_dir).database)
-        try:
-            keys = KeyRing(database)
-            user_id = await keys.find_user(user) or await keys.create_user(user, role)
-            return (await keys.create_key(user_id, "test", scope=scope))[1]
-        finally:
-            await database.close()
+        keys = self.app[KEYRING]
+        user_id = await keys.find_user(user) or await keys.create_user(user, role)
+        return (await keys.create_key(user_id, "test", scope=scope))[1]

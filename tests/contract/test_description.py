@@ -172,6 +172,27 @@ def test_what_is_switched_off_is_not_described() -> None:
     assert not [path for path in left if path.startswith("/oauth")]
 
 
+async def test_an_answer_that_says_more_or_less_than_is_described_is_noticed(
+    client: Client,
+) -> None:
+    task = await client.start_task("please work")
+    path = f"/api/v1/app-conversations/start-tasks?ids={task['id']}"
+    operation = OPERATIONS["get /api/v1/app-conversations/start-tasks"]
+
+    def problems(answer: Json) -> list[str]:
+        body = msgspec.json.encode([answer])
+        return DESCRIPTION.problems(operation, 200, "application/json", body)
+
+    [answer] = (await client.get(path)).json()
+    assert problems(answer) == []
+    more = {**answer, "more": 1, "request": {**answer["request"], "further": 1}}
+    assert [one.rpartition("200 ")[2] for one in problems(more)] == [
+        "$[0].request.further is not described",
+        "$[0].more is not described",
+    ]
+    assert len(problems({name: answer[name] for name in answer if name != "status"})) == 1
+
+
 # Every example is sent
 
 
