@@ -42,6 +42,7 @@ HANDLE_VERSION = 1
 
 _HOST = "127.0.0.1"
 _POLL_SECONDS = 0.05
+_PROCESSES = Path("/proc")
 # Keeps the exit code, since nobody waits for the command after a restart of the server.
 _RUN = '"$@"; echo $? >../exit.part; mv ../exit.part ../exit'
 
@@ -211,7 +212,7 @@ def _end(place: Path, seconds: float) -> None:
 
 
 def _kill(place: Path) -> bool:
-    """Kill what runs, and say whether there was anything left to kill."""
+    """Kill what runs, and say whether any of it may still run."""
     try:
         group = int((place / "pid").read_text())
         os.killpg(group, signal.SIGKILL)
@@ -219,7 +220,19 @@ def _kill(place: Path) -> bool:
         return False
     with contextlib.suppress(ChildProcessError):
         os.waitpid(group, 0)
-    return True
+    return _runs(group)
+
+
+def _runs(group: int) -> bool:
+    """Say whether anything in a process group has not ended, collected by its parent or not."""
+    if not _PROCESSES.is_dir():
+        return True
+    for file in _PROCESSES.glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, member = file.read_text().rpartition(")")[2].split()[:3]
+            if int(member) == group and state not in "ZX":
+                return True
+    return False
 
 
 def _free_port() -> int:
