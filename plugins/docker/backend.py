@@ -170,16 +170,20 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
                 raise Conflict("The sandbox cannot be started again: its files are gone")
             await save(handle)
             await maker.make(order)
+            await maker.unmark_paused(handle.sandbox_id)
         elif look.status_of(found) not in ("running", "paused"):
             await maker.start_again(handle.sandbox_id, found)
             await maker.unmark_paused(handle.sandbox_id)
         return handle
 
     async def inspect(self, handle: Handle) -> Report:
-        """Look at the container and, where it runs, try its awaited ports."""
+        """Look at the container and, where it runs, try its awaited ports.
+
+        One whose container somebody removed is not gone while its files are there.
+        """
         seen = await self._see(handle)
         if seen is None:
-            return Report(phase=Phase.GONE)
+            return await self._without_container(handle)
         report = look.to_report(seen)
         if report.phase is not Phase.RUNNING:
             return report
@@ -391,6 +395,12 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
             limits=_asked_limits(found),
             default_runtime=facts.default_runtime,
         )
+
+    async def _without_container(self, handle: Handle) -> Report:
+        _, maker = self._of(handle)
+        if not await maker.has_files(handle.sandbox_id):
+            return Report(phase=Phase.GONE)
+        return look.without_container(is_paused=await maker.is_marked_paused(handle.sandbox_id))
 
     def _networks(self) -> frozenset[Network]:
         """Return the networks that every engine keeps; without a guard, Podman keeps no fence."""

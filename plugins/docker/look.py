@@ -87,6 +87,14 @@ def _running(report: Report, seen: Seen) -> Report:
     return _with(running, reason=_OOM_REASON, facts=facts)
 
 
+def without_container(*, is_paused: bool) -> Report:
+    """Return a report of a sandbox of which only the files are left."""
+    reason = "its container was removed from the engine; its files are there to go on from"
+    if is_paused:
+        return Report(phase=Phase.PAUSED, paused_as=PausedAs.STOPPED, reason=reason)
+    return Report(phase=Phase.FAILED, cause=Cause.LOST, reason=reason)
+
+
 def unguarded(report: Report) -> Report:
     """Return a report of a sandbox that reaches the ports of its machine."""
     return _with(report, facts={**report.facts, **_UNGUARDED})

@@ -14,6 +14,8 @@ from typing import Self
 from aiohttp import web
 
 USER, PASSWORD = "puller", "open sesame"  # of this registry alone
+ABSENT = "absent"
+"""A name under which it has nothing."""
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 _CONFIG = "application/vnd.docker.container.image.v1+json"
@@ -21,7 +23,7 @@ _SIZE = 3_000_000
 
 
 class Registry:
-    """Serves one image under any name with the tag 1 to who logs in; `flow` holds back its end."""
+    """Serves one image under any name but one with the tag 1 to who logs in; `flow` holds back its end."""
 
     def __init__(self) -> None:
         self.flow = asyncio.Event()
@@ -66,6 +68,8 @@ class Registry:
     async def _get_manifest(self, request: web.Request) -> web.Response:
         if not _is_in(request):
             return _refuse(401, "UNAUTHORIZED", "authentication required")
+        if request.match_info["name"] == ABSENT:
+            return _refuse(404, "NAME_UNKNOWN", "repository name not known to registry")
         digest = _digest(self._manifest)
         if request.match_info["tag"] not in ("1", digest):
             return _refuse(404, "MANIFEST_UNKNOWN", "manifest unknown")

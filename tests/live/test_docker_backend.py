@@ -23,6 +23,7 @@ from agentsvc.backend import (
     PausedAs,
     Phase,
     Report,
+    StillFetching,
 )
 from agentsvc.errors import BackendUnavailable, OrderRejected
 from agentsvc.plugins import PluginHost
@@ -30,7 +31,7 @@ from agentsvc.testing import WORKLOAD, KitOptions
 from agentsvc.testing.rig import Rig, open_rig
 from agentsvc.values import Secret
 from tests.live.containers import Engine
-from tests.live.registry import Registry
+from tests.live.registry import ABSENT, Registry
 from tests.live.tls import carry, make_certificates
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
@@ -213,7 +214,7 @@ async def test_without_a_listener_there_is_no_way_back_and_the_report_says_so(
 
 
 STATE = """
-import os, pathlib
+import os, pathlib, resource
 status = dict(line.split(":\\t") for line in open("/proc/self/status") if ":\\t" in line)
 for name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp"):
     print(status[name].strip())
@@ -225,14 +226,31 @@ def can_write(directory):
     except OSError:
         return False
     return True
-print([can_write(one) for one in ("/workspace", "/tmp", "/", "/etc", "/usr/bin", "/run/agentsvc")])
+places = ("/workspace", "/tmp", "/", "/etc", "/usr/bin", "/run/agentsvc", "/mnt/shared")
+print([can_write(one) for one in places], pathlib.Path("/mnt/shared/note").read_text())
+print(pathlib.Path("/proc/1/comm").read_text().strip())
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+for one, other in (("pids/pids.max", "pids.max"), ("memory/memory.limit_in_bytes", "memory.max")):
+    group = pathlib.Path("/sys/fs/cgroup")
+    print((group / one if (group / one).is_file() else group / other).read_text().strip())
 """
 
 
-async def test_a_sandbox_has_no_rights_and_its_secrets_are_not_the_engines(engine: Engine) -> None:
-    async with rig_on(engine) as rig:
+async def test_a_sandbox_has_no_rights_and_its_secrets_are_not_the_engines(
+    engine: Engine, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    (shared / "note").write_text("read")
+    (tmp_path / "link").symlink_to("/etc")
+    async with rig_on(engine, bind_mounts=(str(tmp_path),)) as rig:
+        mounts = [{"source": str(tmp_path / "link"), "target": "/mnt/etc"}]
+        with pytest.raises(OrderRejected, match="leads out"):
+            await rig.create(rig.order(options={"mounts": mounts}))
+        mounts = [{"source": str(shared), "target": "/mnt/shared"}]
         order = rig.order(
-            options={"read_only": True},
+            options={"read_only": True, "mounts": mounts},
             secret_env={"KIT_SECRET": Secret("whisper'd")},
             working_dir="project",
             limits=Limits(memory_bytes=2**29, pids=100, open_files=500),
@@ -242,7 +260,8 @@ async def test_a_sandbox_has_no_rights_and_its_secrets_are_not_the_engines(engin
         assert lines[:4] == ["0" * 16, "0" * 16, "1", "2"]
         assert lines[4] == "1000 whisper'd /workspace/.home /"
         assert lines[5] == "[]"
-        assert lines[6] == str([True, True, False, False, False, False])
+        assert lines[6] == f"{[True, True, False, False, False, False, False]} read"
+        assert lines[7:] == ["docker-init", "500", "100", str(2**29)]
         assert set(report.enforced or ()) == {"memory_bytes", "pids", "open_files"}
         name = f"oh-agent-server-{order.sandbox_id}"
         shown = await asyncio.to_thread(engine.ask, f"/containers/{name}/json")
@@ -270,6 +289,31 @@ async def test_a_frozen_sandbox_that_an_engine_stopped_goes_on_from_its_files(
         report = await rig.wait(handle, Phase.RUNNING)
         assert await rig.ask(report, "GET", "/files/note") == b"kept"
         # What ends now has not been paused.
+        await rig.ask(report, "POST", "/exit/3")
+        assert (await rig.wait(handle, Phase.FAILED)).cause is Cause.EXITED
+
+
+async def test_a_sandbox_whose_container_was_removed_goes_on_from_its_files(
+    engine: Engine,
+) -> None:
+    async with rig_on(engine) as rig, aiodocker.Docker(engine.url) as docker:
+        order = rig.order()
+        container = docker.containers.container(f"oh-agent-server-{order.sandbox_id}")
+        handle, report = await rig.run(order)
+        await rig.ask(report, "PUT", "/files/note", b"kept")
+        await container.delete(force=True)
+        lost = await rig.wait(handle, Phase.FAILED)
+        assert (lost.cause, "its files are there" in lost.reason) == (Cause.LOST, True)
+        await rig.backend.restart(order, handle, rig.save_to(order.sandbox_id))
+        await rig.wait(handle, Phase.RUNNING)
+        # So do stopped ones, which whoever tidies up takes away.
+        await rig.backend.stop(handle)
+        await container.delete()
+        stopped = await rig.wait(handle, Phase.PAUSED)
+        assert stopped.paused_as is PausedAs.STOPPED
+        await rig.backend.restart(order, handle, rig.save_to(order.sandbox_id))
+        report = await rig.wait(handle, Phase.RUNNING)
+        assert await rig.ask(report, "GET", "/files/note") == b"kept"
         await rig.ask(report, "POST", "/exit/3")
         assert (await rig.wait(handle, Phase.FAILED)).cause is Cause.EXITED
 
@@ -330,8 +374,9 @@ async def test_somebody_elses_container_is_neither_taken_nor_touched(engine: Eng
             with pytest.raises(OrderRejected, match="not of this server"):
                 await rig.create(order)
             handle = rig.saved[order.sandbox_id][-1]
-            assert (await rig.backend.inspect(handle)).phase is Phase.GONE
+            assert (await rig.backend.inspect(handle)).cause is Cause.LOST
             await rig.backend.delete(handle)
+            assert (await rig.backend.inspect(handle)).phase is Phase.GONE
             assert (await foreign.show())["Id"] == foreign.id
         finally:
             await foreign.delete(force=True)
@@ -348,6 +393,7 @@ async def test_each_way_an_image_is_not_to_be_had_is_told_apart(
         asked: list[tuple[str, dict[str, Any], str]] = [
             (f"{here}:1", {}, "refuses the login"),
             (f"{here}:2", {"auth_file": logins}, "no such tag"),
+            (f"{registry.address}/{ABSENT}:1", {"auth_file": logins}, "no image"),
             ("127.0.0.1:1/agent:1", {}, "cannot be reached"),
             ("UPPER/case", {}, "no name of an image"),
             (f"{here}:1", {"pull": "never"}, "`pull` is `never`"),
@@ -370,9 +416,7 @@ async def test_an_image_is_fetched_with_a_login_and_its_progress_is_told(
             order = rig.order(image=image)
             try:
                 for _ in range(2):
-                    with pytest.raises(
-                        BackendUnavailable, match=r"is being fetched: .* of 1 layers"
-                    ):
+                    with pytest.raises(StillFetching, match=r"is being fetched: .* of 1 layers"):
                         await rig.create(order)
                 registry.flow.set()
                 await _create_when_fetched(rig, order)
@@ -404,6 +448,11 @@ async def test_an_engine_is_reached_by_tls_with_certificates_and_not_without(
         async with rig_on(engine, **tls) as rig:
             order = rig.order()
             handle, report = await rig.run(order)
+            assert await rig.ask(report, "GET", "/name") == order.sandbox_id.encode()
+            # Where its port is published may be another place now.
+            await rig.backend.stop(handle)
+            await rig.backend.restart(order, handle, rig.save_to(order.sandbox_id))
+            report = await rig.wait(handle, Phase.RUNNING)
             assert await rig.ask(report, "GET", "/name") == order.sandbox_id.encode()
             await rig.backend.delete(handle)
         for wrong in ("", str(tmp_path)):
