@@ -34,7 +34,7 @@ _FOR_EACH: Final = frozenset(
 _EARLY: Final = (
     *("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "GCONV_", "LOCPATH", "OPENSSL_"),
     *("GRPC_", "OMP_", "OPENBLAS_", "MKL_", "NUMEXPR_", "RAYON_", "RUST_", "TOKENIZERS_"),
-    *("FASTMCP_", "MCP_"),
+    *("FASTMCP_", "MCP_", "BROWSER_USE_", "LMNR_", "OTEL_", "PROTOCOL_BUFFERS_"),
 )
 """How the names of variables begin that count before or without anybody's asking for them."""
 

@@ -53,6 +53,7 @@ from agentsvc.backends import (
     users,
     zygote,
 )
+from agentsvc.backends.ahead import AGENT_SERVER, Ahead
 from agentsvc.backends.groups import Groups
 from agentsvc.backends.look import MACHINES_NETWORK, Look, look_at
 from agentsvc.backends.meter import usage_of
@@ -142,6 +143,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     Config = ProcessConfig
     program: ClassVar[str] = "openhands.agent_server"
     """What is loaded ahead for sandboxes whose command is to run it as a module."""
+    ahead: ClassVar[Ahead] = AGENT_SERVER
+    """What is loaded with it, and what is not."""
 
     def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
         super().__init__(config, context)
@@ -155,6 +158,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._zygote = zygote.Zygote(
             zygote.Rules(
                 program=self.program,
+                ahead=self.ahead,
                 is_wanted=config.zygote,
                 delay_seconds=config.zygote_delay_seconds,
                 wait_seconds=config.zygote_seconds,

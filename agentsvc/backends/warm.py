@@ -52,13 +52,13 @@ _FAILED: Final = 1
 def main() -> None:
     """Load, and fork for each socket that comes, until the server hangs up."""
     try:
-        _load_and_serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+        _load_and_serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
     finally:
         # Letting go of all that was loaded would take long, and nothing of it has anything to end.
         os._exit(0)
 
 
-def _load_and_serve(number: int, budget: int, program: str, top: str) -> None:
+def _load_and_serve(number: int, budget: int, top: str, what: Sequence[Any]) -> None:
     # Whoever started the server may have left it files that are open for its children, too.
     os.closerange(number + 1, FILES_AT_MOST)
     control = socket.socket(fileno=number)
@@ -70,7 +70,7 @@ def _load_and_serve(number: int, budget: int, program: str, top: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"agentsvc-zygote", 0, 0, 0)
     importance = os.getpriority(os.PRIO_PROCESS, 0)
     _be_nice(importance)
-    warm = Warm(program)
+    warm = Warm(*what)
     try:
         warm.load(control, top, importance)
         problem = warm.problem(budget)
@@ -87,13 +87,15 @@ def _load_and_serve(number: int, budget: int, program: str, top: str) -> None:
 class Warm:
     """What has been loaded, and what of it is for no sandbox."""
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, ahead: Sequence[str], alone: Sequence[str]) -> None:
         self.program = program
+        self.ahead = ahead
+        self.alone = alone
         self.asked = fresh.Asked()
         self.kept = fresh.Kept("/", ())
 
     def load(self, control: socket.socket, top: str, importance: int) -> None:
-        """Import all that the agent server imports before it reads its configuration.
+        """Import all that the agent server imports before it reads its configuration, and more.
 
         Once somebody waits for it, it is as important as it was when it began.
         """
@@ -111,6 +113,9 @@ class Warm:
             with self.asked.listening():
                 for name in _parts(self.program):
                     _import_parts(name)
+                for name in self.ahead:
+                    with contextlib.suppress(ImportError):
+                        importlib.import_module(name)
             sys.meta_path.remove(throttle)
             sys.path[:] = search_path
             sys.path_importer_cache.clear()
@@ -127,6 +132,8 @@ class Warm:
         tasks = len(list(Path("/proc/self/task").iterdir()))
         if tasks != 1:
             return f"it has {tasks} threads once it is loaded"
+        if early := [name for name in self.alone if name in sys.modules]:
+            return f"it has loaded {early[0]}, which is for each sandbox to load"
         if self.kept.lost:
             return f"it keeps a path in {self.kept.lost[0]}"
         size = resident_bytes(os.getpid())

@@ -9,6 +9,7 @@ it has ended, has grown, or what is installed has changed.
 import asyncio
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -24,6 +25,7 @@ from typing import Final
 import msgspec
 
 import agentsvc
+from agentsvc.backends.ahead import Ahead
 from agentsvc.backends.threads import reach
 from agentsvc.values import monotonic
 
@@ -44,6 +46,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """When there is one, and how much it may take."""
 
     program: str
+    ahead: Ahead = Ahead()
     is_wanted: bool
     delay_seconds: float
     wait_seconds: float
@@ -282,7 +285,7 @@ def _spawn(rules: Rules) -> _Run:
         try:
             pid = os.posix_spawn(
                 f"/proc/self/fd/{program}",
-                [sys.executable, "-c", code, "3", str(rules.memory_bytes), rules.program, top],
+                [sys.executable, "-c", code, "3", str(rules.memory_bytes), top, _what(rules)],
                 {**rules.env, _SPACE: "-" * 256},
                 file_actions=[
                     *((os.POSIX_SPAWN_DUP2, null, target) for target in range(3)),
@@ -294,6 +297,11 @@ def _spawn(rules: Rules) -> _Run:
             os.close(null)
             os.close(program)
         return _Run(pid, ours.detach(), top, made_of)
+
+
+def _what(rules: Rules) -> str:
+    """Return what is to be loaded, for a process that has the standard library alone."""
+    return json.dumps([rules.program, rules.ahead.loaded, rules.ahead.alone])
 
 
 def _copy_of_python() -> int:

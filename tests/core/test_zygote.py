@@ -16,6 +16,7 @@ import pytest
 import tests
 from agentsvc.backend import Handle, Order, Phase, Port, Report
 from agentsvc.backends import bubblewrap
+from agentsvc.backends.ahead import Ahead
 from agentsvc.backends.process import ProcessBackend, ProcessConfig
 from agentsvc.backends.shim import ZYGOTE
 from agentsvc.backends.tree import MARK
@@ -37,12 +38,14 @@ class ProbeBackend(ProcessBackend):
     """Loads a program of ours instead of the agent server."""
 
     program: ClassVar[str] = PROGRAM
+    ahead: ClassVar[Ahead] = Ahead(loaded=("not_installed", "tests.core.zygote_later"))
 
 
 class PatientBackend(ProcessBackend):
     """Loads one that only goes on once it is waited for."""
 
     program: ClassVar[str] = "tests.core.zygote_patient"
+    ahead: ClassVar[Ahead] = Ahead()
 
 
 class Probes(Bench):
@@ -268,6 +271,32 @@ async def test_a_change_of_what_is_installed_replaces_the_zygote(
         assert (await bench.probe()).how == ZYGOTE
         assert await bench.zygote() != zygote
         assert not is_alive(zygote)
+
+
+class HastyBackend(ProbeBackend):
+    """Loads ahead what is for each sandbox to load."""
+
+    ahead: ClassVar[Ahead] = Ahead(
+        loaded=("tests.core.zygote_later",), alone=("tests.core.zygote_later",)
+    )
+
+
+async def test_a_zygote_that_has_loaded_what_is_for_each_sandbox_is_not_used(
+    tmp_path: Path,
+) -> None:
+    async with probes(tmp_path, HastyBackend) as bench:
+        probe = await bench.probe()
+        assert "it has loaded tests.core.zygote_later" in probe.how
+
+
+@BOTH_WAYS
+async def test_what_is_loaded_ahead_is_there_in_forks_only(
+    tmp_path: Path, use_bubblewrap: bool
+) -> None:
+    async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
+        fork = await bench.probe()
+        plain = await bench.probe(options={"zygote": False})
+        assert (fork.told["is loaded ahead"], plain.told["is loaded ahead"]) == (True, False)
 
 
 async def test_a_zygote_that_takes_too_much_is_not_used(tmp_path: Path) -> None:

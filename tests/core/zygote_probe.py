@@ -102,6 +102,7 @@ if __name__ == "__main__":
         "pid": os.getpid(),
         "environ": Path("/proc/self/environ").read_bytes().decode(),
         "memory": sorted(zygote_settings.SEEN),
+        "is loaded ahead": "tests.core.zygote_later" in sys.modules,
     }
     with Server(("127.0.0.1", int(sys.argv[-1])), Answers) as server:
         server.serve_forever(poll_interval=0.02)

@@ -41,6 +41,8 @@ async def test_conversations_run_in_forks_and_go_on_without_what_they_were_forke
     conversations = [await work(client, server, sandbox_id) for sandbox_id in ids]
 
     (zygote,) = await asyncio.to_thread(zygotes, server.pid)
+    # What agent servers load at each start only because of their browser tool.
+    assert "cygrpc" in await asyncio.to_thread(Path(f"/proc/{zygote}/maps").read_text)
     await server.restart()
     await eventually(lambda: not is_alive(zygote), "the zygote has ended with its server")
     client = server.client()

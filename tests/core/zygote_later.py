@@ -1,0 +1,1 @@
+"""What `zygote_probe` would import only later."""
