@@ -82,6 +82,19 @@ async def sandbox_of(client: LiveClient, conversation: dict[str, Any]) -> dict[s
     return found
 
 
+async def until_sandbox(
+    client: LiveClient, conversation: dict[str, Any], is_enough: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """Return the sandbox of a conversation as soon as it is as wished."""
+    async with asyncio.timeout(client.patience):
+        for pause in itertools.repeat(0.1):
+            found = await sandbox_of(client, conversation)
+            if is_enough(found):
+                return found
+            await asyncio.sleep(pause)
+    raise AssertionError
+
+
 async def run_to_the_end(own: Installation, client: LiveClient, engine: Engine) -> str:
     """Have a whole conversation in a container of its own, and return its id."""
     conversation_id = await client.start_conversation(
@@ -110,6 +123,11 @@ def container_of(engine: Engine, own: Installation) -> str:
     """Return the name of the one container that a server has."""
     [container] = [name for name in engine.has(own.instance_id) if "container" in name]
     return container.removeprefix("container /")
+
+
+def runs(engine: Engine, container: str) -> bool:
+    """Say what the engine itself says of a container."""
+    return bool(engine.ask(f"/containers/{container}/json")["State"]["Running"])
 
 
 def let_go(engine: Engine, container: str) -> None:
@@ -146,6 +164,11 @@ async def test_a_conversation_goes_on_after_its_server_was_killed(
     assert ended["session_api_key"] == before["session_api_key"]
     assert await engine.left(own.instance_id) == had
 
+    rules = await client.put("/api/v1/sandbox-rules", json={"stop_after_seconds": 1})
+    assert rules.status == 200, rules.text
+    await until_sandbox(client, ended, lambda one: one["paused_as"] == "stopped")
+    assert not await asyncio.to_thread(runs, engine, container)
+
 
 async def test_a_frozen_conversation_goes_on_where_it_was_and_is_deleted_whole(
     start: Start, engine: Engine
@@ -176,6 +199,14 @@ async def test_a_frozen_conversation_goes_on_where_it_was_and_is_deleted_whole(
     [said] = outputs(await client.events(conversation_id))[told:]
     begun_as, ended_as = said.split()
     assert begun_as == ended_as
+
+    used = (await until_sandbox(client, seen, lambda one: bool(one["usage"])))["usage"]
+    assert min(used[name] for name in ("cpu_seconds", "memory_bytes", "processes")) > 0
+    for verb in ("pause", "stop", "stop"):
+        assert (await client.post(f"{path}/{verb}")).json() == {"success": True}
+    await until_sandbox(client, seen, lambda one: one["paused_as"] == "stopped")
+    assert not await asyncio.to_thread(runs, engine, container)
+    await until_sandbox(client, seen, lambda one: one["usage"] is None)
 
     answer = await client.delete(f"/api/v1/app-conversations/{conversation_id}")
     assert answer.status == 200, answer.text
