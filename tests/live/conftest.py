@@ -98,6 +98,7 @@ async def shared(
         "AGENTSVC_SERVER__DEVICE_LOGIN": "true",
         # Its many agent servers are forks of one; those of tests with a server of their own start anew.
         "AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "true",
+        "AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS": "80",
         "AGENTSVC_SANDBOXES__MODEL_HOSTS": json.dumps([host_of_url(model.url)]),
         # The first request of an agent server waits for much to be loaded, on a busy machine long.
         "AGENTSVC_CONVERSATIONS__FIRST_ANSWER_SECONDS": "30",

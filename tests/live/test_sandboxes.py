@@ -29,7 +29,9 @@ AT_ONCE = 4
 async def own(make_installation: MakeInstallation) -> Installation:
     """Return a server of the test's own, whose agent servers are forks: how they start is no matter here."""
     return await make_installation(
-        AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true", AGENTSVC_SANDBOXES__SWEEP_SECONDS="0.5"
+        AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true",
+        AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS="80",
+        AGENTSVC_SANDBOXES__SWEEP_SECONDS="0.5",
     )
 
 
