@@ -1,7 +1,6 @@
 """What becomes of sandboxes when their engine is restarted, on an engine that nobody else uses."""
 
 import asyncio
-import io
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from agentsvc.values import monotonic
 from tests.live import engines
 from tests.live.containers import EVERYWHERE, Engine
 from tests.live.engines import BASE, Lease
+from tests.live.podman import carry_image
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400, func_only=True)]
 
@@ -108,12 +108,9 @@ def test_the_state_is_honest_after_the_engine_was_restarted(
     """Stopped with the engine they are failed and start again; with live-restore they run on."""
     config = directory / "daemon.json"
     config.write_text("{}")
-    status, image = engines.ask(engine.socket, "GET", f"/images/{BASE}/get")
-    assert status == 200
     arguments = [f"--config-file={config}"]
     with Lease(directory / "engine", arguments=arguments, alone=True) as lease:
-        status, said = engines.ask(lease.socket, "POST", "/images/load", body=io.BytesIO(image))
-        assert status == 200, said
+        carry_image(BASE, engine.socket, lease.socket)
         for expected in (Phase.FAILED, Phase.RUNNING):
             if expected is Phase.RUNNING:
                 set_live_restore(lease, config)
