@@ -131,9 +131,12 @@ def _agent_server(shim: int) -> int:
     found, size = shim, 0
     waiting = [shim]
     for pid in waiting:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except OSError:
+            continue  # it has ended: many are there only to try a port
         waiting += map(int, children)
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         if pid != shim and pages > size:
             found, size = pid, pages
     return found
