@@ -360,7 +360,16 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
     (ReturnsAnotherHandle, {"the_handle_is_saved_before_create_returns"}),
     (HasHandlesThatAreNotJson, {"the_handle_survives_json_and_holds_no_secret"}),
     (MakesItAnew, {"the_same_order_twice_gives_one_sandbox"}),
-    (RemembersOneOrder, {"different_orders_at_once_give_different_sandboxes"}),
+    (
+        RemembersOneOrder,
+        {
+            "different_orders_at_once_give_different_sandboxes",
+            # They make several at once, too.
+            "a_workload_that_exits_is_failed_with_its_exit_code",
+            "delete_works_in_every_phase_and_twice",
+            "after_delete_nothing_is_left_on_the_host",
+        },
+    ),
     (ListsLate, {"a_cancelled_create_leaves_nothing_unseen"}),
     (ForgivesTheDisk, {"a_save_that_fails_makes_create_fail_and_delete_cleans_up"}),
     (TakesStrangersForFailed, {"a_sandbox_that_never_was_is_gone"}),

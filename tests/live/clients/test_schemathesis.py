@@ -113,7 +113,7 @@ async def test_the_server_is_as_its_description_says(
         *schemathesis.command,
         *("-m", "schemathesis.cli", "--config-file", str(settings), "--no-color"),
         *("run", str(document), "--url", installation.url, "--report-json-path", str(report)),
-        *("--phases", "examples,coverage", "--max-time", "90", "--request-timeout", "60"),
+        *("--phases", "examples,coverage", "--max-time", "300", "--request-timeout", "60"),
         *("--generation-deterministic", "--no-shrink"),
         *("--checks", ",".join(_CHECKS), "--continue-on-failure"),
     )
