@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agentsvc.db import Database
 from tests.core.bench import Bench, on_bench
 from tests.core.troubles import TroubledAgent, TroubledWorld
 
@@ -22,6 +23,15 @@ def fake_world(fake_agent: TroubledAgent) -> Iterator[TroubledWorld]:
     world.on_create = fake_agent.on_create
     yield world
     world.close()
+
+
+@pytest.fixture
+async def db(tmp_path: Path) -> AsyncIterator[Database]:
+    database = await Database.open(tmp_path / "agentsvc.db")
+    try:
+        yield database
+    finally:
+        await database.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import logging
 import sqlite3
-from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,15 +12,6 @@ from agentsvc.auth import KeyRing, KeyScope, Principal, Role
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import BadRequest, Conflict, NotAuthenticated, NotFound
 from agentsvc.values import Secret
-
-
-@pytest.fixture
-async def db(tmp_path: Path) -> AsyncIterator[Database]:
-    database = await Database.open(tmp_path / "agentsvc.db")
-    try:
-        yield database
-    finally:
-        await database.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Logins of programs without a browser: who gets a key, when, and what is kept meanwhile."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,15 +12,6 @@ from agentsvc.db import Database
 from agentsvc.devices import ClaimState, DeviceLogins, Pace
 from agentsvc.errors import NotFound, TooManyRequests
 from agentsvc.values import Secret
-
-
-@pytest.fixture
-async def db(tmp_path: Path) -> AsyncIterator[Database]:
-    database = await Database.open(tmp_path / "agentsvc.db")
-    try:
-        yield database
-    finally:
-        await database.close()
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """What users may use at most: counted, said with the time to come back, and never exceeded."""
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,15 +24,6 @@ SLOW = Reply(
     calls=(ToolCall(tool="terminal", arguments={"command": "sleep 60"}),), delay_seconds=60
 )
 COSTLY = [call("terminal", command=f"echo {number}") for number in range(20)]
-
-
-@pytest.fixture
-async def db(tmp_path: Path) -> AsyncIterator[Database]:
-    database = await Database.open(tmp_path / "agentsvc.db")
-    try:
-        yield database
-    finally:
-        await database.close()
 
 
 @pytest.fixture

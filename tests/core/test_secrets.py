@@ -1,4 +1,3 @@
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,6 @@ from agentsvc.usersecrets import (
 )
 from agentsvc.values import MASK, Secret
 from agentsvc.vault import Vault
-
-
-@pytest.fixture
-async def db(tmp_path: Path) -> AsyncIterator[Database]:
-    database = await Database.open(tmp_path / "agentsvc.db")
-    yield database
-    await database.close()
 
 
 @pytest.fixture

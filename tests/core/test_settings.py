@@ -1,6 +1,5 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -254,13 +253,6 @@ def test_a_value_at_its_bounds_is_taken(name: str, value: Any) -> None:
 
 
 # What is kept
-
-
-@pytest.fixture
-async def db(tmp_path: Path) -> AsyncIterator[Database]:
-    database = await Database.open(tmp_path / "agentsvc.db")
-    yield database
-    await database.close()
 
 
 @pytest.fixture

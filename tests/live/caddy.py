@@ -1,6 +1,5 @@
 """A real Caddy with TLS in front of a server, set up as `agentsvc deploy show Caddyfile` says."""
 
-import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -46,15 +45,6 @@ async def running(folder: Path, *, port: int, path: str, server_url: str) -> Asy
     config = folder / "Caddyfile"
     config.write_text(_GLOBAL.format(folder=folder) + text + "\n")
     command = (program() or "caddy", "run", "--adapter", "caddyfile", "--config", str(config))
-    log = (folder / "output.log").open("wb")
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=log, stderr=log, env={"HOME": str(folder), "PATH": "/usr/bin"}
-    )
-    try:
-        await nginx.wait_until_it_listens(process, port, folder)
+    env = {"HOME": str(folder), "PATH": "/usr/bin"}
+    async with nginx.listening(command, port, folder, env):
         yield
-    finally:
-        log.close()
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()

@@ -6,7 +6,7 @@ import ipaddress
 import shutil
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -92,8 +92,17 @@ async def running(
         _CONFIG.format(folder=folder, port=port, path=path, upstream=upstream, headers=headers)
     )
     command = (program() or "nginx", "-p", str(folder), "-c", str(config))
+    async with listening(command, port, folder):
+        yield
+
+
+@asynccontextmanager
+async def listening(
+    command: Sequence[str], port: int, folder: Path, env: Mapping[str, str] | None = None
+) -> AsyncIterator[None]:
+    """Run a proxy while this lasts, from when it listens; what it says is in `output.log`."""
     log = (folder / "output.log").open("wb")
-    process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+    process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log, env=env)
     try:
         await wait_until_it_listens(process, port, folder)
         yield

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agentsvc.auth import KeyRing, Principal, Role
+from agentsvc.auth import KeyRing, Role
 from agentsvc.cli import cli
 from agentsvc.datadir import DataDir
 from agentsvc.db import Database
 from agentsvc.devices import Claim, DeviceLogins, Login
 from agentsvc.errors import NotAuthenticated
 from agentsvc.values import now
+from tests.unit.identities import identify
 
 
 @pytest.fixture
@@ -25,17 +26,6 @@ def data_dir(tmp_path: Path) -> Path:
 
 def keys(data_dir: Path, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["keys", *arguments, "--data-dir", str(data_dir)])
-
-
-def identify(data_dir: Path, key: str) -> Principal:
-    async def opened() -> Principal:
-        database = await Database.open(DataDir(path=data_dir).database)
-        try:
-            return await KeyRing(database).identify(key)
-        finally:
-            await database.close()
-
-    return asyncio.run(opened())
 
 
 def test_a_new_key_is_all_there_is_on_stdout_and_opens_the_server(data_dir: Path) -> None:

@@ -1,18 +1,17 @@
 """`agentsvc users`, and what `agentsvc keys` says of scopes and expiry."""
 
-import asyncio
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from agentsvc.auth import KeyRing, KeyScope, Principal, Role
+from agentsvc.auth import KeyScope, Role
 from agentsvc.cli import cli
 from agentsvc.datadir import DataDir
-from agentsvc.db import Database
 from agentsvc.errors import NotAuthenticated
 from agentsvc.values import now
+from tests.unit.identities import identify
 
 
 @pytest.fixture
@@ -31,17 +30,6 @@ def key_of(data_dir: Path, user: str, *arguments: str) -> str:
     made = run(data_dir, "keys", "create", "--user", user, *arguments)
     assert made.exit_code == 0, made.stderr
     return made.stdout.strip()
-
-
-def identify(data_dir: Path, key: str) -> Principal:
-    async def opened() -> Principal:
-        database = await Database.open(DataDir(path=data_dir).database)
-        try:
-            return await KeyRing(database).identify(key)
-        finally:
-            await database.close()
-
-    return asyncio.run(opened())
 
 
 def test_a_user_is_made_given_another_role_and_name_and_listed(data_dir: Path) -> None:
