@@ -11,7 +11,9 @@ from typing import Final, Protocol
 FEWEST_BYTES: Final = 512 * 1024
 """For less than this the preparations cost more than they spare."""
 
-_PIPE_BYTES: Final = 256 * 1024
+_PIPE_BYTES: Final = 1024 * 1024
+_WAITING_BYTES: Final = 64 * 1024
+"""How much of what the sink does not take now is copied, so that its connection waits for it."""
 _TURN_BYTES: Final = 4 * 1024 * 1024
 """After this much the others have a turn."""
 
@@ -103,26 +105,30 @@ class _Way:
 
 
 async def _move(way: _Way, sink: Sink, left: int, on_taken: Callable[[int], None]) -> None:
-    turn = 0
-    while left and way.is_open:
+    turn = held = 0
+    while held or (left and way.is_open):
         await sink.flush()
         target = sink.transport
         if target is None or target.is_closing():
             return
-        taken = way.take(left)
-        if taken is None:
-            turn = 0
-            await way.wait()
-            continue
-        if not taken:
-            return
-        if kept := way.give(taken):
-            # It flows on when the sink has taken this.
-            target.write(way.read(kept))
-        left -= taken
-        turn += taken
-        on_taken(taken)
-        if turn > _TURN_BYTES:
+        if not held:
+            taken = way.take(left)
+            if taken is None:
+                turn = 0
+                await way.wait()
+                continue
+            if not taken:
+                return
+            held = taken
+            left -= taken
+            turn += taken
+            on_taken(taken)
+        held = way.give(held)
+        if held:
+            waiting = way.read(min(held, _WAITING_BYTES) if way.is_open else held)
+            held -= len(waiting)
+            target.write(waiting)
+        elif turn > _TURN_BYTES:
             turn = 0
             await asyncio.sleep(0)
 
