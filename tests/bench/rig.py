@@ -85,7 +85,7 @@ async def run_agent_server(folder: Path) -> AsyncIterator[Running]:
     process = await asyncio.create_subprocess_exec(
         *program,
         cwd=home,
-        env={**DEFAULT_SPEC.env, "HOME": str(home), "PATH": os.defpath},
+        env={**DEFAULT_SPEC.env, "HOME": str(home), "TMPDIR": str(home), "PATH": os.defpath},
         stdout=DEVNULL,
         stderr=DEVNULL,
     )
