@@ -30,6 +30,7 @@ from agentsvc.conversations.replays import Replays
 from agentsvc.conversations.retention import keep_to_age
 from agentsvc.conversations.surroundings import Surroundings
 from agentsvc.datadir import DataDir
+from agentsvc.departures import Departures
 from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
 from agentsvc.gateway.admission import Admission
@@ -49,6 +50,7 @@ from agentsvc.http.keys import (
     CONVERSATIONS,
     COURIER,
     DATABASE,
+    DEPARTURES,
     DEVICES,
     EVENTS,
     EXPORTS,
@@ -338,6 +340,13 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
     await archives.go_on()
     await conversations.recover()
     yield
+    app[DEPARTURES] = Departures(
+        db=app[DATABASE],
+        conversations=conversations,
+        sandboxes=sandboxes,
+        archives=archives,
+        supervisor=app[SUPERVISOR],
+    )
     match config.sandboxes.on_shutdown:
         case OnShutdown.PAUSE:
             await sandboxes.stop_all(Target.PAUSED)
@@ -392,6 +401,7 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
     supervisor.loop(
         "old archives", app[ARCHIVES].forget_old, every_seconds=_FORGET_ARCHIVES_SECONDS
     )
+    supervisor.loop("users who go", app[DEPARTURES].look, every_seconds=sweep_seconds)
     if age_seconds := config.events.delete_after_seconds:
         supervisor.loop(
             "old events",

@@ -1,9 +1,10 @@
 """Who may use the server: users are made, renamed, given another role, blocked and let in again.
 
-Their keys belong to `auth`.
+Their keys belong to `auth`, and how they are deleted to `departures`.
 """
 
 from datetime import datetime
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,7 +12,10 @@ from msgspec import UNSET, UnsetType
 from agentsvc import values
 from agentsvc.auth import Role, check_name
 from agentsvc.db import Database, Queryable, Row, Transaction
+from agentsvc.effects import note_effect
 from agentsvc.errors import Conflict, NotFound
+
+_SELECT: Final = "SELECT id, name, role, created_at, blocked_at, leaving_at FROM users"
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +26,8 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     created_at: datetime
     blocked_at: datetime | None
+    leaving_at: datetime | None = None
+    """Since when the user is being deleted."""
 
     @property
     def is_active_admin(self) -> bool:
@@ -49,7 +55,7 @@ class Users:
 
     async def get(self, user_id: str) -> User:
         """Return a user; raises NotFound."""
-        return await _get(self._db, user_id)
+        return await get_user(self._db, user_id)
 
     async def get_named(self, name: str) -> User:
         """Return the user of a name; raises NotFound."""
@@ -68,6 +74,7 @@ class Users:
         async def body(tx: Transaction) -> None:
             await _check_free(tx, user)
             await AccountTable.insert(tx, user)
+            await note_effect(tx, user)
 
         await self._db.write(body)
         return user
@@ -75,23 +82,29 @@ class Users:
     async def change(self, user_id: str, patch: UserPatch) -> User:
         """Change a user and return what it is now.
 
-        Raises NotFound, and Conflict for a name that is taken or where no administrator would be
-        left to let anybody in again.
+        Raises as `change_user`.
         """
-        if patch.name is not UNSET:
-            check_name(patch.name)
+        return await self._db.write(lambda tx: change_user(tx, user_id, patch))
 
-        async def body(tx: Transaction) -> User:
-            before = await _get(tx, user_id)
-            after = _patched(before, patch)
-            await _check_free(tx, after)
-            await AccountTable.update(tx, after)
-            is_last = before.is_active_admin and not await AccountTable.has_active_admin(tx)
-            if is_last:
-                raise Conflict(f"`{before.name}` is the only administrator, and has to stay one")
-            return after
 
-        return await self._db.write(body)
+async def change_user(tx: Transaction, user_id: str, patch: UserPatch) -> User:
+    """Change a user inside the caller's transaction and return what it is now.
+
+    Raises NotFound, BadRequest for what is no name, and Conflict for a name that is taken, a user who is
+    being deleted, or where no administrator would be left to let anybody in again.
+    """
+    if patch.name is not UNSET:
+        check_name(patch.name)
+    before = await get_user(tx, user_id)
+    if before.leaving_at is not None:
+        raise Conflict(f"`{before.name}` is being deleted")
+    after = _patched(before, patch)
+    await _check_free(tx, after)
+    await AccountTable.update(tx, after)
+    is_last = before.is_active_admin and not await AccountTable.has_active_admin(tx)
+    if is_last:
+        raise Conflict(f"`{before.name}` is the only administrator, and has to stay one")
+    return after
 
 
 def _patched(user: User, patch: UserPatch) -> User:
@@ -106,7 +119,8 @@ def _patched(user: User, patch: UserPatch) -> User:
     )
 
 
-async def _get(source: Queryable, user_id: str) -> User:
+async def get_user(source: Queryable, user_id: str) -> User:
+    """Return a user; raises NotFound."""
     row = await AccountTable.find(source, user_id)
     if row is None:
         raise NotFound("no such user")
@@ -126,6 +140,7 @@ def _from_row(row: Row) -> User:
         role=Role(row["role"]),
         created_at=values.from_stored(row["created_at"]),
         blocked_at=values.moment_or_none(row["blocked_at"]),
+        leaving_at=values.moment_or_none(row["leaving_at"]),
     )
 
 
@@ -145,21 +160,17 @@ class AccountTable:
     @staticmethod
     async def list_all(source: Queryable) -> list[Row]:
         """Return every user by name."""
-        return await source.all(
-            "SELECT id, name, role, created_at, blocked_at FROM users ORDER BY name"
-        )
+        return await source.all(_SELECT + " ORDER BY name")
 
     @staticmethod
     async def find(source: Queryable, user_id: str) -> Row | None:
         """Return the user of this id, or None."""
-        sql = "SELECT id, name, role, created_at, blocked_at FROM users WHERE id = :id"
-        return await source.one(sql, {"id": user_id})
+        return await source.one(_SELECT + " WHERE id = :id", {"id": user_id})
 
     @staticmethod
     async def find_named(source: Queryable, name: str) -> Row | None:
         """Return the user of this name, or None."""
-        sql = "SELECT id, name, role, created_at, blocked_at FROM users WHERE name = :name"
-        return await source.one(sql, {"name": name})
+        return await source.one(_SELECT + " WHERE name = :name", {"name": name})
 
     @staticmethod
     async def has_active_admin(source: Queryable) -> bool:

@@ -1,4 +1,4 @@
-"""`agentsvc users`: makes users, changes what they may do, blocks them; also while the server runs."""
+"""`agentsvc users`: makes users, changes what they may do, blocks and deletes them; also while the server runs."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -8,10 +8,11 @@ import msgspec
 from msgspec import UNSET
 
 from agentsvc.auth import Role
-from agentsvc.cli.options import config_option, data_dir_option, example
+from agentsvc.cli.options import config_option, data_dir_option, example, yes_option
 from agentsvc.cli.stored import places_of, run_on
-from agentsvc.cli.text import columns
+from agentsvc.cli.text import columns, confirm
 from agentsvc.db import Database
+from agentsvc.departures import Departure, let_go
 from agentsvc.quotas import QuotaBook, Quotas, Used
 from agentsvc.users import User, UserPatch, Users
 
@@ -45,7 +46,7 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 
 @click.group("users", epilog=example("agentsvc users create ann --role viewer"))
 def command() -> None:
-    """Make users, change what they may do, and block them.
+    """Make users, change what they may do, block and delete them.
 
     Settings, conversations, sandboxes and keys belong to a user, and no user sees another's. An
     `admin` looks after users and the server as well, a `viewer` changes nothing. A server that runs
@@ -80,7 +81,7 @@ def list_users(data_dir: str | None, config_file: Path | None) -> None:
             user.name,
             user.role.value,
             f"{user.created_at:%Y-%m-%d %H:%M}",
-            f"blocked {user.blocked_at:%Y-%m-%d %H:%M}" if user.blocked_at else "active",
+            _state_of(user),
         )
         for user in _run(data_dir, config_file, Users.list_all)
     ]
@@ -152,7 +153,7 @@ def show(name: str, data_dir: str | None, config_file: Path | None) -> None:
     user, quotas, used = run_on(places_of(data_dir, config_file), body)
     rows = [
         ("role", user.role.value),
-        ("state", "blocked" if user.blocked_at else "active"),
+        ("state", _state_of(user)),
         ("running sandboxes", f"at most {_shown(quotas.running_sandboxes)}"),
         (
             "conversations in the last hour",
@@ -186,6 +187,43 @@ def unblock(name: str, data_dir: str | None, config_file: Path | None) -> None:
     """Let a user in again, with the keys there were."""
     _block(data_dir, config_file, name, noted="users unblock", is_blocked=False)
     click.echo(f"user `{name}` is let in", err=True)
+
+
+@command.command(epilog=example("agentsvc users delete ann --with-owned"))
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--with-owned", is_flag=True, help="Conversations, sandboxes and archives go, too, for good."
+)
+@yes_option
+@data_dir_option
+@config_option
+def delete(
+    *, name: str, with_owned: bool, yes: bool, data_dir: str | None, config_file: Path | None
+) -> None:
+    """Delete a user with keys, settings and secrets.
+
+    What the user owns otherwise is in the way, unless it is to go, too: the user is let in no more, and a
+    server removes it, within the time of a sweep or when it starts, and then the user.
+    """
+    confirm(f"Delete user `{name}`?", is_agreed=yes)
+
+    async def body(database: Database) -> Departure:
+        user = await Users(database).get_named(name)
+        return await let_go(database, user.id, with_owned=with_owned)
+
+    places = places_of(data_dir, config_file)
+    departure = run_on(places, body, noted=("users delete", name))
+    if departure.is_over:
+        click.echo(f"user `{name}` is deleted", err=True)
+        return
+    click.echo(f"user `{name}` is blocked, and goes after {departure.owned}", err=True)
+    click.echo("hint: a server removes them; `agentsvc users list` shows when it has", err=True)
+
+
+def _state_of(user: User) -> str:
+    if user.leaving_at:
+        return f"being deleted {user.leaving_at:%Y-%m-%d %H:%M}"
+    return f"blocked {user.blocked_at:%Y-%m-%d %H:%M}" if user.blocked_at else "active"
 
 
 def _shown(limit: float | None) -> str:

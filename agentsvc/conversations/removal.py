@@ -19,7 +19,7 @@ from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.errors import AgentsvcError, NotFound
-from agentsvc.sandboxes import Sandboxes, SandboxStatus
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import now, stored_or_none
 
@@ -177,8 +177,7 @@ class Remover:
     async def _give_up(self, tx: Transaction, last: Conversation, sandbox_id: str) -> None:
         """Let a sandbox go with its last conversation, once the workspace is saved if it is to be."""
         sandbox = await self._sandboxes.find_any(sandbox_id, tx)
-        has_files = sandbox is not None and sandbox.status in _WITH_FILES and last.is_ready
-        if self._archives.saves_deleted and has_files:
+        if self._archives.saves_deleted and last.is_ready and _has_files(sandbox):
             await self._archives.insert(tx, archive_of(last, sandbox_id, releases=True))
         else:
             await self._sandboxes.release(tx, sandbox_id)
@@ -207,3 +206,10 @@ class Remover:
             )
             return
         await self._db.write(lambda tx: self._removed.set_told(tx, conversation_id, now()))
+
+
+def _has_files(sandbox: Sandbox | None) -> bool:
+    """Whether there are files that are not going anyway."""
+    if sandbox is None or sandbox.target is Target.DELETED:
+        return False
+    return sandbox.status in _WITH_FILES

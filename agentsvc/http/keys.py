@@ -23,6 +23,7 @@ from agentsvc.conversations.pending import PendingMessages
 from agentsvc.conversations.replays import Replays
 from agentsvc.conversations.surroundings import Surroundings
 from agentsvc.db import Database
+from agentsvc.departures import Departures
 from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
 from agentsvc.gitproviders import GitProviders
@@ -43,6 +44,7 @@ BACKENDS: Final[web.AppKey[BackendRegistry]] = web.AppKey("backends")
 SUPERVISOR: Final[web.AppKey[Supervisor]] = web.AppKey("supervisor")
 KEYRING: Final[web.AppKey[KeyRing]] = web.AppKey("keyring")
 DEVICES: Final[web.AppKey[DeviceLogins]] = web.AppKey("devices")
+DEPARTURES: Final[web.AppKey[Departures]] = web.AppKey("departures")
 ADMITTED: Final[web.AppKey[Admitted]] = web.AppKey("admitted")
 AUDIT: Final[web.AppKey[AuditLog]] = web.AppKey("audit")
 QUOTAS: Final[web.AppKey[QuotaBook]] = web.AppKey("quotas")

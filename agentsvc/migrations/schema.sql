@@ -5,7 +5,7 @@ CREATE TABLE users (
     name TEXT NOT NULL UNIQUE,
     created_at TEXT NOT NULL
 , role TEXT NOT NULL DEFAULT 'member'
-    CHECK (role IN ('admin', 'member', 'viewer')), blocked_at TEXT) STRICT;
+    CHECK (role IN ('admin', 'member', 'viewer')), blocked_at TEXT, leaving_at TEXT) STRICT;
 
 CREATE TABLE api_keys (
     id INTEGER PRIMARY KEY,

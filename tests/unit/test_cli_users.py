@@ -1,14 +1,18 @@
 """`agentsvc users`, and what `agentsvc keys` says of scopes and expiry."""
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from agentsvc.archives import new_archive
+from agentsvc.archives.table import ArchiveTable
 from agentsvc.auth import KeyScope, Role
 from agentsvc.cli import cli
 from agentsvc.datadir import DataDir
+from agentsvc.db import Database
 from agentsvc.errors import NotAuthenticated
 from agentsvc.values import now
 from tests.unit.identities import identify
@@ -59,12 +63,60 @@ def test_a_blocked_user_is_not_let_in_until_unblocked(data_dir: Path) -> None:
     assert identify(data_dir, key).user_name == "ann"
 
 
+def test_a_user_is_deleted_with_the_keys_and_the_name_is_free_again(data_dir: Path) -> None:
+    key = key_of(data_dir, "ann")
+    asked = run(data_dir, "users", "delete", "ann")
+    assert (asked.exit_code, "agree with --yes" in asked.stderr) == (1, True)
+    deleted = run(data_dir, "users", "delete", "ann", "--yes")
+    assert (deleted.exit_code, deleted.stderr) == (0, "user `ann` is deleted\n")
+    with pytest.raises(NotAuthenticated):
+        identify(data_dir, key)
+    assert run(data_dir, "users", "list").stdout.count("\n") == 1
+    assert run(data_dir, "users", "create", "ann").exit_code == 0
+
+
+def test_a_user_who_owns_something_waits_for_a_server_to_remove_it(data_dir: Path) -> None:
+    key = key_of(data_dir, "ann")
+    own_an_archive(data_dir, identify(data_dir, key).user_id)
+    refused = run(data_dir, "users", "delete", "ann", "--yes")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("error: `ann` owns 1 archive: delete that first, or all")
+    asked = run(data_dir, "users", "delete", "ann", "--with-owned", "--yes")
+    assert asked.stderr.startswith("user `ann` is blocked, and goes after 1 archive\n")
+    assert "being deleted" in run(data_dir, "users", "show", "ann").stdout
+    let_in = run(data_dir, "users", "unblock", "ann")
+    assert (let_in.exit_code, "is being deleted" in let_in.stderr) == (1, True)
+
+
+def own_an_archive(data_dir: Path, user_id: str) -> None:
+    archive = new_archive(
+        user_id=user_id,
+        conversation_id="0" * 32,
+        title="",
+        sandbox_id="0" * 32,
+        working_dir="/workspace",
+        directory="",
+        releases=False,
+    )
+
+    async def body() -> None:
+        database = await Database.open(DataDir(path=data_dir).database)
+        try:
+            await database.write(lambda tx: ArchiveTable(database).insert(tx, archive))
+        finally:
+            await database.close()
+
+    asyncio.run(body())
+
+
 REFUSALS = [
     (["create", "boss"], "a user of this name exists already: boss"),
     (["create", "a\tb"], "a name has 1 to 100 printable characters"),
     (["block", "nobody"], "there is no user `nobody`"),
     (["set", "ann", "--name", "boss"], "a user of this name exists already: boss"),
     (["set", "boss", "--role", "viewer"], "`boss` is the only administrator, and has to stay"),
+    (["delete", "nobody", "--yes"], "there is no user `nobody`"),
+    (["delete", "boss", "--yes"], "`boss` is the only administrator, and has to stay one"),
     (["block", "boss"], "`boss` is the only administrator, and has to stay one"),
 ]
 
