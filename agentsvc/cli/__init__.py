@@ -4,13 +4,16 @@ Data goes to stdout and everything else to stderr; the exit code is 0 for done, 
 2 for wrong usage.
 """
 
+import contextlib
 import gc
 import importlib
+from collections.abc import Iterator
 from typing import IO, Any, Final
 
 import click
 
 from agentsvc import __version__
+from agentsvc.cli import certificates
 from agentsvc.errors import AgentsvcError, StartFailed
 
 COMMANDS: Final = (
@@ -69,12 +72,8 @@ class LazyGroup(click.Group):
         """Return a subcommand, or None if there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        # Nothing that is imported is garbage, and to look for some takes a tenth of a start.
-        gc.disable()
-        try:
+        with _light_imports():
             command: click.Command = importlib.import_module(f"agentsvc.cli.{cmd_name}").command
-        finally:
-            gc.enable()
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -85,6 +84,19 @@ class LazyGroup(click.Group):
             raise CommandFailed(exc.message, exc.hint) from exc
         except AgentsvcError as exc:
             raise CommandFailed(exc.message) from exc
+
+
+@contextlib.contextmanager
+def _light_imports() -> Iterator[None]:
+    """Leave out, of imports, what a start needs not wait for."""
+    # Nothing that is imported is garbage, and none of it will be: no collection has to look at it.
+    gc.disable()
+    try:
+        with certificates.unread():
+            yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
