@@ -263,7 +263,8 @@ def make_base(path: Path, name: str = BASE) -> str:
     return "made of Debian's packages"
 
 
-def _bootstrap() -> list[str]:
+def debian_mirror() -> str:
+    """Return where this machine's own apt has Debian from; raises EngineFailed."""
     known = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)"],
         capture_output=True,
@@ -273,13 +274,17 @@ def _bootstrap() -> list[str]:
     mirrors = [url for url in known if url.rstrip("/").endswith("/debian")]
     if not mirrors:
         raise EngineFailed("this machine's apt knows no Debian mirror")
+    return mirrors[0]
+
+
+def _bootstrap() -> list[str]:
     thin = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale", "man")]
     return [
         *("mmdebstrap", "--quiet", "--variant=minbase"),
         "--include=ca-certificates,git,procps,python3,python3-venv,tmux",
         '--aptopt=APT::Install-Recommends "false"',
         *thin,
-        *("trixie", "-", mirrors[0]),
+        *("trixie", "-", debian_mirror()),
     ]
 
 
