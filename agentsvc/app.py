@@ -60,6 +60,7 @@ from agentsvc.http.keys import (
     LOGINS,
     PENDING,
     QUOTAS,
+    REPEATS,
     REPLAYS,
     SANDBOXES,
     SECRETS,
@@ -80,6 +81,7 @@ from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.outgoing.sender import Sender
 from agentsvc.plugins import BackendRegistry, Notifier, PluginHost
 from agentsvc.quotas import QuotaBook
+from agentsvc.repeats import Repeats
 from agentsvc.sandboxconfig import OnShutdown
 from agentsvc.sandboxes import Sandbox, Sandboxes, Target
 from agentsvc.sandboxes.culler import Culler
@@ -99,6 +101,7 @@ _REMOVE_FAILED_SECONDS: Final = 60.0
 _FORGET_DELIVERIES_SECONDS: Final = 600.0
 _FORGET_AUDIT_SECONDS: Final = 3600.0
 _FORGET_ARCHIVES_SECONDS: Final = 60.0
+_FORGET_ANSWERS_SECONDS: Final = 600.0
 _FORGET_EVENTS_SECONDS: Final = 600.0
 
 _PLACES: Final = web.AppKey("places", DataDir)
@@ -189,6 +192,7 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[USERS] = Users(database)
     app[QUOTAS] = QuotaBook(database)
     app[AUDIT] = AuditLog(database)
+    app[REPEATS] = Repeats(database, vault, app[CONFIG].idempotency)
     app[DEVICES] = DeviceLogins(database)
     lifetime = timedelta(seconds=app[CONFIG].server.login_seconds)
     app[LOGINS] = Logins(database, app[KEYRING], lifetime=lifetime)
@@ -336,10 +340,6 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[SUPERVISOR],
         config=config.sandboxes,
     )
-    await sandboxes.recover()
-    await archives.go_on()
-    await conversations.recover()
-    yield
     app[DEPARTURES] = Departures(
         db=app[DATABASE],
         conversations=conversations,
@@ -347,6 +347,10 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         archives=archives,
         supervisor=app[SUPERVISOR],
     )
+    await sandboxes.recover()
+    await archives.go_on()
+    await conversations.recover()
+    yield
     match config.sandboxes.on_shutdown:
         case OnShutdown.PAUSE:
             await sandboxes.stop_all(Target.PAUSED)
@@ -397,11 +401,12 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
     supervisor.loop("open connections", app[ADMITTED].look, every_seconds=LOOK_SECONDS)
     supervisor.loop("sandboxes", app[SANDBOXES].sweep, every_seconds=sweep_seconds)
     supervisor.loop("idle sandboxes", app[_CULLER].look, every_seconds=sweep_seconds)
+    supervisor.loop("users who go", app[DEPARTURES].look, every_seconds=sweep_seconds)
     supervisor.loop("events", conversations.sync, every_seconds=config.conversations.sync_seconds)
     supervisor.loop(
         "old archives", app[ARCHIVES].forget_old, every_seconds=_FORGET_ARCHIVES_SECONDS
     )
-    supervisor.loop("users who go", app[DEPARTURES].look, every_seconds=sweep_seconds)
+    supervisor.loop("kept answers", app[REPEATS].forget_old, every_seconds=_FORGET_ANSWERS_SECONDS)
     if age_seconds := config.events.delete_after_seconds:
         supervisor.loop(
             "old events",

@@ -16,6 +16,7 @@ import msgspec
 
 from agentsvc import values
 from agentsvc.db import Database, Queryable, Row, Transaction
+from agentsvc.effects import note_effect
 from agentsvc.errors import BadRequest, CapacityExceeded, Conflict, NotAuthenticated, NotFound
 from agentsvc.values import Secret
 
@@ -162,8 +163,9 @@ class KeyRing:
         """
         check_name(name)
         secret = values.new_key(KEY_PREFIX) if key is None else _checked(key)
-        return await self._db.write(
-            lambda tx: insert_key(
+
+        async def body(tx: Transaction) -> tuple[ApiKey, Secret]:
+            made = await insert_key(
                 tx,
                 user_id,
                 name,
@@ -172,7 +174,10 @@ class KeyRing:
                 not_before=not_before,
                 expires_at=expires_at,
             )
-        ), secret
+            await note_effect(tx, (made, secret))
+            return made, secret
+
+        return await self._db.write(body)
 
     async def revoke_key(self, key_id: int, *, user_id: str | None = None) -> None:
         """Make a key useless from now on; revoking it again changes nothing.

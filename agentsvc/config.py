@@ -294,6 +294,25 @@ class AuditConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 31_536_000.0
 
 
+class IdempotencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `idempotency` section."""
+
+    keep_seconds: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=10**9,
+            description="How long a request with an `Idempotency-Key` is answered the same again",
+        ),
+    ] = 86_400.0
+    max_keys_per_user: Annotated[
+        int, Meta(ge=1, le=10**9, description="How many answers are kept for one user")
+    ] = 50_000
+    max_bytes_per_user: Annotated[
+        int, Meta(ge=2**20, le=2**50, description="How many bytes these answers may have")
+    ] = 268_435_456
+
+
 class WebhooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `webhooks` section: how users' programs are told of events and changes."""
 
@@ -417,6 +436,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     archives: ArchivesConfig = ArchivesConfig()
     events: EventsConfig = EventsConfig()
     audit: AuditConfig = AuditConfig()
+    idempotency: IdempotencyConfig = IdempotencyConfig()
     webhooks: WebhooksConfig = WebhooksConfig()
     git: GitConfig = GitConfig()
     runtime_api: RuntimeApiConfig = RuntimeApiConfig()

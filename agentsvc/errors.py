@@ -165,6 +165,21 @@ class Gone(AgentsvcError):
     status = 410
 
 
+class RequestInProgress(AgentsvcError):
+    """A request with the same `Idempotency-Key` is being done."""
+
+    code = "request_in_progress"
+    status = 409
+    retryable = True
+
+
+class IdempotencyKeyReused(AgentsvcError):
+    """The same `Idempotency-Key` came with another request."""
+
+    code = "idempotency_key_reused"
+    status = 422
+
+
 class OrderRejected(AgentsvcError):
     """The backend will never accept this order."""
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from agentsvc import values
 from agentsvc.db import Database, Reader, Row, Transaction
+from agentsvc.effects import note_effect
 from agentsvc.errors import Conflict, InvalidRequest, NotFound
 from agentsvc.orders import Provider
 from agentsvc.usersecrets import (
@@ -94,6 +95,7 @@ class SecretStore:
             await apply_secrets(
                 tx, self._vault, user_id, SecretsPatch(custom_secrets={name: patch})
             )
+            await note_effect(tx, name)
 
         await self._db.write(body)
 

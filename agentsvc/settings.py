@@ -16,6 +16,7 @@ from agentsvc import values
 from agentsvc.agentoptions import AgentOptions, Llm, LlmOptions
 from agentsvc.backend import IdleRules
 from agentsvc.db import Database, Reader, Row, Transaction
+from agentsvc.effects import note_effect
 from agentsvc.errors import InvalidRequest
 from agentsvc.mcp import McpConfig, restore_secrets, show_mcp_config
 from agentsvc.secretstore import SecretStore, apply_secrets
@@ -261,6 +262,7 @@ class SettingsStore:
                 await self._save(tx, user_id, settings)
             if secrets is not None:
                 await apply_secrets(tx, self._vault, user_id, secrets)
+            await note_effect(tx, settings)
             return settings
 
         return await self._db.write(body)

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from agentsvc import values
 from agentsvc.auth import Role, check_name
 from agentsvc.db import Database, Queryable, Row, Transaction
+from agentsvc.effects import note_effect
 from agentsvc.errors import Conflict, NotFound
 
 _SELECT: Final = "SELECT id, name, role, created_at, blocked_at, leaving_at FROM users"
@@ -73,6 +74,7 @@ class Users:
         async def body(tx: Transaction) -> None:
             await _check_free(tx, user)
             await AccountTable.insert(tx, user)
+            await note_effect(tx, user)
 
         await self._db.write(body)
         return user

@@ -15,6 +15,7 @@ from agentsvc.conversations.model import ConversationView
 from agentsvc.conversations.recorder import not_delivered_event
 from agentsvc.conversations.service import Conversations
 from agentsvc.db import Database, IntegrityError, Queryable, Row, Transaction
+from agentsvc.effects import is_watched, note_effect
 from agentsvc.errors import (
     AgentRefused,
     AgentsvcError,
@@ -58,6 +59,8 @@ class Queued(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     position: int
+    sandbox_status: SandboxStatus
+    """Whether its sandbox runs, or has to be started first."""
 
 
 _encode = msgspec.json.encode
@@ -146,11 +149,14 @@ class PendingMessages:
         """Hand a message to the agent; return how its sandbox is.
 
         It is kept while earlier ones are not delivered, and where the sandbox was paused because
-        nobody used it, which is resumed then. Raises as `Conversations.send_message`, and
-        TooManyRequests.
+        nobody used it, which is resumed then; and if it must not be said twice although the
+        request may be repeated. Raises as `Conversations.send_message`, and TooManyRequests.
         """
         view = await self._conversations.get(user_id, conversation_id, include_starting=True)
-        if not await self._must_wait(view):
+        must_wait = await self._must_wait(view)
+        if is_watched() and not must_wait:
+            self._conversations.require_agent(view)
+        elif not must_wait:
             try:
                 return await self._conversations.send_message(
                     user_id, conversation_id, message, run=run
@@ -162,9 +168,8 @@ class PendingMessages:
                 )
                 if not await self._must_wait(view):
                     raise
-        await self.queue(user_id, conversation_id, message, run=run)
-        is_running = view.sandbox_status is SandboxStatus.RUNNING
-        return SandboxStatus.RUNNING if is_running else SandboxStatus.STARTING
+        queued = await self.queue(user_id, conversation_id, message, run=run)
+        return queued.sandbox_status
 
     async def _must_wait(self, view: ConversationView) -> bool:
         """Whether a message has to wait, for earlier ones or until a culled sandbox runs again."""
@@ -196,7 +201,10 @@ class PendingMessages:
             run=run,
         )
 
-        async def body(tx: Transaction) -> int:
+        is_running = view.sandbox_status is SandboxStatus.RUNNING
+        status = SandboxStatus.RUNNING if is_running else SandboxStatus.STARTING
+
+        async def body(tx: Transaction) -> Queued:
             waiting = await self._table.count(tx, conversation_id)
             if waiting >= MOST_PENDING:
                 raise TooManyRequests(
@@ -207,10 +215,12 @@ class PendingMessages:
             except IntegrityError as exc:
                 # It was deleted since it was looked up.
                 raise NotFound(f"Conversation {reference} not found") from exc
+            queued = Queued(id=pending.id, position=waiting + 1, sandbox_status=status)
+            await note_effect(tx, queued)
             tx.after_commit(lambda: self._wake(user_id, conversation_id))
-            return waiting + 1
+            return queued
 
-        return Queued(id=pending.id, position=await self._db.write(body))
+        return await self._db.write(body)
 
     async def deliver_all(self) -> None:
         """Try to deliver whatever waits; called now and then, and once after a start."""

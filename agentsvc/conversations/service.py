@@ -41,6 +41,7 @@ from agentsvc.conversations.start import Starter
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.db import Database, Queryable, Transaction
+from agentsvc.effects import note_effect
 from agentsvc.errors import AgentsvcError, BadRequest, Conflict, Gone, NotFound, SandboxNotUsable
 from agentsvc.events import EventLog
 from agentsvc.git import check_branch, check_repository
@@ -191,6 +192,7 @@ class Conversations:
                 settings=settings or Settings(),
             )
             await self._starter.reserve(tx, asked)
+            await note_effect(tx, asked.task)
             tx.after_commit(lambda: self._run(task.id))
             return asked.task
 
@@ -332,7 +334,12 @@ class Conversations:
         if view.sandbox is None or view.sandbox_status is SandboxStatus.MISSING:
             raise Gone("The sandbox of this conversation does not exist any more")
         archive = archive_of(view.conversation, view.sandbox.id, releases=False)
-        await self._db.write(lambda tx: self._archives.insert(tx, archive))
+
+        async def body(tx: Transaction) -> None:
+            await self._archives.insert(tx, archive)
+            await note_effect(tx, archive)
+
+        await self._db.write(body)
         return archive
 
     async def fork(self, user_id: str, conversation_id: str, order: StartOrder) -> StartTask:
@@ -367,7 +374,7 @@ class Conversations:
         """
         await quotas.check_spend(self._db, user_id)
         view = await self.get(user_id, conversation_id, include_starting=True)
-        self._require_agent(view)
+        self.require_agent(view)
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def work() -> None:
@@ -403,12 +410,12 @@ class Conversations:
 
     async def agent(self, user_id: str, conversation_id: str) -> AgentServer:
         """Return the calls to the agent server of a conversation; raises as `send_message`."""
-        return self._require_agent(await self.get(user_id, conversation_id, include_starting=True))
+        return self.require_agent(await self.get(user_id, conversation_id, include_starting=True))
 
     async def _used_agent(self, user_id: str, conversation_id: str) -> AgentServer:
         """Return the same, for what counts as use of its sandbox."""
         view = await self.get(user_id, conversation_id, include_starting=True)
-        agent = self._require_agent(view)
+        agent = self.require_agent(view)
         self._sandboxes.usage.note(view.conversation.sandbox_id)
         return agent
 
@@ -522,7 +529,8 @@ class Conversations:
             for one in listed
         ]
 
-    def _require_agent(self, view: ConversationView) -> AgentServer:
+    def require_agent(self, view: ConversationView) -> AgentServer:
+        """Return the calls to the agent server of a conversation; raises as `send_message`."""
         sandbox, status = view.sandbox, view.sandbox_status
         if view.conversation.start_failed:
             raise Conflict(f"The conversation did not start: {view.conversation.start_detail}")

@@ -31,6 +31,7 @@ from agentsvc.logins import Logins
 from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.plugins import BackendRegistry
 from agentsvc.quotas import QuotaBook
+from agentsvc.repeats import Repeats
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
@@ -43,8 +44,8 @@ DATABASE: Final[web.AppKey[Database]] = web.AppKey("database")
 BACKENDS: Final[web.AppKey[BackendRegistry]] = web.AppKey("backends")
 SUPERVISOR: Final[web.AppKey[Supervisor]] = web.AppKey("supervisor")
 KEYRING: Final[web.AppKey[KeyRing]] = web.AppKey("keyring")
-DEVICES: Final[web.AppKey[DeviceLogins]] = web.AppKey("devices")
 DEPARTURES: Final[web.AppKey[Departures]] = web.AppKey("departures")
+DEVICES: Final[web.AppKey[DeviceLogins]] = web.AppKey("devices")
 ADMITTED: Final[web.AppKey[Admitted]] = web.AppKey("admitted")
 AUDIT: Final[web.AppKey[AuditLog]] = web.AppKey("audit")
 QUOTAS: Final[web.AppKey[QuotaBook]] = web.AppKey("quotas")
@@ -67,6 +68,7 @@ ARCHIVES: Final[web.AppKey[Archives]] = web.AppKey("archives", Archives)
 PENDING: Final[web.AppKey[PendingMessages]] = web.AppKey("pending_messages")
 WEBHOOKS: Final[web.AppKey[Webhooks]] = web.AppKey("webhooks")
 COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")
+REPEATS: Final[web.AppKey[Repeats]] = web.AppKey("repeats")
 
 REQUEST_ID: Final[web.RequestKey[str]] = web.RequestKey("request_id", str)
 """The id of the request, also in its log lines, its error body and its X-Request-Id header."""

@@ -42,6 +42,7 @@ from agentsvc.http.keys import (
 )
 from agentsvc.http.login_cookie import login_token
 from agentsvc.http.measures import Measures
+from agentsvc.http.repeats import answer_once
 from agentsvc.http.routes import KEY_PARAMETER, Handler, Scope, check_scope, is_page, route_of
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
@@ -116,6 +117,7 @@ def install(
     app.middlewares.extend((trace_request, close_on_bad_body, note_change))
     app.middlewares.extend((map_errors, answer_preflight))
     app.middlewares.extend((*before_callers, authenticate, limit_time, continue_body))
+    app.middlewares.append(answer_once)
     app.on_response_prepare.extend((_add_headers, _close_if_last))
 
 

@@ -84,6 +84,21 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
 
 
 JSON: Final = "application/json"
+type Respond = Callable[[web.Request, Any], web.Response]
+type GoOn = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operation makes, by its type, and how that is answered.
+
+    The service notes it in its transaction (`effects.note_effect`), so that the answer is stored
+    together with it for who repeats the request.
+    """
+
+    kind: type
+    answer: Respond
+
+
 FORM: Final = "application/x-www-form-urlencoded"
 MULTIPART: Final = "multipart/form-data"
 TEXT: Final = "text/plain"
@@ -146,6 +161,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     what is right, which has `status` and is sent as `media`; None where nothing is right. `errors`
     are those it raises beside the ones that follow from the rest.
 
+    `effect` is what it makes; without one it may be done again after a crash, with the same result.
+    `goes_on` answers who repeats a request whose stream had only begun, from what it began with.
+
     `key_header` is a further header in which its key may come.
 
     A stream may go on for longer than a request may take. A page is what a browser goes to: its
@@ -169,6 +187,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     media: str = JSON
     errors: tuple[type[AgentsvcError], ...] = ()
     example: Example = Example()
+    effect: Effect | None = None
+    goes_on: GoOn | None = None
     key_header: str = ""
     is_stream: bool = False
     is_page: bool = False
@@ -179,6 +199,11 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 def shown_as(kind: Any) -> Meta:
     """Return what describes a raw value as another type: a struct, or an alias of a module."""
     return Meta(extra_json_schema={SHOWN_AS: f"{kind.__module__}:{kind.__name__}"})
+
+
+def takes_repeats(route: Route) -> bool:
+    """Whether a request of a user may carry an `Idempotency-Key`."""
+    return route.method == hdrs.METH_POST and route.scope in OF_USERS and route.reads == (JSON,)
 
 
 _MOUNTED: Final[web.AppKey[dict[web.AbstractRoute, Route]]] = web.AppKey("mounted_routes")

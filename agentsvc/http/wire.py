@@ -8,7 +8,7 @@ import contextlib
 import functools
 import itertools
 import re
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, get_origin
 
@@ -44,6 +44,13 @@ type EnvName = Annotated[
     str, msgspec.Meta(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$")
 ]
 type EnvValue = Annotated[str, msgspec.Meta(max_length=65536, pattern=r"^[^\x00]*$")]
+
+BODY: Final[web.RequestKey[bytes]] = web.RequestKey("body", bytes)
+"""The body of a request, if it has been read already."""
+ON_STREAMED: Final[web.RequestKey[Callable[[bytes], Awaitable[None]]]] = web.RequestKey(
+    "on_streamed"
+)
+"""What to call with the last item of an array that is streamed, before the client has its end."""
 
 _ENCODER = msgspec.json.Encoder()
 _ENCODINGS: Final = frozenset({"", "identity", "gzip", "deflate"})
@@ -98,11 +105,15 @@ async def stream_array(
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     async with contextlib.aclosing(items):
         separator = b"[\n"
-        async for item in items:
+        item = b""
+        async for value in items:
             if not response.prepared:
                 await response.prepare(request)
-            await response.write(separator + encode(item))
+            item = encode(value)
+            await response.write(separator + item)
             separator = b",\n"
+    if ON_STREAMED in request:
+        await request[ON_STREAMED](item)
     await response.write(b"]")
     await response.write_eof()
     return response
@@ -148,7 +159,8 @@ async def read_json[T](
     is kept as it came. Raises InvalidRequest, MalformedBody, BodyTooLarge or
     UnsupportedMediaType.
     """
-    body = await read_body(request) if request.can_read_body else b""
+    has_body = request.can_read_body or BODY in request
+    body = await read_body(request) if has_body else b""
     if body:
         value = decode(body, decoder)
         check_extremes(body, wide_integers=wide_integers)
@@ -169,6 +181,8 @@ async def read_body(request: web.Request) -> bytes:
 
 async def read_text(request: web.Request) -> bytes:
     """Return the bytes of a body of any media type, which are valid UTF-8."""
+    if BODY in request:
+        return request[BODY]
     _check_encoding(request)
     limit = _body_limit(request)
     if (request.content_length or 0) > limit:

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from agentsvc import values
 from agentsvc.config import WebhooksConfig
 from agentsvc.db import Database, Transaction
+from agentsvc.effects import note_effect
 from agentsvc.errors import Conflict, NotFound
 from agentsvc.outgoing.model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
 from agentsvc.outgoing.signing import new_secret
@@ -56,6 +57,7 @@ class Webhooks:
             if len(await SubscriptionTable.of_user(tx, user_id)) >= MOST_SUBSCRIPTIONS:
                 raise Conflict(f"a user has at most {MOST_SUBSCRIPTIONS} webhook subscriptions")
             await SubscriptionTable.insert(tx, made, sealed)
+            await note_effect(tx, (made, secret))
 
         await self._db.write(body)
         return made, secret
@@ -84,14 +86,16 @@ class Webhooks:
         secret = new_secret()
         sealed = self._vault.seal(secret.reveal().encode(), context_of(subscription_id))
 
-        async def body(tx: Transaction) -> Subscription:
+        async def body(tx: Transaction) -> tuple[Subscription, Secret]:
             _owned(await SubscriptionTable.find(tx, subscription_id), user_id)
             now = values.now()
             until = now + timedelta(seconds=self._overlap_seconds)
             await SubscriptionTable.rotate(tx, subscription_id, sealed, now, until)
-            return _owned(await SubscriptionTable.find(tx, subscription_id), user_id)
+            made = _owned(await SubscriptionTable.find(tx, subscription_id), user_id), secret
+            await note_effect(tx, made)
+            return made
 
-        return await self._db.write(body), secret
+        return await self._db.write(body)
 
     async def remove(self, user_id: str, subscription_id: str) -> None:
         """Delete a subscription and all of its deliveries; raises NotFound."""
@@ -147,6 +151,7 @@ class Webhooks:
             found = await DeliveryTable.find(tx, subscription_id, delivery_id)
             if found is None:
                 raise NotFound("no such delivery")
+            await note_effect(tx, found)
             return found
 
         return await self._db.write(body)
@@ -154,9 +159,13 @@ class Webhooks:
     async def replay_failed(self, user_id: str, subscription_id: str) -> int:
         """Make every delivery again that was given up, and return how many; raises NotFound."""
         await self.get(user_id, subscription_id)
-        return await self._db.write(
-            lambda tx: DeliveryTable.replay(tx, subscription_id, None, values.now())
-        )
+
+        async def body(tx: Transaction) -> int:
+            count = await DeliveryTable.replay(tx, subscription_id, None, values.now())
+            await note_effect(tx, count)
+            return count
+
+        return await self._db.write(body)
 
     def _changed(
         self, subscription: Subscription, draft: SubscriptionDraft, now: datetime

@@ -12,6 +12,7 @@ import msgspec
 
 from agentsvc.backend import Capability, Phase, Spec
 from agentsvc.db import Database, Queryable, Transaction
+from agentsvc.effects import note_effect
 from agentsvc.errors import (
     BackendUnavailable,
     Conflict,
@@ -236,7 +237,12 @@ class Sandboxes:
             tx.after_commit(lambda: self._driver.wake(sandbox.id))
             return stored
 
-        return await (insert(tx) if tx else self._db.write(insert))
+        async def body(tx: Transaction) -> Sandbox:
+            stored = await insert(tx)
+            await note_effect(tx, stored)
+            return stored
+
+        return await (insert(tx) if tx else self._db.write(body))
 
     async def _placed(self, tx: Transaction, sandbox: Sandbox, places: Sequence[Place]) -> Sandbox:
         if len(places) == 1:
@@ -272,7 +278,9 @@ class Sandboxes:
             if known is None:
                 sandbox = await self.start(user_id, spec, when_full=when_full, tx=tx)
                 await self._clients.insert(tx, user_id, sandbox.id, order)
-                return msgspec.structs.replace(sandbox, client_id=order.id)
+                made = msgspec.structs.replace(sandbox, client_id=order.id)
+                await note_effect(tx, made)
+                return made
             found = await self._table.find(known, tx)
             if found is None or found.target is Target.DELETED:
                 raise Conflict("The sandbox that had this id is still being removed")

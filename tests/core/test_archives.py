@@ -182,6 +182,18 @@ async def test_archives_are_listed_in_pages(client: Client) -> None:
     assert rest["next_page_id"] is None
 
 
+async def test_a_repeated_request_makes_one_archive_and_one_fork(client: Client) -> None:
+    conversation_id, _ = await start(client)
+    for end in ("archives", "fork"):
+        path, headers = f"{STARTS}/{conversation_id}/{end}", {"Idempotency-Key": "once"}
+        first = await client.post(path, json={}, headers=headers)
+        assert first.status in (200, 201), first.text
+        again = await client.post(path, json={}, headers=headers)
+        assert (again.status, again.body) == (first.status, first.body)
+    assert len((await client.get("/api/v1/archives")).json()["items"]) == 2
+    assert (await client.get(f"{STARTS}/start-tasks/count")).json() == 2
+
+
 async def test_a_fork_has_the_workspace_in_a_sandbox_of_its_own(
     client: Client, fake_agent: PackingAgent
 ) -> None:

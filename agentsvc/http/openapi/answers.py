@@ -9,18 +9,23 @@ import msgspec
 
 from agentsvc.errors import (
     AgentsvcError,
+    BadRequest,
     BodyTooLarge,
+    Conflict,
+    IdempotencyKeyReused,
     InvalidRequest,
     MalformedBody,
     NotAllowed,
     NotAuthenticated,
     NotFound,
+    RequestInProgress,
     TimedOut,
+    TooManyRequests,
     UnsupportedMediaType,
 )
 from agentsvc.http.openapi.parameters import names_in
 from agentsvc.http.openapi.schemas import Json
-from agentsvc.http.routes import HTML, JSON, Route, Scope
+from agentsvc.http.routes import HTML, JSON, Route, Scope, takes_repeats
 
 _SCHEMAS: Final = "#/components/schemas/"
 _HEADERS: Final = "#/components/headers/"
@@ -89,6 +94,8 @@ def errors_of(route: Route) -> tuple[type[AgentsvcError], ...]:
         given.append(NotAuthenticated)
     if route.scope in _FORBIDDING:
         given.append(NotAllowed)
+    if takes_repeats(route):
+        given += [BadRequest, Conflict, RequestInProgress, IdempotencyKeyReused, TooManyRequests]
     if names_in(route.path):
         given.append(NotFound)
     if names_in(route.path) or route.query is not None or route.body is not None:

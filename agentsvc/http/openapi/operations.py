@@ -8,9 +8,14 @@ import msgspec
 from msgspec import UNSET
 
 from agentsvc.http.openapi.answers import error_answers, success
-from agentsvc.http.openapi.parameters import path_parameters, path_types, query_parameters
+from agentsvc.http.openapi.parameters import (
+    IDEMPOTENCY_KEY,
+    path_parameters,
+    path_types,
+    query_parameters,
+)
 from agentsvc.http.openapi.schemas import Json, without_null
-from agentsvc.http.routes import JSON, OF_USERS, Route, Scope, Undescribed
+from agentsvc.http.routes import JSON, OF_USERS, Route, Scope, Undescribed, takes_repeats
 
 V0_TAG: Final = "V0"
 _V1_PREFIX: Final = "/api/v1/"
@@ -86,6 +91,8 @@ def operation(route: Route, method: str, schemas: RouteSchemas, components: Any)
     parameters = path_parameters(route, schemas.path)
     if schemas.query is not None:
         parameters += query_parameters(route, schemas.query, components)
+    if takes_repeats(route):
+        parameters.append(IDEMPOTENCY_KEY)
     if parameters:
         described["parameters"] = parameters
     if schemas.body is not None:

@@ -62,6 +62,15 @@ PATH_PARTS: Final = {
 }
 """The parts of paths by name."""
 
+IDEMPOTENCY_KEY: Final[Json] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Names the request, so that it is done once and answered the same for a day"
+    " however often it is sent",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
+}
+"""What a request that may be repeated carries."""
+
 
 def names_in(path: str) -> list[str]:
     """Return the names of the parts of a path that vary."""

@@ -4,11 +4,11 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.conversations import ConversationPatch, ConversationView, Generation
+from agentsvc.conversations import ConversationPatch, ConversationView, Generation, StartTask
 from agentsvc.errors import BadRequest, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
 from agentsvc.http.links import links_of
-from agentsvc.http.routes import OF_STARTS, Example, Route, Scope
+from agentsvc.http.routes import OF_STARTS, Effect, Example, Route, Scope
 from agentsvc.http.v0.types_conversations import (
     START_BODY,
     TITLE_BODY,
@@ -114,13 +114,22 @@ async def get_view(request: web.Request) -> ConversationView:
 
 
 async def _start(request: web.Request, order: StartOrder) -> StartAnswer:
-    task = await request.app[CONVERSATIONS].start(
-        request[PRINCIPAL].user_id, order, generation=Generation.V0
+    return _from_task(
+        await request.app[CONVERSATIONS].start(
+            request[PRINCIPAL].user_id, order, generation=Generation.V0
+        )
     )
+
+
+def _from_task(task: StartTask) -> StartAnswer:
     return StartAnswer(
-        conversation_id=order.alias or task.conversation_id,
+        conversation_id=task.request.alias or task.conversation_id,
         conversation_status=ConversationStatus.STARTING,
     )
+
+
+def _answer_task(_request: web.Request, task: StartTask) -> web.Response:
+    return json_response(_from_task(task))
 
 
 _UNKNOWN = {
@@ -140,6 +149,7 @@ ROUTES: Final = (
         summary="Start a conversation",
         body=StartBody,
         answer=StartAnswer,
+        effect=Effect(kind=StartTask, answer=_answer_task),
         errors=OF_STARTS,
         example=Example(body={"initial_user_msg": "Fix the login page"}),
     ),

@@ -4,9 +4,10 @@ from typing import Final
 
 from aiohttp import web
 
+from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, QuotaExceeded, TooManyRequests
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
-from agentsvc.http.routes import OF_AGENTS, Example, Route, Scope
+from agentsvc.http.routes import OF_AGENTS, Effect, Example, Route, Scope
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
 from agentsvc.http.v0.types_conversations import to_message
@@ -78,6 +79,10 @@ async def _pass_on(request: web.Request, action: UserAction) -> web.Response:
     return json_response(SUCCESS)
 
 
+def _answer_queued(_request: web.Request, _queued: Queued) -> web.Response:
+    return json_response(SUCCESS)
+
+
 ROUTES: Final = (
     Route(
         method="GET",
@@ -100,6 +105,7 @@ ROUTES: Final = (
         summary="Say something in a conversation, or tell its agent what to do, as an action",
         body=ActionBody,
         answer=Success,
+        effect=Effect(kind=Queued, answer=_answer_queued),
         errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
         example=Example(body={"action": "message", "args": {"content": "Add a test for it"}}),
     ),
@@ -112,6 +118,7 @@ ROUTES: Final = (
         summary="Say something in a conversation",
         body=MessageBody,
         answer=Success,
+        effect=Effect(kind=Queued, answer=_answer_queued),
         errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),
         example=Example(body={"message": "Add a test for it"}),
     ),

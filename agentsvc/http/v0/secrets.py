@@ -9,7 +9,7 @@ from aiohttp import web
 
 from agentsvc.errors import BadRequest, Conflict, NotFound
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.v0.types_secrets import (
     PROVIDERS_BODY,
     SECRET_BODY,
@@ -38,6 +38,10 @@ async def post_secret(request: web.Request) -> web.Response:
     user_id, value = request[PRINCIPAL].user_id, Secret(body.value)
     with _in_words_of_clients():
         await request.app[SECRETS].add_custom_secret(user_id, body.name, value, body.description)
+    return _answer_created(request, body.name)
+
+
+def _answer_created(_request: web.Request, _name: str) -> web.Response:
     return json_response(Said(message="Secret created successfully"), status=201)
 
 
@@ -105,6 +109,7 @@ ROUTES: Final = (
         body=SecretBody,
         answer=Said,
         status=HTTPStatus.CREATED,
+        effect=Effect(kind=str, answer=_answer_created),
         errors=(BadRequest,),
         example=Example(
             body={

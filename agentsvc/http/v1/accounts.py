@@ -11,11 +11,12 @@ from agentsvc.auth import KeyScope, Role
 from agentsvc.departures import Departure
 from agentsvc.errors import BadRequest, Conflict, NotFound
 from agentsvc.http.keys import ADMITTED, DEPARTURES, KEYRING, USERS
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.v1.api_keys import (
     KeyInfo,
     KeyOrder,
     NewKeyInfo,
+    answer_key,
     create_key,
     from_key,
     key_id_of,
@@ -99,6 +100,10 @@ async def post_user(request: web.Request) -> web.Response:
     """POST /users."""
     order = await read_json(request, _ORDER)
     user = await request.app[USERS].create(order.name, order.role)
+    return _answer_user(request, user)
+
+
+def _answer_user(_request: web.Request, user: User) -> web.Response:
     return json_response(_from_user(user), status=HTTPStatus.CREATED)
 
 
@@ -135,7 +140,7 @@ async def get_keys(request: web.Request) -> web.Response:
 async def post_key(request: web.Request) -> web.Response:
     """POST /users/{user_id}/keys."""
     user = await request.app[USERS].get(_user_id(request))
-    return json_response(await create_key(request, user.id))
+    return answer_key(request, await create_key(request, user.id))
 
 
 async def delete_key(request: web.Request) -> web.Response:
@@ -190,6 +195,7 @@ ROUTES: Final = (
         body=UserOrder,
         answer=UserInfo,
         status=HTTPStatus.CREATED,
+        effect=Effect(kind=User, answer=_answer_user),
         errors=(BadRequest, Conflict),
         example=Example(body={"name": "ann", "role": "member"}),
     ),
@@ -243,6 +249,7 @@ ROUTES: Final = (
         summary="Make an API key for a user",
         body=KeyOrder,
         answer=NewKeyInfo,
+        effect=Effect(kind=tuple, answer=answer_key),
         errors=(BadRequest,),
         example=Example(body={"name": "build server", "scope": KeyScope.RUN}),
     ),

@@ -9,7 +9,7 @@ from aiohttp import web
 from agentsvc.auth import ApiKey, KeyScope, Principal
 from agentsvc.errors import BadRequest, InvalidRequest, NotFound
 from agentsvc.http.keys import ADMITTED, KEYRING, PRINCIPAL
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.wire import Time, json_response, path_text, read_json
 from agentsvc.values import MAX_INT, Secret, dashed, now, parse_time, stored_or_none, to_stored
 
@@ -86,20 +86,26 @@ async def get_keys(request: web.Request) -> web.Response:
 
 async def post_key(request: web.Request) -> web.Response:
     """POST /api/keys."""
-    return json_response(await create_key(request, request[PRINCIPAL].user_id))
+    return answer_key(request, await create_key(request, request[PRINCIPAL].user_id))
 
 
-async def create_key(request: web.Request, user_id: str) -> NewKeyInfo:
+def answer_key(_request: web.Request, made: tuple[ApiKey, Secret]) -> web.Response:
+    """Answer with a key at the only moment it can be seen."""
+    key, secret = made
+    info = msgspec.structs.asdict(from_key(key))
+    return json_response(NewKeyInfo(**info, key=secret.reveal()))
+
+
+async def create_key(request: web.Request, user_id: str) -> tuple[ApiKey, Secret]:
     """Make the key that a request orders, for a user."""
     order = await read_json(request, _ORDER)
-    key, secret = await request.app[KEYRING].create_key(
+    return await request.app[KEYRING].create_key(
         user_id,
         order.name or _DEFAULT_NAME,
         scope=order.scope,
         not_before=_time(order.not_before, "not_before"),
         expires_at=_future(order.expires_at, "expires_at"),
     )
-    return _from_new_key(key, secret)
 
 
 async def delete_key(request: web.Request) -> web.Response:
@@ -135,10 +141,6 @@ def from_key(key: ApiKey) -> KeyInfo:
         not_before=stored_or_none(key.not_before),
         expires_at=stored_or_none(key.expires_at),
     )
-
-
-def _from_new_key(key: ApiKey, secret: Secret) -> NewKeyInfo:
-    return NewKeyInfo(**msgspec.structs.asdict(from_key(key)), key=secret.reveal())
 
 
 def _from_caller(caller: Principal, key: ApiKey) -> CurrentKey:
@@ -197,6 +199,7 @@ ROUTES: Final = (
         summary="Make an API key for yourself",
         body=KeyOrder,
         answer=NewKeyInfo,
+        effect=Effect(kind=tuple, answer=answer_key),
         errors=(BadRequest,),
         example=Example(body={"name": "build server"}),
     ),

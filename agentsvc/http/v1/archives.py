@@ -8,13 +8,14 @@ from aiohttp import web
 from msgspec import Meta
 
 from agentsvc.archives import Archive, ArchiveState
+from agentsvc.conversations import StartTask
 from agentsvc.errors import Conflict, Gone, NotFound
 from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PRINCIPAL
-from agentsvc.http.links import links_of
-from agentsvc.http.routes import OF_STARTS, Example, Route, Scope
+from agentsvc.http.routes import OF_STARTS, Effect, Example, Route, Scope
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
+from agentsvc.http.v1.conversations import answer_task
 from agentsvc.http.v1.types_messages import MessageBody
-from agentsvc.http.v1.types_start import StartBody, StartTaskView, from_start_task, to_order
+from agentsvc.http.v1.types_start import StartBody, StartTaskView, to_order
 from agentsvc.http.wire import (
     SUCCESS,
     Page,
@@ -67,6 +68,10 @@ async def post_archive(request: web.Request) -> web.Response:
     conversation_id = path_id(request, "conversation_id")
     user_id = request[PRINCIPAL].user_id
     archive = await request.app[CONVERSATIONS].save_workspace(user_id, conversation_id)
+    return _answer(request, archive)
+
+
+def _answer(_request: web.Request, archive: Archive) -> web.Response:
     return json_response(_from_archive(archive), status=HTTPStatus.CREATED)
 
 
@@ -78,7 +83,7 @@ async def post_fork(request: web.Request) -> web.Response:
         StartBody(title=body.title, initial_message=body.initial_message, when_full=body.when_full)
     )
     task = await request.app[CONVERSATIONS].fork(request[PRINCIPAL].user_id, conversation_id, order)
-    return json_response(from_start_task(task, links_of(request)))
+    return answer_task(request, task)
 
 
 async def search_archives(request: web.Request) -> web.Response:
@@ -131,6 +136,7 @@ ROUTES: Final = (
         summary="Save the workspace of a conversation, in the background",
         answer=ArchiveView,
         status=HTTPStatus.CREATED,
+        effect=Effect(kind=Archive, answer=_answer),
         errors=(NotFound, Conflict, Gone),
     ),
     Route(
@@ -142,6 +148,7 @@ ROUTES: Final = (
         summary="Start another conversation on a copy of a conversation's workspace and history",
         body=ForkBody | None,
         answer=StartTaskView,
+        effect=Effect(kind=StartTask, answer=answer_task),
         errors=(Gone, *OF_STARTS),
         example=Example(body={"title": "Another way"}),
     ),

@@ -7,10 +7,12 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from agentsvc.conversations import StartTask
+from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, NotFound, QuotaExceeded, TooManyRequests
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
 from agentsvc.http.links import links_of
-from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Example, Route, Scope
+from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Effect, Example, Route, Scope
 from agentsvc.http.v1.types_conversations import (
     AppConversation,
     ConversationFilter,
@@ -41,8 +43,16 @@ from agentsvc.values import parse_uuid
 
 PREFIX: Final = "/api/v1/app-conversations"
 
+
+class _Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """What tells which start task a stream is about."""
+
+    id: str
+
+
 _START = msgspec.json.Decoder(StartBody)
 _PATCH = msgspec.json.Decoder(PatchBody)
+_BEGUN = msgspec.json.Decoder(list[_Begun])
 _MESSAGE = msgspec.json.Decoder(SendMessageBody)
 
 
@@ -50,6 +60,11 @@ async def post_app_conversation(request: web.Request) -> web.Response:
     """POST /app-conversations."""
     order = to_order(await read_json(request, _START))
     task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
+    return answer_task(request, task)
+
+
+def answer_task(request: web.Request, task: StartTask) -> web.Response:
+    """Answer with a start task."""
     return json_response(from_start_task(task, links_of(request)))
 
 
@@ -57,6 +72,15 @@ async def post_stream_start(request: web.Request) -> web.StreamResponse:
     """POST /app-conversations/stream-start."""
     order = to_order(await read_json(request, _START))
     task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
+    return await stream_array(request, _follow(request, task.id))
+
+
+def _answer_tasks(request: web.Request, task: StartTask) -> web.Response:
+    return json_response([from_start_task(task, links_of(request))])
+
+
+async def _go_on_streaming(request: web.Request, begun: bytes) -> web.StreamResponse:
+    [task] = _BEGUN.decode(begun)
     return await stream_array(request, _follow(request, task.id))
 
 
@@ -128,6 +152,10 @@ async def post_send_message(request: web.Request) -> web.Response:
     return json_response(SendMessageView(sandbox_status=status))
 
 
+def _answer_queued(_request: web.Request, queued: Queued) -> web.Response:
+    return json_response(SendMessageView(sandbox_status=queued.sandbox_status))
+
+
 async def _follow(request: web.Request, task_id: str) -> AsyncGenerator[StartTaskView]:
     user_id = request[PRINCIPAL].user_id
     async for task in request.app[CONVERSATIONS].follow(user_id, task_id):
@@ -160,6 +188,7 @@ ROUTES: Final = (
         summary="Start a conversation; the answer is the task that starts it",
         body=StartBody,
         answer=StartTaskView,
+        effect=Effect(kind=StartTask, answer=answer_task),
         errors=OF_STARTS,
         example=_START_EXAMPLE,
     ),
@@ -187,6 +216,8 @@ ROUTES: Final = (
         errors=OF_STARTS,
         example=_START_EXAMPLE,
         is_stream=True,
+        effect=Effect(kind=StartTask, answer=_answer_tasks),
+        goes_on=_go_on_streaming,
     ),
     Route(
         method="GET",
@@ -248,6 +279,7 @@ ROUTES: Final = (
         summary="Send a message to a conversation",
         body=SendMessageBody,
         answer=SendMessageView,
+        effect=Effect(kind=Queued, answer=_answer_queued),
         errors=(*OF_AGENTS, QuotaExceeded, TooManyRequests),
         example=Example(body={"content": [{"type": "text", "text": "Add a test for it"}]}),
     ),

@@ -6,9 +6,10 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests
 from agentsvc.http.keys import PENDING, PRINCIPAL
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.v1.types_pending import PendingBody, PendingView, from_queued, to_pending
 from agentsvc.http.wire import json_response, path_text, read_json
 
@@ -20,6 +21,10 @@ async def post_pending_message(request: web.Request) -> web.Response:
     reference = path_text(request, "conversation_id")
     message = to_pending(await read_json(request, _PENDING))
     queued = await request.app[PENDING].queue(request[PRINCIPAL].user_id, reference, message)
+    return _answer(request, queued)
+
+
+def _answer(_request: web.Request, queued: Queued) -> web.Response:
     return json_response(from_queued(queued), status=201)
 
 
@@ -35,6 +40,7 @@ ROUTES: Final = (
         body=PendingBody,
         answer=PendingView,
         status=HTTPStatus.CREATED,
+        effect=Effect(kind=Queued, answer=_answer),
         errors=(BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests),
         example=Example(body={"content": [{"type": "text", "text": "And then?"}]}),
     ),

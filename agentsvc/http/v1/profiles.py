@@ -11,7 +11,7 @@ from agentsvc import profiles
 from agentsvc.agentoptions import Llm
 from agentsvc.errors import Conflict, NotFound
 from agentsvc.http.keys import PRINCIPAL, SETTINGS
-from agentsvc.http.routes import Example, Route, Scope, shown_as
+from agentsvc.http.routes import Effect, Example, Route, Scope, shown_as
 from agentsvc.http.v1.types_agent_settings import StrictLlmBody, read_llm, show_llm, to_llm
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.settings import Settings, llm_of
@@ -75,6 +75,8 @@ class RenameProfile(msgspec.Struct, frozen=True, kw_only=True):
     new_name: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
+_NEW_NAME: Final[web.RequestKey[str]] = web.RequestKey("new_name", str)
+
 _SAVE = msgspec.json.Decoder(SaveProfile | None)
 _RENAME = msgspec.json.Decoder(RenameProfile)
 
@@ -129,11 +131,17 @@ async def post_rename(request: web.Request) -> web.Response:
     name = _path_name(request)
     body = await read_json(request, _RENAME)
     new_name = profiles.check_profile_name(body.new_name, loc=("body", "new_name"))
-    await request.app[SETTINGS].change(
+    request[_NEW_NAME] = new_name
+    settings = await request.app[SETTINGS].change(
         request[PRINCIPAL].user_id,
         lambda old: profiles.rename_profile(_saved(old), name, new_name),
     )
-    message = f"Profile '{name}' renamed to '{new_name}'"
+    return _answer_renamed(request, settings)
+
+
+def _answer_renamed(request: web.Request, _settings: Settings) -> web.Response:
+    new_name = request[_NEW_NAME]
+    message = f"Profile '{_path_name(request)}' renamed to '{new_name}'"
     return json_response(ProfileChanged(name=new_name, message=message))
 
 
@@ -237,6 +245,7 @@ ROUTES: Final = (
         summary="Rename a saved language model",
         body=RenameProfile,
         answer=ProfileChanged,
+        effect=Effect(kind=Settings, answer=_answer_renamed),
         errors=(Conflict,),
         example=Example(body={"new_name": "thorough"}),
     ),

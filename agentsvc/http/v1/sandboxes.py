@@ -15,7 +15,7 @@ from agentsvc.errors import (
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOX, SANDBOXES
 from agentsvc.http.links import links_of
 from agentsvc.http.middleware import ACTIVITY
-from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Example, Route, Scope
+from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Effect, Example, Route, Scope
 from agentsvc.http.v1.types_sandboxes import (
     Ids,
     RoomChoice,
@@ -85,6 +85,10 @@ async def post_sandbox(request: web.Request) -> web.Response:
         to_client_order(body),
         when_full=chosen.when_full or body.when_full,
     )
+    return _answer(request, sandbox)
+
+
+def _answer(request: web.Request, sandbox: Sandbox) -> web.Response:
     return json_response(from_sandbox(sandbox, links_of(request)))
 
 
@@ -190,6 +194,7 @@ ROUTES: Final = (
         body=SandboxOrder | None,
         query=SpecChoice,
         answer=SandboxInfo,
+        effect=Effect(kind=Sandbox, answer=_answer),
         errors=(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached),
     ),
     Route(

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from agentsvc.errors import Conflict, NotFound
 from agentsvc.http.keys import COURIER, PRINCIPAL, WEBHOOKS
-from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.wire import (
     SUCCESS,
     Limit,
@@ -21,7 +21,7 @@ from agentsvc.http.wire import (
     read_query,
 )
 from agentsvc.outgoing import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
-from agentsvc.values import stored_or_none, to_stored
+from agentsvc.values import Secret, stored_or_none, to_stored
 
 PREFIX: Final = "/api/v1/webhook-subscriptions"
 
@@ -128,10 +128,13 @@ async def get_webhook_subscriptions(request: web.Request) -> web.Response:
 async def post_webhook_subscription(request: web.Request) -> web.Response:
     """POST /webhook-subscriptions."""
     order = await read_json(request, _ORDER)
-    made, secret = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, to_draft(order))
+    made = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, to_draft(order))
     request.app[COURIER].wake()
-    shown = msgspec.structs.asdict(from_subscription(made))
-    return json_response(NewWebhookInfo(**shown, secret=secret.reveal()), status=201)
+    return _answer_new(request, made)
+
+
+def _answer_new(_request: web.Request, made: tuple[Subscription, Secret]) -> web.Response:
+    return json_response(_with_secret(*made), status=201)
 
 
 async def get_webhook_subscription(request: web.Request) -> web.Response:
@@ -150,9 +153,16 @@ async def patch_webhook_subscription(request: web.Request) -> web.Response:
 
 async def post_webhook_secret(request: web.Request) -> web.Response:
     """POST /webhook-subscriptions/{subscription_id}/rotate-secret."""
-    changed, secret = await request.app[WEBHOOKS].rotate(*_named(request))
-    shown = msgspec.structs.asdict(from_subscription(changed))
-    return json_response(NewWebhookInfo(**shown, secret=secret.reveal()))
+    return _answer_rotated(request, await request.app[WEBHOOKS].rotate(*_named(request)))
+
+
+def _answer_rotated(_request: web.Request, made: tuple[Subscription, Secret]) -> web.Response:
+    return json_response(_with_secret(*made))
+
+
+def _with_secret(subscription: Subscription, secret: Secret) -> NewWebhookInfo:
+    shown = msgspec.structs.asdict(from_subscription(subscription))
+    return NewWebhookInfo(**shown, secret=secret.reveal())
 
 
 async def delete_webhook_subscription(request: web.Request) -> web.Response:
@@ -176,6 +186,10 @@ async def post_webhook_replay(request: web.Request) -> web.Response:
     delivery_id = path_text(request, "delivery_id")
     delivery = await request.app[WEBHOOKS].replay(*_named(request), delivery_id)
     request.app[COURIER].wake()
+    return _answer_delivery(request, delivery)
+
+
+def _answer_delivery(_request: web.Request, delivery: Delivery) -> web.Response:
     return json_response(from_delivery(delivery))
 
 
@@ -183,6 +197,10 @@ async def post_webhook_replay_failed(request: web.Request) -> web.Response:
     """POST /webhook-subscriptions/{subscription_id}/replay-failed."""
     count = await request.app[WEBHOOKS].replay_failed(*_named(request))
     request.app[COURIER].wake()
+    return _answer_count(request, count)
+
+
+def _answer_count(_request: web.Request, count: int) -> web.Response:
     return json_response(Replayed(replayed=count))
 
 
@@ -260,6 +278,7 @@ ROUTES: Final = (
         body=WebhookOrder,
         answer=NewWebhookInfo,
         status=201,
+        effect=Effect(kind=tuple, answer=_answer_new),
         errors=(Conflict,),
         example=Example(
             body={
@@ -299,6 +318,7 @@ ROUTES: Final = (
         rank="P2",
         summary="Replace the secret of a webhook subscription; both sign for some time",
         answer=NewWebhookInfo,
+        effect=Effect(kind=tuple, answer=_answer_rotated),
         errors=(NotFound,),
     ),
     Route(
@@ -331,6 +351,7 @@ ROUTES: Final = (
         rank="P2",
         summary="Make a webhook delivery again",
         answer=DeliveryInfo,
+        effect=Effect(kind=Delivery, answer=_answer_delivery),
         errors=(NotFound,),
     ),
     Route(
@@ -341,6 +362,7 @@ ROUTES: Final = (
         rank="P2",
         summary="Make every webhook delivery again that was given up",
         answer=Replayed,
+        effect=Effect(kind=int, answer=_answer_count),
         errors=(NotFound,),
     ),
 )
