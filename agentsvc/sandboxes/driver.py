@@ -87,11 +87,22 @@ class Driver:
         self._config = config
         self._callbacks = callbacks
         self._wakes: dict[str, asyncio.Event] = {}
+        self._unseen: set[str] = set()
+        self._has_seen = asyncio.Event()
 
     def wake(self, sandbox_id: str) -> None:
         """Bring a sandbox to its target in the background; one that waits goes on at once."""
+        self._unseen.add(sandbox_id)
         self._wakes.setdefault(sandbox_id, asyncio.Event()).set()
         self._supervisor.spawn(f"sandbox {sandbox_id}", lambda: self._drive(sandbox_id))
+
+    async def catch_up(self, time_limit: float) -> None:
+        """Wait until each that was woken has been looked at once, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(time_limit):
+                while self._unseen:
+                    self._has_seen.clear()
+                    await self._has_seen.wait()
 
     async def _drive(self, sandbox_id: str) -> None:
         woken = self._wakes[sandbox_id]
@@ -100,6 +111,7 @@ class Driver:
             while True:
                 woken.clear()
                 progress = await self._step(sandbox_id)
+                self._see(sandbox_id)
                 if progress is _Progress.SETTLED and not woken.is_set():
                     return
                 if progress is _Progress.BLOCKED:
@@ -112,6 +124,11 @@ class Driver:
         finally:
             # Nothing awaits between here and the end of the task, so no wake falls in between.
             del self._wakes[sandbox_id]
+            self._see(sandbox_id)
+
+    def _see(self, sandbox_id: str) -> None:
+        self._unseen.discard(sandbox_id)
+        self._has_seen.set()
 
     async def _step(self, sandbox_id: str) -> _Progress:
         sandbox = await self._table.find(sandbox_id)

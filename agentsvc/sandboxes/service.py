@@ -476,7 +476,7 @@ class Sandboxes:
             [
                 one
                 for name in await self._table.backends()
-                for one in await self._table.all_of_backend(name)
+                for one in await self._table.standing_of_backend(name)
             ]
         )
 

@@ -112,6 +112,15 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
         return next((end.url for end in self.endpoints if end.name == AGENT_PORT), None)
 
 
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of each sandbox when all are looked at, which may be many."""
+
+    id: str
+    backend: str
+    phase: Phase | None
+    handle: Handle | None
+
+
 _SHOWN: Final[Mapping[Phase | None, SandboxStatus]] = {
     None: SandboxStatus.STARTING,
     Phase.STARTING: SandboxStatus.STARTING,

@@ -1,8 +1,10 @@
 """Looking at all sandboxes now and then: what is known is looked at, orphans are removed."""
 
+import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Final
 
 import msgspec
 
@@ -13,11 +15,16 @@ from agentsvc.plugins import BackendRegistry
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.driver import Driver
+from agentsvc.sandboxes.state import Standing
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.sandboxes.use_table import Removal
 from agentsvc.values import now
 
 log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 64
+_PATIENCE_SECONDS: Final = 1.0
+"""How long a portion of the sandboxes waits for the one before it."""
 
 type _Key = tuple[str, str]
 
@@ -60,15 +67,11 @@ class Sweeper:
         """
         names = {*await self._table.backends(), *self._registry.names()}
         for name in sorted(names):
-            known = await self._table.all_of_backend(name)
+            known = await self._table.standing_of_backend(name)
             scan = await self._scan(name)
             if scan is None:
                 continue
-            found = scan.found
-            for sandbox in known:
-                if sandbox.handle is None and sandbox.id in found:
-                    await self._add_handle(found[sandbox.id])
-                self._driver.wake(sandbox.id)
+            await self._look_at(known, scan.found)
             await self._remove_orphans(name, scan, {sandbox.id for sandbox in known})
 
     def failed_removals(self) -> list[Removal]:
@@ -103,6 +106,16 @@ class Sweeper:
             extra={"backend": name, "reason": f"{exc.message} {exc.detail}".strip()},
             exc_info=exc if isinstance(exc, BackendBroken) else None,
         )
+
+    async def _look_at(self, known: Sequence[Standing], found: Mapping[str, Found]) -> None:
+        for number, portion in enumerate(itertools.batched(known, _AT_ONCE)):
+            if number > 0:
+                # All at once would keep waiting whoever asks the server for anything.
+                await self._driver.catch_up(_PATIENCE_SECONDS)
+            for sandbox in portion:
+                if sandbox.handle is None and sandbox.id in found:
+                    await self._add_handle(found[sandbox.id])
+                self._driver.wake(sandbox.id)
 
     async def _add_handle(self, found: Found) -> None:
         await self._db.write(lambda tx: self._table.add_handle(tx, found.handle))

@@ -9,7 +9,7 @@ import msgspec
 from agentsvc.backend import Cause, Endpoint, Handle, Isolation, PausedAs, Phase, Report, Spec
 from agentsvc.db import Database, Queryable, Row, Transaction
 from agentsvc.paging import Page
-from agentsvc.sandboxes.state import Sandbox, Target
+from agentsvc.sandboxes.state import Sandbox, Standing, Target
 from agentsvc.values import Secret, from_stored, now, sha256, to_stored
 from agentsvc.vault import Vault
 
@@ -263,6 +263,14 @@ class SandboxTable:
         )
         return [self._from_row(row) for row in rows]
 
+    async def standing_of_backend(self, backend: str) -> list[Standing]:
+        """Return the same, but of each sandbox only what a look at all of them needs."""
+        rows = await self._db.all(
+            "SELECT id, backend, phase, handle FROM sandboxes WHERE backend = :backend",
+            {"backend": backend},
+        )
+        return [_to_standing(row) for row in rows]
+
     async def backends(self) -> list[str]:
         """Return the names of the backends that sandboxes were made with."""
         rows = await self._db.all("SELECT DISTINCT backend FROM sandboxes ORDER BY backend")
@@ -326,6 +334,15 @@ class SandboxTable:
             enforced=_enforced.decode(row["enforced"]),
             client_id=row["client_id"],
         )
+
+
+def _to_standing(row: Row) -> Standing:
+    return Standing(
+        id=row["id"],
+        backend=row["backend"],
+        phase=Phase(row["phase"]) if row["phase"] else None,
+        handle=_handle.decode(row["handle"]) if row["handle"] else None,
+    )
 
 
 def _context(sandbox_id: str) -> str:

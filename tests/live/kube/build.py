@@ -136,7 +136,7 @@ def _prepare(sources: Path) -> None:
     for module in ("component-base", "client-go/pkg"):
         file = sources / f"staging/src/k8s.io/{module}/version/base.go"
         for name, text in stamps.items():
-            _replace(file, rf"(?m)^(\s+{name})\s+(string )?=.*$", rf'\1 string = "{text}"')
+            _replace(file, rf"(?m)^(\s+{name})\s+(string|=).*$", rf'\1 string = "{text}"')
     # The API knows a pod until the leftovers of its containers are collected, once a minute.
     _replace(
         sources / "pkg/kubelet/kubelet.go", "(ContainerGCPeriod = )time.Minute", r"\1time.Second"
