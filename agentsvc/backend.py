@@ -376,6 +376,8 @@ class BackendContext(msgspec.Struct, frozen=True, kw_only=True):
     """Private to this backend; may be empty after a restore."""
     callback_url: str = ""
     """Where sandboxes reach the server, also those without a network; empty if that is not known."""
+    public_url: str = ""
+    """Where browsers reach the server; empty if that is not known."""
     owner_key: FindKey = no_key
     """Returns what the owner of a sandbox has stored as their `sandbox_api_key`, now."""
 

@@ -234,6 +234,7 @@ class BackendRegistry:
             instance_id=instance_id,
             state_dir=state_dir,
             callback_url=config.server.internal_url,
+            public_url=config.server.public_url,
             owner_key=owner_key,
         )
         backends = {name: _make(name, table, types, context) for name, table in tables.items()}

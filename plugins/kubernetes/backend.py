@@ -1,0 +1,418 @@
+"""The kubernetes backend: the contract of `agentsvc.backend`, kept with pods and claims."""
+
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, ClassVar, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agentsvc.backend import (
+    API_VERSION,
+    BackendContext,
+    Capability,
+    Endpoint,
+    ExecResult,
+    Fences,
+    Found,
+    Handle,
+    Health,
+    LogLine,
+    Network,
+    Order,
+    Phase,
+    Report,
+    RuntimeBackend,
+    SaveHandle,
+    Spec,
+    check_hosts,
+)
+from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew
+from agentsvc.values import now, parse_time
+
+from . import commands, look, names, plan, settings
+from .api import Api, finish
+from .logs import follow_log, read_log
+from .making import Maker
+from .names import Kind
+from .reach import answers
+from .settings import KubernetesConfig
+from .tunnels import Tunnels
+from .watch import Watch
+
+log = logging.getLogger(__name__)
+
+type Json = dict[str, Any]
+
+HANDLE_VERSION: Final = 1
+
+_SCANNED: Final[tuple[Kind, ...]] = ("persistentvolumeclaims", "pods")
+_LEFT: Final[tuple[Kind, ...]] = (
+    "pods",
+    "services",
+    "networkpolicies",
+    "secrets",
+    "configmaps",
+    "persistentvolumeclaims",
+)
+_PATIENCE_SECONDS: Final = 5.0
+_RESTING: Final = (Phase.STARTING, Phase.RUNNING)
+
+
+class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
+    """Runs each sandbox as a pod; its claim stays while the pod comes and goes."""
+
+    name: ClassVar[str] = "kubernetes"
+    api_version: ClassVar[int] = API_VERSION
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(
+        {
+            Capability.PAUSE,
+            Capability.RESTART,
+            Capability.STOP,
+            Capability.EXECUTE,
+            Capability.LOGS,
+            Capability.SURVIVES_RESTART,
+        }
+    )
+    Config = KubernetesConfig
+
+    def __init__(self, config: KubernetesConfig, context: BackendContext) -> None:
+        super().__init__(config, context)
+        is_inside = settings.is_in_cluster(config, os.environ)
+        settings.check(config, is_inside=is_inside)
+        self._way = settings.way_to_pods(config, is_inside=is_inside)
+        self._api = Api(config)
+        self._watch = Watch(self._api, context.instance_id)
+        self._tunnels = Tunnels(self._api, context.state_dir, context.instance_id)
+        self._places: dict[str, str] = {}
+
+    async def open(self) -> None:
+        """Log in, list the pods there are, and watch them from then on."""
+        try:
+            await self._api.open()
+            await self._watch.start()
+        except AgentsvcError as exc:
+            await self.close()
+            raise BackendUnavailable(exc.message, detail=exc.detail) from exc
+
+    async def close(self) -> None:
+        """Let go of the connections; pods keep running."""
+        await self._watch.stop()
+        await self._tunnels.close()
+        await self._api.close()
+
+    async def probe(self) -> Health:
+        """Ask the API server for its version, and whether this server may make pods."""
+        try:
+            version = await self._api.ask("GET", "version")
+            lacking = await self._lacking()
+        except AgentsvcError as exc:
+            return Health(ok=False, reason=exc.message)
+        facts = {
+            "version": str((version or {}).get("gitVersion", "")),
+            "namespace": self._api.namespace,
+            "reach": self._way,
+        }
+        if self.config.runtime_class:
+            facts["runtime_class"] = self.config.runtime_class
+        reason = f"it may not do this in the namespace: {', '.join(lacking)}" if lacking else ""
+        return Health(ok=not lacking, reason=reason, facts=facts)
+
+    def fences(self, asked: Spec | Order) -> Fences:
+        """Say what the cluster enforces, as far as the configuration tells it."""
+        limits = {"cpus", "memory_bytes"}
+        if self.config.enforces_storage_size:
+            limits.add("disk_bytes")
+        is_kept = self.config.enforces_network_policies
+        return Fences(
+            isolation=plan.isolation_of(plan.runtime_of(plan.to_options(asked), self.config)),
+            remedy="set `runtime_class` to one of gVisor or Kata where the cluster has it",
+            networks=frozenset(Network) if is_kept else frozenset({Network.OPEN}),
+            limits=frozenset(limits),
+        )
+
+    def check_spec(self, spec: Spec) -> None:
+        """Raise OrderRejected for what no cluster could run."""
+        self._check(spec)
+
+    def inside_url(self, url: str) -> str:
+        """Return the server's URL as pods see it: not this machine's own loopback."""
+        if self.config.callback:
+            return self.config.callback.rstrip("/")
+        if not plan.is_loopback(urlsplit(url).hostname or ""):
+            return url
+        return self.context.public_url.rstrip("/") or url
+
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        """Apply the claim, then what it owns, then the pod.
+
+        Cancelled, it ends first what it is at, so that what was made is listed by scan.
+        """
+        self._check(order)
+        namespace = self._api.namespace
+        data = {"namespace": namespace, "place": await self._place(namespace)}
+        handle = Handle(sandbox_id=order.sandbox_id, version=HANDLE_VERSION, data=data)
+        await save(handle)
+        await finish(self._maker(handle).make(order))
+        return handle
+
+    async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
+        """Make the pod anew on the same claim, as the order has it now."""
+        self._check(order)
+        maker = self._maker(handle)
+        if await maker.find_claim(handle.sandbox_id) is None:
+            raise Conflict("The sandbox cannot be started again: its files are gone")
+        await save(handle)
+        await finish(self._restart(maker, order))
+        return handle
+
+    async def inspect(self, handle: Handle) -> Report:
+        """Look at the pod as the watch knows it; one without a pod, at its claim."""
+        maker = self._maker(handle)
+        pod = await maker.find_pod(handle.sandbox_id)
+        if pod is None:
+            return await self._without_pod(maker, handle)
+        warning = ""
+        if look.is_stuck(pod, _PATIENCE_SECONDS):
+            warning = await self._warning(self._namespace(handle), pod)
+        report = look.to_report(pod, warning)
+        if report.phase is not Phase.RUNNING:
+            return report
+        return await self._reached(report, handle, pod)
+
+    async def scan(self) -> Sequence[Found]:
+        """List what has a claim or a pod of this installation."""
+        namespace = self._api.namespace
+        place = await self._place(namespace)
+        selector = names.of_installation(self.context.instance_id)
+        first: dict[str, datetime] = {}
+        for kind in _SCANNED:
+            path = names.path(kind, namespace)
+            listed, _ = await self._api.list_all(path, selector=selector, names_only=True)
+            for one in listed:
+                sandbox_id = names.labels_of(one).get(names.SANDBOX, "")
+                made = parse_time(str(one["metadata"].get("creationTimestamp"))) or now()
+                first[sandbox_id] = min(made, first.get(sandbox_id, made))
+        data = {"namespace": namespace, "place": place}
+        return [
+            Found(
+                handle=Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data),
+                created_at=made,
+            )
+            for sandbox_id, made in first.items()
+        ]
+
+    async def leftovers(self) -> Sequence[str]:
+        """Name what says this installation's id, among all that the namespace has."""
+        found: list[str] = []
+        for kind in _LEFT:
+            path = names.path(kind, self._api.namespace)
+            listed, _ = await self._api.list_all(path, names_only=True)
+            found += [
+                f"{kind} {one['metadata']['name']}"
+                for one in listed
+                if self.context.instance_id in str(one)
+            ]
+        return found
+
+    async def delete(self, handle: Handle) -> None:
+        """Remove the pod, what goes with it, and the claim."""
+        await finish(self._delete(handle))
+
+    async def pause(self, handle: Handle) -> None:
+        """Remove the pod and keep the claim: pods cannot be frozen."""
+        maker = self._maker(handle)
+        claim = await maker.find_claim(handle.sandbox_id)
+        pod = await maker.find_pod(handle.sandbox_id)
+        if claim is None:
+            raise Conflict("The sandbox does not exist any more")
+        is_paused = bool(names.annotations_of(claim).get(names.PAUSED))
+        if pod is None and is_paused:
+            return
+        if not is_paused and (pod is None or look.to_report(pod).phase not in _RESTING):
+            raise Conflict("The sandbox does not run, so that it cannot be paused")
+        await finish(self._pause(maker, handle.sandbox_id))
+
+    async def stop(self, handle: Handle) -> None:
+        """Do the same: what is paused has its files only."""
+        await self.pause(handle)
+
+    async def resume(self, handle: Handle) -> Handle:
+        """Make the pod anew that there was, on the same claim."""
+        maker = self._maker(handle)
+        claim = await maker.find_claim(handle.sandbox_id)
+        if claim is None:
+            raise Conflict("The sandbox does not exist any more")
+        pod = await maker.find_pod(handle.sandbox_id)
+        is_paused = bool(names.annotations_of(claim).get(names.PAUSED))
+        if pod is not None and not names.is_ending(pod) and look.is_over(pod):
+            raise Conflict("The sandbox has failed and cannot go on")
+        if pod is None and not is_paused:
+            raise Conflict("The sandbox has failed and cannot go on")
+        if pod is None or names.is_ending(pod):
+            await finish(self._resume(maker, handle.sandbox_id, claim))
+        elif is_paused:
+            await maker.mark_paused(handle.sandbox_id, is_paused=False)
+        return handle
+
+    async def execute(
+        self,
+        handle: Handle,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        time_limit: float,
+        max_output: int,
+    ) -> ExecResult:
+        """Run a command with the sandbox's environment and more, as the sandbox's user."""
+        pod = await self._maker(handle).find_pod(handle.sandbox_id)
+        if pod is None or look.judge(pod).phase not in _RESTING:
+            raise Conflict("The sandbox does not run, and runs no commands")
+        return await commands.execute(
+            self._api,
+            self._namespace(handle),
+            handle.sandbox_id,
+            argv,
+            env=env,
+            time_limit=time_limit,
+            max_output=max_output,
+        )
+
+    async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
+        """Yield what the command of the pod wrote; a pod that is gone has taken its log along."""
+        maker = self._maker(handle)
+        namespace, sandbox_id = self._namespace(handle), handle.sandbox_id
+
+        async def exists() -> bool:
+            return await maker.find_claim(sandbox_id) is not None
+
+        path = names.path("pods", namespace, names.main(sandbox_id), below="log")
+        lines = (
+            follow_log(self._api, path, tail, exists) if follow else read_log(self._api, path, tail)
+        )
+        async for line in lines:
+            yield line
+
+    # Shared parts
+
+    def _check(self, asked: Spec | Order) -> None:
+        self.check_fences(asked)
+        plan.check(asked)
+        check_hosts(asked)
+
+    def _namespace(self, handle: Handle) -> str:
+        return str(handle.data.get("namespace") or self._api.namespace)
+
+    def _maker(self, handle: Handle) -> Maker:
+        if handle.version > HANDLE_VERSION:
+            raise HandleTooNew(
+                "The sandbox was made by a newer version of the kubernetes backend",
+                detail=f"handle version {handle.version}",
+            )
+        return Maker(
+            self._api,
+            self._watch,
+            self.config,
+            instance_id=self.context.instance_id,
+            namespace=self._namespace(handle),
+        )
+
+    async def _place(self, namespace: str) -> str:
+        """Return what tells this namespace from one of its name in another cluster."""
+        if namespace not in self._places:
+            found = await self._api.ask("GET", f"api/v1/namespaces/{namespace}", expect=(403,))
+            self._places[namespace] = names.uid_of(found or {})
+        return self._places[namespace]
+
+    async def _lacking(self) -> list[str]:
+        lacking = []
+        for verb, resource in (("create", "pods"), ("patch", "persistentvolumeclaims")):
+            attributes = {"namespace": self._api.namespace, "verb": verb, "resource": resource}
+            review = {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": attributes},
+            }
+            path = "apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+            found = await self._api.ask("POST", path, body=review)
+            if not ((found or {}).get("status") or {}).get("allowed"):
+                lacking.append(f"{verb} {resource}")
+        return lacking
+
+    async def _without_pod(self, maker: Maker, handle: Handle) -> Report:
+        name = names.main(handle.sandbox_id)
+        claim = await maker.find("persistentvolumeclaims", name, handle.sandbox_id)
+        if claim is not None:
+            return look.without_pod(is_paused=bool(names.annotations_of(claim).get(names.PAUSED)))
+        known = handle.data.get("place")
+        namespace = self._namespace(handle)
+        if known:
+            self._places.pop(namespace, None)
+            if await self._place(namespace) not in ("", known):
+                raise BackendUnavailable(
+                    f"This is another cluster, or another namespace `{namespace}`, than the one"
+                    " in which the sandbox was made"
+                )
+        return Report(phase=Phase.GONE)
+
+    async def _warning(self, namespace: str, pod: Json) -> str:
+        try:
+            fields = f"involvedObject.uid={names.uid_of(pod)}"
+            events, _ = await self._api.list_all(names.path("events", namespace), fields=fields)
+        except AgentsvcError:
+            # It may not be allowed to read them; the pod's status says something, too.
+            return ""
+        return look.warning_of(events)
+
+    async def _reached(self, report: Report, handle: Handle, pod: Json) -> Report:
+        ports = look.ports_of(pod)
+        endpoints = tuple(
+            [
+                Endpoint(name=name, port=number, url=await self._url_of(handle, pod, number))
+                for name, number in ports.items()
+            ]
+        )
+        # The kubelet has tried the first.
+        for name in look.awaited_of(pod)[1:]:
+            if not await self._answers(handle, pod, ports[name]):
+                reason = f"its port `{name}` does not answer yet"
+                return msgspec.structs.replace(report, phase=Phase.STARTING, reason=reason)
+        return msgspec.structs.replace(report, endpoints=endpoints)
+
+    async def _url_of(self, handle: Handle, pod: Json, number: int) -> str:
+        namespace, sandbox_id = self._namespace(handle), handle.sandbox_id
+        match self._way:
+            case "pod":
+                return f"http://{look.address_of(pod)}:{number}"
+            case "service":
+                return f"http://{names.main(sandbox_id)}.{namespace}.svc:{number}"
+            case _:
+                return await self._tunnels.url_of(namespace, sandbox_id, number)
+
+    async def _answers(self, handle: Handle, pod: Json, number: int) -> bool:
+        limit = self.config.connect_seconds
+        if self._way == "port-forward":
+            namespace = self._namespace(handle)
+            return await self._tunnels.answers(namespace, handle.sandbox_id, number, limit)
+        return await answers(await self._url_of(handle, pod, number), limit)
+
+    async def _restart(self, maker: Maker, order: Order) -> None:
+        pod = await maker.find_pod(order.sandbox_id)
+        if pod is not None and (names.is_ending(pod) or look.is_over(pod)):
+            await maker.end(order.sandbox_id)
+        await maker.make(order)
+        await maker.mark_paused(order.sandbox_id, is_paused=False)
+
+    async def _pause(self, maker: Maker, sandbox_id: str) -> None:
+        await maker.mark_paused(sandbox_id, is_paused=True)
+        await maker.end(sandbox_id)
+
+    async def _resume(self, maker: Maker, sandbox_id: str, claim: Json) -> None:
+        await maker.start_again(sandbox_id, claim)
+        await maker.mark_paused(sandbox_id, is_paused=False)
+
+    async def _delete(self, handle: Handle) -> None:
+        await self._maker(handle).remove(handle.sandbox_id)
+        await self._tunnels.forget(self._namespace(handle), handle.sandbox_id)

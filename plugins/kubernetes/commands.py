@@ -1,0 +1,154 @@
+"""Commands inside a running sandbox, ended in time with everything they started."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.backend import ExecResult
+from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict
+from agentsvc.values import new_id
+
+from . import names
+from .api import Api
+from .objects import CONTAINER
+
+_MARK: Final = "AGENTSVC_EXEC"
+_KIBIBYTE: Final = 1024
+_STDOUT: Final = 1
+_STDERR: Final = 2
+_STATUS: Final = 3
+_END_SECONDS: Final = 50
+
+# The first arguments are the limit, the number of variables and those; the command follows.
+_ENTRY: Final = (
+    'ulimit -m "$0" 2>/dev/null; n=$1; shift;'
+    ' while [ "$n" -gt 0 ]; do export "$1"; shift; n=$((n-1)); done; exec "$@"'
+)
+
+# Everything a command started has its mark, however it was detached: a variable, and a limit that
+# no kernel enforces, each process inherits and none may raise, so that a cleared environment hides
+# nobody. Where the first process has that limit, too, as in gVisor, it says nothing. Until two
+# rounds find nothing: what is just being forked may not show in the first. The dead whom nobody
+# has reaped are left out.
+_KILL: Final = """
+mark=$0 limit=" $1 "
+case "$(cat /proc/1/limits 2>/dev/null)" in *"$limit"*|"") limit=$mark ;; esac
+clean=0
+while [ $clean -lt 2 ]; do
+  found=
+  for d in /proc/[0-9]*; do
+    case "$(cat $d/status 2>/dev/null)" in *"
+State:	Z"*) continue ;; esac
+    case "$(cat $d/limits $d/environ 2>/dev/null)" in
+      *"$mark"*|*"$limit"*) p=${d#/proc/}; [ $p = $$ ] || { kill -9 $p 2>/dev/null && found=1; } ;;
+    esac
+  done
+  if [ "$found" ]; then clean=0; else clean=$((clean+1)); fi
+done
+"""
+
+
+class Output(msgspec.Struct):
+    """What a command wrote, up to a limit, and how it ended."""
+
+    limit: int
+    stdout: bytearray = msgspec.field(default_factory=bytearray)
+    stderr: bytearray = msgspec.field(default_factory=bytearray)
+    is_cut: bool = False
+    exit_code: int | None = None
+
+    def add(self, channel: int, data: bytes) -> None:
+        """Keep what still fits."""
+        into = self.stderr if channel == _STDERR else self.stdout
+        room = self.limit - len(into)
+        self.is_cut = self.is_cut or len(data) > room
+        into += data[: max(room, 0)]
+
+    def result(self, *, timed_out: bool = False) -> ExecResult:
+        """Return it as the contract has it."""
+        return ExecResult(
+            exit_code=None if timed_out else self.exit_code,
+            stdout=bytes(self.stdout),
+            stderr=bytes(self.stderr),
+            timed_out=timed_out,
+            truncated=self.is_cut,
+        )
+
+
+async def execute(
+    api: Api,
+    namespace: str,
+    sandbox_id: str,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    time_limit: float,
+    max_output: int,
+) -> ExecResult:
+    """Run one command; see `RuntimeBackend.execute`."""
+    mark = new_id()
+    variables = [f"{name}={value}" for name, value in {**env, _MARK: mark}.items()]
+    command = [*_shell(_ENTRY), str(_limit_of(mark)), str(len(variables)), *variables, *argv]
+    path = names.path("pods", namespace, names.main(sandbox_id), below="exec")
+    output = Output(limit=max_output)
+    try:
+        async with asyncio.timeout(time_limit):
+            await _attend(api, path, command, output)
+    except TimeoutError:
+        await asyncio.shield(_end(api, path, mark))
+        return output.result(timed_out=True)
+    except asyncio.CancelledError:
+        await asyncio.shield(_end(api, path, mark))
+        raise
+    return output.result()
+
+
+async def _attend(api: Api, path: str, command: Sequence[str], output: Output) -> None:
+    query = [("container", CONTAINER), ("stdout", "true"), ("stderr", "true")]
+    query += [("command", part) for part in command]
+    async with api.socket(path, query) as socket:
+        async for message in socket:
+            if not isinstance(message.data, bytes) or not message.data:
+                break
+            channel, data = message.data[0], message.data[1:]
+            if channel in (_STDOUT, _STDERR):
+                output.add(channel, data)
+            elif channel == _STATUS:
+                output.exit_code = exit_code_of(data)
+                return
+    raise BackendUnavailable("The connection to the command was lost before it ended")
+
+
+def exit_code_of(said: bytes) -> int:
+    """Return the exit code in the last word of the API server; raises Conflict without one."""
+    try:
+        status: dict[str, Any] = msgspec.json.decode(said, type=dict[str, Any])
+        if status.get("status") == "Success":
+            return 0
+        causes = (status.get("details") or {}).get("causes") or ()
+        return next(int(one["message"]) for one in causes if one.get("reason") == "ExitCode")
+    except (msgspec.MsgspecError, StopIteration, ValueError, LookupError, AttributeError) as exc:
+        raise Conflict(
+            "The sandbox runs no commands now", detail=said[:300].decode(errors="replace")
+        ) from exc
+
+
+async def _end(api: Api, path: str, mark: str) -> None:
+    """Kill what carries the mark; a sandbox that is gone meanwhile has nothing left to kill."""
+    command = [*_shell(_KILL), f"{_MARK}={mark}", str(_limit_of(mark) * _KIBIBYTE)]
+    try:
+        async with asyncio.timeout(_END_SECONDS):
+            await _attend(api, path, command, Output(limit=0))
+    except (AgentsvcError, TimeoutError):
+        return
+
+
+def _shell(script: str) -> list[str]:
+    return ["/bin/sh", "-c", script]
+
+
+def _limit_of(mark: str) -> int:
+    """Return a number of KiB that stands for a mark: more than any machine has, and no round one."""
+    return 2**40 + int(mark[:10], 16)

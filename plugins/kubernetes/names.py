@@ -1,0 +1,91 @@
+"""What things in a cluster are called and labelled, so that they are found again. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+INSTALLATION: Final = "agentsvc/installation"
+SANDBOX: Final = "agentsvc/sandbox"
+ROLE: Final = "agentsvc/role"
+PAUSED: Final = "agentsvc/paused"
+POD: Final = "agentsvc/pod"
+PORTS: Final = "agentsvc/ports"
+AWAITED: Final = "agentsvc/awaited"
+WORKDIR: Final = "agentsvc/workdir"
+LIMITS: Final = "agentsvc/limits"
+CALLBACK: Final = "agentsvc/callback"
+
+_PREFIX: Final = "oh-agent-server-"
+
+type Json = dict[str, Any]
+type Kind = Literal[
+    "events",
+    "pods",
+    "services",
+    "secrets",
+    "persistentvolumeclaims",
+    "networkpolicies",
+    "configmaps",
+]
+
+
+def main(sandbox_id: str) -> str:
+    """Return the name of a sandbox's pod, claim, secret, service and policy."""
+    return _PREFIX + sandbox_id
+
+
+def gateway(sandbox_id: str) -> str:
+    """Return the name of what lets a sandbox out to listed hosts."""
+    return f"{_PREFIX}{sandbox_id}-gateway"
+
+
+def labels(instance_id: str, sandbox_id: str, role: str = "sandbox") -> dict[str, str]:
+    """Return what everything that is made for a sandbox is labelled with."""
+    return {
+        INSTALLATION: instance_id,
+        SANDBOX: sandbox_id,
+        ROLE: role,
+        "app.kubernetes.io/managed-by": "agentsvc",
+    }
+
+
+def selector(instance_id: str, sandbox_id: str, role: str) -> dict[str, str]:
+    """Return the labels by which a sandbox's pods of one kind are chosen."""
+    return {INSTALLATION: instance_id, SANDBOX: sandbox_id, ROLE: role}
+
+
+def is_own(found: Mapping[str, Any] | None, instance_id: str, sandbox_id: str) -> bool:
+    """Say whether an object is one of a sandbox of this installation."""
+    told = labels_of(found or {})
+    return (told.get(INSTALLATION), told.get(SANDBOX)) == (instance_id, sandbox_id)
+
+
+def labels_of(found: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return an object's labels."""
+    return (found.get("metadata") or {}).get("labels") or {}
+
+
+def annotations_of(found: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return an object's annotations."""
+    return (found.get("metadata") or {}).get("annotations") or {}
+
+
+def uid_of(found: Mapping[str, Any]) -> str:
+    """Return what tells an object from others of its name, before and after it."""
+    return str((found.get("metadata") or {}).get("uid") or "")
+
+
+def is_ending(found: Mapping[str, Any]) -> bool:
+    """Say whether an object is being deleted."""
+    return bool((found.get("metadata") or {}).get("deletionTimestamp"))
+
+
+def path(kind: Kind, namespace: str, name: str = "", *, below: str = "") -> str:
+    """Return the path of an object, of what is below it, or of all of a kind."""
+    group = "apis/networking.k8s.io/v1" if kind == "networkpolicies" else "api/v1"
+    parts = [group, "namespaces", namespace, kind, name, below]
+    return "/".join(part for part in parts if part)
+
+
+def of_installation(instance_id: str) -> str:
+    """Return the selector of everything of this installation."""
+    return f"{INSTALLATION}={instance_id}"

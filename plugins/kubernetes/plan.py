@@ -1,0 +1,237 @@
+"""From an order to what it means in a cluster. Pure."""
+
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agentsvc.backend import Isolation, Network, Order, Port, Spec, fill
+from agentsvc.errors import OrderRejected
+
+from .settings import KubernetesConfig, Name, Toleration
+
+type Json = dict[str, Any]
+type OptionalQuantity = Annotated[
+    str, msgspec.Meta(pattern=r"^([0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?)?$")
+]
+
+WORKSPACE: Final = "/workspace"
+PROXY_PORT: Final = 3128
+LIMITS: Final = ("cpus", "memory_bytes", "disk_bytes")
+"""What can be a limit of a pod or a claim."""
+
+_CALLBACK_VARIABLE: Final = "OH_WEBHOOKS_0_BASE_URL"
+_KNOWN_PORTS: Final = {"agent": 8000, "vscode": 8001, "worker_1": 8011, "worker_2": 8012}
+_FIRST_PORT: Final = 8100
+_ID: Final = re.compile(r"[a-z0-9]{3,32}")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LABEL: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "")  # noqa: S104  # recognised only
+_GVISOR: Final = re.compile(r"runsc|gvisor", re.IGNORECASE)
+_VM: Final = re.compile(r"kata|firecracker", re.IGNORECASE)
+_ENV_BYTES_MAX: Final = 128 * 1024
+_SECRET_BYTES_MAX: Final = 900 * 1024
+_QUANTITY: Final = re.compile(r"([0-9.]+)(m|[kMGTPE]i?)?")
+_POWERS: Final = "kMGTPE"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a spec for this backend may say in `options`."""
+
+    service_account: Name = ""
+    image_pull_secrets: tuple[Name, ...] = ()
+    """Beside those of the backend's table."""
+    node_selector: dict[str, str] = {}
+    """Beside that of the backend's table."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Beside those of the backend's table."""
+    runtime_class: Name = ""
+    priority_class: Name = ""
+    user: Annotated[str, msgspec.Meta(pattern=r"^([1-9][0-9]*(:[1-9][0-9]*)?)?$")] = ""
+    cpu_request: OptionalQuantity = ""
+    memory_request: OptionalQuantity = ""
+    storage_class: str = ""
+    storage_size: OptionalQuantity = ""
+    read_only: bool = False
+    """Nothing but the workspace and /tmp can be written to."""
+    workspace: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9_./-]+$")] = WORKSPACE
+    """Where the claim with the sandbox's files is."""
+    shm_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 256 * 1024 * 1024
+    """Size of /dev/shm, which browsers need."""
+
+
+def to_options(asked: Spec | Order) -> Options:
+    """Return the options; raises OrderRejected for what is not one."""
+    try:
+        return msgspec.convert(asked.options, Options)
+    except msgspec.ValidationError as exc:
+        raise OrderRejected(f"The options do not fit: {exc}") from exc
+
+
+def check(asked: Spec | Order) -> None:
+    """Raise OrderRejected for what could never be made."""
+    options = to_options(asked)
+    if not asked.image:
+        raise OrderRejected("A kubernetes sandbox needs an image")
+    ports = choose_ports(asked.ports)
+    for text in (*(asked.command or ()), *asked.env.values()):
+        fill(text, ports)
+    working_dir(asked, options)
+    _check_sizes(asked, options)
+    if isinstance(asked, Order):
+        if not _ID.fullmatch(asked.sandbox_id):
+            raise OrderRejected("The sandbox's id cannot be part of a pod's name")
+        _check_names(asked.secret_env)
+        _check_bytes(asked)
+    _check_names(asked.env)
+
+
+def _check_names(variables: Iterable[str]) -> None:
+    if bad := [name for name in variables if not _VARIABLE.fullmatch(name)]:
+        raise OrderRejected(f"`{bad[0]}` cannot be the name of a variable")
+
+
+def _check_sizes(asked: Spec | Order, options: Options) -> None:
+    for name, value in options.node_selector.items():
+        if value and not _LABEL.fullmatch(value):
+            raise OrderRejected(f"`{value}` in `node_selector` cannot be the label `{name}`")
+    if asked.limits.cpus is not None and asked.limits.cpus < 0.001:  # noqa: PLR2004
+        raise OrderRejected("The limit `cpus` is less than a thousandth")
+
+
+def _check_bytes(order: Order) -> None:
+    if sum(len(name) + len(value) for name, value in order.env.items()) > _ENV_BYTES_MAX:
+        raise OrderRejected("The environment is larger than a cluster keeps it")
+    secret = sum(
+        len(name) + len(value.reveal().encode()) for name, value in order.secret_env.items()
+    )
+    if secret > _SECRET_BYTES_MAX:
+        raise OrderRejected("The secrets are larger than a cluster keeps them")
+
+
+def choose_ports(ports: Iterable[Port]) -> dict[str, int]:
+    """Return each port's number inside; raises OrderRejected where two are the same."""
+    found: dict[str, int] = {}
+    wanted = [port for port in ports if port.number]
+    free = [port for port in ports if not port.number]
+    used = {port.number for port in wanted}
+    for port in wanted:
+        found[port.name] = port.number
+    following = _FIRST_PORT
+    for port in free:
+        number = _KNOWN_PORTS.get(port.name, 0)
+        while not number or number in used:
+            number, following = following, following + 1
+        used.add(number)
+        found[port.name] = number
+    if len(found) != len(wanted) + len(free) or len(used) != len(found):
+        raise OrderRejected("Two ports have the same name or number")
+    return found
+
+
+def working_dir(asked: Spec | Order, options: Options) -> str:
+    """Return where the command starts; raises OrderRejected unless it is in the workspace."""
+    top = posixpath.normpath(options.workspace)
+    path = posixpath.normpath(posixpath.join(top, asked.working_dir))
+    if path != top and not path.startswith(top.rstrip("/") + "/"):
+        raise OrderRejected(
+            f"The working directory must be below {top}; the option `workspace` moves that"
+        )
+    return path
+
+
+def user_of(options: Options, config: KubernetesConfig) -> tuple[int, int]:
+    """Return the numbers of the user and the group a sandbox runs as."""
+    user, _, group = (options.user or config.user).partition(":")
+    return int(user), int(group or user)
+
+
+def runtime_of(options: Options, config: KubernetesConfig) -> str:
+    """Return the name of the RuntimeClass, or an empty text for the cluster's default."""
+    return options.runtime_class or config.runtime_class
+
+
+def isolation_of(runtime_class: str) -> Isolation:
+    """Return how far pods of a RuntimeClass are kept apart, which only its name tells."""
+    if _GVISOR.search(runtime_class):
+        return Isolation.GVISOR
+    return Isolation.VM if _VM.search(runtime_class) else Isolation.CONTAINER
+
+
+def literal(text: str) -> str:
+    """Return a text so that the kubelet, which replaces `$(NAME)`, leaves it as it was."""
+    return text.replace("$", "$$")
+
+
+def callback_of(env: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the host and port to which a sandbox reports; None where it has no way there."""
+    url = urlsplit(env.get(_CALLBACK_VARIABLE, ""))
+    if is_loopback(url.hostname or ""):
+        return None
+    return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a host is whoever asks."""
+    return host in _LOOPBACK
+
+
+def environment_of(order: Order, options: Options, proxy_url: str) -> dict[str, str]:
+    """Return the variables that are no secret."""
+    ports = choose_ports(order.ports)
+    env = {name: fill(value, ports) for name, value in order.env.items()}
+    if options.read_only:
+        env.setdefault("HOME", f"{posixpath.normpath(options.workspace)}/.home")
+    if not proxy_url:
+        return env
+    proxy = {
+        "HTTP_PROXY": proxy_url,
+        "HTTPS_PROXY": proxy_url,
+        "NO_PROXY": "localhost,127.0.0.1,::1",
+    }
+    return {**proxy, **{name.lower(): value for name, value in proxy.items()}, **env}
+
+
+def resources_of(order: Order, options: Options, config: KubernetesConfig) -> Json:
+    """Return what a container may use, and what is set aside for it."""
+    limits: dict[str, str] = {}
+    if order.limits.cpus is not None:
+        limits["cpu"] = f"{round(order.limits.cpus * 1000)}m"
+    if order.limits.memory_bytes is not None:
+        limits["memory"] = str(order.limits.memory_bytes)
+    requests = {
+        "cpu": options.cpu_request or config.cpu_request,
+        "memory": options.memory_request or config.memory_request,
+    }
+    capped = {name: _lesser(value, limits.get(name)) for name, value in requests.items()}
+    return {"requests": capped, **({"limits": limits} if limits else {})}
+
+
+def set_limits(order: Order) -> list[str]:
+    """Return the names of the limits an order has."""
+    limits = msgspec.structs.asdict(order.limits)
+    return [name for name, value in limits.items() if value is not None]
+
+
+def needs_gateway(network: Network) -> bool:
+    """Say whether a sandbox goes out by its gateway only."""
+    return network is not Network.OPEN
+
+
+def _lesser(value: str, limit: str | None) -> str:
+    return value if limit is None or amount(value) <= amount(limit) else limit
+
+
+def amount(quantity: str) -> float:
+    """Return the number that a quantity of Kubernetes stands for."""
+    match = _QUANTITY.fullmatch(quantity)
+    if match is None:
+        raise OrderRejected(f"`{quantity}` is no quantity")
+    number, unit = float(match.group(1)), match.group(2) or ""
+    if unit == "m":
+        return number / 1000
+    base = 1024 if unit.endswith("i") else 1000
+    return number * base ** (_POWERS.index(unit[0]) + 1) if unit else number
