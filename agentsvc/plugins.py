@@ -65,9 +65,18 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     specs: tuple[Spec, ...] = ()
 
 
-def installed_points() -> Iterable[importlib.metadata.EntryPoint]:
-    """Return what the packages of this Python offer as plugins; reads the metadata of them all."""
-    return importlib.metadata.entry_points(group=NAME)
+def installed_points() -> Iterator[importlib.metadata.EntryPoint]:
+    """Return what the packages of this Python offer as plugins; looks at all of them.
+
+    Where a package is there twice, the one that Python imports counts.
+    """
+    for found in importlib.metadata.distributions():
+        # Few say it, and to take all of their texts apart takes longer than to read them.
+        text = found.read_text("entry_points.txt") or ""
+        if f"[{NAME}]" in text:
+            first = importlib.metadata.distribution(found.name)
+            if first.read_text("entry_points.txt") == text:
+                yield from found.entry_points.select(group=NAME)
 
 
 class PluginHost:

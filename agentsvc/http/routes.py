@@ -30,6 +30,7 @@ from agentsvc.errors import (
     SandboxNotUsable,
     Unsupported,
 )
+from agentsvc.http.paths import VariablePath
 
 READS_ONLY: Final = "This key, or its user, may only read"
 """What is said to a caller who would change something."""
@@ -221,8 +222,16 @@ def mount(app: web.Application, routes: Iterable[Route]) -> None:
         has_head = route.method == hdrs.METH_GET and route.scope is Scope.OPEN
         for method in (route.method, hdrs.METH_HEAD) if has_head else (route.method,):
             for path in (route.path, f"{route.path}/"):
-                added = app.router.add_route(method, path, route.handler)
+                added = _resource_of(app, path).add_route(method, route.handler)
                 app[_MOUNTED][added] = route
+
+
+def _resource_of(app: web.Application, path: str) -> web.Resource:
+    if not VariablePath.fits(path):
+        return app.router.add_resource(path)
+    made = VariablePath(path)
+    app.router.register_resource(made)
+    return made
 
 
 def mounted(app: web.Application) -> tuple[Route, ...]:
