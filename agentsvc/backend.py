@@ -331,6 +331,8 @@ class Fences(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
     """What the operator can do for more isolation: "install the package `bubblewrap`"."""
     networks: frozenset[Network] = frozenset({Network.OPEN})
+    network_remedy: str = ""
+    """What the operator can do for a network that is missing."""
     limits: frozenset[str] = frozenset()
     """The fields of Limits that are enforced."""
 
@@ -435,8 +437,9 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
                 f" and at least `{asked.isolation}` is asked for{remedy}"
             )
         if asked.network not in fences.networks:
+            remedy = f"; {fences.network_remedy}" if fences.network_remedy else ""
             raise OrderRejected(
-                f"The {self.name} backend cannot enforce the network `{asked.network}`"
+                f"The {self.name} backend cannot enforce the network `{asked.network}`{remedy}"
             )
         if asked.allow_hosts and asked.network is not Network.ALLOWLIST:
             raise OrderRejected("`allow_hosts` needs the network `allowlist`")

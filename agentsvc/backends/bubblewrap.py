@@ -19,7 +19,7 @@ import msgspec
 
 import agentsvc
 from agentsvc.backend import Network
-from agentsvc.backends import seccomp
+from agentsvc.backends import seccomp, uplink
 from agentsvc.backends.spaces import INSIDE
 from agentsvc.backends.tree import MARK
 
@@ -97,6 +97,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Shown as /tmp; None for one that is not on a disk."""
     home: Path
     network: Network = Network.OPEN
+    has_own_network: bool = False
+    """Whether it has one of its own although that is open."""
     doors: Path | None = None
     """The directory of the sockets that lead out, if the sandbox has no other network."""
     readable: tuple[Path, ...] = ()
@@ -198,6 +200,7 @@ def data(view: View) -> dict[str, bytes]:
     return {
         "passwd": _passwd(view.home),
         "group": f"root:x:0:\nagent:x:{INSIDE}:\nnogroup:x:65534:\n".encode(),
+        **({"resolver": _resolver()} if view.has_own_network else {}),
         **({"seccomp": code} if code else {}),
     }
 
@@ -208,19 +211,10 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
     made = [] if view.user else ["--unshare-user"]
     made += ["--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     made += ["--unshare-cgroup-try", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"]
-    if view.network is not Network.OPEN:
+    if view.has_own_network or view.network is not Network.OPEN:
         made.append("--unshare-net")
     made += ["--uid", str(INSIDE), "--gid", str(INSIDE), "--hostname", "sandbox"]
-    made += ["--ro-bind", "/usr", "/usr"]
-    for name in _SYSTEM_LINKS:
-        path = Path("/", name)
-        if path.is_symlink():
-            made += ["--symlink", str(path.readlink()), str(path)]
-        elif path.is_dir():
-            made += ["--ro-bind", str(path), str(path)]
-    for name in _ETC:
-        made += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    made += ["--ro-bind-data", "@passwd", "/etc/passwd", "--ro-bind-data", "@group", "/etc/group"]
+    made += _system(view)
     # What runs here for root is still root to the kernel's own settings in /proc/sys.
     made += ["--proc", "/proc", "--remount-ro", "/proc"]
     made += ["--dev", "/dev", "--dir", "/run", "--dir", "/var"]
@@ -236,6 +230,32 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
     if has_filter:
         made += ["--seccomp", "@seccomp"]
     return [*made, "--setenv", MARK, view.mark]
+
+
+def _system(view: View) -> list[str]:
+    made = ["--ro-bind", "/usr", "/usr"]
+    for name in _SYSTEM_LINKS:
+        path = Path("/", name)
+        if path.is_symlink():
+            made += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            made += ["--ro-bind", str(path), str(path)]
+    own = {"passwd": "@passwd", "group": "@group"}
+    if view.has_own_network:
+        own["resolv.conf"] = "@resolver"
+    for name in _ETC:
+        if name not in own:
+            made += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    for name, part in own.items():
+        made += ["--ro-bind-data", part, f"/etc/{name}"]
+    return made
+
+
+def _resolver() -> bytes:
+    try:
+        return uplink.resolv_conf(Path("/etc/resolv.conf").read_text(errors="replace"))
+    except OSError:
+        return uplink.resolv_conf("")
 
 
 def _passwd(home: Path) -> bytes:

@@ -63,15 +63,16 @@ class Doors:
 
         It is for the user that the sandbox is now.
         """
-        if record.network is Network.OPEN:
+        if record.shares_network:
             return
         if place.sandbox_id in self._proxies:
             await reach(lambda: _let_through(place.doors, record.user))
             return
         self._resolver = self._resolver or Resolver()
-        needed = [split(one) for one in (record.callback, *record.reaches) if one]
+        needed = [split(one) for one in _near(record)]
+        network = Network.NONE if record.network is Network.OPEN else record.network
         proxy = Proxy(
-            parse_policy(record.network, record.allow_hosts, needed, map(split, record.models)),
+            parse_policy(network, record.allow_hosts, needed, map(split, record.models)),
             name=place.sandbox_id,
             resolver=self._resolver,
         )
@@ -120,18 +121,26 @@ def is_loopback(callback: str) -> bool:
 
 def outward(record: Record) -> tuple[str, ...]:
     """Return what the relay inside offers."""
-    if record.network is Network.OPEN:
+    if record.shares_network:
         return ()
     door = DOORS / _NAME
     # What is on the machine's loopback interface is to be found on that of the sandbox.
-    called = [one for one in (record.callback, *record.reaches) if one and is_loopback(one)]
+    called = [one for one in _near(record) if is_loopback(one)]
     ports = {split(one)[1]: one for one in reversed(called) if split(one)[1] != PROXY_PORT}
-    return (f"{PROXY_PORT}={door}", *(f"{port}={door}={one}" for port, one in ports.items()))
+    proxy = () if record.network is Network.OPEN else (f"{PROXY_PORT}={door}",)
+    return (*proxy, *(f"{port}={door}={one}" for port, one in ports.items()))
 
 
 def environment(record: Record) -> dict[str, str]:
     """Return the variables that send programs to the proxy."""
     return {} if record.network is Network.OPEN else proxy_environment(PROXY_PORT)
+
+
+def _near(record: Record) -> tuple[str, ...]:
+    """Return what it reaches wherever that is; on the machine's loopback interface, too."""
+    # One with a network of its own finds all models but those there by itself.
+    models = filter(is_loopback, record.models) if record.network is Network.OPEN else ()
+    return tuple(filter(None, (record.callback, *record.reaches, *models)))
 
 
 def _line(exc: Exception) -> str:

@@ -85,7 +85,7 @@ class Inside:
         own = os.pidfd_open(os.getpid())
         socket.send_fds(channel, [json.dumps({"ports": self.ports}).encode()], [own])
         os.close(own)
-        command = (self._adopt(channel) if self.orders["is_loaned"] else None) or self._start()
+        command = (self._adopt(channel) if self.orders["waits"] else None) or self._start()
         command.watched = relay
         signal.signal(signal.SIGTERM, lambda _number, _frame: kill(command.pid, signal.SIGTERM))
         self._attend(command, channel, wake)

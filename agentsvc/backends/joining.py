@@ -41,7 +41,7 @@ def enter(pidfd: int) -> None:
 
     This process keeps its own pid: only its children are seen inside.
     """
-    pid = _pid_of(pidfd)
+    pid = pid_of(pidfd)
     flags = 0
     for name, flag in _NAMESPACES.items():
         theirs, ours = (Path(f"/proc/{one}/ns/{name}").readlink() for one in (pid, "self"))
@@ -81,7 +81,8 @@ def lose_capabilities() -> None:
     _check(libc.capset(header, bytes(24)))
 
 
-def _pid_of(pidfd: int) -> int:
+def pid_of(pidfd: int) -> int:
+    """Return the pid of the process that a descriptor stands for; raises ProcessLookupError."""
     found = re.search(
         r"^Pid:\s*(\d+)$", Path(f"/proc/self/fdinfo/{pidfd}").read_text(), re.MULTILINE
     )

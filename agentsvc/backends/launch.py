@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -18,7 +19,7 @@ import msgspec
 
 import agentsvc
 from agentsvc.backend import Isolation, Network, Order
-from agentsvc.backends import bubblewrap, doors, landlock, places
+from agentsvc.backends import bubblewrap, doors, landlock, places, uplink
 from agentsvc.backends.groups import Groups
 from agentsvc.backends.places import Place, Record
 from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
@@ -56,6 +57,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Host and port at which the sandbox finds the server."""
     users: Users = Users()
     """Who sandboxes are outside that bubblewrap holds for root."""
+    own_network: bool = False
+    """Whether a new sandbox whose network is open has one of its own nevertheless."""
     loan: Loan = Loan()
     """The fork that becomes the command, or why it is started as any other."""
 
@@ -67,7 +70,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         order = self.order
         record = self.place.make(
             lambda: places.new_record(
-                self.instance_id, order, root=self.temp_root, callback=self.callback
+                self.instance_id,
+                order,
+                root=self.temp_root,
+                callback=self.callback,
+                has_own_network=self.own_network and order.network is Network.OPEN,
             )
         )
         if os.geteuid() != 0 or self.place.read_state() is not None:
@@ -151,26 +158,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return (self.place.workspace, self.place.home, self.place.agent)
 
     def _box(self, mark: str, record: Record, temp: Path, inside: dict[str, Any]) -> dict[str, Any]:
-        is_open = record.network is Network.OPEN
+        way_out = _find_uplink() if record.has_own_network else ""
         view = bubblewrap.View(
             mark=mark,
             writable=self._own(),
             temp=temp,
             home=self.place.home,
             network=record.network,
-            doors=None if is_open else self.place.doors,
+            has_own_network=record.has_own_network,
+            doors=None if record.shares_network else self.place.doors,
             readable=self.held_by.readable,
             user=record.user,
         )
         return {
             **bubblewrap.orders(self.held_by.program, view),
             "command": bubblewrap.running("inside"),
+            "uplink": way_out,
             "sockets": [f"{record.temp}/p{number}" for number in range(len(self.order.ports))],
             "inside": {
                 **inside,
                 "relay": relay.__file__,
                 "outward": list(doors.outward(record)),
-                "is_loaned": self.loan.number >= 0,
+                "waits": bool(way_out) or self.loan.number >= 0,
             },
         }
 
@@ -301,6 +310,15 @@ def _comes(descriptor: int, time_limit: float) -> bool:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(time_limit * 1000))
+
+
+def _find_uplink() -> str:
+    program = shutil.which(uplink.PROGRAM)
+    if program is None:
+        raise BackendUnavailable(
+            f"{uplink.PROGRAM}, through which the sandbox reaches its network, is not installed"
+        )
+    return program
 
 
 def _with_python(text: str) -> str:

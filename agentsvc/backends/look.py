@@ -22,6 +22,9 @@ from agentsvc.values import monotonic
 MACHINES_NETWORK: Final = "the machine's, with its loopback interface"
 """What a sandbox has whose network is open."""
 
+OWN_NETWORK: Final = "one of its own"
+"""What it has instead where that is configured."""
+
 _SETTLE_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.01
 _SIGNALLED: Final = 128
@@ -73,9 +76,13 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         """Return what else is known of it."""
         how = self.state.started_by if self.state else ""
         started = {"started by": how if how == ZYGOTE else f"a plain start: {how}"} if how else {}
-        is_open = self.record is not None and self.record.network is Network.OPEN
-        network = {"network": MACHINES_NETWORK} if is_open else {}
-        return {**started, **self._who(), **network}
+        return {**started, **self._who(), **self._network()}
+
+    def _network(self) -> dict[str, str]:
+        """Say which network an open one is in."""
+        if self.record is None or self.record.network is not Network.OPEN:
+            return {}
+        return {"network": MACHINES_NETWORK if self.record.shares_network else OWN_NETWORK}
 
     def _who(self) -> dict[str, str]:
         """Say who it is outside, where that is not as it is inside."""

@@ -54,6 +54,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     user: int = 0
     """Who it is outside, and whose its files are; 0 for the server's user."""
+    has_own_network: bool = False
+    """Whether it has a network of its own although that is open."""
+
+    @property
+    def shares_network(self) -> bool:
+        """Whether it is in the network of the machine."""
+        return self.network is Network.OPEN and not self.has_own_network
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
@@ -372,7 +379,9 @@ def _make_accessible(path: Path) -> None:
                 inner.chmod(0o700)
 
 
-def new_record(instance_id: str, order: Order, *, root: Path, callback: str) -> Record:
+def new_record(
+    instance_id: str, order: Order, *, root: Path, callback: str, has_own_network: bool = False
+) -> Record:
     """Return the record of a sandbox that is about to be made."""
     return Record(
         instance_id=instance_id,
@@ -387,6 +396,7 @@ def new_record(instance_id: str, order: Order, *, root: Path, callback: str) -> 
         models=order.models,
         callback=callback,
         limits=order.limits,
+        has_own_network=has_own_network,
     )
 
 

@@ -50,12 +50,13 @@ from agentsvc.backends import (
     landlock,
     launch,
     places,
+    uplink,
     users,
     zygote,
 )
 from agentsvc.backends.ahead import AGENT_SERVER, Ahead
 from agentsvc.backends.groups import Groups
-from agentsvc.backends.look import MACHINES_NETWORK, Look, look_at
+from agentsvc.backends.look import MACHINES_NETWORK, OWN_NETWORK, Look, look_at
 from agentsvc.backends.meter import usage_of
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
 from agentsvc.backends.specs import DEFAULT_SPEC, ZYGOTE, check
@@ -93,6 +94,9 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     uids: str = "1900000000-1900065535"
     """Of which numbers each sandbox that bubblewrap holds for root gets one, as its user outside;
     nobody else may have them. Empty to run them as root there."""
+    own_network: bool = False
+    """Whether a sandbox that bubblewrap holds and whose network is `open` has one of its own all the
+    same, in which nothing of this machine is reached; needs the program slirp4netns."""
     use_landlock: bool = True
     """Whether Landlock confines sandboxes where bubblewrap does not hold them, and the kernel has it."""
     readable: tuple[str, ...] = ()
@@ -100,11 +104,11 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     use_cgroups: bool = True
     """Whether to use control groups where they can be used. Without them signals pause sandboxes,
     and of the limits only `disk_bytes` and `open_files` are enforced."""
-    zygote: bool = False
+    zygote: bool = True
     """Whether agent servers are forks of a process that has loaded one, instead of loading it each."""
     zygote_delay_seconds: Positive = 5.0
     """How long after the server that process is started, unless a sandbox asks for it before."""
-    zygote_seconds: Positive = 60.0
+    zygote_seconds: Positive = 30.0
     """How long a sandbox waits for that process to have loaded before it is started without it."""
     zygote_bytes: Annotated[int, msgspec.Meta(ge=1)] = 1024 * 1024 * 1024
     """How much memory that process may take; one that takes more is replaced."""
@@ -190,15 +194,21 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         found = self._bubblewrap
         limits = self._limits()
         if not found.program:
+            remedy = f"{found.reason}: {found.remedy}" if found.remedy else found.reason
             return Fences(
                 isolation=self._isolation(),
-                remedy=f"{found.reason}: {found.remedy}" if found.remedy else found.reason,
+                remedy=remedy,
+                networks=frozenset() if self.config.own_network else frozenset({Network.OPEN}),
+                network_remedy=remedy,
                 limits=limits,
             )
-        has_doors = not self._callback or doors.is_loopback(self._callback)
+        networks = set(Network if self._has_doors() else {Network.OPEN})
+        if self.config.own_network and self._why_no_uplink():
+            networks.discard(Network.OPEN)
         return Fences(
             isolation=Isolation.BUBBLEWRAP,
-            networks=frozenset(Network if has_doors else {Network.OPEN}),
+            networks=frozenset(networks),
+            network_remedy=self._why_no_uplink() if self.config.own_network else "",
             limits=limits,
         )
 
@@ -361,6 +371,22 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                 extra={"reason": self._bubblewrap.reason, "remedy": self._bubblewrap.remedy},
             )
 
+    def _has_doors(self) -> bool:
+        return not self._callback or doors.is_loopback(self._callback)
+
+    def _why_no_uplink(self) -> str:
+        if not self._has_doors():
+            return f"`internal_url` is not on the loopback interface: {self._callback}"
+        return uplink.why_not()
+
+    def _open_network(self) -> str:
+        if not self.config.own_network:
+            return MACHINES_NETWORK
+        if not self._bubblewrap.program:
+            return "none: bubblewrap does not hold sandboxes"
+        why_not = self._why_no_uplink()
+        return f"none: {why_not}" if why_not else OWN_NETWORK
+
     def _limits(self) -> frozenset[str]:
         return self._groups.limits() | _BY_PROCESS | (_BY_USER if self._users else set())
 
@@ -401,7 +427,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             "landlock": landlock.describe(landlock.abi()),
             "bubblewrap": self._bubblewrap.program or self._bubblewrap.reason,
             "users": self._users.describe(),
-            "open network": MACHINES_NETWORK,
+            "open network": self._open_network(),
             "zygote": self._zygote.describe(),
         }
         hint = (
@@ -426,6 +452,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             log_bytes=self.config.log_bytes,
             time_limit=self.config.launch_seconds,
             held_by=self._bubblewrap,
+            own_network=self.config.own_network,
             users=self._users,
             callback=self._callback,
         )

@@ -41,6 +41,8 @@ from agentsvc.backends.children import (
     take,
     wake_on_child,
 )
+from agentsvc.backends.joining import pid_of
+from agentsvc.backends.uplink import Uplink
 from agentsvc.backends.watch import Watch, be_expendable, expendable, hold
 
 VERSION: Final = 1
@@ -52,6 +54,7 @@ _STARS = b"**********"
 _SETUP_SECONDS = 20.0
 _MESSAGE_MAX = 65536
 _LOAN_SECONDS = 20.0
+_UPLINK_SECONDS = 2.0
 
 ZYGOTE: Final = "zygote"
 """How a command was started that is a fork of a loaded program; anything else says why not."""
@@ -101,6 +104,9 @@ class Shim:
         self.held: dict[str, socket.socket] = {}
         self.inside: socket.socket | None = None
         """Leads to what runs in bubblewrap, if anything does."""
+        self.uplink: Uplink | None = None
+        """The way out of a network of its own, if it has one."""
+        self.next_uplink = 0.0
 
     def run(self) -> None:
         """Start the command, tell the server, and stay until all has ended."""
@@ -204,13 +210,36 @@ class Shim:
         answer = json.loads(said) if said else {"failed": "bubblewrap could not be set up"}
         self.state["ports"] = answer.get("ports", {})
         problem = str(answer.get("failed", ""))
+        if not problem and self.orders["box"]["uplink"]:
+            problem = self._link(command, files[0])
         if not problem and self.orders["loan"] is not None:
             self._use_loan(self.orders["loan"], files)
+        elif not problem and self.uplink is not None:
+            with contextlib.suppress(OSError):  # it has ended already
+                self.inside.send(b"alone")
         for number in files:
             os.close(number)
         # From here on nothing is read of it: whatever runs inside could speak for it.
         self.inside.setblocking(False)
         return problem
+
+    def _link(self, command: Command, first: int) -> str:
+        """Lead out of the network of that process; return what went wrong, or nothing."""
+        box = self.orders["box"]
+        try:
+            self.uplink = Uplink(box["uplink"], pid_of(first), box["user"])
+            command.watched = self.uplink.start()
+        except OSError as exc:
+            return f"its network could not be set up: {exc}"
+        return ""
+
+    def _link_again(self, command: Command) -> None:
+        """Begin what leads out anew where it has ended, at times."""
+        if self.uplink is None or command.watched or time.monotonic() < self.next_uplink:
+            return
+        self.next_uplink = time.monotonic() + _UPLINK_SECONDS
+        with contextlib.suppress(OSError):
+            command.watched = self.uplink.start()
 
     def _use_loan(self, loan: int, first: Sequence[int]) -> None:
         """Have a fork of what is loaded go inside, or the command be started there as usual."""
@@ -255,6 +284,7 @@ class Shim:
         while not command.reap():
             if self.watch.look():
                 self._react(command)
+            self._link_again(command)
             for descriptor, _ in poller.poll(self.watch.pause_milliseconds):
                 if descriptor == wake:
                     take(wake)

@@ -27,15 +27,18 @@ BOTH_WAYS = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroup",
 class Bench:
     """A backend, and a look at what it makes from outside."""
 
-    def __init__(self, directory: Path, **config: Any) -> None:
+    def __init__(self, directory: Path, *, callback: str = "", **config: Any) -> None:
+        self.callback = callback
         self.state_dir = directory / "state"
         self.instance_id = new_id()
         self.orders: dict[str, Order] = {}
-        fields = {"use_bubblewrap": False, **config}
+        fields = {"use_bubblewrap": False, "zygote": False, **config}
         self.backend = ProcessBackend(ProcessConfig(**fields), self.context())
 
     def context(self) -> BackendContext:
-        return BackendContext(instance_id=self.instance_id, state_dir=self.state_dir)
+        return BackendContext(
+            instance_id=self.instance_id, state_dir=self.state_dir, callback_url=self.callback
+        )
 
     async def create(self, *command: str, **fields: Any) -> Handle:
         order = Order(**{"sandbox_id": new_id(), "command": command, **fields})
@@ -77,8 +80,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def on_bench(directory: Path, **config: Any) -> AsyncIterator[Bench]:
-    bench = Bench(directory, **config)
+async def on_bench(directory: Path, *, callback: str = "", **config: Any) -> AsyncIterator[Bench]:
+    bench = Bench(directory, callback=callback, **config)
     await bench.backend.open()
     try:
         yield bench

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.backend import BackendContext, Handle, Network, Order, Phase
+from agentsvc.backend import Handle, Network, Order, Phase
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.errors import BackendUnavailable, OrderRejected
 from agentsvc.values import new_id
@@ -37,13 +37,7 @@ PROXY = "by the proxy"
 @asynccontextmanager
 async def calling_back(directory: Path, url: str) -> AsyncIterator[Bench]:
     """Open a bench whose sandboxes are told that the server is at the URL."""
-    async with on_bench(directory, use_bubblewrap=True) as bench:
-        await bench.backend.close()
-        context = BackendContext(
-            instance_id=bench.instance_id, state_dir=bench.state_dir, callback_url=url
-        )
-        bench.backend = ProcessBackend(bench.backend.config, context)
-        await bench.backend.open()
+    async with on_bench(directory, callback=url, use_bubblewrap=True) as bench:
         yield bench
         await bench.backend.close()
 

@@ -1,30 +1,35 @@
-"""A cable between this machine and the network that an engine has of its own, to be cut and mended."""
+"""A cable between this machine and another network on it, such as an engine's, to be cut and mended."""
 
 import os
 import subprocess
 from types import TracebackType
-from typing import Final, Self
-
-from tests.live.engines import Lease
+from typing import Final, Protocol, Self
 
 _INSIDE: Final = "cable0"
 
 
-class Cable:
-    """A pair of linked interfaces; it ends with the engine's network, if not before."""
+class Network(Protocol):
+    """A network on this machine, and a process that is in it."""
 
-    def __init__(self, lease: Lease, number: int) -> None:
+    @property
+    def keeper(self) -> int: ...
+
+
+class Cable:
+    """A pair of linked interfaces; it ends with the other network, if not before."""
+
+    def __init__(self, network: Network, number: int) -> None:
         """Choose the addresses, from a network for benchmarks; no other process has the same."""
         part = (os.getpid() % 2**12) * 2 + number
-        network = f"198.18.{part // 32}.{part % 32 * 8}"
-        first, _, last = network.rpartition(".")
+        address = f"198.18.{part // 32}.{part % 32 * 8}"
+        first, _, last = address.rpartition(".")
         self.near = f"{first}.{int(last) + 1}"
         self.far = f"{first}.{int(last) + 2}"
         self._name = f"asvc{part}"
-        self._lease = lease
+        self._network = network
 
     def __enter__(self) -> Self:
-        keeper = str(self._lease.keeper)
+        keeper = str(self._network.keeper)
         peer = ("peer", "name", _INSIDE, "netns", keeper)
         _run("ip", "link", "add", self._name, "type", "veth", *peer)
         try:
@@ -54,7 +59,7 @@ class Cable:
         self._run_inside("link", "set", _INSIDE, "up")
 
     def _run_inside(self, *arguments: str) -> None:
-        _run("nsenter", "--target", str(self._lease.keeper), "--net", "ip", *arguments)
+        _run("nsenter", "--target", str(self._network.keeper), "--net", "ip", *arguments)
 
     def _remove(self) -> None:
         subprocess.run(["ip", "link", "delete", self._name], check=False)

@@ -6,10 +6,11 @@ import socket
 from ipaddress import ip_address
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agentsvc.backend import BackendContext, Handle, Network, Order
-from agentsvc.backends import launch
+from agentsvc.backends import launch, uplink
 from agentsvc.backends.process import ProcessBackend, ProcessConfig
 from agentsvc.egress.addresses import is_public
 from agentsvc.values import new_id
@@ -72,6 +73,7 @@ async def test_curl_and_python_reach_a_listed_host_and_no_other(tmp_path: Path) 
         allow_hosts=(LISTED, *inner),
     )
     handle = await backend.create(order, save)
+    handles = [handle]
     try:
         reached = [await run(backend, handle, *argv, URL) for argv in (CURL, PYTHON)]
         if reached != [(0, "200"), (0, "200\n")]:
@@ -90,6 +92,20 @@ async def test_curl_and_python_reach_a_listed_host_and_no_other(tmp_path: Path) 
         assert code == 6
         code, _ = await run(backend, handle, *CURL, "--noproxy", "*", "http://1.1.1.1/")
         assert code == 7
+        if not uplink.why_not():
+            handles.append(await open_in_own_network(backend, context))
+            assert [
+                await run(backend, handles[1], *argv, URL) for argv in (CURL, PYTHON)
+            ] == reached
     finally:
-        await backend.delete(handle)
+        for one in handles:
+            await backend.delete(one)
         await backend.close()
+
+
+async def open_in_own_network(backend: ProcessBackend, context: BackendContext) -> Handle:
+    """Return a sandbox whose network is open and its own."""
+    other = ProcessBackend(msgspec.structs.replace(backend.config, own_network=True), context)
+    await other.open()
+    order = Order(sandbox_id=new_id(), command=("sleep", "600"), network=Network.OPEN)
+    return await other.create(order, save)
