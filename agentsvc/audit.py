@@ -5,6 +5,7 @@ command that changes users or keys. What agents do is in the events of their con
 """
 
 import logging
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -43,6 +44,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
 
 
+class EntryQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which entries are looked for; what is None does not matter.
+
+    `text` is part of the action or the subject, `is_refused` tells what was answered by an error.
+    """
+
+    user_id: str | None = None
+    text: str | None = None
+    is_refused: bool | None = None
+    at_gte: datetime | None = None
+    at_lt: datetime | None = None
+
+
 class AuditLog:
     """Every entry there is."""
 
@@ -60,11 +74,11 @@ class AuditLog:
             )
 
     async def search(
-        self, *, user_id: str | None = None, page_id: str | None = None, limit: int
+        self, query: EntryQuery, *, page_id: str | None = None, limit: int
     ) -> tuple[list[Entry], str | None]:
         """Return a page of entries, newest first, and the id of the next page."""
         (before,) = (MAX_INT,) if page_id is None else decode_cursor(page_id, int)
-        rows = await AuditTable.search(self._db, user_id, before, limit + 1)
+        rows = await AuditTable.search(self._db, query, before, limit + 1)
         found = [_from_row(row) for row in rows[:limit]]
         return found, encode_cursor(found[-1].number) if len(rows) > limit else None
 
@@ -141,12 +155,18 @@ class AuditTable:
         return await tx.run(sql, row)
 
     @staticmethod
-    async def search(reader: Queryable, user_id: str | None, before: int, limit: int) -> list[Row]:
-        """Return entries before a number, newest first, perhaps only those of a user."""
-        condition = "" if user_id is None else " AND user_id = :user_id"
-        sql = _ENTRY + condition + " ORDER BY number DESC LIMIT :limit"
-        params = {"before": before, "limit": limit}
-        return await reader.all(sql, params if user_id is None else {**params, "user_id": user_id})
+    async def search(reader: Queryable, query: EntryQuery, before: int, limit: int) -> list[Row]:
+        """Return the entries before a number that are looked for, newest first."""
+        given: Mapping[str, tuple[str, str | int | None]] = {
+            "user_id = :user_id": ("user_id", query.user_id),
+            "instr(lower(action || ' ' || subject), lower(:text)) > 0": ("text", query.text),
+            "(status >= 400) = :refused": ("refused", query.is_refused),
+            "at >= :at_gte": ("at_gte", values.stored_or_none(query.at_gte)),
+            "at < :at_lt": ("at_lt", values.stored_or_none(query.at_lt)),
+        }
+        wanted = {text: pair for text, pair in given.items() if pair[1] is not None}
+        sql = " AND ".join((_ENTRY, *wanted)) + " ORDER BY number DESC LIMIT :limit"
+        return await reader.all(sql, {"before": before, "limit": limit, **dict(wanted.values())})
 
     @staticmethod
     async def delete_old(tx: Transaction, before: datetime) -> int:
@@ -161,5 +181,4 @@ class AuditTable:
 _ENTRY: Final = """
     SELECT number, at, user_id, user_name, key_id, action, subject, status, address, request_id
     FROM audit_log
-    WHERE number < :before
-"""
+    WHERE number < :before"""

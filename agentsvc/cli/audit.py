@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from agentsvc.audit import COMMAND_LINE, AuditLog, Entry
+from agentsvc.audit import COMMAND_LINE, AuditLog, Entry, EntryQuery
 from agentsvc.cli.options import config_option, data_dir_option, example
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns
@@ -16,10 +16,20 @@ _TITLES = ("AT (UTC)", "WHO", "KEY", "ACTION", "SUBJECT", "STATUS", "FROM")
 
 @click.command("audit", epilog=example("agentsvc audit --user ann --limit 20"))
 @click.option("--user", metavar="NAME", help="Only what this user did.")
+@click.option("--text", metavar="TEXT", help="Only what has this in its action or subject.")
+@click.option("--refused", is_flag=True, help="Only what was answered by an error.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, help="How many entries.")
 @data_dir_option
 @config_option
-def command(user: str | None, limit: int, data_dir: str | None, config_file: Path | None) -> None:
+def command(
+    *,
+    user: str | None,
+    text: str | None,
+    refused: bool,
+    limit: int,
+    data_dir: str | None,
+    config_file: Path | None,
+) -> None:
     """Print who changed what, the newest first, with the status that was answered.
 
     What was refused is there, too; what was only looked at is not.
@@ -27,7 +37,8 @@ def command(user: str | None, limit: int, data_dir: str | None, config_file: Pat
 
     async def body(database: Database) -> list[Entry]:
         user_id = (await Users(database).get_named(user)).id if user is not None else None
-        return (await AuditLog(database).search(user_id=user_id, limit=limit))[0]
+        query = EntryQuery(user_id=user_id, text=text, is_refused=refused or None)
+        return (await AuditLog(database).search(query, limit=limit))[0]
 
     rows = [_row(entry) for entry in run_on(places_of(data_dir, config_file), body)]
     for line in columns(_TITLES, rows):

@@ -208,5 +208,7 @@ def test_what_commands_change_is_in_the_audit_log(data_dir: Path) -> None:
     ]
     assert all("command line" in row for row in rows)
     assert len(run(data_dir, "audit", "--limit", "2").stdout.splitlines()) == 3
+    assert len(run(data_dir, "audit", "--text", "KEYS create").stdout.splitlines()) == 2
+    assert len(run(data_dir, "audit", "--refused").stdout.splitlines()) == 1
     assert len(run(data_dir, "audit", "--user", "ann").stdout.splitlines()) == 1
     assert run(data_dir, "audit", "--user", "eve").stderr == "error: there is no user `eve`\n"

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.auth import ApiKey, KeyScope, Principal
+from agentsvc.auth import ApiKey, KeyScope, Principal, Role
 from agentsvc.errors import BadRequest, InvalidRequest, NotFound
 from agentsvc.http.keys import ADMITTED, KEYRING, PRINCIPAL
 from agentsvc.http.routes import Effect, Example, Route, Scope
@@ -59,6 +59,8 @@ class CurrentKey(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     bound_org_id: str | None
     user_id: str
+    user_name: str
+    role: Role
     scope: KeyScope
     auth_type: str = "bearer"
 
@@ -150,6 +152,8 @@ def _from_caller(caller: Principal, key: ApiKey) -> CurrentKey:
         org_id=dashed(caller.user_id),
         bound_org_id=None,
         user_id=dashed(caller.user_id),
+        user_name=caller.user_name,
+        role=caller.role,
         scope=key.scope,
     )
 

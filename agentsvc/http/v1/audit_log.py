@@ -1,25 +1,45 @@
-"""The handler of the audit log."""
+"""Handlers of the audit log: all of it for administrators, and for everybody what is their own."""
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
 
-from agentsvc.audit import Entry
-from agentsvc.http.keys import AUDIT
+from agentsvc.audit import Entry, EntryQuery
+from agentsvc.http.keys import AUDIT, PRINCIPAL
 from agentsvc.http.routes import Route, Scope
-from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, json_response, read_query
+from agentsvc.http.wire import (
+    PAGE_MAX,
+    Limit,
+    Page,
+    Time,
+    find_time,
+    json_response,
+    read_query,
+)
 from agentsvc.values import to_stored
 
 PREFIX: Final = "/api/v1/audit-log"
 
 
-class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which entries to list."""
+class MyAuditQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which entries to list.
 
-    user_id: str | None = None
+    `text` is part of the action or the subject; `is_refused` tells what was answered by an error.
+    """
+
+    text: Annotated[str, msgspec.Meta(max_length=300)] | None = None
+    is_refused: bool | None = None
+    at_gte: Time | None = msgspec.field(name="at__gte", default=None)
+    at_lt: Time | None = msgspec.field(name="at__lt", default=None)
     page_id: str | None = None
     limit: Limit = PAGE_MAX
+
+
+class AuditQuery(MyAuditQuery, frozen=True, kw_only=True):
+    """Which entries to list, of which user."""
+
+    user_id: str | None = None
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +64,24 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 async def search_audit_log(request: web.Request) -> web.Response:
     """GET /audit-log."""
     query = read_query(request, AuditQuery)
+    return await _answer(request, query, query.user_id)
+
+
+async def search_my_audit_log(request: web.Request) -> web.Response:
+    """GET /users/me/audit-log."""
+    return await _answer(request, read_query(request, MyAuditQuery), request[PRINCIPAL].user_id)
+
+
+async def _answer(request: web.Request, query: MyAuditQuery, user_id: str | None) -> web.Response:
+    wanted = EntryQuery(
+        user_id=user_id,
+        text=query.text,
+        is_refused=query.is_refused,
+        at_gte=find_time(query.at_gte, "at__gte"),
+        at_lt=find_time(query.at_lt, "at__lt"),
+    )
     found, next_page_id = await request.app[AUDIT].search(
-        user_id=query.user_id, page_id=query.page_id, limit=query.limit
+        wanted, page_id=query.page_id, limit=query.limit
     )
     items = [_from_entry(entry) for entry in found]
     return json_response(Page[AuditEntry](items=items, next_page_id=next_page_id))
@@ -75,6 +111,16 @@ ROUTES: Final = (
         rank="P3",
         summary="List who changed what, the newest first",
         query=AuditQuery,
+        answer=Page[AuditEntry],
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/users/me/audit-log",
+        handler=search_my_audit_log,
+        scope=Scope.READ,
+        rank="P3",
+        summary="List what was changed with your keys, the newest first",
+        query=MyAuditQuery,
         answer=Page[AuditEntry],
     ),
 )

@@ -212,3 +212,35 @@ async def test_a_full_disk_stops_nobody(service: Service, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         assert (await admin.post("/api/settings", json={"language": "en"})).status == 200
     assert "change is not in the audit log" in caplog.text
+
+
+async def test_entries_are_found_by_words_outcome_and_time_and_everybody_sees_their_own(
+    service: Service,
+) -> None:
+    admin = await service.make_client()
+    made = (await admin.post("/api/v1/users", json={"name": "ann"})).json()
+    path = f"/api/v1/users/{made['id']}"
+    await admin.patch(path, json={"role": "viewer"})
+    await admin.patch("/api/v1/users/nobody", json={"role": "viewer"})
+    member = await service.make_client("bob", Role.MEMBER)
+    await member.post("/api/v1/users", json={"name": "eve"})
+
+    every = await entries(admin)
+    assert [one["status"] for one in every] == [403, 404, 200, 201]
+    assert await entries(admin, text="PATCH") == every[1:3] == await entries(admin, text="patch")
+    assert await entries(admin, text=made["id"]) == every[2:]
+    assert await entries(admin, text="%") == []
+    assert await entries(admin, is_refused="true") == every[:2]
+    assert await entries(admin, is_refused="false", text="USERS") == every[2:]
+    assert await entries(admin, at__gte=every[1]["at"]) == every[:2]
+    assert await entries(admin, at__lt=every[1]["at"]) == every[2:]
+    assert (await admin.get(LOG, params={"at__gte": "soon"})).status == 422
+
+    assert (await member.get(LOG)).status == 403
+    mine = "/api/v1/users/me/audit-log"
+    assert (await member.get(mine)).json()["items"] == every[:1]
+    assert (await member.get(mine, params={"text": "nothing"})).json()["items"] == []
+    first = (await admin.get(mine, params={"limit": 2})).json()
+    assert first["items"] == every[1:3]
+    rest = await admin.get(mine, params={"page_id": first["next_page_id"]})
+    assert rest.json()["items"] == every[3:]
