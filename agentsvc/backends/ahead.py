@@ -8,13 +8,35 @@ from typing import Final
 import msgspec
 
 
+class Application(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a web application whose routes can be made ahead; see `built`."""
+
+    name: str
+    """The module that makes it when it is imported."""
+    make: str
+    """Its function that makes another."""
+    routes: str
+    """Its function that adds the routes to one."""
+    kin: str
+    """How the names of modules begin whose objects no fork may have from here."""
+    taken: dict[str, dict[str, str]]
+    """By module, what it keeps of this process, and which of its functions makes that in a fork."""
+    forgotten: tuple[tuple[str, str], ...]
+    """Modules and their attributes that are made when they are first asked for."""
+    asked_again: tuple[str, ...]
+    """How the names of variables begin that are asked for in each fork."""
+
+
 class Ahead(msgspec.Struct, frozen=True, kw_only=True):
     """Modules by name; those that are not installed are no matter."""
 
     loaded: tuple[str, ...] = ()
     """Imported ahead, in this order. They look neither at the home nor at what the machine is like."""
     alone: tuple[str, ...] = ()
-    """Never imported ahead, by whatever way: they keep something that is right for one sandbox only."""
+    """Never there from ahead, by whatever way: they keep something that is right for one sandbox only."""
+    moments: tuple[tuple[str, str], ...] = ()
+    """Modules and their attributes that say when the process began."""
+    application: Application | None = None
 
 
 AGENT_SERVER: Final = Ahead(
@@ -22,6 +44,9 @@ AGENT_SERVER: Final = Ahead(
         *("uvicorn.loops.auto", "uvicorn.loops.asyncio", "uvicorn.lifespan.on"),
         *("uvicorn.protocols.http.auto", "uvicorn.protocols.websockets.wsproto_impl"),
         "fastapi.telemetry._runtime",
+        "openhands.agent_server.event_router",
+        "openhands.agent_server.runtime_router",
+        "openhands.agent_server.workspace_router",
         *("lmnr", "posthog", "pyotp", "func_timeout"),
         *("cdp_use.cdp.library", "cdp_use.cdp.registry", "cdp_use.cdp.registration_library"),
         *("browser_use.browser.events", "browser_use.dom.service"),
@@ -35,9 +60,34 @@ AGENT_SERVER: Final = Ahead(
     ),
     alone=(
         # Both take services that are made of the environment.
-        *("openhands.agent_server.api", "openhands.agent_server.event_router"),
+        *("openhands.agent_server.api", "openhands.agent_server.sockets"),
         # It finds out whether it runs in a container, and makes a directory for downloads.
         "browser_use.browser.profile",
+    ),
+    moments=(
+        ("openhands.agent_server.server_details_router", "_start_time"),
+        ("openhands.agent_server.server_details_router", "_last_event_time"),
+    ),
+    application=Application(
+        name="openhands.agent_server.api",
+        make="create_app",
+        routes="_add_api_routes",
+        kin="openhands.",
+        taken={
+            "openhands.agent_server.sockets": {
+                "conversation_service": "get_default_conversation_service",
+                "bash_event_service": "get_default_bash_event_service",
+            },
+            "openhands.agent_server.api": {"api": "create_app"},
+        },
+        forgotten=(
+            ("openhands.agent_server.config", "_default_config"),
+            ("openhands.agent_server.conversation_service", "_conversation_service"),
+            ("openhands.agent_server.bash_service", "_bash_event_service"),
+            ("openhands.agent_server.persistence.store", "_settings_store"),
+            ("openhands.agent_server.persistence.store", "_secrets_store"),
+        ),
+        asked_again=("OH", "SESSION_API_KEY", "OPENHANDS_AGENT_SERVER_CONFIG_PATH"),
     ),
 )
 """What is known of the agent server. Nearly all of it is its browser tool's, which it looks for at

@@ -193,8 +193,17 @@ def _change(path: PurePath, text: str) -> None:
                 delattr(path, name)
 
 
-def begin_anew(argv: Sequence[str], env: Mapping[str, str], *, mark: str) -> None:
-    """Be a process with that environment and those arguments, and with chance of its own."""
+def begin_anew(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    mark: str,
+    moments: Sequence[Sequence[str]] = (),
+) -> None:
+    """Be a process with that environment and those arguments, and with chance of its own.
+
+    `moments` are modules and their attributes that say when the process began, if they are there.
+    """
     retitle(argv, mark)
     os.environ.update(env)
     time.tzset()
@@ -206,6 +215,9 @@ def begin_anew(argv: Sequence[str], env: Mapping[str, str], *, mark: str) -> Non
     tempfile._name_sequence = None  # type: ignore[attr-defined]  # noqa: SLF001  # kept over a fork
     sys.orig_argv = list(argv)
     _find_again()
+    for name, attribute in moments:
+        if hasattr(module := sys.modules.get(name), attribute):
+            setattr(module, attribute, time.clock_gettime(time.CLOCK_REALTIME))
 
 
 def take_signals() -> None:

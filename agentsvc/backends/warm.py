@@ -31,7 +31,7 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from agentsvc.backends import fresh, joining, shim
+from agentsvc.backends import built, fresh, joining, shim
 from agentsvc.backends.children import FILES_AT_MOST, Become, Json
 from agentsvc.backends.landlock import confine
 from agentsvc.backends.watch import be_expendable, hold
@@ -76,7 +76,7 @@ def _load_and_serve(number: int, budget: int, top: str, what: Sequence[Any]) -> 
         problem = warm.problem(budget)
     except Exception as exc:  # noqa: BLE001  # whatever a package does while it is loaded
         problem = f"{type(exc).__name__}: {exc}"
-    said = {"failed": problem} if problem else {"ready": os.getpid()}
+    said = {"failed": problem} if problem else {"ready": os.getpid(), "note": warm.note[:512]}
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, importance)
         control.send(json.dumps(said).encode()[:_MESSAGE_MAX])
@@ -87,10 +87,12 @@ def _load_and_serve(number: int, budget: int, top: str, what: Sequence[Any]) -> 
 class Warm:
     """What has been loaded, and what of it is for no sandbox."""
 
-    def __init__(self, program: str, ahead: Sequence[str], alone: Sequence[str]) -> None:
+    def __init__(self, program: str, ahead: Mapping[str, Any]) -> None:
+        """Take what is to be loaded, and what is known of it, as in `agentsvc.backends.ahead`."""
         self.program = program
         self.ahead = ahead
-        self.alone = alone
+        self.built = built.Built(ahead["application"] or {})
+        self.note = ""
         self.asked = fresh.Asked()
         self.kept = fresh.Kept("/", ())
 
@@ -113,9 +115,10 @@ class Warm:
             with self.asked.listening():
                 for name in _parts(self.program):
                     _import_parts(name)
-                for name in self.ahead:
+                for name in self.ahead["loaded"]:
                     with contextlib.suppress(ImportError):
                         importlib.import_module(name)
+            self._build()
             sys.meta_path.remove(throttle)
             sys.path[:] = search_path
             sys.path_importer_cache.clear()
@@ -127,12 +130,22 @@ class Warm:
             os.chdir("/")
             shutil.rmtree(top, ignore_errors=True)
 
+    def _build(self) -> None:
+        if (plan := self.ahead["application"]) is None:
+            return
+        asked = fresh.Asked()
+        with asked.listening():
+            self.note = self.built.build()
+        for name, value in asked.found.items():
+            if not name.startswith(tuple(plan["asked_again"])):
+                self.asked.found.setdefault(name, value)
+
     def problem(self, budget: int) -> str:
         """Return why no fork can be made of this, or nothing."""
         tasks = len(list(Path("/proc/self/task").iterdir()))
         if tasks != 1:
             return f"it has {tasks} threads once it is loaded"
-        if early := [name for name in self.alone if name in sys.modules]:
+        if early := [name for name in self.ahead["alone"] if name in sys.modules]:
             return f"it has loaded {early[0]}, which is for each sandbox to load"
         if self.kept.lost:
             return f"it keeps a path in {self.kept.lost[0]}"
@@ -259,7 +272,8 @@ class Warm:
         os.chdir(cwd)
         fresh.take_signals()
         self.kept.replace({**env, fresh.HERE: cwd})
-        fresh.begin_anew(argv, env, mark=orders["mark"])
+        fresh.begin_anew(argv, env, mark=orders["mark"], moments=self.ahead["moments"])
+        self.built.offer()
         ctypes.CDLL(None).prctl(_PR_SET_NAME, Path(argv[0]).name.encode()[:15], 0, 0, 0)
         sys.path.insert(0, cwd)
         sys.argv = [self.program, *argv[3:]]

@@ -70,6 +70,7 @@ class Loan(msgspec.Struct, frozen=True, kw_only=True):
 class _Said(msgspec.Struct, frozen=True, kw_only=True):
     ready: int = 0
     failed: str = ""
+    note: str = ""
 
 
 _said = msgspec.json.Decoder(_Said)
@@ -118,7 +119,10 @@ class Zygote:
             return "off"
         if self._run is None:
             return self._reason or "not loaded yet"
-        return f"pid {self._run.pid}" if self._run.is_ready else "being loaded"
+        if not self._run.is_ready:
+            return "being loaded"
+        note = self._run.note
+        return f"pid {self._run.pid}" + (f", without an application: {note}" if note else "")
 
     async def close(self) -> None:
         """End it; what it was forked into goes on."""
@@ -167,8 +171,9 @@ class Zygote:
         said = run.hear()
         if said is not None and said.ready:
             self._failures, self._reason = 0, ""
-            log.info("zygote loaded", extra={"pid": run.pid, "duration_ms": run.age_ms()})
-            run.is_ready = True
+            extra = {"pid": run.pid, "duration_ms": run.age_ms()}
+            log.info("zygote loaded", extra=extra | ({"reason": said.note} if said.note else {}))
+            run.is_ready, run.note = True, said.note
             run.settled.set()
             return
         asyncio.get_running_loop().remove_reader(run.number)
@@ -208,6 +213,7 @@ class _Run:
         self.number = number
         self.made_of = made_of
         self.is_ready = False
+        self.note = ""
         self.settled = asyncio.Event()
         self._is_hurried = False
         self._began = monotonic()
@@ -301,7 +307,7 @@ def _spawn(rules: Rules) -> _Run:
 
 def _what(rules: Rules) -> str:
     """Return what is to be loaded, for a process that has the standard library alone."""
-    return json.dumps([rules.program, rules.ahead.loaded, rules.ahead.alone])
+    return json.dumps([rules.program, msgspec.to_builtins(rules.ahead)])
 
 
 def _copy_of_python() -> int:

@@ -5,6 +5,7 @@ when it does: own memory is what no other process shares, the share is its part 
 """
 
 import asyncio
+import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -24,10 +25,11 @@ _POLL_SECONDS: Final = 0.02
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """One start: how long it took, and how much memory was there after it, in MiB."""
+    """One start: how long it took, of which on a processor, and how much memory it had then, in MiB."""
 
     how: str
     seconds: float
+    cpu: float
     own: float
     share: float
 
@@ -107,8 +109,10 @@ class Bench:
         """Return what one takes."""
         report = await self.backend.inspect(handle)
         pid = await asyncio.to_thread(_agent_server, self._shim(handle))
+        cpu = await asyncio.to_thread(_cpu_seconds, pid)
         own, share = await asyncio.to_thread(_memory, pid)
-        return Start(how=report.facts["started by"], seconds=seconds, own=own, share=share)
+        how = report.facts["started by"]
+        return Start(how=how, seconds=seconds, cpu=cpu, own=own, share=share)
 
     def show(self, starts: list[Start], title: str) -> None:
         """Print the medians of some starts, and between which they are."""
@@ -116,6 +120,7 @@ class Bench:
         click.echo(
             f"{title}, {starts[0].how}: healthy after {statistics.median(seconds):.2f} s"
             f" ({min(seconds):.2f} to {max(seconds):.2f}),"
+            f" {statistics.median([one.cpu for one in starts]):.2f} s of a processor,"
             f" own memory {statistics.median([one.own for one in starts]):.0f} MiB,"
             f" share {statistics.median([one.share for one in starts]):.0f} MiB"
         )
@@ -140,6 +145,11 @@ def _agent_server(shim: int) -> int:
         if pid != shim and pages > size:
             found, size = pid, pages
     return found
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory(pid: int) -> tuple[float, float]:

@@ -30,17 +30,19 @@ OPTIONS = KitOptions(
     quiet_seconds=0.5,
 )
 
-PLAIN = ProcessConfig(use_bubblewrap=False)
+PLAIN = ProcessConfig(zygote=False, use_bubblewrap=False)
 
 # Where no control group can be made, the first of each pair proves the same as the second; where
 # bubblewrap does not work, both pairs do.
 TestWithControlGroups = backend_contract(ProcessBackend, PLAIN, OPTIONS)
 TestWithSignalsOnly = backend_contract(
-    ProcessBackend, ProcessConfig(use_bubblewrap=False, use_cgroups=False), OPTIONS
+    ProcessBackend, ProcessConfig(zygote=False, use_bubblewrap=False, use_cgroups=False), OPTIONS
 )
-TestInBubblewrap = backend_contract(ProcessBackend, ProcessConfig(use_bubblewrap=True), OPTIONS)
+TestInBubblewrap = backend_contract(
+    ProcessBackend, ProcessConfig(zygote=False, use_bubblewrap=True), OPTIONS
+)
 TestInBubblewrapWithSignalsOnly = backend_contract(
-    ProcessBackend, ProcessConfig(use_bubblewrap=True, use_cgroups=False), OPTIONS
+    ProcessBackend, ProcessConfig(zygote=False, use_bubblewrap=True, use_cgroups=False), OPTIONS
 )
 
 

@@ -11,18 +11,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 import tests
 from agentsvc.backend import Handle, Order, Phase, Port, Report
 from agentsvc.backends import bubblewrap
-from agentsvc.backends.ahead import Ahead
+from agentsvc.backends.ahead import Ahead, Application
 from agentsvc.backends.process import ProcessBackend, ProcessConfig
 from agentsvc.backends.shim import ZYGOTE
 from agentsvc.backends.tree import MARK
 from agentsvc.errors import Conflict, OrderRejected
 from agentsvc.testing.rig import ask, web_url
-from agentsvc.values import Secret
+from agentsvc.values import Secret, monotonic
 from tests.core.bench import Bench, no_save, on_bench, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -297,6 +298,68 @@ async def test_what_is_loaded_ahead_is_there_in_forks_only(
         fork = await bench.probe()
         plain = await bench.probe(options={"zygote": False})
         assert (fork.told["is loaded ahead"], plain.told["is loaded ahead"]) == (True, False)
+
+
+APPLICATION = Application(
+    name="tests.core.zygote_application",
+    make="create_app",
+    routes="add_routes",
+    kin="tests.core.zygote_application",
+    taken={"tests.core.zygote_application": {"app": "create_app"}},
+    forgotten=(("tests.core.zygote_application", "_settings"),),
+    asked_again=("PROBE_NAME",),
+)
+
+
+class BuildingBackend(ProbeBackend):
+    """Builds an application ahead."""
+
+    ahead: ClassVar[Ahead] = Ahead(
+        application=APPLICATION, moments=(("tests.core.zygote_settings", "BEGAN"),)
+    )
+
+
+class HoardingBackend(ProbeBackend):
+    """Builds one, and does not know of all that is kept of its environment."""
+
+    ahead: ClassVar[Ahead] = Ahead(application=msgspec.structs.replace(APPLICATION, forgotten=()))
+
+
+@BOTH_WAYS
+async def test_an_application_built_ahead_is_made_of_the_environment_of_each_fork(
+    tmp_path: Path, use_bubblewrap: bool
+) -> None:
+    async with probes(tmp_path, BuildingBackend, use_bubblewrap=use_bubblewrap) as bench:
+        first, second = [
+            (await bench.probe(env={"PROBE_NAME": name})).told["application"]
+            for name in ("first", "second")
+        ]
+        expected = {"is there": False, "is the only one": True, "routes": 1}
+        assert first.items() >= {**expected, "name": "first", "routes made here": False}.items()
+        assert second.items() >= {**expected, "name": "second", "routes made here": False}.items()
+
+
+async def test_routes_of_another_kind_are_made_in_the_fork(tmp_path: Path) -> None:
+    async with probes(tmp_path, BuildingBackend) as bench:
+        other = (await bench.probe(env={"PROBE_NAME": "other"})).told["application"]
+        assert (other["registry"], other["routes made here"]) == ("OtherRegistry", True)
+
+
+async def test_a_fork_begins_when_it_is_forked(tmp_path: Path) -> None:
+    async with probes(tmp_path, BuildingBackend, zygote_delay_seconds=0.01) as bench:
+        await bench.loaded()
+        before = monotonic()
+        probe = await bench.probe()
+        assert probe.how == ZYGOTE
+        assert probe.told["age"] <= monotonic() - before
+
+
+async def test_an_application_that_is_kept_in_part_is_built_in_each_fork(tmp_path: Path) -> None:
+    async with probes(tmp_path, HoardingBackend) as bench:
+        told = (await bench.probe(env={"PROBE_NAME": "own"})).told["application"]
+        assert (told["name"], told["routes made here"]) == ("own", True)
+        found = (await bench.backend.probe()).facts["zygote"]
+        assert "without an application: Kept: a Settings is kept" in found
 
 
 async def test_a_zygote_that_takes_too_much_is_not_used(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A program that tells all it is, for a sandbox whose command it is; then it serves until it is ended."""
 
+import importlib
 import json
 import logging
 import multiprocessing
@@ -78,6 +79,20 @@ def nature() -> dict[str, Any]:
     }
 
 
+def application() -> dict[str, Any]:
+    """Return what an application is made of, and whether its routes were made here."""
+    is_there = "tests.core.zygote_application" in sys.modules
+    module = importlib.import_module("tests.core.zygote_application")
+    return {
+        "is there": is_there,
+        "name": module.app.state.settings.name,
+        "is the only one": module.get_settings() is module.app.state.settings,
+        "routes": len(module.app.router.routes),
+        "routes made here": os.environ["PROBE_NAME"] in module.app.router.routes,
+        "registry": type(module.app.state.conversation_registry).__name__,
+    }
+
+
 class Server(socketserver.TCPServer):
     """Takes connections."""
 
@@ -103,6 +118,8 @@ if __name__ == "__main__":
         "environ": Path("/proc/self/environ").read_bytes().decode(),
         "memory": sorted(zygote_settings.SEEN),
         "is loaded ahead": "tests.core.zygote_later" in sys.modules,
+        "application": application(),
+        "age": time.clock_gettime(time.CLOCK_REALTIME) - zygote_settings.BEGAN,
     }
     with Server(("127.0.0.1", int(sys.argv[-1])), Answers) as server:
         server.serve_forever(poll_interval=0.02)

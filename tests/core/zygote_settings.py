@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ TEXT = f"{Path.home()}/text"
 GENERATOR = random.random
 COUNTS_EARLY = os.environ.get("PROBE_COUNTS_EARLY", "")
 SEEN = set(os.environ)
+BEGAN = time.clock_gettime(time.CLOCK_REALTIME)
 
 logging.basicConfig(format="%(process)d %(message)s")
 

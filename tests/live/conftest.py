@@ -96,7 +96,7 @@ async def shared(
     environment = {
         "CANARY": "sings",
         "AGENTSVC_SERVER__DEVICE_LOGIN": "true",
-        # Its many agent servers are forks of one; those of tests with a server of their own start anew.
+        # Its many agent servers are forks of one; most with a server of their own start anew.
         "AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "true",
         "AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS": "80",
         "AGENTSVC_SANDBOXES__MODEL_HOSTS": json.dumps([host_of_url(model.url)]),

@@ -211,6 +211,8 @@ class Installation:
             **kept,
             "XDG_CONFIG_HOME": str(self.directory / "config"),
             "AGENTSVC_BOOTSTRAP_KEY": self.key.reveal(),
+            # To load one takes as long as one plain start.
+            "AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "false",
             **self._environment,
         }
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from agentsvc.backends import uplink
+from agentsvc.backends.look import MACHINES_NETWORK, OWN_NETWORK
 from agentsvc.backends.shim import ZYGOTE
+from agentsvc.values import monotonic
 from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation, unavailable
 from tests.live.events import outputs
@@ -23,12 +26,15 @@ pytestmark = [
 async def test_conversations_run_in_forks_and_go_on_without_what_they_were_forked_from(
     make_installation: MakeInstallation,
 ) -> None:
+    has_uplink = not uplink.why_not()
     server = await make_installation(
         AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true",
         AGENTSVC_BACKENDS__PROCESS__ZYGOTE_DELAY_SECONDS="60",
         AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS="80",
+        AGENTSVC_BACKENDS__PROCESS__OWN_NETWORK=str(has_uplink).lower(),
     )
     client = server.client()
+    began = monotonic()
     first, second = await asyncio.gather(
         *(client.post("/api/v1/sandboxes") for _ in range(2)),
     )
@@ -38,7 +44,12 @@ async def test_conversations_run_in_forks_and_go_on_without_what_they_were_forke
         assert sandbox["facts"]["started by"] == ZYGOTE
         if sandbox["isolation"] != "bubblewrap":
             unavailable("bubblewrap does not work here")
+        assert sandbox["facts"]["network"] == (OWN_NETWORK if has_uplink else MACHINES_NETWORK)
     conversations = [await work(client, server, sandbox_id) for sandbox_id in ids]
+    # Nothing of the agent server's application was left for the forks to build.
+    (loaded,) = [line for line in server.log.splitlines() if "zygote loaded" in line]
+    assert "reason" not in loaded, loaded
+    assert await uptime(client, conversations[0]) <= monotonic() - began
 
     (zygote,) = await asyncio.to_thread(zygotes, server.pid)
     # What agent servers load at each start only because of their browser tool.
@@ -49,6 +60,13 @@ async def test_conversations_run_in_forks_and_go_on_without_what_they_were_forke
     for conversation_id in conversations:
         await client.send(conversation_id, run("echo still $((40 + 2))"))
         await client.until(conversation_id, lambda events: "still 42" in outputs(events))
+
+
+async def uptime(client: LiveClient, conversation_id: str) -> float:
+    """Return for how long an agent server says that it has been there."""
+    agent = client.agent(await client.conversation(conversation_id))
+    seconds: float = (await agent.get("/server_info")).json()["uptime"]
+    return seconds
 
 
 async def work(client: LiveClient, server: Installation, sandbox_id: str) -> str:
