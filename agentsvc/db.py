@@ -29,7 +29,7 @@ import aiosqlite
 import msgspec
 
 from agentsvc import values
-from agentsvc.errors import CapacityExceeded, Conflict, StartFailed
+from agentsvc.errors import BadRequest, CapacityExceeded, Conflict, StartFailed
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,12 @@ APPLICATION_ID: Final = 0x61737663
 _READERS = 3
 _LARGEST_BATCH = 64
 _NO_PARAMS: Params = {}
+_FOREIGN_LENGTH: Final = 16 * 1024 * 1024
+_FOREIGN_STEP: Final = 1_000_000
+_FOREIGN_STEPS: Final = 300
+_FOREIGN_TABLE: Final = (
+    "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = :name AND rootpage > 0"
+)
 _WRITER_SETUP = """
     PRAGMA synchronous = FULL;
     PRAGMA foreign_keys = ON;
@@ -635,6 +641,32 @@ def check_file(path: Path) -> list[str]:
     if version > newest:
         problems.append(f"it has version {version}, this program knows up to {newest}")
     return problems
+
+
+def read_foreign(path: Path, table: str, *, most_rows: int) -> list[dict[str, Any]]:
+    """Return the rows of a table of another program's database; none where it has no such table.
+
+    What is in the file may be broken, or made to harm. Nobody may use it meanwhile; a transaction
+    that was broken off in it is undone. Raises BadRequest where it cannot be read.
+    """
+    steps = iter(range(_FOREIGN_STEPS))
+    try:
+        with contextlib.closing(
+            sqlite3.connect(_uri(path, "rw"), uri=True, isolation_level=None)
+        ) as connection:
+            connection.row_factory = Row
+            connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _FOREIGN_LENGTH)
+            connection.set_progress_handler(lambda: next(steps, None) is None, _FOREIGN_STEP)
+            connection.execute("PRAGMA trusted_schema = OFF")
+            # Neither a view nor a virtual table, which would run what the file says.
+            known = connection.execute(_FOREIGN_TABLE, {"name": table}).fetchone()
+            if known is None:
+                return []
+            rows = connection.execute(f'SELECT * FROM "{table}" LIMIT ?', (most_rows,))  # noqa: S608  # the name of a table that there is
+            return [dict(row) for row in rows]
+    except sqlite3.Error as exc:
+        raise BadRequest(f"The database cannot be read: {exc}") from exc
 
 
 def vacuum_file(path: Path) -> None:

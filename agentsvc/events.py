@@ -26,6 +26,9 @@ LARGEST_EVENT_BYTES: Final = 4 * 1024 * 1024
 
 DELTA_KIND: Final = "StreamingDeltaEvent"
 
+IMPORTED_KEY: Final = "imported_event"
+"""The state that an event of another server's older generation is kept in as it was."""
+
 _LONGEST_TEXT = 255
 _LATEST_BYTES = 64 * 1024
 _LATEST_EVENTS = 100
@@ -112,6 +115,23 @@ class EventLog:
         webhooks were told of them as those of the other one.
         """
         await EventTable.copy(tx, from_id, to_id)
+
+    async def load(self, tx: Transaction, conversation_id: str, raw: Iterable[bytes]) -> int:
+        """Give a conversation without events those it had elsewhere, as `copy` does.
+
+        Return how many are left out since they are no events, or come twice.
+        """
+        found: dict[str, tuple[_Head, bytes]] = {}
+        given = 0
+        for item in raw:
+            given += 1
+            head = _check(item)
+            if head is not None and head.id not in found:
+                found[head.id] = (head, _bounded(head, item, conversation_id))
+        # The number comes first: webhooks are told of no event below it.
+        await EventTable.set_next_seq(tx, conversation_id, len(found))
+        await EventTable.insert_many(tx, _number(conversation_id, 0, found.values()))
+        return given - len(found)
 
     async def search(
         self, conversation_id: str, query: EventQuery, *, page_id: str | None, limit: int

@@ -30,6 +30,7 @@ COMMANDS: Final = (
     "doctor",
     "backup",
     "restore",
+    "import",
     "db",
     "systemd",
     "deploy",
@@ -42,6 +43,9 @@ COMMANDS: Final = (
     "completion",
 )
 """The subcommands, in the order in which help lists them; each is `agentsvc.cli.NAME.command`."""
+
+_MODULES: Final = {"import": "importing"}
+"""The subcommands whose name no module can have."""
 
 
 class CommandFailed(click.ClickException):
@@ -73,7 +77,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         with _light_imports():
-            command: click.Command = importlib.import_module(f"agentsvc.cli.{cmd_name}").command
+            module = importlib.import_module(f"agentsvc.cli.{_MODULES.get(cmd_name, cmd_name)}")
+            command: click.Command = module.command
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

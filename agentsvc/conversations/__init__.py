@@ -5,6 +5,7 @@ report, and `service` the class that others use.
 """
 
 from agentsvc.conversations.model import (
+    SANDBOX_GONE,
     Conversation,
     ConversationPatch,
     ConversationQuery,
@@ -19,6 +20,7 @@ from agentsvc.conversations.model import (
 from agentsvc.conversations.service import Conversations
 
 __all__ = [
+    "SANDBOX_GONE",
     "Conversation",
     "ConversationPatch",
     "ConversationQuery",

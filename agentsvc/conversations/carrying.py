@@ -22,6 +22,7 @@ from agentsvc.conversations.history import (
     lines_of,
     moved_event,
     read_step,
+    with_prompt,
     without_parent,
 )
 from agentsvc.errors import StartRefused
@@ -47,14 +48,15 @@ class Carrier:
         self._time_limit = time_limit
 
     async def bring(
-        self, conversation_id: str, agent: AgentServer, *, old_dir: str, new_dir: str
+        self, conversation_id: str, agent: AgentServer, *, old_dir: str | None, new_dir: str
     ) -> str | None:
         """Lay the history down for the agent server, and return the id of its first event.
 
         Returns None where there is no history, or where the server has the conversation already.
         Raises StartRefused where the sandbox does not take it.
         """
-        lines = lines_of([step async for step in self._steps(conversation_id)])
+        steps = [step async for step in self._steps(conversation_id)]
+        lines = with_prompt(lines_of(steps), steps)
         if not lines or await agent.find_conversation(conversation_id) is not None:
             return None
         moment = now().astimezone(UTC).replace(tzinfo=None).isoformat()

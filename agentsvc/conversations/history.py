@@ -27,6 +27,13 @@ _TOLD_ONLY: Final = frozenset(
 _ROOT: Final = "__root__"
 """The parent of an event with which the agent began anew."""
 
+_PROMPT_WITHIN: Final = 2
+"""Among how many events at the beginning agent servers look for the instructions."""
+
+_PROMPT: Final = (
+    "You are a software agent that works in a sandbox with the tools you are given. Do what the user"
+    " asks for, and check what you did."
+)
 _ID: Final = re.compile(r"[0-9a-fA-F-]{8,64}")
 _OPEN_CALL: Final = (
     "The conversation was copied into another sandbox before this ended, and its result is not"
@@ -77,6 +84,23 @@ def lines_of(steps: Iterable[Step]) -> list[Line]:
     return list(_closed([step for step in branch if not step.truncated]))
 
 
+def with_prompt(lines: Sequence[Line], steps: Sequence[Step]) -> list[Line]:
+    """Return the lines behind instructions for the agent, made where it has none to begin with."""
+    prompts = {step.id: step for step in steps if step.kind == "SystemPromptEvent"}
+    if not lines or any(line.id in prompts for line in lines[:_PROMPT_WITHIN]):
+        return list(lines)
+    event_id = dashed(new_id())
+    made = {
+        "id": event_id,
+        "timestamp": steps[0].timestamp,
+        "source": "agent",
+        "system_prompt": {"type": "text", "text": _PROMPT, "cache_prompt": False},
+        "tools": [],
+        "kind": "SystemPromptEvent",
+    }
+    return [Line(id=event_id, made=made), *lines]
+
+
 def without_parent(body: bytes) -> bytes:
     """Return an event without its place in the tree; it follows the one before it."""
     event = _body.decode(body)
@@ -84,13 +108,14 @@ def without_parent(body: bytes) -> bytes:
     return msgspec.json.encode(event)
 
 
-def moved_event(timestamp: str, *, old_dir: str, new_dir: str) -> dict[str, Any]:
-    """Return the event that tells the agent of its new surroundings."""
-    files = (
-        f"The files are where they were: {new_dir}"
-        if old_dir == new_dir
-        else f"The files that were in {old_dir} are in {new_dir} now."
-    )
+def moved_event(timestamp: str, *, old_dir: str | None, new_dir: str) -> dict[str, Any]:
+    """Return the event that tells the agent of its new surroundings; None where no files came."""
+    if old_dir is None:
+        files = f"Its files are not here: look at what is in {new_dir} before you rely on any."
+    elif old_dir == new_dir:
+        files = f"The files are where they were: {new_dir}"
+    else:
+        files = f"The files that were in {old_dir} are in {new_dir} now."
     text = {"type": "text", "text": _MOVED.format(files=files), "cache_prompt": False}
     return {
         "id": dashed(new_id()),

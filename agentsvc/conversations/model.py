@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +17,11 @@ from agentsvc.orders import (
 )
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.values import Secret
+
+SANDBOX_GONE: Final = (
+    "The sandbox of this conversation does not exist any more; a fork of the conversation goes on"
+    " with its history in a new one"
+)
 
 
 class TitleSource(StrEnum):

@@ -11,7 +11,7 @@ import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.conversations.agent_body import text_of, to_agent_message
-from agentsvc.conversations.model import ConversationView
+from agentsvc.conversations.model import SANDBOX_GONE, ConversationView
 from agentsvc.conversations.recorder import not_delivered_event
 from agentsvc.conversations.service import Conversations
 from agentsvc.db import Database, IntegrityError, Queryable, Row, Transaction
@@ -348,7 +348,7 @@ def _require_future(view: ConversationView) -> None:
     if view.conversation.start_failed:
         raise Conflict("The conversation did not start")
     if view.sandbox_status is SandboxStatus.MISSING:
-        raise Gone("The sandbox of this conversation does not exist any more")
+        raise Gone(SANDBOX_GONE)
 
 
 class _Said(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from agentsvc.conversations.making import (
     shown,
 )
 from agentsvc.conversations.model import (
+    SANDBOX_GONE,
     Conversation,
     ConversationPatch,
     ConversationQuery,
@@ -345,8 +346,12 @@ class Conversations:
     async def fork(self, user_id: str, conversation_id: str, order: StartOrder) -> StartTask:
         """Start another conversation, in a new sandbox, on a copy of a workspace and its history.
 
-        Raises as `save_workspace` and `start`.
+        Where the sandbox is gone, it begins as its repository is, or with no files. Raises as
+        `save_workspace` and `start`, and Gone where there is no history either.
         """
+        view = await self.get(user_id, conversation_id, include_starting=True)
+        if view.conversation.is_ready and view.sandbox_status is SandboxStatus.MISSING:
+            return await self.start(user_id, await self._without_files(view.conversation, order))
         archive = await self.save_workspace(user_id, conversation_id)
         # What the agent server does not tell now is not in the copy.
         with contextlib.suppress(AgentsvcError):
@@ -355,6 +360,18 @@ class Conversations:
             order, archive_id=archive.id, fork_of=archive.conversation_id
         )
         return await self.start(user_id, order)
+
+    async def _without_files(self, conversation: Conversation, order: StartOrder) -> StartOrder:
+        """Return the order of a fork of which there is no workspace to copy."""
+        if not (await self._events.find_last(conversation.id) or 0) > 0:
+            raise Gone("Neither the sandbox nor the history of this conversation exists any more")
+        return msgspec.structs.replace(
+            order,
+            fork_of=conversation.id,
+            repository=conversation.selected_repository,
+            branch=conversation.selected_branch,
+            provider=conversation.git_provider,
+        )
 
     async def remove_failed(self) -> None:
         """Delete the sandboxes of starts that failed long ago, where nobody else lives."""
@@ -537,7 +554,7 @@ class Conversations:
         if not view.conversation.is_ready:
             raise Conflict("The conversation is still being started")
         if sandbox is None or status is SandboxStatus.MISSING:
-            raise Gone("The sandbox of this conversation does not exist any more")
+            raise Gone(SANDBOX_GONE)
         if status is SandboxStatus.ERROR:
             raise SandboxNotUsable(f"The sandbox has failed: {sandbox.reason}")
         if sandbox.agent_url is None:

@@ -305,13 +305,15 @@ class Starter:
     async def _bring_history(self, start: Start) -> str | None:
         """Give the agent of a copied conversation its history; returns as `Carrier.bring`."""
         order = start.task.request
-        if order.fork_of is None or order.archive_id is None:
+        if order.fork_of is None:
             return None
-        archive = await self._archives.wait_ready(order.archive_id)
+        old_dir = None
+        if order.archive_id is not None:
+            old_dir = (await self._archives.wait_ready(order.archive_id)).working_dir
         return await self._carrier.bring(
             start.conversation.id,
             made(start.agent),
-            old_dir=archive.working_dir,
+            old_dir=old_dir,
             new_dir=made(start.workspace).project_dir,
         )
 

@@ -7,7 +7,13 @@ import msgspec
 import pytest
 from msgspec.json import encode
 
-from agentsvc.conversations.history import lines_of, moved_event, read_step, without_parent
+from agentsvc.conversations.history import (
+    lines_of,
+    moved_event,
+    read_step,
+    with_prompt,
+    without_parent,
+)
 from agentsvc.events import StoredEvent
 from tests.core.test_archives import PackingAgent, fake_agent, start
 from tests.http.v1.test_webhook_subscriptions import configure, subscribe
@@ -110,18 +116,31 @@ def test_two_calls_at_once_are_both_ended_before_anything_else_is_said() -> None
     assert copied(ACT, second, DONE) == [*ids(ACT, second, DONE), "open"]
 
 
+def test_a_history_without_instructions_begins_with_some() -> None:
+    def begun(*events: Event) -> list[str]:
+        steps = [step for event in events if (step := read_step(stored(event))) is not None]
+        lines = with_prompt(lines_of(steps), steps)
+        return [str(line.made["kind"]) if line.made else line.id for line in lines]
+
+    assert begun() == []
+    assert begun(USER, AFTER) == ["SystemPromptEvent", *ids(USER, AFTER)]
+    assert begun(SYSTEM, USER) == ids(SYSTEM, USER)
+    assert begun(TOLD, SYSTEM, USER) == ids(SYSTEM, USER)
+
+
 def test_an_event_loses_only_its_place() -> None:
     body = encode({"id": "a", "parent_id": "b", "n": 12345678901234567890, "x": None})
     assert without_parent(body) == b'{"id":"a","n":12345678901234567890,"x":null}'
 
 
 def test_the_agent_is_told_where_its_files_are() -> None:
-    def text(old: str, new: str) -> str:
+    def text(old: str | None, new: str) -> str:
         event = moved_event("2026-01-01T00:00:00", old_dir=old, new_dir=new)
         return str(event["llm_message"]["content"][0]["text"])
 
     assert "in /a are in /b now" in text("/a", "/b")
     assert "where they were: /a" in text("/a", "/a")
+    assert "are not here: look at what is in /b" in text(None, "/b")
 
 
 async def events_of(client: Client, conversation_id: str) -> list[Event]:

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.db import Database, Transaction, check_file, copy_running, vacuum_file
-from agentsvc.errors import StartFailed
+from agentsvc.db import (
+    Database,
+    Transaction,
+    check_file,
+    copy_running,
+    read_foreign,
+    vacuum_file,
+)
+from agentsvc.errors import BadRequest, StartFailed
 from agentsvc.values import new_id
 
 
@@ -78,3 +85,29 @@ async def test_a_newer_database_is_told(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 9999")
     [problem] = check_file(file)
     assert problem.startswith("it has version 9999, this program knows up to ")
+
+
+def test_a_table_of_another_program_is_read(foreign: Path) -> None:
+    with closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("INSERT INTO things VALUES ('a'), (CAST(x'ff' AS TEXT)), (NULL)")
+        connection.commit()
+    rows = read_foreign(foreign, "things", most_rows=10)
+    assert rows == [{"id": "a"}, {"id": "\ufffd"}, {"id": None}]
+    assert len(read_foreign(foreign, "things", most_rows=2)) == 2
+    assert read_foreign(foreign, "others", most_rows=2) == []
+
+
+def test_a_table_of_another_program_that_is_broken_or_makes_up_too_much_is_refused(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "large.db"
+    with closing(sqlite3.connect(file)) as connection:
+        large = "hex(zeroblob(20000000))"
+        connection.execute(f"CREATE TABLE things (id, n GENERATED ALWAYS AS ({large}))")
+        connection.execute("INSERT INTO things VALUES (1)")
+        connection.commit()
+    with pytest.raises(BadRequest, match="too big"):
+        read_foreign(file, "things", most_rows=10)
+    file.write_bytes(b"no database")
+    with pytest.raises(BadRequest, match="cannot be read"):
+        read_foreign(file, "things", most_rows=10)

@@ -88,6 +88,18 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "unknown"
 
 
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of the older generation as it was, its number, and the event that says the same.
+
+    `agent_state` is the state that it tells of, or an empty text.
+    """
+
+    event: msgspec.Raw
+    number: int
+    twin: str | None
+    agent_state: str
+
+
 class Reported(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
     """What every event has."""
 
@@ -186,6 +198,19 @@ class CondensationRequest(Reported, frozen=True, kw_only=True, tag=True):
     """Somebody asked the agent to shorten the history."""
 
 
+class _ImportedValue(msgspec.Struct, frozen=True, kw_only=True):
+    event: msgspec.Raw
+    twin: str | None = None
+
+
+class _ImportedHead(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    timestamp: str
+    source: str = ""
+    observation: str = ""
+    extras: dict[str, Any] = {}
+
+
 type AgentEvent = (
     SystemPromptEvent
     | MessageEvent
@@ -204,6 +229,8 @@ type AgentEvent = (
 
 _EVENT: msgspec.json.Decoder[AgentEvent] = msgspec.json.Decoder(AgentEvent)
 _STATUS = msgspec.json.Decoder(str)
+_IMPORTED = msgspec.json.Decoder(_ImportedValue)
+_IMPORTED_HEAD = msgspec.json.Decoder(_ImportedHead)
 _STATS = msgspec.json.Decoder(Stats)
 _POLICY = msgspec.json.Decoder(ConfirmationPolicy)
 _FULL_STATE = msgspec.json.Decoder(FullState)
@@ -218,6 +245,20 @@ def decode_event(body: bytes) -> AgentEvent | None:
 def decode_status(value: msgspec.Raw) -> str | None:
     """Return an execution status, or None if the value is none."""
     return _decode(_STATUS, value)
+
+
+def decode_imported(value: msgspec.Raw) -> Imported | None:
+    """Return an event that was imported, or None if the value is none."""
+    told = _decode(_IMPORTED, value)
+    head = _decode(_IMPORTED_HEAD, told.event) if told is not None else None
+    if told is None or head is None:
+        return None
+    return Imported(
+        event=told.event,
+        number=head.id,
+        twin=told.twin,
+        agent_state=string_of(head.extras, "agent_state"),
+    )
 
 
 def decode_stats(value: msgspec.Raw) -> Stats | None:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.conversations import ConversationView
+from agentsvc.conversations import SANDBOX_GONE, ConversationView
 from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ConversationStatus, shown_id, status_of
 from agentsvc.http.wire import encode
@@ -124,7 +124,7 @@ def status_frame(view: ConversationView, stage: StartStatus | None) -> bytes:
         case ConversationStatus.ARCHIVED:
             return _failure(
                 "STATUS$ERROR_RUNTIME_DISCONNECTED",
-                "The sandbox of this conversation does not exist any more",
+                SANDBOX_GONE,
             )
         case ConversationStatus.ERROR:
             reason = conversation.start_detail or (sandbox.reason if sandbox else "")

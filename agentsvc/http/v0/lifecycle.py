@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.conversations import ConversationView
+from agentsvc.conversations import SANDBOX_GONE, ConversationView
 from agentsvc.errors import AgentRefused, AgentUnavailable, BadRequest, Conflict, Gone, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOXES
 from agentsvc.http.routes import OF_SANDBOXES, Example, Route, Scope
@@ -64,7 +64,7 @@ async def _resume(request: web.Request, view: ConversationView) -> None:
     if not conversation.is_ready:
         return
     if view.sandbox is None:
-        raise Gone("The sandbox of this conversation does not exist any more")
+        raise Gone(SANDBOX_GONE)
     await request.app[SANDBOXES].resume(request[PRINCIPAL].user_id, view.sandbox.id)
 
 

@@ -20,6 +20,7 @@ from typing import Final, assert_never
 import msgspec
 from msgspec import UNSET
 
+from agentsvc.events import IMPORTED_KEY
 from agentsvc.http.v0.actions import UNKNOWN_RISK, ShownAction, show_action, show_tool_call
 from agentsvc.http.v0.agent_events import (
     ActionEvent,
@@ -40,6 +41,7 @@ from agentsvc.http.v0.agent_events import (
     SystemPromptEvent,
     UserRejectObservation,
     decode_event,
+    decode_imported,
     decode_stats,
     decode_status,
     find_policy,
@@ -87,7 +89,7 @@ class _OpenAction(msgspec.Struct, frozen=True, kw_only=True):
     confirmation: Confirmation
 
 
-def translate(bodies: Iterable[bytes]) -> list[Event]:
+def translate(bodies: Iterable[bytes]) -> list[Event | msgspec.Raw]:
     """Return the older history for the stored events of one conversation."""
     translator = Translator()
     return [event for body in bodies for event in translator.feed(body)]
@@ -99,6 +101,7 @@ class Translator:
     def __init__(self) -> None:
         self._next_number = 0
         self._numbers: dict[str, int] = {}
+        self._twins: set[str] = set()
         self._open: dict[str, _OpenAction] = {}
         self._held: list[ActionEvent] = []
         self._policy = ConfirmationPolicy()
@@ -109,10 +112,32 @@ class Translator:
         self._reason = ""
         self._metrics: LlmMetrics | None = None
 
-    def feed(self, body: bytes) -> list[Event]:
+    def feed(self, body: bytes) -> list[Event | msgspec.Raw]:
         """Return what one more stored event adds; often nothing, sometimes several events."""
         event = decode_event(body)
-        return [] if event is None else list(self._steps(event))
+        if event is None:
+            return []
+        if event.id in self._twins:
+            self._twins.discard(event.id)
+            return []
+        if isinstance(event, ConversationStateUpdateEvent) and event.key == IMPORTED_KEY:
+            return list(self._take_over(event))
+        return list(self._steps(event))
+
+    def _take_over(self, event: ConversationStateUpdateEvent) -> Iterable[msgspec.Raw]:
+        """Tell an event that was imported from this generation as it was."""
+        imported = decode_imported(event.value)
+        if imported is None or imported.number != self._next_number:
+            return
+        number = self._take_number()
+        self._has_run = True
+        if imported.twin is not None:
+            self._twins.add(imported.twin)
+            self._numbers.setdefault(imported.twin, number)
+        if imported.agent_state in set(AgentState):
+            self._state = AgentState(imported.agent_state)
+        self._state = self._state or AgentState.LOADING
+        yield imported.event
 
     def _steps(self, event: AgentEvent) -> Iterable[Event]:
         if not isinstance(event, ActionEvent | ConversationStateUpdateEvent):

@@ -1,0 +1,197 @@
+"""What agents of the first generation did with tools, as uses of the tools that there are now. Pure.
+
+Tools that there are no more are told of as those of a tool server, with what they were given.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+type Fields = Mapping[str, Any]
+
+ANSWERED: Final = frozenset(
+    {"read", "edit", "write", "run", "run_ipython", "browse", "delegate", "mcp", "message", "chat"}
+)
+"""Observations that say something, also without what they answer."""
+
+_NOT_DONE: Final = frozenset(
+    {"null", "recall", "start", "pause", "resume", "stop", "loop_recovery", "push", "send_pr"}
+)
+_EDITS: Final = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})
+_TASK_STATES: Final = frozenset({"todo", "in_progress", "done"})
+_MOST_TASKS: Final = 1000
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool, and what it was told."""
+
+    tool: str
+    action: dict[str, Any]
+
+
+def use_of(name: str, args: Fields) -> Use | None:
+    """Return an action as the use of a tool, or None for one that uses none."""
+    if name in _NOT_DONE:
+        return None
+    build = TOOLS.get(name)
+    return _other(name, args) if build is None else build(args)
+
+
+def observation_of(use: Use, content: str, extras: Fields, event: Fields) -> dict[str, Any]:
+    """Return what came of a use."""
+    base: dict[str, Any] = {"content": [text_part(content)], "is_error": False}
+    match use.action["kind"]:
+        case "TerminalAction":
+            return base | _ran(use, extras, event)
+        case "FileEditorAction":
+            return base | _edited(use, extras)
+        case "ThinkAction":
+            return base | {"kind": "ThinkObservation"}
+        case "FinishAction":
+            return base | {"kind": "FinishObservation"}
+        case "TaskTrackerAction":
+            told = {name: use.action[name] for name in ("command", "task_list")}
+            return base | told | {"kind": "TaskTrackerObservation"}
+        case _:
+            return base | {"tool_name": use.tool, "kind": "MCPToolObservation"}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Return a text as a part of a message."""
+    return {"type": "text", "text": text, "cache_prompt": False}
+
+
+def string_of(fields: Fields, name: str) -> str:
+    """Return a member that should be a text, or an empty text if it is none."""
+    value = fields.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def list_of(fields: Fields, name: str) -> list[Any]:
+    """Return a member that should be a list, or an empty one."""
+    value = fields.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _run(args: Fields) -> Use:
+    action = {
+        "command": string_of(args, "command"),
+        "is_input": args.get("is_input") in (True, "true"),
+        "timeout": None,
+        "reset": False,
+        "kind": "TerminalAction",
+    }
+    return Use(tool="terminal", action=action)
+
+
+def _file(args: Fields, **given: Any) -> Use:
+    action = {"command": "view", "path": string_of(args, "path"), **given}
+    return Use(tool="file_editor", action={**action, "kind": "FileEditorAction"})
+
+
+def _read(args: Fields) -> Use:
+    seen = list_of(args, "view_range")
+    is_range = bool(seen) and all(type(line) is int for line in seen)
+    return _file(args, view_range=seen if is_range else None)
+
+
+def _write(args: Fields) -> Use:
+    return _file(args, command="create", file_text=string_of(args, "content"))
+
+
+def _edit(args: Fields) -> Use:
+    command = string_of(args, "command")
+    if command not in _EDITS:
+        return _other("edit", args)
+    line = args.get("insert_line")
+    texts = {name: args.get(name) for name in ("file_text", "old_str", "new_str")}
+    return _file(
+        args,
+        command=command,
+        insert_line=line if type(line) is int and line >= 0 else None,
+        **{name: text if isinstance(text, str) else None for name, text in texts.items()},
+    )
+
+
+def _think(args: Fields) -> Use:
+    action = {"thought": string_of(args, "thought"), "kind": "ThinkAction"}
+    return Use(tool="think", action=action)
+
+
+def _finish(args: Fields) -> Use:
+    text = string_of(args, "final_thought") or string_of(args, "thought")
+    return Use(tool="finish", action={"message": text, "kind": "FinishAction"})
+
+
+def _track(args: Fields) -> Use:
+    tasks = [one for one in list_of(args, "task_list")[:_MOST_TASKS] if isinstance(one, dict)]
+    action = {
+        "command": "plan" if args.get("command") == "plan" else "view",
+        "task_list": [_task(one) for one in tasks],
+        "kind": "TaskTrackerAction",
+    }
+    return Use(tool="task_tracker", action=action)
+
+
+def _task(task: Fields) -> dict[str, str]:
+    status = string_of(task, "status")
+    return {
+        "title": string_of(task, "title"),
+        "notes": string_of(task, "notes"),
+        "status": status if status in _TASK_STATES else "todo",
+    }
+
+
+def _call(args: Fields) -> Use:
+    arguments = args.get("arguments")
+    data = arguments if isinstance(arguments, dict) else {}
+    return Use(tool=_tool_name(args), action={"data": data, "kind": "MCPToolAction"})
+
+
+def _tool_name(args: Fields) -> str:
+    name = string_of(args, "name")
+    return name if name.isprintable() and 0 < len(name) <= 100 else "mcp"  # noqa: PLR2004
+
+
+def _other(name: str, args: Fields) -> Use:
+    tool = name if name.isidentifier() and len(name) <= 100 else "tool"  # noqa: PLR2004
+    left = ("thought", "confirmation_state", "security_risk")
+    data = {key: value for key, value in args.items() if key not in left}
+    return Use(tool=tool, action={"data": data, "kind": "MCPToolAction"})
+
+
+def _ran(use: Use, extras: Fields, event: Fields) -> dict[str, Any]:
+    given = extras.get("metadata")
+    metadata = given if isinstance(given, dict) else {}
+    code = metadata.get("exit_code")
+    return {
+        "command": string_of(extras, "command") or use.action["command"],
+        "exit_code": code if type(code) is int else None,
+        "timeout": False,
+        "is_error": event.get("success") is False and type(code) is not int,
+        "kind": "TerminalObservation",
+    }
+
+
+def _edited(use: Use, extras: Fields) -> dict[str, Any]:
+    texts = {name: extras.get(name) for name in ("old_content", "new_content")}
+    return {
+        "command": use.action["command"],
+        "path": string_of(extras, "path") or use.action["path"] or None,
+        "prev_exist": extras.get("prev_exist") is not False,
+        **{name: text if isinstance(text, str) else None for name, text in texts.items()},
+        "kind": "FileEditorObservation",
+    }
+
+
+TOOLS: Final[Mapping[str, Callable[[Fields], Use]]] = {
+    "run": _run,
+    "read": _read,
+    "write": _write,
+    "edit": _edit,
+    "think": _think,
+    "finish": _finish,
+    "task_tracking": _track,
+    "call_tool_mcp": _call,
+}
