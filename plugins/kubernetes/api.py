@@ -154,10 +154,22 @@ class Api:
         self, path: str, query: Query
     ) -> AsyncIterator["aiohttp.ClientWebSocketResponse"]:
         """Give a WebSocket to a pod; raises the error that fits."""
-        access, session = await self._ready()
         async with self._told():
             try:
-                socket = session.ws_connect(
+                async with asyncio.timeout(self._config.request_seconds):
+                    opened = await self._connect(path, query)
+            except TimeoutError as exc:
+                raise BackendUnavailable("The API server opens no way to the pod") from exc
+            async with opened:
+                yield opened
+
+    async def _connect(self, path: str, query: Query) -> "aiohttp.ClientWebSocketResponse":
+        import aiohttp  # noqa: PLC0415  # as above
+
+        for is_last in (False, True):
+            access, session = await self._ready()
+            try:
+                opened: aiohttp.ClientWebSocketResponse = await session.ws_connect(
                     f"{access.url}/{path}",
                     params=_pairs(query),
                     headers=_headers(access),
@@ -165,12 +177,13 @@ class Api:
                     max_msg_size=0,
                     **_tls(access),
                 )
-                async with asyncio.timeout(self._config.request_seconds):
-                    opened = await socket
-            except TimeoutError as exc:
-                raise BackendUnavailable("The API server opens no way to the pod") from exc
-            async with opened:
-                yield opened
+            except aiohttp.WSServerHandshakeError as exc:
+                if exc.status != HTTPStatus.UNAUTHORIZED or is_last:
+                    raise
+                await self._renew(access)
+            else:
+                return opened
+        raise AssertionError
 
     @asynccontextmanager
     async def _told(self) -> AsyncIterator[None]:
@@ -179,7 +192,7 @@ class Api:
         try:
             yield
         except aiohttp.WSServerHandshakeError as exc:
-            raise from_api(exc.status, exc.message) from exc
+            raise from_api(exc.status, f"the pod takes no connection: {exc.message}") from exc
         except TimeoutError as exc:
             raise BackendUnavailable("The API server has fallen silent") from exc
         except (aiohttp.ClientError, OSError) as exc:

@@ -267,8 +267,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         max_output: int,
     ) -> ExecResult:
         """Run a command with the sandbox's environment and more, as the sandbox's user."""
-        pod = await self._maker(handle).find_pod(handle.sandbox_id)
-        if pod is None or look.judge(pod).phase not in _RESTING:
+        if not await self._maker(handle).has_begun(handle.sandbox_id):
             raise Conflict("The sandbox does not run, and runs no commands")
         return await commands.execute(
             self._api,

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.backend import ExecResult
-from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict
+from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
 from agentsvc.values import new_id
 
 from . import names
@@ -102,6 +102,8 @@ async def execute(
     except asyncio.CancelledError:
         await asyncio.shield(_end(api, path, mark))
         raise
+    except OrderRejected as exc:
+        raise Conflict("The sandbox runs no commands now", detail=exc.detail) from exc
     return output.result()
 
 

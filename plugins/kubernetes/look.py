@@ -124,7 +124,7 @@ def is_stuck(pod: Json, seconds: float) -> bool:
     status = pod.get("status") or {}
     states = [one.get("state") or {} for one in _statuses(status)]
     began = parse_time(str((pod.get("metadata") or {}).get("creationTimestamp")))
-    is_waiting = status.get("phase") == "Pending" and not any(one.get("running") for one in states)
+    is_waiting = status.get("phase") == "Pending" and not any("running" in one for one in states)
     return is_waiting and began is not None and (now() - began).total_seconds() > seconds
 
 
@@ -141,7 +141,7 @@ def _begun(status: Json, warning: str) -> Verdict:
     state = (_main(status) or {}).get("state") or {}
     if ended := state.get("terminated"):
         return _terminated(ended)
-    if not state.get("running"):
+    if state.get("running") is None:
         return _starting(f"its pod is being started{f': {warning}' if warning else ''}")
     if not _is_true(status, "Ready"):
         return _starting("its ports do not answer yet")
@@ -158,6 +158,11 @@ def is_node_lost(pod: Json) -> bool:
     is_well = bool(containers) and all(one.get("ready") for one in containers)
     is_taken_back = _is_true(status, "ContainersReady") and _condition(status, "Ready") == "False"
     return is_well and is_taken_back and not (pod.get("spec") or {}).get("readinessGates")
+
+
+def has_begun(pod: Json) -> bool:
+    """Say whether the command of a pod runs, whether its ports answer or not."""
+    return ((_main(pod.get("status") or {}) or {}).get("state") or {}).get("running") is not None
 
 
 def is_over(pod: Json) -> bool:

@@ -86,6 +86,17 @@ class Maker:
         found = await self._watch.find(self._namespace, names.main(sandbox_id))
         return found if names.is_own(found, self._instance_id, sandbox_id) else None
 
+    async def has_begun(self, sandbox_id: str) -> bool:
+        """Say whether a sandbox runs commands; one that is on its way is waited for."""
+        until = monotonic() + self._config.request_seconds
+        async with self._watch.changes(names.main(sandbox_id)) as changed:
+            while (pod := await self.find_pod(sandbox_id)) is not None:
+                is_over = names.is_ending(pod) or look.is_over(pod)
+                if look.has_begun(pod) or is_over or monotonic() > until:
+                    return look.has_begun(pod) and not is_over
+                await _wait(changed, _LOOK_SECONDS)
+        return False
+
     async def find_claim(self, sandbox_id: str) -> Json | None:
         """Return our claim of a sandbox, or None where it is gone or going."""
         found = await self.find("persistentvolumeclaims", names.main(sandbox_id), sandbox_id)

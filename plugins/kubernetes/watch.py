@@ -30,7 +30,7 @@ RESYNC_SECONDS: Final = 600
 _WATCH_SECONDS: Final = 300
 _SILENCE_SECONDS: Final = 150
 """Bookmarks come each minute; a watch that says nothing for longer leads nowhere."""
-_FRESH_SECONDS: Final = 3.0
+_FRESH_SECONDS: Final = 0.5
 _AGAIN_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 _GONE: Final = 410
 _KEPT: Final = 10_000

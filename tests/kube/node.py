@@ -1,0 +1,187 @@
+"""A node of the tests: runs the pods of a store as processes, each at an address of its own."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from pathlib import Path
+from typing import Any
+
+from agentsvc.values import now
+from tests.kube.store import Store
+
+type Json = dict[str, Any]
+
+
+class Node:
+    """Starts what is scheduled, says how it is, and ends what is deleted."""
+
+    def __init__(self, store: Store, directory: Path) -> None:
+        self._store = store
+        self._directory = directory
+        self._numbers = itertools.count(2)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._processes: dict[str, Process] = {}
+        self.logs: dict[str, list[str]] = {}
+        self._in_touch = asyncio.Event()
+        self._in_touch.set()
+
+    def cut(self, *, is_cut: bool) -> None:
+        """Have the node hear nothing and say nothing, or let it be in touch again."""
+        if is_cut:
+            self._in_touch.clear()
+        else:
+            self._in_touch.set()
+
+    def start(self, pod: Json) -> None:
+        """Have a pod run."""
+        uid = pod["metadata"]["uid"]
+        loop = asyncio.get_running_loop()
+        self._tasks[uid] = loop.create_task(self._run(pod), name=f"pod {uid}")
+
+    async def end(self, pod: Json, grace_seconds: float) -> None:
+        """End a pod and take it out of the store; one that does not listen is killed."""
+        uid = pod["metadata"]["uid"]
+        if grace_seconds:
+            await self._in_touch.wait()
+        if process := self._processes.get(uid):
+            _signal(process, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_seconds):
+                    await process.wait()
+            _signal(process, signal.SIGKILL)
+            await process.wait()
+        if task := self._tasks.pop(uid, None):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._store.remove("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
+        self.logs.pop(uid, None)
+
+    async def close(self) -> None:
+        """Kill whatever still runs."""
+        for process in self._processes.values():
+            _signal(process, signal.SIGKILL)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def environment_of(self, pod: Json) -> dict[str, str]:
+        """Return the environment of a pod's container."""
+        namespace = pod["metadata"]["namespace"]
+        found = {"PATH": os.environ["PATH"]}
+        for one in container_of(pod)["env"]:
+            if "value" in one:
+                found[one["name"]] = one["value"].replace("$$", "$")
+            else:
+                key = one["valueFrom"]["secretKeyRef"]
+                secret = self._store.get("secrets", namespace, key["name"])
+                found[one["name"]] = secret["stringData"][key["key"]]
+        return found
+
+    def place_of(self, pod: Json, path: str) -> Path:
+        """Return where a path below a pod's workspace is on this machine."""
+        claim: str = pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
+        mount: str = container_of(pod)["volumeMounts"][0]["mountPath"]
+        return self._directory / claim / Path(path).relative_to(mount)
+
+    def forget_files(self, claim: str) -> None:
+        shutil.rmtree(self._directory / claim, ignore_errors=True)
+
+    async def _run(self, pod: Json) -> None:
+        uid, container = pod["metadata"]["uid"], container_of(pod)
+        place = self.place_of(pod, container["workingDir"])
+        place.mkdir(parents=True, exist_ok=True)
+        address = f"127.83.{os.getpid() % 250}.{next(self._numbers)}"
+        self.logs[uid] = []
+        env = {**self.environment_of(pod), "KIT_HOST": address}
+        argv = [part.replace("$$", "$") for part in container["args"]]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable if argv[0] == "python3" else argv[0],
+                *argv[1:],
+                cwd=place,
+                env=env,
+                stdout=PIPE,
+                stderr=STDOUT,
+                start_new_session=True,
+            )
+        except OSError as exc:
+            self._say(pod, _ended(128, "StartError", str(exc)))
+            return
+        self._processes[uid] = process
+        self._say(pod, _running(pod, address, is_ready=False))
+        probe = container.get("readinessProbe")
+        ready = asyncio.gather(self._watch_port(pod, address, probe))
+        await self._keep_log(process, self.logs[uid])
+        code = await process.wait()
+        ready.cancel()
+        del self._processes[uid]
+        self._say(pod, _ended(code if code >= 0 else 128 - code, "Error" if code else "Completed"))
+
+    async def _watch_port(self, pod: Json, address: str, probe: Json | None) -> None:
+        while probe is not None:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(address, probe["tcpSocket"]["port"])
+                writer.close()
+                break
+            await asyncio.sleep(0.01)
+        self._say(pod, _running(pod, address, is_ready=True))
+
+    async def _keep_log(self, process: Process, lines: list[str]) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            moment = now().isoformat().replace("+00:00", "Z")
+            lines.append(f"{moment} {line.decode().rstrip()}\n")
+
+    def _say(self, pod: Json, status: Json) -> None:
+        metadata = pod["metadata"]
+        key = ("pods", metadata["namespace"], metadata["name"])
+        known = self._store.objects.get(key)
+        if (
+            known is not None
+            and known["metadata"]["uid"] == metadata["uid"]
+            and self._in_touch.is_set()
+        ):
+            spec = {**known["spec"], "nodeName": "node1"}
+            changed = {**known, "metadata": dict(known["metadata"]), "spec": spec, "status": status}
+            self._store.put("pods", changed)
+
+
+def container_of(pod: Json) -> Json:
+    """Return the container that is the sandbox."""
+    found: Json = pod["spec"]["containers"][0]
+    return found
+
+
+def _running(pod: Json, address: str, *, is_ready: bool) -> Json:
+    said = "True" if is_ready else "False"
+    return {
+        "phase": "Running",
+        "podIP": address,
+        "conditions": [{"type": kind, "status": said} for kind in ("ContainersReady", "Ready")],
+        "containerStatuses": [
+            {
+                "name": container_of(pod)["name"],
+                "ready": is_ready,
+                "state": {"running": {}},
+            }
+        ],
+    }
+
+
+def _ended(code: int, reason: str, message: str = "") -> Json:
+    ended = {"exitCode": code, "reason": reason, "message": message}
+    return {
+        "phase": "Failed" if code else "Succeeded",
+        "containerStatuses": [{"name": "sandbox", "ready": False, "state": {"terminated": ended}}],
+    }
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
