@@ -30,7 +30,7 @@ FAST = Config(
     # No test may depend on what a real git hosting service says.
     git=GitConfig(check_tokens=False, api_seconds=3),
     runtime_api=RuntimeApiConfig(enabled=True),
-    backends={"fake": {}, "process": {"zygote": False}},
+    backends={"fake": {}},
 )
 """A configuration in which nothing takes longer than a test may."""
 
