@@ -44,6 +44,13 @@ class Cluster:
             with engines.one_at_a_time(target, "image"):
                 podman.carry_image(image, source, target)
 
+    def has(self, image: str) -> bool:
+        """Say whether all nodes have an image."""
+        return all(
+            engines.ask(self.plan.engine(number), "GET", f"/images/{image}/json")[0] == 200
+            for number in range(1, self.plan.nodes + 1)
+        )
+
     # Faults
 
     @contextlib.contextmanager

@@ -1,0 +1,57 @@
+"""When the suite last ran, and with which plugin: written by who runs it, read by an ordinary run."""
+
+import hashlib
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[3]
+PLUGIN: Final = ROOT / "plugins/kubernetes"
+RECORD: Final = Path(__file__).with_name("LAST_RUN.md")
+
+_FORM: Final = """\
+# The last run on a real Kubernetes
+
+`poe live-kubernetes` writes this file when everything has passed. A test fails while the plugin is
+not the one that is named here: run it again then, and commit what it has written.
+
+- when: {when}
+- with: {version}
+- passed: {passed} tests
+- plugin: `{plugin}`
+"""
+_PLUGIN_LINE: Final = re.compile(r"^- plugin: `([0-9a-f]{64})`$", re.MULTILINE)
+_WHEN_LINE: Final = re.compile(r"^- when: (.+)$", re.MULTILINE)
+
+
+def digest() -> str:
+    """Return what tells the plugin as it is from any other."""
+    found = hashlib.sha256()
+    for file in sorted(PLUGIN.rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            found.update(f"{file.relative_to(PLUGIN)}\0".encode())
+            found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def write(when: datetime, version: str, passed: int, plugin: str) -> None:
+    RECORD.write_text(
+        _FORM.format(
+            when=when.strftime("%Y-%m-%d %H:%M UTC"), version=version, passed=passed, plugin=plugin
+        )
+    )
+
+
+def last_plugin() -> str:
+    """Return the digest of the plugin that the suite last ran with."""
+    return _only(_PLUGIN_LINE)
+
+
+def last_time() -> str:
+    return _only(_WHEN_LINE)
+
+
+def _only(line: re.Pattern[str]) -> str:
+    [found] = line.findall(RECORD.read_text())
+    return str(found)
