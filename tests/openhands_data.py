@@ -158,9 +158,10 @@ USES: tuple[tuple[str, dict[str, Any], str, dict[str, Any]], ...] = (
 def every_event() -> list[dict[str, Any]]:
     """Return a history of the first generation with an event of each kind."""
     told: list[dict[str, Any]] = [
+        {"action": "system", "source": "agent", "args": {"content": "Work.", "tools": []}},
         {"action": "message", "source": "user", "args": {"content": "Begin", "image_urls": []}},
         {"action": "recall", "source": "user", "args": {"recall_type": "knowledge", "query": "x"}},
-        {"observation": "recall", "cause": 1, "content": "known", "extras": {}},
+        {"observation": "recall", "cause": 2, "content": "known", "extras": {}},
         {"action": "change_agent_state", "args": {"agent_state": "paused"}},
         {"action": "change_agent_state", "args": {"agent_state": "stopped"}},
         {"action": "change_agent_state", "args": {"agent_state": "running"}},
@@ -188,11 +189,11 @@ def every_event() -> list[dict[str, Any]]:
             {"action": "condensation_request", "args": {}},
             {
                 "action": "condensation",
-                "args": {"forgotten_event_ids": [1, "x"], "summary": "short", "summary_offset": 1},
+                "args": {"forgotten_event_ids": [2, "x"], "summary": "short", "summary_offset": 3},
             },
             {
                 "action": "condensation",
-                "args": {"forgotten_events_start_id": 1, "forgotten_events_end_id": 2},
+                "args": {"forgotten_events_start_id": 2, "forgotten_events_end_id": 3},
             },
             {
                 "action": "message",

@@ -37,6 +37,19 @@ _STATUSES: Final = {
     "awaiting_user_confirmation": "waiting_for_confirmation",
     "user_confirmed": "running",
 }
+_NOT_SEEN: Final = frozenset({"null", "change_agent_state", "agent_state_changed"})
+"""Events that no agent of the first generation sees."""
+_SEEN: Final = frozenset(
+    {
+        "SystemPromptEvent",
+        "MessageEvent",
+        "ActionEvent",
+        "ObservationEvent",
+        "UserRejectObservation",
+        "AgentErrorEvent",
+    }
+)
+"""Events that an agent of the second one sees."""
 _RISKS: Final = {0: "LOW", 1: "MEDIUM", 2: "HIGH"}
 
 type Twin = dict[str, Any] | None
@@ -61,6 +74,7 @@ class Converter:
         self._next_number = 0
         self._asked: dict[int, _Asked] = {}
         self._by_call: dict[str, _Asked] = {}
+        self._seen: list[tuple[int, bool]] = []
         self._time = ""
 
     def add(self, number: int, event: Fields, original: msgspec.Raw) -> None:
@@ -76,7 +90,11 @@ class Converter:
                 "args": {},
             }
             self._store(self._next_number, msgspec.Raw(msgspec.json.encode(nothing)), None)
-        self._store(number, original, self._twin(number, event))
+        twin = self._twin(number, event)
+        name = string_of(event, "action") or string_of(event, "observation")
+        if name not in _NOT_SEEN:
+            self._seen.append((number, twin is not None and twin["kind"] in _SEEN))
+        self._store(number, original, twin)
 
     def _store(self, number: int, original: msgspec.Raw, twin: Twin) -> None:
         self._next_number = number + 1
@@ -159,17 +177,19 @@ class Converter:
         first, last = args.get("forgotten_events_start_id"), args.get("forgotten_events_end_id")
         if not listed and isinstance(first, int) and isinstance(last, int):
             listed = list(range(max(first, 0), min(last + 1, self._next_number)))
-        forgotten = [
-            id_within(self._conversation_id, f"twin {number}")
-            for number in listed
-            if isinstance(number, int) and number < self._next_number
-        ]
+        numbers = {
+            number for number in listed if type(number) is int and number < self._next_number
+        }
         offset = args.get("summary_offset")
+        left = [is_seen for number, is_seen in self._seen if number not in numbers]
         return {
             "source": "environment",
-            "forgotten_event_ids": forgotten,
+            "forgotten_event_ids": [
+                id_within(self._conversation_id, f"twin {number}") for number in sorted(numbers)
+            ],
             "summary": string_of(args, "summary") or None,
-            "summary_offset": offset if isinstance(offset, int) and offset >= 0 else None,
+            # It counts what the agent sees, which are fewer events here.
+            "summary_offset": sum(left[: max(offset, 0)]) if type(offset) is int else None,
             "llm_response_id": f"imported-{self._next_number}",
             "kind": "Condensation",
         }

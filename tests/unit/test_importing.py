@@ -76,6 +76,14 @@ def test_tools_are_those_that_there_are_now() -> None:
     assert [one["observation"].get("exit_code") for one in observed[:2]] == [0, None]
 
 
+def test_a_summary_stands_where_the_agent_sees_it() -> None:
+    first, second = [event for event in twins(every_event()) if event["kind"] == "Condensation"]
+    # Of the first three events that were not forgotten, the third is of no use here.
+    assert (first["summary"], first["summary_offset"]) == ("short", 2)
+    assert (second["summary"], second["summary_offset"]) == (None, None)
+    assert (len(first["forgotten_event_ids"]), len(second["forgotten_event_ids"])) == (1, 2)
+
+
 def test_ids_are_the_same_each_time() -> None:
     first, second = converted(every_event()), converted(every_event())
     assert [event["id"] for event in first] == [event["id"] for event in second]
