@@ -21,8 +21,7 @@ from agentsvc.values import now
 from tests.live import engines
 from tests.live.containers import our_engine
 from tests.live.kube import build, record
-from tests.live.kube.cluster import Cluster, ClusterLease
-from tests.live.kube.conftest import VARIABLE
+from tests.live.kube.cluster import VARIABLE, Cluster, ClusterLease
 
 _PASSED: Final = re.compile(r"(\d+) passed")
 _IMAGES: Final = (engines.BASE, default_name())

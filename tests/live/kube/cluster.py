@@ -23,6 +23,9 @@ from tests.live.kube.plan import Plan
 from tests.live.kube.world import START_SECONDS
 from tests.live.tls import make_certificates
 
+VARIABLE: Final = "TEST_KUBERNETES"
+"""The directory of a cluster that runs, for whoever tests on it."""
+
 _STOP_SECONDS: Final = 90.0
 _SECONDS_OF_TEN: Final = range(83, 100)
 

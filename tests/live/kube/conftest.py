@@ -17,14 +17,13 @@ from tests.live import engines
 from tests.live.containers import EVERYWHERE
 from tests.live.installation import Installation, secret
 from tests.live.kube import manifests
-from tests.live.kube.cluster import Cluster
+from tests.live.kube.cluster import VARIABLE, Cluster
 from tests.live.scripts import SCRIPTS
 
-VARIABLE = "TEST_KUBERNETES"
-"""The directory of a cluster that runs; without it nothing here is collected."""
 START_SECONDS = 240.0
 _LOG_LINES = 80
 
+# An ordinary run has no cluster.
 collect_ignore_glob = [] if VARIABLE in os.environ else ["test_*.py"]
 
 type Start = Callable[..., Awaitable[Installation]]

@@ -26,10 +26,10 @@ _WHEN_LINE: Final = re.compile(r"^- when: (.+)$", re.MULTILINE)
 
 
 def digest() -> str:
-    """Return what tells the plugin as it is from any other."""
+    """Return what tells the plugin's programs and manifests as they are from any others."""
     found = hashlib.sha256()
     for file in sorted(PLUGIN.rglob("*")):
-        if file.is_file() and "__pycache__" not in file.parts:
+        if file.suffix in (".py", ".yaml"):
             found.update(f"{file.relative_to(PLUGIN)}\0".encode())
             found.update(hashlib.sha256(file.read_bytes()).digest())
     return found.hexdigest()
