@@ -56,12 +56,14 @@ async def log_in(
 
 
 def _in_thread(config: KubernetesConfig, environment: Mapping[str, str], account: Path) -> Access:
+    import yaml  # noqa: PLC0415  # it comes with the client library
     from kubernetes_asyncio.config import ConfigException  # noqa: PLC0415  # it takes a second
 
+    # What is no kubeconfig at all ends anywhere in the library.
+    wrong = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError)
     try:
         return asyncio.run(_load(config, environment, account))
-    except (ConfigException, OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        # What is no kubeconfig at all ends anywhere in the library.
+    except (ConfigException, yaml.YAMLError, OSError, *wrong) as exc:
         raise BackendUnavailable(
             f"There is no way into a cluster: {one_line(str(exc))}; set `kubeconfig`",
             detail=type(exc).__name__,

@@ -34,7 +34,7 @@ _NEVER: Final = {
 _CANNOT_RUN: Final = ("ContainerCannotRun", "StartError")
 _FAILED_PHASES: Final = ("Failed", "Succeeded")
 _DISK: Final = re.compile(
-    r"ephemeral.storage|emptydir|disk ?pressure|nodefs|imagefs|inodes", re.IGNORECASE
+    r"ephemeral.(local )?storage|emptydir|disk ?pressure|nodefs|imagefs|inodes", re.IGNORECASE
 )
 _MEMORY: Final = re.compile(r"memory", re.IGNORECASE)
 _TOO_FULL: Final = re.compile(r"OutOf[a-z]+|NodeAffinity|UnexpectedAdmissionError|TopologyAffinity")

@@ -15,7 +15,7 @@ from .settings import KubernetesConfig, Name, Toleration
 
 type Json = dict[str, Any]
 type OptionalQuantity = Annotated[
-    str, msgspec.Meta(pattern=r"^([0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?)?$")
+    str, msgspec.Meta(pattern=r"^([0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?)?$")
 ]
 
 WORKSPACE: Final = "/workspace"
@@ -34,8 +34,8 @@ _GVISOR: Final = re.compile(r"runsc|gvisor", re.IGNORECASE)
 _VM: Final = re.compile(r"kata|firecracker", re.IGNORECASE)
 _ENV_BYTES_MAX: Final = 128 * 1024
 _SECRET_BYTES_MAX: Final = 900 * 1024
-_QUANTITY: Final = re.compile(r"([0-9.]+)(m|[kMGTPE]i?)?")
-_POWERS: Final = "kMGTPE"
+_QUANTITY: Final = re.compile(r"([0-9.]+)(m|[kMGTPE]|[KMGTPE]i)?")
+_POWERS: Final = "kmgtpe"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,4 +234,4 @@ def amount(quantity: str) -> float:
     if unit == "m":
         return number / 1000
     base = 1024 if unit.endswith("i") else 1000
-    return number * base ** (_POWERS.index(unit[0]) + 1) if unit else number
+    return number * base ** (_POWERS.index(unit[0].lower()) + 1) if unit else number

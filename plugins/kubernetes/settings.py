@@ -17,7 +17,7 @@ type Positive = Annotated[float, msgspec.Meta(gt=0)]
 type Url = Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s]+)?$")]
 type Name = Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")]
 type Namespace = Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$")]
-type Quantity = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?$")]
+type Quantity = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$")]
 type Reach = Literal["auto", "pod", "service", "port-forward"]
 
 

@@ -7,6 +7,7 @@ real one in `tests/live/kube`. It lives in a thread of its own, so that a test's
 import asyncio
 import contextlib
 import copy
+import importlib
 import json
 import threading
 from asyncio.subprocess import PIPE
@@ -49,6 +50,8 @@ class KubeApi:
         """Method, path and query of each."""
 
     def __enter__(self) -> Self:
+        # What a backend loads when it is opened, so that nothing with a limit waits for it.
+        importlib.import_module("kubernetes_asyncio.config")
         self._thread.start()
         self.do(self._start())
         return self
