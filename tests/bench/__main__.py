@@ -6,30 +6,44 @@ import os
 import platform
 import sqlite3
 import tempfile
-from collections.abc import Sequence
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import click
 
 from agentsvc import __version__
-from agentsvc.values import now
-from tests.bench import part_api, part_idle, part_pages, part_reports, part_start, part_streams
+from agentsvc.values import monotonic, now
+from tests.bench import (
+    part_agents,
+    part_api,
+    part_idle,
+    part_pages,
+    part_reports,
+    part_start,
+    part_streams,
+)
 from tests.bench.figures import Section, document, table
 from tests.bench.sizes import FULL, SMALL, Sizes
 from tests.service import Client
 
 RESULTS: Final = Path(__file__).with_name("RESULTS.md")
-PARTS: Final = {
+type Part = Callable[[Sizes, Path], Awaitable[Section]]
+
+PARTS: Final[Mapping[str, Part]] = {
     "start": part_start.measure,
     "api": part_api.measure,
     "pages": part_pages.measure,
     "reports": part_reports.measure,
     "streams": part_streams.measure,
     "idle": part_idle.measure,
+    "agents": part_agents.measure,
 }
 _VERSIONS: Final = ("aiohttp", "msgspec")
 _PATIENCE_SECONDS: Final = 120.0
+_MOST_SECONDS: Final = 660.0
+"""A run that took longer would be one that is not made; what is not done by then has failed."""
 
 
 @click.command()
@@ -46,19 +60,53 @@ def main(
     if against:
         _show(asyncio.run(_measure_against(sizes, against.rstrip("/"), key)))
         return
-    sections = asyncio.run(measure(sizes, only or list(PARTS)))
+    began = monotonic()
+    parts = {name: PARTS[name] for name in only or PARTS}
+    sections = asyncio.run(measure(sizes, parts))
     if save or not (only or small):
-        RESULTS.write_text(document(sections, facts("poe bench")), "utf-8")
+        took = f"{monotonic() - began:.0f} s"
+        RESULTS.write_text(document(sections, [*facts("poe bench"), ("took", took)]), "utf-8")
+    if failed := [section.title for section in sections if not section.figures]:
+        raise click.ClickException(f"not measured: {', '.join(failed)}")
 
 
-async def measure(sizes: Sizes, names: Sequence[str]) -> list[Section]:
-    """Measure some parts, one after the other, and print each when it is done."""
+async def measure(
+    sizes: Sizes, parts: Mapping[str, Part], *, most_seconds: float = _MOST_SECONDS
+) -> list[Section]:
+    """Measure some parts, one after the other, and print each when it is done.
+
+    One that fails, or for which no time is left, has no figures and says why; others go on.
+    """
+    deadline = monotonic() + most_seconds
     sections = []
-    for name in names:
-        with tempfile.TemporaryDirectory() as folder:
-            sections.append(await PARTS[name](sizes, Path(folder)))
+    for name, part in parts.items():
+        measuring = _measure_part(part, sizes, deadline - monotonic())
+        [found] = await asyncio.gather(measuring, return_exceptions=True)
+        if isinstance(found, Exception):
+            traceback.print_exception(found)
+            about = f"Not measured: {_reason(found)}."
+            sections.append(Section(title=name.capitalize(), about=about, figures=()))
+        elif isinstance(found, BaseException):
+            raise found
+        else:
+            sections.append(found)
         _show(sections[-1])
     return sections
+
+
+async def _measure_part(part: Part, sizes: Sizes, time_limit: float) -> Section:
+    # What a process of a part that was broken off still writes must not hide why it was.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        async with asyncio.timeout(time_limit):
+            return await part(sizes, Path(folder))
+
+
+def _reason(failure: BaseException) -> str:
+    """Return what went wrong in one line, of several things the first."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    lines = str(failure).splitlines() or ["no reason is given"]
+    return f"{type(failure).__name__}, {lines[0]}"
 
 
 def facts(command: str) -> list[tuple[str, str]]:
@@ -85,7 +133,8 @@ async def _measure_against(sizes: Sizes, url: str, key: str | None) -> Section:
 
 
 def _show(section: Section) -> None:
-    click.echo(f"\n{section.title}. {section.about}\n\n{table(section.figures)}")
+    shown = f"\n\n{table(section.figures)}" if section.figures else ""
+    click.echo(f"\n{section.title}. {section.about}{shown}")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,8 @@ def document(sections: Iterable[Section], facts: Sequence[tuple[str, str]]) -> s
         "\n".join(f"- {name}: {value}" for name, value in facts),
     ]
     for section in sections:
-        parts += [f"## {section.title}", section.about, table(section.figures)]
+        parts += [f"## {section.title}", section.about]
+        parts += [table(section.figures)] if section.figures else []
     return "\n\n".join(parts) + "\n"
 
 

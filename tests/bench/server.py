@@ -31,6 +31,7 @@ _CONFIG: Final = msgspec.structs.replace(
     FAST,
     sandboxes=SandboxesConfig(default_backend="fake"),
     conversations=Config().conversations,
+    backends={"fake": {}},
     server=msgspec.structs.replace(FAST.server, max_connections=5000),
 )
 _SPEC: Final = SpecConfig(id="web", backend="fake", command=("agent",), ports=PORTS)

@@ -26,6 +26,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     idle_seconds: float = 60.0
     conversation_starts: int = 9
     starts_at_once: int = 16
+    agents: int = 7
+    agents_at_once: int = 16
 
 
 FULL: Final = Sizes()
@@ -45,4 +47,6 @@ SMALL: Final = Sizes(
     idle_seconds=0.2,
     conversation_starts=1,
     starts_at_once=1,
+    agents=1,
+    agents_at_once=2,
 )

@@ -1,13 +1,16 @@
 """How figures are judged and shown, and that what takes them still runs."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from agentsvc.events import read_head
+from tests.bench.__main__ import measure
 from tests.bench.figures import Figure, Section, Target, document, percentile, table
 from tests.bench.load import Work, as_many_as_can_be, in_turns, one_by_one, paced
 from tests.bench.part_pages import event_of
+from tests.bench.sizes import SMALL, Sizes
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,38 @@ async def test_requests_are_made_as_often_as_is_said() -> None:
     before = calls
     assert await as_many_as_can_be(_unhurried(work), seconds=0.02, at_once=2) > 0
     assert calls > before
+
+
+async def test_a_part_that_fails_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    figure = Figure(name="one", unit="s", ours=(1.0,))
+
+    async def works(_sizes: Sizes, folder: Path) -> Section:
+        return Section(title="Works", about=folder.name, figures=(figure,))
+
+    async def fails(_sizes: Sizes, _folder: Path) -> Section:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_fail())
+        raise AssertionError
+
+    sections = await measure(SMALL, {"works": works, "fails": fails, "again": works})
+    assert [section.title for section in sections] == ["Works", "Fails", "Works"]
+    assert [len(section.figures) for section in sections] == [1, 0, 1]
+    assert sections[1].about == "Not measured: ValueError, it is broken."
+    assert "ValueError" in capsys.readouterr().err
+    assert "## Fails\n\nNot measured" in document(sections, [])
+
+
+async def test_a_part_that_does_not_end_is_given_up() -> None:
+    async def hangs(_sizes: Sizes, _folder: Path) -> Section:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    (section,) = await measure(SMALL, {"hangs": hangs}, most_seconds=0.05)
+    assert section.about.startswith("Not measured: TimeoutError")
+
+
+async def _fail() -> None:
+    raise ValueError("it is broken\nat length")
 
 
 def _unhurried(work: Work) -> Work:

@@ -1,0 +1,160 @@
+"""How long conversations take to begin with real agent servers, which are forks of a loaded one."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.modelhosts import host_of_url
+from agentsvc.testing.llm import Reply, ScriptedModel
+from agentsvc.values import monotonic, new_key
+from tests.bench.figures import Figure, Section, Target, percentile
+from tests.bench.sizes import Sizes
+from tests.live.client import LiveClient
+from tests.live.installation import Installation, eventually
+
+_ENVIRONMENT: Final = {
+    "AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "true",
+    "AGENTSVC_BACKENDS__PROCESS__ZYGOTE_DELAY_SECONDS": "0.1",
+    "AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS": "120",
+}
+_LOADED: Final = "zygote loaded"
+_LOAD_SECONDS: Final = 120.0
+_LOOK_SECONDS: Final = 0.01
+_PATIENCE_SECONDS: Final = 90.0
+_OVER: Final = ("READY", "ERROR")
+_READY: Final = Target(most=0.5)
+_READY_OF_MOST: Final = Target(most=1.0)
+_FIRST_EVENT: Final = Target(most=1.0)
+_READY_AT_ONCE: Final = Target(most=5.0)
+_SHORTEST_STAGE_MS: Final = 1.0
+
+
+class _Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation that has begun: what it took until then, and its start task."""
+
+    ready_seconds: float
+    event_seconds: float
+    most_ahead: int
+    """The last place in the queue at which it was seen, 0 for none."""
+    task: dict[str, Any]
+
+
+async def measure(sizes: Sizes, folder: Path) -> Section:
+    """Begin conversations one after another, then many at once."""
+    scripts = {"default": [Reply(text="I am there.")]}
+    async with ScriptedModel(scripts=scripts, key=new_key("model_")) as model:
+        hosts = json.dumps([host_of_url(model.url)])
+        environment = {**_ENVIRONMENT, "AGENTSVC_SANDBOXES__MODEL_HOSTS": hosts}
+        server = Installation(folder, model, environment)
+        try:
+            await server.start()
+            client = server.client()
+            await client.save_settings()
+            await eventually(lambda: _LOADED in server.log, _LOADED, time_limit=_LOAD_SECONDS)
+            # The first one of all finds nothing in the caches of this machine.
+            await _alone(client)
+            alone = [await _alone(client) for _ in range(sizes.agents)]
+            together = await _together(client, sizes.agents_at_once)
+        finally:
+            await server.close()
+    return Section(
+        title="Real agent servers",
+        about="`agentsvc serve` with the process backend as it is by default, its zygote loaded, a"
+        " scripted model and no repository: from the request to the stored status, and to the first"
+        " stored event of the agent's own. Below the figures of starts alone is where their time"
+        " went, as the start task says it.",
+        figures=(*_of_alone(alone), *_of_together(together)),
+    )
+
+
+def _of_alone(begun: list[_Begun]) -> list[Figure]:
+    ready = tuple(one.ready_seconds for one in begun)
+    events = tuple(one.event_seconds for one in begun)
+    slow = (percentile(ready, 0.95),)
+    return [
+        Figure(name="request to READY", unit="s", ours=ready, target=_READY),
+        Figure(name="19 of 20 are READY after", unit="s", ours=slow, target=_READY_OF_MOST),
+        *_stages(begun),
+        Figure(
+            name="request to the agent's first event", unit="s", ours=events, target=_FIRST_EVENT
+        ),
+    ]
+
+
+def _stages(begun: list[_Begun]) -> list[Figure]:
+    """Return how long each stage took, and each part that a stage names, without the shortest."""
+    took: dict[str, list[float]] = {}
+    for one in begun:
+        for stage in one.task["stages"]:
+            name = stage["status"].lower().replace("_", " ")
+            took.setdefault(f"of it {name}", []).append(stage["duration_ms"] or 0)
+            for part, milliseconds in stage["parts"].items():
+                took.setdefault(f"of it {name}: {part}", []).append(milliseconds)
+    return [
+        Figure(name=name, unit="ms", ours=tuple(times))
+        for name, times in took.items()
+        if max(times) > _SHORTEST_STAGE_MS
+    ]
+
+
+def _of_together(begun: list[_Begun]) -> list[Figure]:
+    count = len(begun)
+    by_end = sorted(one.ready_seconds for one in begun)
+    waited = sum(one.most_ahead > 0 for one in begun)
+    return [
+        Figure(name=f"the first of {count} starts at once", unit="s", ours=(by_end[0],)),
+        Figure(
+            name=f"the last of {count} starts at once",
+            unit="s",
+            ours=(by_end[-1],),
+            target=_READY_AT_ONCE,
+        ),
+        Figure(name="of them seen waiting, with their place in the queue", unit="", ours=(waited,)),
+    ]
+
+
+async def _alone(client: LiveClient) -> _Begun:
+    begun = await _begin(client)
+    await _end(client, [begun])
+    return begun
+
+
+async def _together(client: LiveClient, count: int) -> list[_Begun]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_begin(client)) for _ in range(count)]
+    begun = [task.result() for task in tasks]
+    await _end(client, begun)
+    return begun
+
+
+async def _begin(client: LiveClient) -> _Begun:
+    began = monotonic()
+    task = await client.start_task("say that you are there")
+    most_ahead = task["queue_position"] or 0
+    async with asyncio.timeout(_PATIENCE_SECONDS):
+        while task["status"] not in _OVER:
+            await asyncio.sleep(_LOOK_SECONDS)
+            task = await client.task(task["id"])
+            most_ahead = max(most_ahead, task["queue_position"] or 0)
+        ready_seconds = monotonic() - began
+        assert task["status"] == "READY", task["detail"]
+        await client.until(task["app_conversation_id"], lambda found: any(map(_is_of_agent, found)))
+    return _Begun(
+        ready_seconds=ready_seconds,
+        event_seconds=monotonic() - began,
+        most_ahead=most_ahead,
+        task=task,
+    )
+
+
+def _is_of_agent(event: dict[str, Any]) -> bool:
+    """Whether the agent did it; what it was told at its beginning is its own in name only."""
+    return event["source"] == "agent" and event["kind"] in ("ActionEvent", "MessageEvent")
+
+
+async def _end(client: LiveClient, begun: list[_Begun]) -> None:
+    for one in begun:
+        await client.delete(f"/api/v1/sandboxes/{one.task['sandbox_id']}")
