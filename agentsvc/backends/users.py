@@ -4,6 +4,7 @@ Nobody else may be one of them; they need no name and no entry anywhere. All fun
 `describe` block for a moment; call them from a thread.
 """
 
+import contextlib
 import os
 import pwd
 import secrets
@@ -64,10 +65,10 @@ class Users:
         taken = set(self._taken.values())
         for _ in range(_TRIES):
             user = secrets.choice(self._numbers)
-            if user not in taken and not _has_name(user):
+            if user not in taken and not _is_somebody(user):
                 return user
         for user in self._numbers:
-            if user not in taken and not _has_name(user):
+            if user not in taken and not _is_somebody(user):
                 return user
         raise CapacityExceeded("Every user of `backends.process.uids` is a sandbox already")
 
@@ -115,9 +116,15 @@ def give(directories: Iterable[Path], user: int) -> None:
         os.chown(top, user, user, follow_symlinks=False)
 
 
-def _has_name(user: int) -> bool:
+def _is_somebody(user: int) -> bool:
+    """Say whether that user has a name, or a process such as a sandbox of another server."""
+    with contextlib.suppress(KeyError):
+        return bool(pwd.getpwuid(user))
+    return any(_owner(path) == user for path in Path("/proc").glob("[0-9]*"))
+
+
+def _owner(path: Path) -> int | None:
     try:
-        pwd.getpwuid(user)
-    except KeyError:
-        return False
-    return True
+        return path.stat().st_uid
+    except OSError:  # it has ended meanwhile
+        return None

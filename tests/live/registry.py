@@ -19,13 +19,14 @@ ABSENT = "absent"
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 _CONFIG = "application/vnd.docker.container.image.v1+json"
-_SIZE = 3_000_000
 
 
 class Registry:
     """Serves one image under any name but one with the tag 1 to who logs in; `flow` holds back its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 3_000_000) -> None:
+        """The image has that many bytes."""
+        self._size = size
         self.flow = asyncio.Event()
         self.flow.set()
         self._blobs: dict[str, bytes] = {}
@@ -90,9 +91,9 @@ class Registry:
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
             info = tarfile.TarInfo("content")
-            info.size = _SIZE
+            info.size = self._size
             # What cannot be packed, so that it takes its time; and another image each time.
-            tar.addfile(info, io.BytesIO(os.urandom(_SIZE)))
+            tar.addfile(info, io.BytesIO(os.urandom(self._size)))
         layer = gzip.compress(packed.getvalue(), 1)
         config = json.dumps(
             {

@@ -1,19 +1,22 @@
-"""What becomes of sandboxes when their engine is restarted, on an engine that nobody else uses."""
+"""What becomes of sandboxes when their engine is restarted or has no room, on one that nobody else uses."""
 
 import asyncio
 import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agentsvc.backend import Phase
+from agentsvc.errors import AgentsvcError
 from agentsvc.plugins import PluginHost
 from agentsvc.testing import WORKLOAD, KitOptions
 from agentsvc.testing.rig import open_rig
@@ -22,6 +25,7 @@ from tests.live import engines
 from tests.live.containers import EVERYWHERE, Engine
 from tests.live.engines import BASE, Lease
 from tests.live.podman import carry_image
+from tests.live.registry import Registry
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400, func_only=True)]
 
@@ -43,11 +47,26 @@ def directory() -> Iterator[Path]:
     """Return a directory with a path short enough for sockets."""
     made = Path(tempfile.mkdtemp(prefix="asvc-", dir="/var/tmp"))
     yield made
+    wait_until_gone(made / "engine")
+    shutil.rmtree(made)
+
+
+def wait_until_gone(engine: Path) -> None:
     deadline = monotonic() + engines.STOP_SECONDS
-    while (made / "engine").exists():
+    while engine.exists():
         assert monotonic() < deadline, "the engine is still there"
         threading.Event().wait(0.1)
-    shutil.rmtree(made)
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[None]:
+    """Have a directory be on a disk with hardly any room."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", directory], check=True)
+    try:
+        yield
+        wait_until_gone(directory / "engine")
+    finally:
+        subprocess.run(["umount", "--lazy", directory], check=True)
 
 
 def in_network_of(lease: Lease, work: Callable[[], object]) -> None:
@@ -116,3 +135,23 @@ def test_the_state_is_honest_after_the_engine_was_restarted(
                 set_live_restore(lease, config)
             for how in (signal.SIGTERM, signal.SIGKILL):
                 in_network_of(lease, partial(asyncio.run, check(lease, how, expected)))
+
+
+async def fetch(lease: Lease) -> str:
+    """Return what is said of an image that is larger than the engine's disk."""
+    async with Registry(size=40_000_000) as registry:
+        logins = lease.directory / "logins"
+        logins.write_text(registry.logins())
+        config = KIND.Config(host=lease.url, guard_host=False, auth_file=str(logins))
+        async with open_rig(KIND, config, OPTIONS) as rig:
+            with pytest.raises(AgentsvcError) as raised:
+                await rig.create(rig.order(image=f"{registry.address}/agent:1"))
+    return raised.value.message
+
+
+@pytest.mark.usefixtures("engine")
+def test_an_image_for_which_there_is_no_room_is_told_as_that(directory: Path) -> None:
+    said: list[str] = []
+    with small_disk(directory), Lease(directory / "engine", alone=True) as lease:
+        in_network_of(lease, lambda: said.append(asyncio.run(fetch(lease))))
+    assert "too full for the image" in said[0]

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import subprocess
 
 import msgspec
 import pytest
@@ -65,6 +66,23 @@ def test_a_number_that_has_a_name_on_this_machine_is_nobody_elses() -> None:
     named = next(entry.pw_uid for entry in pwd.getpwall() if entry.pw_uid)
     with pytest.raises(CapacityExceeded):
         users.Users(range(named, named + 1)).take("a", 0)
+
+
+def test_a_number_that_runs_something_on_this_machine_is_nobody_elses() -> None:
+    nobodys = next(
+        number
+        for number in range(1_800_000_000, 1_800_001_000)
+        if users.Users(range(number, number + 1)).take("a", 0)
+    )
+    if os.geteuid() != 0:
+        pytest.skip("only root can run something for somebody else")
+    sleeper = subprocess.Popen(["sleep", "60"], user=nobodys, group=nobodys, extra_groups=[])
+    try:
+        with pytest.raises(CapacityExceeded):
+            users.Users(range(nobodys, nobodys + 1)).take("a", 0)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
 
 
 def test_without_numbers_nobody_is_anybody_and_it_is_said_why() -> None:
