@@ -38,6 +38,7 @@ from agentsvc.gitproviders import GitProviders
 from agentsvc.hookspecs import Event
 from agentsvc.http import description, metrics, ops, runtime, tracing, v0, v1
 from agentsvc.http.console import mount_console
+from agentsvc.http.hosts import known_hosts
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
 from agentsvc.http.keys import (
     ADMITTED,
@@ -140,6 +141,7 @@ async def build_app(
         app,
         cors_origins=config.server.cors_origins,
         request_seconds=config.server.request_seconds,
+        hosts=known_hosts(config),
         before_callers=(gateway.divert,),
     )
     app.cleanup_ctx.extend(

@@ -42,6 +42,8 @@ _WILDCARD = r"^(\*(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)+)?\Z"
 _WILDCARD_EXPECTED = {"expected": "a wildcard such as `*.sandboxes.example.org`, or nothing"}
 _ORIGIN = r"^(\*|https?://[^/\s@]+)$"
 _ORIGINS_EXPECTED = {"expected": "a list of origins such as `https://example.com`"}
+_HOST = r"^(\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9])?)\Z"
+_HOSTS_EXPECTED = {"expected": "a list of host names such as `agents.example.org`"}
 _NETWORK = r"^[0-9A-Fa-f.:]+(/[0-9]{1,3})?$"
 _NETWORKS_EXPECTED = {"expected": "a list of addresses or networks such as `10.0.0.0/8`"}
 _PATH = {"path": True}
@@ -109,6 +111,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             description="Origins whose web pages may call the server from a browser; * for every one",
             extra=_ORIGINS_EXPECTED,
+        ),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[Annotated[str, Meta(pattern=_HOST)], ...],
+        Meta(
+            description="Host names at which browsers may reach the server, beside those of its URLs"
+            " and of this machine, and addresses; `*.` before one for all below it, * for every one",
+            extra=_HOSTS_EXPECTED,
         ),
     ] = ()
     device_login: Annotated[

@@ -144,6 +144,13 @@ class MethodNotAllowed(AgentsvcError):
     status = 405
 
 
+class UnknownHost(AgentsvcError):
+    """The request is for a host name that the server does not go by, and shows no key."""
+
+    code = "unknown_host"
+    status = 421
+
+
 class Conflict(AgentsvcError):
     """The state of the thing does not allow this now."""
 

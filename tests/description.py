@@ -188,8 +188,8 @@ class Watch:
 
 
 _DESCRIPTIONS: Final[dict[frozenset[str], Description]] = {}
-_NOT_OF_AN_OPERATION: Final = {304, 308, 417}
-"""The browser has it already, it is elsewhere, or nobody can meet the client's expectation."""
+_NOT_OF_AN_OPERATION: Final = {304, 308, 417, 421}
+"""The browser has it already, it is elsewhere, nobody can meet what is expected, or it was for another."""
 
 
 def example_path(operation: Operation, real: Json) -> str:

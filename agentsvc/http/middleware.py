@@ -24,10 +24,12 @@ from agentsvc.errors import (
     NotAuthenticated,
     NotFound,
     TimedOut,
+    UnknownHost,
 )
 from agentsvc.http.audit import note_change
 from agentsvc.http.connections import ask_for_body, is_last
 from agentsvc.http.doorstep import wants_socket
+from agentsvc.http.hosts import EVERY, KnownHosts
 from agentsvc.http.keys import (
     AWAITS_CONTINUE,
     CONVERSATIONS,
@@ -40,6 +42,7 @@ from agentsvc.http.keys import (
     SANDBOX,
     SANDBOXES,
 )
+from agentsvc.http.links import is_from_proxy
 from agentsvc.http.login_cookie import login_token
 from agentsvc.http.measures import Measures
 from agentsvc.http.repeats import answer_once
@@ -83,11 +86,13 @@ class Activity:
 ACTIVITY: Final[web.AppKey[Activity]] = web.AppKey("activity", Activity)
 MEASURES: Final[web.AppKey[Measures]] = web.AppKey("measures", Measures)
 
+_KNOWN_HOSTS: Final[web.AppKey[KnownHosts]] = web.AppKey("known_hosts", KnownHosts)
 _REQUEST_SECONDS: Final[web.AppKey[float]] = web.AppKey("request_seconds", float)
 _CORS_ORIGINS: Final[web.AppKey[frozenset[str]]] = web.AppKey("cors_origins")
 _ERROR_CODE: Final[web.RequestKey[str]] = web.RequestKey("error_code", str)
 _HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_EVERY_HOST: Final = KnownHosts(names=frozenset({EVERY}), domains=frozenset())
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
 _CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
 _EXPOSED: Final = "Retry-After, X-Request-Id"
@@ -104,6 +109,7 @@ def install(
     *,
     cors_origins: Collection[str] = (),
     request_seconds: float = 120.0,
+    hosts: KnownHosts = _EVERY_HOST,
     before_callers: Sequence[Middleware] = (),
 ) -> None:
     """Surround the application; `*` among the origins stands for every one.
@@ -114,8 +120,9 @@ def install(
     app[MEASURES] = Measures()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_REQUEST_SECONDS] = request_seconds
+    app[_KNOWN_HOSTS] = hosts
     app.middlewares.extend((trace_request, close_on_bad_body, note_change))
-    app.middlewares.extend((map_errors, answer_preflight))
+    app.middlewares.extend((map_errors, check_host, answer_preflight))
     app.middlewares.extend((*before_callers, authenticate, limit_time, continue_body))
     app.middlewares.append(answer_once)
     app.on_response_prepare.extend((_add_headers, _close_if_last))
@@ -168,6 +175,24 @@ async def map_errors(request: web.Request, handler: Handler) -> web.StreamRespon
     if request.get(_HAS_BEGUN, False):
         return _break_off(request, failure)
     return _answer(request, failure)
+
+
+@web.middleware
+async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer nobody without a key under a name that is not the server's; raises UnknownHost.
+
+    That somebody is alive is told to whoever asks. A trusted proxy decides for itself which names
+    it passes on.
+    """
+    host = request.headers.get(hdrs.HOST, "")
+    is_known = not host or request.app[_KNOWN_HOSTS].knows(host) or is_from_proxy(request)
+    if not is_known and request.path not in _HEALTH_PATHS and not _shows_key(request):
+        raise UnknownHost(
+            "The server does not go by this name; `server.public_url` or `server.allowed_hosts`"
+            " in its configuration can name it",
+            detail=host,
+        )
+    return await handler(request)
 
 
 @web.middleware
@@ -238,6 +263,11 @@ def keys_of(request: web.Request) -> tuple[str, ...]:
     )
     stripped = (key.strip() for key in given)
     return tuple(dict.fromkeys(key for key in stripped if key and key.isascii()))
+
+
+def _shows_key(request: web.Request) -> bool:
+    """Whether a request has a key that no browser adds by itself."""
+    return bool(keys_of(request) or request.query.get(KEY_PARAMETER))
 
 
 def password_of(request: web.Request) -> tuple[str, ...]:
