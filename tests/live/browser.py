@@ -8,7 +8,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from playwright.async_api import Browser, BrowserContext, Locator, Page, async_playwright, expect
+from playwright.async_api import (
+    Browser,
+    BrowserContext,
+    Locator,
+    Page,
+    ViewportSize,
+    async_playwright,
+    expect,
+)
 
 from tests.live.chromium import FLAGS
 from tests.live.client import PATIENCE, LiveClient
@@ -17,8 +25,8 @@ from tests.live.conftest import unavailable
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "build" / "console"
 AXE = ROOT / "tests" / "data" / "vendor" / "axe.min.js"
-DESKTOP = {"width": 1280, "height": 820}
-PHONE = {"width": 390, "height": 844}
+DESKTOP = ViewportSize(width=1280, height=820)
+PHONE = ViewportSize(width=390, height=844)
 _PATIENCE_MS = PATIENCE * 1000
 _EXPECTED = re.compile(r"Failed to load resource: the server responded with a status of 4\d\d")
 _FIND = """async (rules) => {

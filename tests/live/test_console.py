@@ -10,10 +10,11 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
 
-from agentsvc.auth import KeyRing, Role
+from agentsvc.auth import KeyRing, KeyScope, Role
 from agentsvc.db import Database
 from agentsvc.values import monotonic, new_id
 from tests.live.browser import (
+    DESKTOP,
     PHONE,
     Console,
     chromium,
@@ -36,7 +37,8 @@ MANY = 10_000
 PAGES = (
     *("new", "setup", "sandboxes", "settings", "settings/agent", "settings/git"),
     *("settings/sandboxes", "settings/secrets", "settings/mcp", "settings/keys"),
-    *("settings/logins", "settings/webhooks", "settings/more"),
+    *("settings/logins", "settings/webhooks", "settings/usage", "settings/activity"),
+    *("settings/more", "users", "audit"),
 )
 
 
@@ -46,13 +48,15 @@ async def browser() -> AsyncIterator[Browser]:
         yield browser
 
 
-async def new_user(shared: Installation) -> LiveClient:
+async def new_user(
+    shared: Installation, role: Role = Role.MEMBER, scope: KeyScope = KeyScope.ADMIN
+) -> LiveClient:
     """Return a client of a user who has nothing so far."""
     database = await Database.open(shared.data.database)
     try:
         keys = KeyRing(database)
-        user_id = await keys.create_user(f"browser-{new_id()}", Role.MEMBER)
-        _, key = await keys.create_key(user_id, "browser")
+        user_id = await keys.create_user(f"browser-{new_id()}", role)
+        _, key = await keys.create_key(user_id, "browser", scope=scope)
     finally:
         await database.close()
     client = LiveClient(shared.url, key.reveal(), shared.model)
@@ -427,6 +431,104 @@ async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
     await expect(row).to_contain_text("Looking only")
     await row.get_by_role("button", name="Revoke").click()
     await expect(row).to_be_hidden()
+
+
+async def test_an_administrator_looks_after_users_and_sees_what_was_done(
+    browser: Browser, shared: Installation
+) -> None:
+    boss = shared.client()
+    await boss.save_settings()
+    name = f"ann-{new_id()[:8]}"
+    async with Console.opened(browser, boss) as console:
+        page = await console.page("users")
+        added = page.locator("section.card", has_text="Add a user")
+        await added.get_by_label("Name").fill(name)
+        await added.get_by_label("Role").select_option("Viewer")
+        await added.get_by_role("button", name="Add").click()
+        card = page.locator("li.card", has_text=name)
+        await expect(card).to_contain_text("Viewer, since")
+        await card.get_by_text("Name and role", exact=True).click()
+        await card.get_by_label("Role").select_option("Member")
+        await card.get_by_role("button", name="Save").click()
+        await expect(card).to_contain_text("Member, since")
+        await card.get_by_text("Limits", exact=True).click()
+        await card.get_by_label("Sandboxes that run").fill("3")
+        await card.get_by_role("button", name="Save").last.click()
+        await expect(card.locator(".usage")).to_contain_text("0 of 3")
+        await card.get_by_text("Keys", exact=True).click()
+        await card.get_by_role("button", name="Make a key").click()
+        key = await card.locator(".copyable code").inner_text()
+        await card.get_by_role("button", name="Block").click()
+        await expect(card.get_by_text("Blocked", exact=True)).to_be_visible()
+        await is_for_everybody(page, "users")
+        await card.get_by_role("button", name="Let in").click()
+        await expect(card.get_by_text("Active", exact=True)).to_be_visible()
+        user_id = await owner_of(shared, key)
+        await card.get_by_role("button", name="Delete").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+        await expect(card).to_be_hidden()
+
+        await page.goto(f"{boss.base_url}/#/audit")
+        entries = page.get_by_role("list", name="Entries").get_by_role("listitem")
+        await page.get_by_label("Text").fill(user_id)
+        deletion = entries.filter(has_text="DELETE /api/v1/users/{user_id}")
+        await expect(deletion).to_have_count(1)
+        await expect(entries.filter(has_text="POST /api/v1/users/{user_id}/keys")).to_have_count(1)
+        await is_for_everybody(page, "audit")
+        await page.get_by_label("Outcome").select_option("Refused or failed")
+        await expect(page.get_by_text("There are no such entries.")).to_be_visible()
+
+
+async def is_for_everybody(page: Page, name: str) -> None:
+    """Fail if a page stands in the way of anybody, in the light, in the dark or on a phone."""
+    assert await serious(page) == []
+    await picture(page, f"light-{name}-filled")
+    await page.emulate_media(color_scheme="dark")
+    assert await serious(page, "color-contrast") == []
+    await picture(page, f"dark-{name}-filled")
+    await page.emulate_media(color_scheme="light")
+    await page.set_viewport_size(PHONE)
+    assert not await is_too_wide(page)
+    await picture(page, f"phone-{name}-filled")
+    await page.set_viewport_size(DESKTOP)
+
+
+async def owner_of(shared: Installation, key: str) -> str:
+    holder = LiveClient(shared.url, key, shared.model)
+    try:
+        found = (await holder.get("/api/keys/current")).json()
+    finally:
+        await holder.close()
+    return str(found["user_id"]).replace("-", "")
+
+
+@pytest.mark.parametrize(
+    ("role", "scope", "reason"),
+    [
+        (Role.VIEWER, KeyScope.ADMIN, "your role is viewer"),
+        (Role.MEMBER, KeyScope.READ, "a key for looking only"),
+    ],
+)
+async def test_who_may_only_look_is_told_why_and_can_press_nothing(
+    browser: Browser, shared: Installation, role: Role, scope: KeyScope, reason: str
+) -> None:
+    client = await new_user(shared, role, scope)
+    async with Console.opened(browser, client) as console:
+        page = await console.page("new")
+        await expect(page.get_by_role("note")).to_contain_text(reason)
+        start = page.get_by_role("button", name="Start")
+        await expect(start).to_be_disabled()
+        await expect(start).to_have_attribute("title", re.compile(reason))
+        await expect(page.get_by_role("link", name="Users")).to_have_count(0)
+        for path in ("settings/agent", "settings/keys", "settings/webhooks", "sandboxes"):
+            await page.goto(f"{client.base_url}/#/{path}")
+            pressed = page.locator("main button.button:not([data-refused])")
+            await expect(page.locator("main button[data-refused]").first).to_be_disabled()
+            await expect(pressed).to_have_count(0)
+        assert await serious(page) == []
+        await picture(page, f"looking-{role}-{scope}")
+        await page.goto(f"{client.base_url}/#/users")
+        await expect(page.get_by_text("This is for administrators.")).to_be_visible()
 
 
 async def test_who_logs_out_sees_nothing_more(console: Console) -> None:

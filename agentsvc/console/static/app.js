@@ -1,8 +1,11 @@
 // The shell: who may see it, the list of conversations beside the view that the address names.
 import { get, remove, goToLogin, V1 } from "./api.js";
+import { AuditPage } from "./audit.js";
 import { ConversationView } from "./conversation.js";
 import { ConversationList } from "./conversations.js";
 import { html, render, useEffect, useState } from "./html.js";
+import { findMe, isAdmin, myName, refusal } from "./me.js";
+import { UsersPage } from "./people.js";
 import { NewConversation, StartProgress } from "./start.js";
 import { SandboxesPage } from "./sandboxes.js";
 import { SettingsPage } from "./settings.js";
@@ -36,6 +39,10 @@ function View({ route, settings, onSettings }) {
       return html`<${StartProgress} key=${id} id=${id} />`;
     case "sandboxes":
       return html`<${SandboxesPage} />`;
+    case "users":
+      return html`<${UsersPage} />`;
+    case "audit":
+      return html`<${AuditPage} />`;
     case "settings":
       return html`<${SettingsPage} section=${id ?? ""} settings=${settings} onSettings=${onSettings} />`;
     default:
@@ -48,8 +55,10 @@ function Nav({ route }) {
   return html`
     <nav class="nav" aria-label="Pages">
       <a href="#/sandboxes" aria-current=${current("/sandboxes")}><${Icon} name="box" />Sandboxes</a>
+      ${isAdmin() && html`<a href="#/users" aria-current=${current("/users")}><${Icon} name="people" />Users</a>
+        <a href="#/audit" aria-current=${current("/audit")}><${Icon} name="book" />Audit log</a>`}
       <a href="#/settings" aria-current=${current("/settings")}><${Icon} name="gear" />Settings</a>
-      <button type="button" onClick=${logOut}><${Icon} name="out" />Log out</button>
+      <button type="button" onClick=${logOut} title=${myName() && `You are ${myName()}`}><${Icon} name="out" />Log out</button>
     </nav>
   `;
 }
@@ -59,8 +68,8 @@ function Shell() {
   const { isConnected } = useStore();
   const [state, setState] = useState({});
   const load = () =>
-    findSettings().then(
-      (settings) => setState({ isLoaded: true, settings }),
+    Promise.all([findSettings(), findMe()]).then(
+      ([settings]) => setState({ isLoaded: true, settings }),
       (error) => setState({ error }),
     );
   useEffect(() => {
@@ -69,7 +78,7 @@ function Shell() {
   const { isLoaded, settings, error } = state;
   const isSetUp = settings?.llm_model && (settings.llm_api_key_set || settings.llm_base_url);
   useEffect(() => {
-    if (isLoaded && !isSetUp && ["/", "/new"].includes(route)) go("/setup");
+    if (isLoaded && !isSetUp && !refusal("run") && ["/", "/new"].includes(route)) go("/setup");
   }, [isLoaded, isSetUp, route]);
   if (error) return html`<main class="alone"><${Problem} error=${error} onAgain=${load} /></main>`;
   if (!isLoaded) return html`<${Spinner} />`;
@@ -84,6 +93,7 @@ function Shell() {
       </aside>
       <main class="main" id="main" tabindex="-1">
         ${!isConnected && html`<p class="offline" role="status">The connection is lost. Trying again</p>`}
+        ${refusal("run") && html`<p class="looking" role="note"><${Icon} name="lock" />${refusal("run")}</p>`}
         <${View} route=${route} settings=${settings} onSettings=${load} />
       </main>
     </div>

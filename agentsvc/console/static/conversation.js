@@ -3,6 +3,7 @@ import { agentPath, call, conversationPath, get, patch, post, remove, textConten
 import { Call, Card } from "./cards.js";
 import { conversationState, count, money } from "./format.js";
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
+import { refusal } from "./me.js";
 import { Markdown } from "./markdown.js";
 import { store, useStore } from "./store.js";
 import { Stream } from "./stream.js";
@@ -103,9 +104,9 @@ function Top({ conversation, run, live, settings }) {
         </p>
       </div>
       <div class="head-side">
-        <${Button} kind="bare" icon="pen" isIcon label="Rename" onPress=${() => setAsked("rename")} />
+        <${Button} kind="bare" icon="pen" isIcon needs="run" label="Rename" onPress=${() => setAsked("rename")} />
         <a class="button bare only-icon" href=${url(`${conversationPath(conversation.id)}/download`)} download aria-label="Download" title="Download"><${Icon} name="down" /></a>
-        <${Button} kind="bare" icon="trash" isIcon label="Delete" onPress=${() => setAsked("delete")} />
+        <${Button} kind="bare" icon="trash" isIcon needs="run" label="Delete" onPress=${() => setAsked("delete")} />
       </div>
     </header>
     ${asked === "rename" && html`<${Rename} conversation=${conversation} onClose=${close} />`}
@@ -228,8 +229,8 @@ function Confirmation({ conversation, timeline, attempt }) {
       `)}
       <div class="confirm-actions">
         <input aria-label="Reason, if you reject" placeholder="Reason, if you reject" value=${reason} onInput=${(event) => setReason(event.target.value)} />
-        <${Button} kind="danger" icon="cross" onPress=${answer(false)} label="Reject" />
-        <${Button} kind="primary" icon="check" onPress=${answer(true)} label="Confirm" />
+        <${Button} kind="danger" icon="cross" needs="run" onPress=${answer(false)} label="Reject" />
+        <${Button} kind="primary" icon="check" needs="run" onPress=${answer(true)} label="Confirm" />
       </div>
     </section>
   `;
@@ -263,6 +264,7 @@ function Composer({ conversation, run, attempt }) {
     event.preventDefault();
     send();
   };
+  if (refusal("run")) return null;
   if (["MISSING", "ERROR"].includes(status)) {
     return html`<p class="banner"><${Icon} name="box" /><span>The sandbox is gone${status === "ERROR" ? " or has failed" : ""}. What happened stays here to be read.</span></p>`;
   }

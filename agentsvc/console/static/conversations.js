@@ -2,6 +2,7 @@
 import { getAll, V1 } from "./api.js";
 import { ago, conversationState, money } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
+import { refusal } from "./me.js";
 import { useStore } from "./store.js";
 import { Icon, Pill, Spinner } from "./ui.js";
 
@@ -31,10 +32,10 @@ export function ConversationList({ route }) {
   const found = useFound(words.trim());
   const all = found ? found.map((one) => conversations.get(one.id) ?? one) : [...conversations.values()];
   const shown = all.filter((one) => !one.parent_conversation_id).sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
-  const starting = [...tasks.values()].filter((task) => !["READY", "ERROR"].includes(task.status));
+  const starting = [...tasks.values()].filter((task) => task.status !== "READY").sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
   return html`
     <div class="list">
-      <a class="button primary wide" href="#/new"><${Icon} name="plus" /><span>New conversation</span></a>
+      ${!refusal("run") && html`<a class="button primary wide" href="#/new"><${Icon} name="plus" /><span>New conversation</span></a>`}
       <label class="search">
         <${Icon} name="search" />
         <input type="search" placeholder="Search" aria-label="Search conversations" value=${words}
@@ -76,7 +77,7 @@ function StartingRow({ task, route }) {
     <li>
       <a class="row" href="#${href}" aria-current=${route === href ? "page" : null}>
         <span class="row-title">${task.request.title || firstText(task) || "New conversation"}</span>
-        <span class="row-facts"><${Pill} state=${["Starting", "busy"]} /></span>
+        <span class="row-facts"><${Pill} state=${task.status === "ERROR" ? ["Not started", "bad"] : ["Starting", "busy"]} /></span>
       </a>
     </li>
   `;

@@ -2,30 +2,8 @@
 import { get, getAll, patch, post, put, remove, V1 } from "./api.js";
 import { ago, moment } from "./format.js";
 import { html, useState } from "./html.js";
-import { useLoaded } from "./store.js";
-import { Button, Copyable, Empty, Problem, SelectField, Spinner, TextField, Toggle } from "./ui.js";
-
-/** Return what is listed, with a way to change it that shows what goes wrong and lists it anew. */
-function useList(load) {
-  const list = useLoaded(load);
-  const [error, setError] = useState(null);
-  const act = (work) => async () => {
-    setError(null);
-    try {
-      await work();
-      list.again();
-    } catch (problem) {
-      setError(problem);
-    }
-  };
-  return { ...list, act, error: error ?? list.error };
-}
-
-const useForm = (empty) => {
-  const [form, setForm] = useState(empty);
-  const field = (name) => ({ value: form[name], onValue: (value) => setForm((old) => ({ ...old, [name]: value })) });
-  return [form, field, () => setForm(empty)];
-};
+import { useForm, useList } from "./store.js";
+import { Button, Copyable, Field, Problem, SelectField, Spinner, TextField, Toggle } from "./ui.js";
 
 const Section = ({ title, hint, children }) => html`<section class="card group"><h2>${title}</h2><p class="hint">${hint}</p>${children}</section>`;
 
@@ -41,22 +19,38 @@ export function SecretsSection() {
       ${list.isLoading && !list.value && html`<${Spinner} />`}
       <ul class="entries">${(list.value ?? []).map(({ name, description }) => html`
         <li key=${name}><div><code>${name}</code><p class="hint">${description}</p></div>
-          <${Button} kind="bare" icon="trash" isIcon label=${`Delete ${name}`} onPress=${list.act(() => remove(`${V1}/secrets/${encodeURIComponent(name)}`))} /></li>`)}</ul>
+          <${Button} kind="bare" icon="trash" isIcon needs="run" label=${`Delete ${name}`} onPress=${list.act(() => remove(`${V1}/secrets/${encodeURIComponent(name)}`))} /></li>`)}</ul>
       ${list.value?.length === 0 && html`<p class="none">There are none so far.</p>`}
       <h3>Add or replace one</h3>
       <${TextField} label="Name" hint="As a variable is called, such as DEPLOY_TOKEN" spellcheck="false" ...${field("name")} />
       <${TextField} label="Value" type="password" autocomplete="off" ...${field("value")} />
       <${TextField} label="Description" hint="Tells the agent what it is for." ...${field("description")} />
       <${Problem} error=${list.error} />
-      <div class="actions"><${Button} kind="primary" onPress=${add} label="Store" /></div>
+      <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label="Store" /></div>
     <//>
   `;
 }
 
+const linesOf = (text) => text.split("\n").map((one) => one.trim()).filter(Boolean);
+
+/** Return names and values out of lines; raises for a line that is not both. */
+function pairsOf(text, mark) {
+  return Object.fromEntries(linesOf(text).map((line) => {
+    const at = line.indexOf(mark);
+    if (at < 1) throw new Error(`This line is no name and value with ${mark} between: ${line}`);
+    return [line.slice(0, at).trim(), line.slice(at + 1).trim()];
+  }));
+}
+
+const LinesField = ({ label, hint, value, onValue }) => html`
+  <${Field} label=${label} hint=${hint}>${(ids) => html`
+    <textarea ...${ids} rows="2" class="mono" spellcheck="false" value=${value} onInput=${(event) => onValue(event.target.value)}></textarea>`}<//>
+`;
+
 const TRANSPORTS = [["streamable-http", "HTTP"], ["sse", "Server-sent events"], ["stdio", "A program in the sandbox"]];
 
 export function McpSection({ settings, save }) {
-  const [form, field, clear] = useForm({ name: "", transport: "streamable-http", url: "", key: "", command: "", args: "" });
+  const [form, field, clear] = useForm({ name: "", transport: "streamable-http", url: "", key: "", headers: "", command: "", args: "", env: "" });
   const [error, setError] = useState(null);
   const servers = settings.agent_settings?.mcp_config ?? {};
   const store = (next) => async () => {
@@ -70,56 +64,76 @@ export function McpSection({ settings, save }) {
   };
   const without = (name) => Object.fromEntries(Object.entries(servers).filter(([one]) => one !== name));
   const made = () => {
-    if (form.transport === "stdio") return { command: form.command.trim(), args: form.args.split("\n").map((one) => one.trim()).filter(Boolean) };
-    const headers = form.key ? { headers: { Authorization: `Bearer ${form.key}` } } : {};
-    return { url: form.url.trim(), transport: form.transport, ...headers };
+    if (form.transport === "stdio") return { command: form.command.trim(), args: linesOf(form.args), env: pairsOf(form.env, "=") };
+    const headers = { ...(form.key && { Authorization: `Bearer ${form.key}` }), ...pairsOf(form.headers, ":") };
+    return { url: form.url.trim(), transport: form.transport, ...(Object.keys(headers).length && { headers }) };
   };
   return html`
     <${Section} title="MCP servers" hint="Tool servers that agents may use, in conversations that start from now on.">
       <ul class="entries">${Object.entries(servers).map(([name, server]) => html`
         <li key=${name}><div><strong>${name}</strong><p class="hint">${server.url ?? [server.command, ...(server.args ?? [])].join(" ")}</p></div>
-          <${Button} kind="bare" icon="trash" isIcon label=${`Remove ${name}`} onPress=${store(() => without(name))} /></li>`)}</ul>
+          <${Button} kind="bare" icon="trash" isIcon needs="run" label=${`Remove ${name}`} onPress=${store(() => without(name))} /></li>`)}</ul>
       ${Object.keys(servers).length === 0 && html`<p class="none">There are none so far.</p>`}
       <h3>Add one</h3>
       <${TextField} label="Name" spellcheck="false" ...${field("name")} />
       <${SelectField} label="Reached by" options=${TRANSPORTS} ...${field("transport")} />
       ${form.transport === "stdio"
-        ? html`<${TextField} label="Command" spellcheck="false" ...${field("command")} /><${TextField} label="Argument" hint="One; add more by the API" ...${field("args")} />`
-        : html`<${TextField} label="URL" type="url" ...${field("url")} /><${TextField} label="Key" type="password" autocomplete="off" hint="Sent as a bearer token; may be empty" ...${field("key")} />`}
+        ? html`<${TextField} label="Command" spellcheck="false" ...${field("command")} /><${LinesField} label="Arguments" hint="One on each line" ...${field("args")} />
+          <${LinesField} label="Variables" hint="Such as NAME=value, one on each line; they are kept encrypted" ...${field("env")} />`
+        : html`<${TextField} label="URL" type="url" ...${field("url")} /><${TextField} label="Key" type="password" autocomplete="off" hint="Sent as a bearer token; may be empty" ...${field("key")} />
+          <${LinesField} label="Headers" hint="Such as X-Name: value, one on each line; may be empty" ...${field("headers")} />`}
       <${Problem} error=${error} title="Not stored" />
-      <div class="actions"><${Button} kind="primary" onPress=${store(() => ({ ...servers, [form.name.trim()]: made() }))} label="Add" /></div>
+      <div class="actions"><${Button} kind="primary" onPress=${store(() => ({ ...servers, [form.name.trim()]: made() }))} needs="run" label="Add" /></div>
     <//>
   `;
 }
 
-const SCOPES = [["admin", "Everything you may do"], ["run", "All but keys, users and the server"], ["read", "Looking only"]];
+const SCOPES = [["admin", "Everything its user may do"], ["run", "All but keys, users and the server"], ["read", "Looking only"]];
 const scopeOf = (key) => SCOPES.find(([value]) => value === key.scope)?.[1] ?? key.scope;
 
-export function KeysSection() {
-  const list = useList(() => get("api/keys"));
-  const [form, field, clear] = useForm({ name: "", scope: "admin", expires: "" });
+/** The API keys at a path, and a form for another one. */
+export function Keys({ path, needs, whose = "" }) {
+  const list = useList(() => get(path));
+  const [form, field, clear] = useForm({ name: "", scope: "admin", begins: "", ends: "" });
   const [made, setMade] = useState(null);
   const add = list.act(async () => {
-    const expires_at = form.expires ? new Date(form.expires).toISOString() : null;
-    setMade(await post("api/keys", { name: form.name.trim() || null, scope: form.scope, expires_at }));
+    const order = { name: form.name.trim() || null, scope: form.scope, not_before: timeOf(form.begins), expires_at: timeOf(form.ends) };
+    setMade(await post(path, order));
     clear();
   });
   return html`
-    <${Section} title="API keys" hint="For programs that act as you. A key is shown once, when it is made.">
-      ${made && html`<div class="success"><div><strong>${made.name}: copy it now.</strong><${Copyable} text=${made.key} /></div></div>`}
-      <ul class="entries">${(list.value ?? []).map((key) => html`
-        <li key=${key.id}><div><strong>${key.name}</strong><p class="hint">${scopeOf(key)}. Made ${moment(key.created_at)}. ${key.last_used_at ? `Last used ${ago(key.last_used_at)}.` : "Never used."}
-          ${key.expires_at ? ` Ends ${moment(key.expires_at)}.` : ""}</p></div>
-          <${Button} kind="danger" onPress=${list.act(() => remove(`api/keys/${key.id}`))} label="Revoke" /></li>`)}</ul>
-      <h3>Make one</h3>
-      <${TextField} label="Name" hint="Says later what it is for." ...${field("name")} />
-      <${SelectField} label="Opens" options=${SCOPES} ...${field("scope")} />
-      <${TextField} label="Ends" type="datetime-local" hint="Empty: never" ...${field("expires")} />
-      <${Problem} error=${list.error} />
-      <div class="actions"><${Button} kind="primary" onPress=${add} label="Make a key" /></div>
-    <//>
+    ${made && html`<div class="success"><div><strong>${made.name}: copy it now, it is not shown again.</strong><${Copyable} text=${made.key} /></div></div>`}
+    ${list.isLoading && !list.value && html`<${Spinner} />`}
+    <ul class="entries">${(list.value ?? []).map((key) => html`
+      <li key=${key.id}><div><strong>${key.name}</strong> ${isOver(key) && html`<span class="pill bad">has ended</span>`}<p class="hint">${factsOf(key)}</p></div>
+        <${Button} kind="danger" needs=${needs} aria-label=${`Revoke ${key.name}`} onPress=${list.act(() => remove(`${path}/${key.id}`))} label="Revoke" /></li>`)}</ul>
+    ${list.value?.length === 0 && html`<p class="none">There are none so far.</p>`}
+    <h3>${whose ? `Make one ${whose}` : "Make one"}</h3>
+    <${TextField} label="Name of the key" hint="Says later what it is for." autocomplete="off" ...${field("name")} />
+    <${SelectField} label="Opens" options=${SCOPES} ...${field("scope")} />
+    <div class="filters"><${TextField} label="Begins" type="datetime-local" hint="Empty: now" ...${field("begins")} />
+      <${TextField} label="Ends" type="datetime-local" hint="Empty: never" ...${field("ends")} /></div>
+    <${Problem} error=${list.error} />
+    <div class="actions"><${Button} kind="primary" needs=${needs} onPress=${add} label="Make a key" /></div>
   `;
 }
+
+const timeOf = (text) => (text ? new Date(text).toISOString() : null);
+const isOver = ({ expires_at }) => expires_at !== null && Date.parse(expires_at) <= Date.now();
+
+function factsOf(key) {
+  return [
+    `${scopeOf(key)}.`, `Made ${moment(key.created_at)}.`, key.last_used_at ? `Last used ${ago(key.last_used_at)}.` : "Never used.",
+    key.not_before && Date.parse(key.not_before) > Date.now() ? `Begins ${moment(key.not_before)}.` : "",
+    key.expires_at ? `Ends ${moment(key.expires_at)}.` : "Never ends.",
+  ].filter(Boolean).join(" ");
+}
+
+export const KeysSection = () => html`
+  <${Section} title="API keys" hint="For programs that act as you. A key is shown once, when it is made.">
+    <${Keys} path="api/keys" needs="manage" />
+  <//>
+`;
 
 export function LoginsSection() {
   const list = useList(() => get(`${V1}/logins`));
@@ -129,40 +143,72 @@ export function LoginsSection() {
       <ul class="entries">${(list.value ?? []).map((login) => html`
         <li key=${login.id}><div><strong>${login.is_current ? "This browser" : "Another browser"}</strong><p class="hint">${login.client}</p>
           <p class="hint">Last used ${ago(login.last_used_at)}, ends ${moment(login.expires_at)}</p></div>
-          ${!login.is_current && html`<${Button} kind="danger" onPress=${list.act(() => remove(`${V1}/logins/${login.id}`))} label="Log out" />`}</li>`)}</ul>
+          ${!login.is_current && html`<${Button} kind="danger" needs="manage" onPress=${list.act(() => remove(`${V1}/logins/${login.id}`))} label="Log out" />`}</li>`)}</ul>
     <//>
   `;
 }
 
+const CHANGES = [
+  ["conversation", "Changes of conversations", "Their title, state and sandbox."],
+  ["start_task", "Changes of starts", "Each stage, and how it ended."],
+  ["sandbox", "Changes of sandboxes", "Started, paused, failed, removed."],
+];
+const EMPTY_WEBHOOK = { url: "", description: "", kinds: "", conversation: true, start_task: true, sandbox: true };
+
+const fromWebhook = ({ url, description, event_kinds, changes }) => ({
+  url, description, kinds: (event_kinds ?? []).join(", "), ...Object.fromEntries(CHANGES.map(([name]) => [name, changes.includes(name)])),
+});
+
+function toWebhook(form) {
+  const kinds = form.kinds.split(/[\s,]+/).filter(Boolean);
+  const changes = CHANGES.map(([name]) => name).filter((name) => form[name]);
+  return { url: form.url.trim(), description: form.description, event_kinds: kinds.length ? kinds : null, changes };
+}
+
+const WebhookFields = ({ field }) => html`
+  <${TextField} label="URL" type="url" placeholder="https://" ...${field("url")} />
+  <${TextField} label="Description" ...${field("description")} />
+  <${TextField} label="Kinds of events" hint="Such as MessageEvent, with commas between; empty: all" spellcheck="false" ...${field("kinds")} />
+  ${CHANGES.map(([name, label, hint]) => html`<${Toggle} key=${name} label=${label} hint=${hint} ...${field(name)} />`)}
+`;
+
 export function WebhooksSection() {
   const path = `${V1}/webhook-subscriptions`;
   const list = useList(() => get(path));
-  const [form, field, clear] = useForm({ url: "", description: "", kinds: "" });
+  const [form, field, clear] = useForm(EMPTY_WEBHOOK);
   const [made, setMade] = useState(null);
   const add = list.act(async () => {
-    const kinds = form.kinds.split(/[\s,]+/).filter(Boolean);
-    setMade(await post(path, { url: form.url.trim(), description: form.description, event_kinds: kinds.length ? kinds : null }));
+    setMade(await post(path, toWebhook(form)));
     clear();
   });
-  const rotate = (id) => list.act(async () => setMade(await post(`${path}/${id}/rotate-secret`)));
   return html`
     <${Section} title="Webhooks" hint="Tell other programs of your events and changes, signed as Standard Webhooks says.">
-      ${made && html`<div class="success"><div><strong>The secret of the signatures: copy it now.</strong><${Copyable} text=${made.secret} /></div></div>`}
-      <ul class="entries">${(list.value ?? []).map((one) => html`
-        <li key=${one.id} class="tall"><div><strong>${one.url}</strong><p class="hint">${one.description} ${one.event_kinds ? one.event_kinds.join(", ") : "All events"}</p>
-            ${one.disabled_reason && html`<p class="bad-text">${one.disabled_reason}</p>`}</div>
-          <${Toggle} label="On" value=${one.is_enabled} onValue=${(is_enabled) => list.act(() => patch(`${path}/${one.id}`, { is_enabled }))()} />
-          <div class="actions"><${Button} onPress=${rotate(one.id)} label="New secret" />
-            <${Button} kind="danger" onPress=${list.act(() => remove(`${path}/${one.id}`))} label="Delete" /></div>
-          <${Deliveries} path=${`${path}/${one.id}`} /></li>`)}</ul>
+      ${made && html`<div class="success"><div><strong>The secret of the signatures: copy it now, it is not shown again.</strong><${Copyable} text=${made.secret} /></div></div>`}
+      <ul class="entries">${(list.value ?? []).map((one) => html`<${Webhook} key=${one.id} one=${one} path=${`${path}/${one.id}`} list=${list} onSecret=${setMade} />`)}</ul>
       ${list.value?.length === 0 && html`<p class="none">There are none so far.</p>`}
       <h3>Add one</h3>
-      <${TextField} label="URL" type="url" placeholder="https://" ...${field("url")} />
-      <${TextField} label="Description" ...${field("description")} />
-      <${TextField} label="Kinds of events" hint="Such as MessageEvent, with commas between; empty: all" spellcheck="false" ...${field("kinds")} />
+      <${WebhookFields} field=${field} />
       <${Problem} error=${list.error} />
-      <div class="actions"><${Button} kind="primary" onPress=${add} label="Add" /></div>
+      <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label="Add" /></div>
     <//>
+  `;
+}
+
+function Webhook({ one, path, list, onSecret }) {
+  const [form, field] = useForm(fromWebhook(one));
+  return html`
+    <li class="tall"><div><strong>${one.url}</strong><p class="hint">${[one.description, one.event_kinds ? one.event_kinds.join(", ") : "All events"].filter(Boolean).join(" · ")}</p>
+        ${one.disabled_reason && html`<p class="bad-text">${one.disabled_reason}</p>`}
+        ${one.quiet_until && html`<p class="hint">Nothing is sent before ${moment(one.quiet_until)}: the receiver asked for it.</p>`}
+        ${one.former_secret_until && html`<p class="hint">Signed with the former secret, too, until ${moment(one.former_secret_until)}.</p>`}</div>
+      <${Toggle} label="On" needs="run" value=${one.is_enabled} onValue=${(is_enabled) => list.act(() => patch(path, { is_enabled }))()} />
+      <details><summary>Change</summary>
+        <${WebhookFields} field=${field} />
+        <div class="actions"><${Button} kind="primary" needs="run" onPress=${list.act(() => patch(path, toWebhook(form)))} label="Save" /></div>
+      </details>
+      <${Deliveries} path=${path} />
+      <div class="actions"><${Button} needs="run" onPress=${list.act(async () => onSecret(await post(`${path}/rotate-secret`)))} label="New secret" />
+        <${Button} kind="danger" needs="run" onPress=${list.act(() => remove(path))} label="Delete" /></div></li>
   `;
 }
 
@@ -178,8 +224,8 @@ function Deliveries({ path }) {
       <${Problem} error=${list.error} />
       <ul class="entries">${(list.value ?? []).map((one) => html`
         <li key=${one.id}><div>${one.type} <span class="pill ${{ delivered: "good", failed: "bad" }[one.state] ?? "quiet"}">${one.state}</span>
-          <p class="hint">${moment(one.created_at)}${one.status ? `, answered ${one.status}` : ""} ${one.reason}</p></div>
-          <${Button} onPress=${list.act(() => post(`${path}/deliveries/${one.id}/replay`))} label="Again" /></li>`)}</ul>
+          <p class="hint">${moment(one.created_at)}${one.status ? `, answered ${one.status}` : ""}${one.attempts > 1 ? `, ${one.attempts} tries` : ""}${one.next_attempt_at ? `, next one ${moment(one.next_attempt_at)}` : ""} ${one.reason}</p></div>
+          <${Button} needs="run" onPress=${list.act(() => post(`${path}/deliveries/${one.id}/replay`))} label="Again" /></li>`)}</ul>
       ${list.value?.length === 0 && !list.isLoading && html`<p class="none">There are none so far.</p>`}
     </details>
   `;

@@ -6,7 +6,7 @@ import { Button, Field, Problem, SelectField, TextField, Toggle } from "./ui.js"
  * Show fields `{key, label, hint, kind, options}` of some values, and save those that were changed. Kinds are
  * text, long, number, switch, select, secret and json; a secret shows only that there is one.
  */
-export function Form({ fields, values, onSave, label = "Save" }) {
+export function Form({ fields, values, onSave, label = "Save", needs = "run" }) {
   const [changes, setChanges] = useState({});
   const [state, setState] = useState({});
   const change = (key) => (value) => {
@@ -35,7 +35,7 @@ export function Form({ fields, values, onSave, label = "Save" }) {
       <${Problem} error=${state.error} title="Not saved" />
       <div class="actions">
         ${state.isSaved && html`<span class="saved" role="status">Saved</span>`}
-        <${Button} kind="primary" onPress=${save} label=${label} aria-disabled=${String(!isChanged)} />
+        <${Button} kind="primary" onPress=${save} label=${label} needs=${needs} aria-disabled=${String(!isChanged)} />
       </div>
     </form>
   `;

@@ -63,7 +63,7 @@ export function SandboxesPage() {
               ${spec.command && html`<${Fact} name="Command" value=${html`<code>${spec.command.join(" ")}</code>`} />`}
               ${Object.keys(spec.initial_env).length > 0 && html`<${Fact} name="Variables" value=${Object.keys(spec.initial_env).join(", ")} />`}
             </dl>
-            <div class="actions"><${Button} icon="play" onPress=${start(spec.id)} label="Start one" /></div>
+            <div class="actions"><${Button} icon="play" needs="run" onPress=${start(spec.id)} label="Start one" /></div>
           </li>
         `)}
       </ul>
@@ -75,6 +75,8 @@ export function SandboxesPage() {
     `}
   `;
 }
+
+const capital = (text) => text.replace(/^./, (letter) => letter.toUpperCase());
 
 const Fact = ({ name, value }) => (value ? html`<div><dt>${name}</dt><dd>${value}</dd></div>` : null);
 
@@ -94,7 +96,7 @@ function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
         <${Fact} name="Memory" value=${usage?.memory_bytes != null && bytes(usage.memory_bytes)} />
         <${Fact} name="CPU time" value=${usage?.cpu_seconds != null && span(usage.cpu_seconds)} />
         <${Fact} name="Processes" value=${usage?.processes != null && String(usage.processes)} />
-        ${Object.entries(sandbox.facts).map(([name, value]) => html`<${Fact} name=${name.replace(/_/g, " ")} value=${value} />`)}
+        ${Object.entries(sandbox.facts).map(([name, value]) => html`<${Fact} name=${capital(name.replace(/_/g, " "))} value=${value} />`)}
         <${Fact} name="Paused as" value=${sandbox.paused_as} />
       </dl>
       ${living.length > 0 && html`
@@ -103,11 +105,11 @@ function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
         </ul>`}
       ${isLogShown && html`<${Log} id=${id} />`}
       <div class="actions">
-        ${["RUNNING", "STARTING"].includes(status) && html`<${Button} icon="pause" onPress=${act("pause")} label="Pause" />`}
-        ${status === "RUNNING" && html`<${Button} icon="stop" onPress=${act("stop")} label="Stop" title="Ends what runs in it, and keeps its files" />`}
-        ${["PAUSED", "ERROR"].includes(status) && html`<${Button} icon="play" onPress=${act("resume")} label="Resume" />`}
+        ${["RUNNING", "STARTING"].includes(status) && html`<${Button} icon="pause" needs="run" onPress=${act("pause")} label="Pause" />`}
+        ${status === "RUNNING" && html`<${Button} icon="stop" needs="run" onPress=${act("stop")} label="Stop" title="Ends what runs in it, and keeps its files" />`}
+        ${["PAUSED", "ERROR"].includes(status) && html`<${Button} icon="play" needs="run" onPress=${act("resume")} label="Resume" />`}
         ${status !== "MISSING" && html`<${Button} icon="file" onPress=${() => showLog(!isLogShown)} label="Log" aria-expanded=${String(isLogShown)} />`}
-        <${Button} kind="danger" icon="trash" onPress=${onDelete} label="Delete" />
+        <${Button} kind="danger" icon="trash" needs="run" onPress=${onDelete} label="Delete" />
       </div>
     </li>
   `;

@@ -1,8 +1,10 @@
 // The settings, in groups: a tab for each, which says what it is for.
 import { get, getAll, post, put, remove, V1 } from "./api.js";
+import { ActivitySection } from "./audit.js";
 import { Form, flatten, fromSchema, nest } from "./forms.js";
-import { html, useState } from "./html.js";
+import { html, useEffect, useRef, useState } from "./html.js";
 import { KeysSection, LoginsSection, McpSection, SecretsSection, WebhooksSection } from "./credentials.js";
+import { UsageSection } from "./people.js";
 import { useLoaded } from "./store.js";
 import { Button, Head, Problem, SelectField, Spinner, TextField } from "./ui.js";
 
@@ -16,6 +18,8 @@ const SECTIONS = [
   ["keys", "API keys", KeysSection],
   ["logins", "Browsers", LoginsSection],
   ["webhooks", "Webhooks", WebhooksSection],
+  ["usage", "Usage", UsageSection],
+  ["activity", "Activity", ActivitySection],
   ["more", "More", MoreSection],
 ];
 
@@ -25,9 +29,11 @@ export function SettingsPage({ section, settings, onSettings }) {
     await post(`${V1}/settings`, changes);
     await onSettings();
   };
+  const tabs = useRef(null);
+  useEffect(() => tabs.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }), [section]);
   return html`
     <${Head} title="Settings" />
-    <nav class="tabs" aria-label="Groups of settings">
+    <nav class="tabs many" aria-label="Groups of settings" ref=${tabs}>
       ${SECTIONS.map(([name, label]) => html`<a href=${`#/settings${name && `/${name}`}`} aria-current=${name === section ? "page" : null}>${label}</a>`)}
     </nav>
     <div class="page narrow"><${Section} key=${section} settings=${settings ?? {}} save=${save} onSettings=${onSettings} /></div>
@@ -88,14 +94,14 @@ function Profiles({ onSettings }) {
       <ul class="entries">
         ${(profiles.value?.profiles ?? []).map((one) => html`
           <li key=${one.name}><div><strong>${one.name}</strong> ${one.name === profiles.value.active_profile && html`<span class="pill good">in use</span>`}<p class="hint">${one.model}</p></div>
-            <${Button} onPress=${act(() => post(`${path(one.name)}/activate`))} label="Use" />
-            <${Button} kind="bare" icon="trash" isIcon label=${`Delete ${one.name}`} onPress=${act(() => remove(path(one.name)))} /></li>
+            <${Button} needs="run" onPress=${act(() => post(`${path(one.name)}/activate`))} label="Use" />
+            <${Button} kind="bare" icon="trash" isIcon label=${`Delete ${one.name}`} needs="run" onPress=${act(() => remove(path(one.name)))} /></li>
         `)}
       </ul>
       <${Problem} error=${error ?? profiles.error} />
       <form class="inline" onSubmit=${(event) => event.preventDefault()}>
         <${TextField} label="Name" value=${name} onValue=${setName} />
-        <${Button} onPress=${act(async () => { await post(path(name.trim())); setName(""); })} label="Save the current model" />
+        <${Button} needs="run" onPress=${act(async () => { await post(path(name.trim())); setName(""); })} label="Save the current model" />
       </form>
     <//>
   `;
@@ -158,12 +164,12 @@ function GitSection({ settings, save, onSettings }) {
     <${Group} title="Git providers" hint="With a token, conversations clone private repositories. It is shown to its own host only, and checked before it is kept.">
       <ul class="entries">${Object.entries(stored).map(([name, host]) => html`
         <li key=${name}><div><strong>${PROVIDERS.find(([one]) => one === name)?.[1] ?? name}</strong><p class="hint">${host ?? "public host"}</p></div>
-          <${Button} kind="bare" icon="trash" isIcon label=${`Forget the token of ${name}`} onPress=${drop(name)} /></li>`)}</ul>
+          <${Button} kind="bare" icon="trash" isIcon label=${`Forget the token of ${name}`} needs="run" onPress=${drop(name)} /></li>`)}</ul>
       <${SelectField} label="Provider" value=${form.provider} onValue=${change("provider")} options=${PROVIDERS} />
       <${TextField} label="Token" type="password" autocomplete="off" value=${form.token} onValue=${change("token")} />
       <${TextField} label="Host" hint="Only for one of your own, such as git.example.org" value=${form.host} onValue=${change("host")} />
       <${Problem} error=${error} title="Not stored" />
-      <div class="actions"><${Button} kind="primary" onPress=${add} label="Store the token" /></div>
+      <div class="actions"><${Button} kind="primary" needs="run" onPress=${add} label="Store the token" /></div>
     <//>
   `;
 }
@@ -201,6 +207,7 @@ function SandboxSection({ settings, save }) {
 
 const MORE = [
   { key: "search_api_key", label: "Key of the web search", kind: "secret", hint: "For agents that search the web." },
+  { key: "agent", label: "Agent", hint: "Its name, for clients of the older API; stored only." },
   { key: "language", label: "Language", hint: "Of other front ends, such as en." },
   { key: "title_llm_profile", label: "Saved model for titles", hint: "Its name; empty: the conversation's own model." },
   { key: "disabled_skills", label: "Skills that are off", kind: "json", hint: "A JSON list of names." },

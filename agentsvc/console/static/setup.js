@@ -40,7 +40,7 @@ export function SetupPage({ settings, onSettings }) {
         <${TextField} label="Base URL" type="url" value=${form.url} onValue=${change("url")} placeholder="https://"
           hint="Only for a server of your own or a proxy; empty for the provider itself." />
         <div class="actions">
-          <${Button} kind="primary" icon="check" onPress=${test} label="Save and test" />
+          <${Button} kind="primary" icon="check" needs="run" onPress=${test} label="Save and test" />
         </div>
       </form>
       ${state.isAsked && html`<${Spinner} label="The model is asked" />`}

@@ -49,7 +49,7 @@ export function NewConversation({ settings }) {
         <${Problem} error=${error} title="It could not be started" />
         <div class="actions">
           <span class="hint">${settings?.llm_model ? html`Model: <code>${settings.llm_model}</code>` : html`<a href="#/setup">Choose a model first</a>`}</span>
-          <${Button} kind="primary" icon="send" onPress=${start} label="Start" />
+          <${Button} kind="primary" icon="send" needs="run" onPress=${start} label="Start" />
         </div>
       </form>
     </div>
@@ -156,7 +156,7 @@ export function StartProgress({ id }) {
         <div class="actions">
           <a class="button" href="#/setup">Check the model</a>
           <a class="button" href="#/sandboxes">Look at the sandboxes</a>
-          <${Button} kind="primary" icon="refresh" onPress=${again} label="Try again" />
+          <${Button} kind="primary" icon="refresh" needs="run" onPress=${again} label="Try again" />
         </div>
       `}
       <p class="hidden" role="status">${isFailed ? "The start failed" : STAGES[reached.current][1]}</p>

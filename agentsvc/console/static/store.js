@@ -85,6 +85,29 @@ export function useStore() {
   return store;
 }
 
+/** Return what is listed, with a way to change it that shows what goes wrong and lists it anew. */
+export function useList(load) {
+  const list = useLoaded(load);
+  const [error, setError] = useState(null);
+  const act = (work) => async () => {
+    setError(null);
+    try {
+      await work();
+      list.again();
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  return { ...list, act, error: error ?? list.error };
+}
+
+/** Return the values of a form, what a field of it is given, and a way to empty it. */
+export function useForm(empty) {
+  const [form, setForm] = useState(empty);
+  const field = (name) => ({ value: form[name], onValue: (value) => setForm((old) => ({ ...old, [name]: value })) });
+  return [form, field, () => setForm(empty)];
+}
+
 /** Return a value that some work brings, with what went wrong, and a way to do it again. */
 export function useLoaded(work, keys = []) {
   const [state, setState] = useState({ isLoading: true });

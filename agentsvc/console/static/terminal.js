@@ -1,6 +1,7 @@
 // The terminal of a conversation: what the agent's commands printed, and commands of one's own beside it.
 import { post } from "./api.js";
 import { html, useRef, useState } from "./html.js";
+import { refusal } from "./me.js";
 import { Button, Empty, Problem } from "./ui.js";
 
 const COMMANDS = ["TerminalAction", "ExecuteBashAction"];
@@ -38,7 +39,7 @@ export function Terminal({ conversation, sandbox, timeline }) {
     <ol class="session" aria-label="Commands">
       ${all.slice(-MOST_COMMANDS).map((one) => html`<${Command} key=${one.key} one=${one} />`)}
     </ol>
-    ${conversation.sandbox_status === "RUNNING"
+    ${refusal("run") ? null : conversation.sandbox_status === "RUNNING"
       ? html`<${Prompt} conversation=${conversation} place=${place} onDone=${(one) => setOwn((old) => [...old, one])} />`
       : html`<p class="hint">The sandbox does not run, so that you cannot run commands in it.</p>`}
   `;

@@ -1,5 +1,6 @@
 // The parts that views are made of: buttons, fields, icons, messages, dialogs.
 import { html, useEffect, useRef, useState } from "./html.js";
+import { refusal } from "./me.js";
 
 const PATHS = {
   plus: "M12 5v14M5 12h14",
@@ -29,6 +30,9 @@ const PATHS = {
   tool: "M14 6a4 4 0 0 0 5 5l-8 8a2 2 0 0 1-3-3l8-8",
   more: "M6 12h.01M12 12h.01M18 12h.01",
   copy: "M9 9h10v11H9zM5 15V4h10",
+  lock: "M6 11h12v9H6zM9 11V8a3 3 0 0 1 6 0v3",
+  people: "M9 5a3.500 3.500 0 1 0 0 7 3.500 3.500 0 0 0 0-7zM3 20c0-4 3-6 6-6s6 2 6 6M16 5.500a3 3 0 0 1 0 6M18 14c2 .5 3 2.500 3 6",
+  book: "M6 4h13v16H6zM6 4v16M10 9h5M10 13h5",
   refresh: "M19 8a8 8 0 1 0 1 6M19 3v5h-5",
 };
 
@@ -36,13 +40,17 @@ export const Icon = ({ name }) => html`
   <svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>
 `;
 
-/** A button; its work may be a promise, and it cannot be pressed again until that is done. */
-export function Button({ icon, label, onPress, kind = "", isIcon, children, ...rest }) {
+/**
+ * A button; its work may be a promise, and it cannot be pressed again until that is done. One that needs what the
+ * role or key does not allow says so, and cannot be pressed at all.
+ */
+export function Button({ icon, label, onPress, kind = "", isIcon, needs, title, children, ...rest }) {
   const [isBusy, setBusy] = useState(false);
   const isThere = useRef(true);
   useEffect(() => () => {
     isThere.current = false;
   }, []);
+  const refused = refusal(needs);
   const press = async (event) => {
     if (!onPress) return;
     event.preventDefault();
@@ -58,8 +66,9 @@ export function Button({ icon, label, onPress, kind = "", isIcon, children, ...r
       type=${onPress ? "button" : "submit"}
       class="button ${kind} ${isIcon ? "only-icon" : ""}"
       aria-label=${isIcon ? label : null}
-      title=${isIcon ? label : null}
-      disabled=${isBusy}
+      title=${refused || (title ?? (isIcon ? label : null))}
+      disabled=${isBusy || refused !== ""}
+      data-refused=${refused ? "" : null}
       onClick=${press}
       ...${rest}
     >
@@ -117,10 +126,10 @@ export const SelectField = ({ label, hint, value, onValue, options, ...rest }) =
   <//>
 `;
 
-export const Toggle = ({ label, hint, value, onValue }) => html`
+export const Toggle = ({ label, hint, value, onValue, needs }) => html`
   <${Field} label=${label} hint=${hint}>
     ${(ids) => html`
-      <input ...${ids} type="checkbox" role="switch" class="switch" checked=${!!value} onChange=${(e) => onValue(e.target.checked)} />
+      <input ...${ids} type="checkbox" role="switch" class="switch" checked=${!!value} disabled=${refusal(needs) !== ""} onChange=${(e) => onValue(e.target.checked)} />
     `}
   <//>
 `;

@@ -2,6 +2,7 @@
 import { conversationPath, get } from "./api.js";
 import { Diff } from "./diff.js";
 import { html, useState } from "./html.js";
+import { refusal } from "./me.js";
 import { useLoaded } from "./store.js";
 import { Button, Empty, Icon, Problem, Spinner } from "./ui.js";
 
@@ -90,6 +91,7 @@ function FileView({ conversation, path, onBack }) {
 export function Ports({ conversation, sandbox }) {
   const urls = sandbox?.exposed_urls ?? [];
   if (conversation.sandbox_status !== "RUNNING") return html`<${Asleep} />`;
+  if (refusal("run")) return html`<${Empty} icon="lock" title="Ports">${refusal("run")}<//>`;
   const shown = urls.filter((one) => one.name !== "AGENT_SERVER");
   return html`
     <h2>What the sandbox serves</h2>

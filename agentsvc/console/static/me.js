@@ -1,0 +1,25 @@
+// Who is logged in, and what the role and the key they logged in with allow.
+import { get } from "./api.js";
+
+let me = { role: "viewer", scope: "read", name: "", id: "" };
+
+/** Ask the server who this is; everything else counts on it. */
+export async function findMe() {
+  const { role, scope, user_name, user_id } = await get("api/keys/current");
+  me = { role, scope, name: user_name, id: user_id.replace(/-/g, "") };
+  return me;
+}
+
+export const myId = () => me.id;
+export const myName = () => me.name;
+export const isAdmin = () => me.role === "admin";
+
+/** Return why something is refused that needs `run`, `manage` or `admin`, or an empty text if it is not. */
+export function refusal(needs) {
+  if (!needs) return "";
+  if (needs === "admin" && !isAdmin()) return "This is for administrators.";
+  if (me.role === "viewer") return "You may look at everything that is yours, and change nothing: your role is viewer.";
+  if (me.scope === "read") return "You may look, and change nothing: you logged in with a key for looking only.";
+  if (needs !== "run" && me.scope === "run") return "You logged in with a key that opens no keys, logins and users.";
+  return "";
+}
