@@ -253,6 +253,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where the other side says that clients connect; ours are always given the gateway's URL."""
     needs_key: bool = False
     """Whether it is behind another gateway, which wants the sandbox's key in X-Session-API-Key."""
+    is_carried: bool = False
+    """Whether the way there leads through the backend itself, and ends when that is closed."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,7 @@ from agentsvc.testing.rig import (
     expect,
     expect_error,
     together,
+    web_endpoint,
     web_url,
 )
 from agentsvc.values import new_id, new_key
@@ -345,7 +346,7 @@ async def close_leaves_sandboxes_running(rig: Rig) -> None:
     begun = await rig.ask(report, "GET", "/run")
     await rig.close(rig.backend)
     await rig.backend.close()
-    if not rig.options.reached_through_backend:
+    if not web_endpoint(report).is_carried:
         answer = await rig.ask(report, "GET", "/name")
         expect(answer == handle.sandbox_id.encode(), "it does not answer any more")
     rig.backend = await rig.open()

@@ -53,8 +53,6 @@ class KitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Names what is left of the instance of this id in places that the kit does not know."""
     enforced_limits: frozenset[str] = frozenset()
     """Fields of Limits that are enforced although LIMITS is not declared."""
-    reached_through_backend: bool = False
-    """Whether the way to a sandbox's ports leads through the backend, and ends when it is closed."""
     beacon_host: str = "127.0.0.1"
     """Address of this machine as a sandbox sees it; empty if it sees none."""
     time_limit: float = 60.0

@@ -369,7 +369,12 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         ports = look.ports_of(pod)
         endpoints = tuple(
             [
-                Endpoint(name=name, port=number, url=await self._url_of(handle, pod, number))
+                Endpoint(
+                    name=name,
+                    port=number,
+                    url=await self._url_of(handle, pod, number),
+                    is_carried=self._way == "port-forward",
+                )
                 for name, number in ports.items()
             ]
         )

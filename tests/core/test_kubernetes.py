@@ -32,7 +32,7 @@ else:
 
 type Json = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 WATCH = "watch=1"
 
