@@ -357,19 +357,24 @@ class _Latest:
 
     def __init__(self) -> None:
         self._windows: OrderedDict[str, deque[StoredEvent]] = OrderedDict()
+        self._sizes: dict[str, int] = {}
 
     def add(self, conversation_id: str, events: Sequence[StoredEvent]) -> None:
         """Remember events that follow each other; what does not follow what was known replaces it."""
         window = self._windows.pop(conversation_id, deque())
+        size = self._sizes.get(conversation_id, 0)
         if window and window[-1].seq + 1 != events[0].seq:
             window.clear()
+            size = 0
         window.extend(events)
-        size = sum(len(event.body) for event in window)
+        size += sum(len(event.body) for event in events)
         while window and (size > _LATEST_BYTES or len(window) > _LATEST_EVENTS):
             size -= len(window.popleft().body)
         self._windows[conversation_id] = window
+        self._sizes[conversation_id] = size
         if len(self._windows) > _LATEST_CONVERSATIONS:
-            self._windows.popitem(last=False)
+            oldest, _ = self._windows.popitem(last=False)
+            del self._sizes[oldest]
 
     def find(self, conversation_id: str, from_seq: int, to_seq: int | None) -> list[StoredEvent]:
         """Return the events between two numbers, nothing unless all of them are known."""

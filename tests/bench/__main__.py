@@ -8,6 +8,7 @@ import sqlite3
 import tempfile
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -57,13 +58,12 @@ def main(
 ) -> None:
     """Print what the server costs; all parts together are written to tests/bench/RESULTS.md."""
     sizes = SMALL if small else FULL
-    if against:
-        _show(asyncio.run(_measure_against(sizes, against.rstrip("/"), key)))
-        return
     began = monotonic()
     parts = {name: PARTS[name] for name in only or PARTS}
+    if against:
+        parts = {"api": partial(_measure_against, against.rstrip("/"), key)}
     sections = asyncio.run(measure(sizes, parts))
-    if save or not (only or small):
+    if save or not (only or small or against):
         took = f"{monotonic() - began:.0f} s"
         RESULTS.write_text(document(sections, [*facts("poe bench"), ("took", took)]), "utf-8")
     if failed := [section.title for section in sections if not section.figures]:
@@ -124,7 +124,7 @@ def facts(command: str) -> list[tuple[str, str]]:
     ]
 
 
-async def _measure_against(sizes: Sizes, url: str, key: str | None) -> Section:
+async def _measure_against(url: str, key: str | None, sizes: Sizes, _folder: Path) -> Section:
     client = Client(url, key, patience=_PATIENCE_SECONDS)
     try:
         return await part_api.measure_against(sizes, client)
