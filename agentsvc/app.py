@@ -25,6 +25,7 @@ from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config
 from agentsvc.conversations import Conversations
 from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import ConversationFiles
+from agentsvc.conversations.grants import Grants
 from agentsvc.conversations.pending import PendingMessages
 from agentsvc.conversations.replays import Replays
 from agentsvc.conversations.retention import keep_to_age
@@ -36,7 +37,7 @@ from agentsvc.events import EventLog
 from agentsvc.gateway.admission import Admission
 from agentsvc.gitproviders import GitProviders
 from agentsvc.hookspecs import Event
-from agentsvc.http import description, metrics, ops, runtime, tracing, v0, v1
+from agentsvc.http import description, llm, metrics, ops, runtime, tracing, v0, v1
 from agentsvc.http.console import mount_console
 from agentsvc.http.hosts import known_hosts
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
@@ -57,8 +58,10 @@ from agentsvc.http.keys import (
     EXPORTS,
     FILES,
     GIT_PROVIDERS,
+    GRANTS,
     KEYRING,
     LOGINS,
+    MODELS,
     PENDING,
     QUOTAS,
     REPEATS,
@@ -78,6 +81,7 @@ from agentsvc.http.middleware import install
 from agentsvc.http.routes import Route, mount, mounted
 from agentsvc.installation import Installation
 from agentsvc.logins import Logins
+from agentsvc.modelproxy import ModelProxy
 from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.outgoing.sender import Sender
 from agentsvc.plugins import BackendRegistry, Notifier, PluginHost
@@ -174,7 +178,7 @@ def published_routes(config: Config) -> tuple[Route, ...]:
 def _add_routes(app: web.Application, config: Config) -> None:
     """Mount what the configuration asks for; whatever it uses is among the clean-up contexts."""
     description.install(app)
-    mount(app, [*ops.ROUTES, *metrics.ROUTES, *description.ROUTES, *v1.ROUTES])
+    mount(app, [*ops.ROUTES, *metrics.ROUTES, *description.ROUTES, *v1.ROUTES, *llm.ROUTES])
     mount_console(app, prefix=prefix_of(config.server.public_url))
     if config.server.device_login:
         mount(app, v1.LOGIN_ROUTES)
@@ -282,6 +286,17 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[SUPERVISOR],
         config=config.archives,
     )
+    app[MODELS] = models = ModelProxy(
+        config.sandboxes.model_hosts, silence_seconds=config.models.silence_seconds
+    )
+    app[GRANTS] = grants = Grants(
+        db=app[DATABASE],
+        vault=app[_VAULT],
+        sandboxes=sandboxes,
+        may_reach=models.may_reach,
+        is_on=config.models.proxy,
+        announcements=app[ANNOUNCEMENTS],
+    )
     app[CONVERSATIONS] = conversations = Conversations(
         db=app[DATABASE],
         vault=app[_VAULT],
@@ -294,6 +309,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         config=config.conversations,
         archives=archives,
         announcements=app[ANNOUNCEMENTS],
+        grants=grants,
     )
     app[FILES] = ConversationFiles(
         conversations=conversations,
@@ -307,6 +323,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         agents=app[_AGENTS],
         settings=app[SETTINGS],
         has_public_skills=config.conversations.public_skills,
+        grants=grants,
     )
     app[REPLAYS] = Replays(
         db=app[DATABASE],
@@ -315,6 +332,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         agents=app[_AGENTS],
         settings=app[SETTINGS],
         supervisor=app[SUPERVISOR],
+        grants=grants,
     )
     app[EXPORTS] = Exports(app[EVENTS])
     app[STREAMS] = Streams(

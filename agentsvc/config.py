@@ -266,6 +266,21 @@ class ConversationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = False
 
 
+class ModelsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `models` section."""
+
+    proxy: Annotated[
+        bool,
+        Meta(
+            description="Let sandboxes ask models that speak as OpenAI's do through this server, so"
+            " that they have no key of theirs"
+        ),
+    ] = True
+    silence_seconds: Annotated[
+        float, Meta(gt=0, le=10**6, description="How long such a model may send nothing")
+    ] = 600.0
+
+
 class EventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `events` section."""
 
@@ -443,6 +458,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: LogConfig = LogConfig()
     sandboxes: SandboxesConfig = SandboxesConfig()
     conversations: ConversationsConfig = ConversationsConfig()
+    models: ModelsConfig = ModelsConfig()
     archives: ArchivesConfig = ArchivesConfig()
     events: EventsConfig = EventsConfig()
     audit: AuditConfig = AuditConfig()

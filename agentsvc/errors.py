@@ -268,6 +268,21 @@ class AgentRefused(AgentsvcError):
     status = 502
 
 
+class ModelBudgetReached(AgentsvcError):
+    """A conversation, or its user, has used up what may be spent on language models."""
+
+    code = "model_budget_reached"
+    status = 402
+
+
+class ModelUnavailable(AgentsvcError):
+    """The language model of a conversation does not answer, or may not be asked by this server."""
+
+    code = "model_unavailable"
+    status = 502
+    retryable = True
+
+
 class GitProviderUnavailable(AgentsvcError):
     """The git hosting service does not answer, or not as expected."""
 

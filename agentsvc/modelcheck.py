@@ -6,11 +6,9 @@ addresses, and the hosts that the operator lists. Models that speak otherwise ar
 
 import asyncio
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
-from functools import partial
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import Final
 
 import aiohttp
@@ -18,10 +16,11 @@ import msgspec
 from yarl import URL
 
 from agentsvc.agentoptions import Llm
-from agentsvc.egress.addresses import BadHost, parse_host
-from agentsvc.egress.policy import Mode, Policy, parse_policy, show
+from agentsvc.egress.addresses import BadHost
+from agentsvc.egress.policy import Policy
+from agentsvc.modelaccess import AddressRefused, policy_of, session_for
 from agentsvc.modelhosts import provider_of
-from agentsvc.outgoing.sender import CheckedResolver, Lookup, look_up
+from agentsvc.outgoing.sender import Lookup, look_up
 
 _ANSWER_MAX: Final = 256 * 1024
 _SAID_MAX: Final = 500
@@ -69,10 +68,6 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     said: str = ""
 
 
-class _Refused(OSError):
-    """An address at which models are not asked."""
-
-
 async def check_model(
     llm: Llm, known: Iterable[str], *, time_limit: float = _TIME_LIMIT, lookup: Lookup = look_up
 ) -> Checked:
@@ -85,13 +80,11 @@ async def check_model(
     if isinstance(found, Checked):
         return found
     try:
-        host = str(parse_host(found.raw_host or ""))
-        policy = _policy(host, found.port or 0, known)
-        _refuse_literal(policy, host, found.port or 0)
+        policy = policy_of(found, known)
         async with asyncio.timeout(time_limit):
             return await _ask(llm, found, policy, lookup)
-    except _Refused as exc:
-        return _untested(str(exc))
+    except AddressRefused as exc:
+        return _untested(f"It cannot be tested here: {exc}")
     except BadHost as exc:
         return _failed(f"The host of the base URL cannot be meant: {exc}.")
     except TimeoutError:
@@ -132,31 +125,6 @@ def _to_url(base: str) -> URL | None:
         return None
 
 
-def _policy(host: str, port: int, known: Iterable[str]) -> Policy:
-    """Return the rule for one host and port, as it is for the sandboxes of the user."""
-    place = [(host, port)]
-    is_near = not parse_policy(Mode.ALLOWLIST, known).refuse_host(parse_host(host), port)
-    return parse_policy(Mode.NONE, needed=place if is_near else (), models=place)
-
-
-def _refuse_literal(policy: Policy, host: str, port: int) -> None:
-    # A client does not look up what is an address already.
-    address = parse_host(host)
-    if not isinstance(address, str):
-        _check(policy, host, port, [str(address)])
-
-
-def _check(policy: Policy, host: str, port: int, addresses: Sequence[str]) -> None:
-    """Raise _Refused unless a model may be asked at all of the addresses of its host."""
-    name = parse_host(host)
-    found = [ip_address(text.partition("%")[0]) for text in addresses]
-    if any(policy.refuse_address(name, port, address) for address in found):
-        raise _Refused(
-            "It cannot be tested here: the server asks models at public addresses only, but for"
-            f" those in `sandboxes.model_hosts`. The operator may add `{show(name, port)}` there."
-        )
-
-
 async def _ask(llm: Llm, url: URL, policy: Policy, lookup: Lookup) -> Checked:
     key = llm.api_key.reveal() if llm.api_key else ""
     name = (llm.model or "").strip()
@@ -172,14 +140,7 @@ async def _ask(llm: Llm, url: URL, policy: Policy, lookup: Lookup) -> Checked:
     if key:
         headers["Authorization"] = f"Bearer {key}"
     async with (
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                resolver=CheckedResolver(lookup, partial(_check, policy)), use_dns_cache=False
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-        ) as session,
+        session_for(policy, lookup) as session,
         session.post(
             url, data=msgspec.json.encode(body), headers=headers, allow_redirects=False
         ) as response,
@@ -293,8 +254,8 @@ def _unreached(exc: Exception) -> Checked:
     inner = exc
     if isinstance(exc, aiohttp.ClientConnectorError) and not is_tls:
         inner = exc.os_error
-    if isinstance(inner, _Refused):
-        return _untested(str(inner))
+    if isinstance(inner, AddressRefused):
+        return _untested(f"It cannot be tested here: {inner}")
     if is_tls:
         message = "The certificate at that address is not accepted, or it does not speak TLS."
     elif isinstance(inner, ValueError):

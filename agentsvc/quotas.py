@@ -4,6 +4,7 @@ Nothing is limited unless an administrator says so. Days and months are those of
 what agent servers say that models have cost.
 """
 
+import math
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -82,6 +83,17 @@ async def check_spend(reader: Queryable, user_id: str) -> None:
         raise _overspent(month, quotas.spend_per_month, "month", next_month(moment) - moment)
     if quotas.spend_per_day is not None and day >= quotas.spend_per_day:
         raise _overspent(day, quotas.spend_per_day, "day", _midnight(moment) + _DAY - moment)
+
+
+async def left_to_spend(reader: Queryable, user_id: str) -> float:
+    """Return how many dollars a user may spend, infinite without a limit; raises QuotaExceeded."""
+    await check_spend(reader, user_id)
+    quotas = await _find(reader, user_id)
+    if quotas.spend_per_day is None and quotas.spend_per_month is None:
+        return math.inf
+    day, month = await _spent(reader, user_id, values.now())
+    limits = ((quotas.spend_per_day, day), (quotas.spend_per_month, month))
+    return min(most - spent for most, spent in limits if most is not None)
 
 
 async def note_start(tx: Transaction, user_id: str) -> None:

@@ -6,7 +6,13 @@ from pathlib import Path
 import coverage
 import pytest
 
-from agentsvc.config import Config, ConversationsConfig, GitConfig, RuntimeApiConfig
+from agentsvc.config import (
+    Config,
+    ConversationsConfig,
+    GitConfig,
+    ModelsConfig,
+    RuntimeApiConfig,
+)
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
@@ -30,6 +36,8 @@ FAST = Config(
     # No test may depend on what a real git hosting service says.
     git=GitConfig(check_tokens=False, api_seconds=3),
     runtime_api=RuntimeApiConfig(enabled=True),
+    # What agents get is looked at as it was asked for; `test_model_proxy` turns it on.
+    models=ModelsConfig(proxy=False),
     backends={"fake": {}},
 )
 """A configuration in which nothing takes longer than a test may."""

@@ -66,6 +66,8 @@ class AgentInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Where the agent finds, in place of its model, a recording to replay."""
     session_key: Secret | None = None
     """What the agent shows there."""
+    model: Llm | None = None
+    """The model as the sandbox gets it; None for that of order and settings as it is."""
     title_profile: str | None = None
     """The model saved in the sandbox that makes the title; otherwise the agent's own does."""
 
@@ -148,10 +150,14 @@ def security_analyzer(settings: Settings) -> dict[str, Any] | None:
     return {"kind": "LLMSecurityAnalyzer"} if settings.security_analyzer == "llm" else None
 
 
-def llm(order: StartOrder, settings: Settings, *, usage_id: str, stream: bool) -> dict[str, Any]:
-    """Return the language model as the agent server reads it, with its key revealed."""
-    chosen = msgspec.structs.replace(llm_of(settings), model=require_model(order, settings))
-    return llm_to_agent(chosen, usage_id=usage_id, stream=stream)
+def chosen_model(order: StartOrder, settings: Settings) -> Llm:
+    """Return the language model of a conversation; raises BadRequest if none is configured."""
+    return msgspec.structs.replace(llm_of(settings), model=require_model(order, settings))
+
+
+def _model(inputs: AgentInputs, *, usage_id: str, stream: bool) -> dict[str, Any]:
+    model = inputs.model or chosen_model(inputs.order, inputs.settings)
+    return llm_to_agent(model, usage_id=usage_id, stream=stream)
 
 
 def _agent(inputs: AgentInputs) -> dict[str, Any]:
@@ -159,16 +165,16 @@ def _agent(inputs: AgentInputs) -> dict[str, Any]:
     options = settings.agent_options
     agent = {
         "kind": "Agent",
-        "llm": _recording(inputs) or llm(order, settings, usage_id="agent", stream=True),
+        "llm": _recording(inputs) or _model(inputs, usage_id="agent", stream=True),
         "tools": _tools(inputs),
         "mcp_config": _mcp(order.mcp_config or settings.mcp_config, settings),
-        "condenser": _condenser(order, settings),
+        "condenser": _condenser(inputs),
         "agent_context": _context(inputs),
     }
     optional = {
         "tool_concurrency_limit": options.tool_concurrency_limit,
         "persona": options.persona,
-        "critic": _critic(options.verification, settings),
+        "critic": _critic(options.verification, None if inputs.model else settings.llm_api_key),
     }
     return agent | {name: value for name, value in optional.items() if value is not None}
 
@@ -194,7 +200,8 @@ def _tools(inputs: AgentInputs) -> list[dict[str, Any]]:
     return [{"name": name, "params": params} for name, params in wanted.items() if name in usable]
 
 
-def _condenser(order: StartOrder, settings: Settings) -> dict[str, Any] | None:
+def _condenser(inputs: AgentInputs) -> dict[str, Any] | None:
+    settings = inputs.settings
     options = settings.agent_options.condenser
     if not settings.enable_default_condenser or options.condenser_kind == "no_op":
         return None
@@ -202,16 +209,16 @@ def _condenser(order: StartOrder, settings: Settings) -> dict[str, Any] | None:
     tuned.pop("condenser_kind", None)
     return {
         "kind": "LLMSummarizingCondenser",
-        "llm": llm(order, settings, usage_id="condenser", stream=False),
+        "llm": _model(inputs, usage_id="condenser", stream=False),
         "max_size": settings.condenser_max_size or DEFAULT_CONDENSER_SIZE,
         "keep_first": 2,
         **tuned,
     }
 
 
-def _critic(options: VerificationOptions, settings: Settings) -> dict[str, Any] | None:
-    """Return who rates the agent's work; without a key nobody can."""
-    key = options.critic_api_key or settings.llm_api_key
+def _critic(options: VerificationOptions, model_key: Secret | None) -> dict[str, Any] | None:
+    """Return who rates the agent's work; without a key, or the model's, nobody can."""
+    key = options.critic_api_key or model_key
     if not options.critic_enabled or not key:
         return None
     named = {"server_url": options.critic_server_url, "model_name": options.critic_model_name}

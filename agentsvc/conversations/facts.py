@@ -91,6 +91,16 @@ def is_over_budget(conversation: Conversation) -> bool:
     return stopped_at is None or metrics.accumulated_cost > stopped_at
 
 
+def goes_on_over_budget(conversation: Conversation, spent: float) -> bool:
+    """Whether a run that was stopped for its budget has cost nothing since: it may take a step.
+
+    Nobody but the user lets it go on.
+    """
+    stopped_at = conversation.facts.budget_stop_cost
+    is_stopped = stopped_at is not None and not conversation.facts.is_stop_due
+    return is_stopped and stopped_at is not None and spent <= stopped_at
+
+
 def mark_budget_stop(conversation: Conversation) -> Conversation:
     """Return the conversation with the note that it is to be stopped at its present cost."""
     cost = cost_of(conversation)

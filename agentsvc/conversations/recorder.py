@@ -21,6 +21,7 @@ from agentsvc.conversations import facts
 from agentsvc.conversations.agent_body import text_of, to_agent_message
 from agentsvc.conversations.model import Conversation, Facts, TitleSource
 from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.usage import find_usage
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, NotFound
 from agentsvc.events import EventHead, EventLog, StoredEvent, read_head
@@ -332,9 +333,13 @@ def _read_timestamp(raw: bytes) -> str:
 
 async def _note_spend(tx: Transaction, before: Conversation, after: Conversation) -> str:
     """Count what has been spent since; return why no more may be, or an empty text."""
-    dollars = facts.cost_of(after) - facts.cost_of(before)
-    # An agent server that was restarted may have begun to count anew.
-    return await quotas.note_spend(tx, before.user_id, dollars) if dollars > 0 else ""
+    if facts.cost_of(after) <= facts.cost_of(before):
+        # An agent server that was restarted may have begun to count anew.
+        return ""
+    # What went through this server was counted then.
+    counted = (await find_usage(tx, before.id)).dollars or 0.0
+    dollars = max(facts.cost_of(after), counted) - max(facts.cost_of(before), counted)
+    return await quotas.note_spend(tx, before.user_id, dollars)
 
 
 def _budget_event(conversation: Conversation) -> bytes:

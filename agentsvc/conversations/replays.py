@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from agentsvc.agent import AgentClient, AgentServer, ConversationInfo
-from agentsvc.agentoptions import secrets_of
+from agentsvc.agentoptions import llm_to_agent, secrets_of
 from agentsvc.announcements import Announcements
-from agentsvc.conversations.agent_body import llm, to_agent_message
+from agentsvc.conversations.agent_body import chosen_model, to_agent_message
+from agentsvc.conversations.grants import Grants
 from agentsvc.conversations.recording import (
     MODEL,
     Question,
@@ -34,7 +35,7 @@ from agentsvc.errors import (
 )
 from agentsvc.orders import ExecutionStatus, Message, RecordedStep
 from agentsvc.sandboxes import Sandbox
-from agentsvc.settings import SettingsStore, llm_of
+from agentsvc.settings import SettingsStore
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import new_id
 from agentsvc.vault import Vault
@@ -62,7 +63,9 @@ class Replays:
         agents: AgentClient,
         settings: SettingsStore,
         supervisor: Supervisor,
+        grants: Grants,
     ) -> None:
+        self._grants = grants
         self._tasks = StartTaskTable(db, vault, announcements)
         self._agents = agents
         self._settings = settings
@@ -91,8 +94,11 @@ class Replays:
         agent = self._agents.at(sandbox.agent_url, sandbox.session_key)
         if is_last_turn(steps, at):
             settings = await self._settings.get(task.user_id)
-            model = llm(task.request, settings, usage_id="agent", stream=True)
-            await agent.switch_llm(conversation_id, model, hide=secrets_of(llm_of(settings)))
+            chosen = chosen_model(task.request, settings)
+            lent = await self._grants.lend(sandbox, conversation_id, chosen)
+            hidden = [*secrets_of(chosen), *secrets_of(lent)]
+            model = llm_to_agent(lent, usage_id="agent", stream=True)
+            await agent.switch_llm(conversation_id, model, hide=hidden)
         if (said := interjection(steps, at)) is not None and said.message is not None:
             self._hand_over(agent, conversation_id, said.message)
         return completion(steps, at, question)

@@ -17,6 +17,7 @@ from agentsvc.archives import Archive, Archives, ArchiveState
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.agent_body import to_agent_message
 from agentsvc.conversations.carrying import Carrier
+from agentsvc.conversations.grants import Grants
 from agentsvc.conversations.making import (
     new_conversation,
     new_task,
@@ -77,6 +78,7 @@ class Conversations:
         config: ConversationsConfig,
         archives: Archives,
         announcements: Announcements,
+        grants: Grants,
     ) -> None:
         self._db = db
         self._table = ConversationTable(db, announcements)
@@ -130,6 +132,7 @@ class Conversations:
             carrier=Carrier(events, time_limit=config.start_seconds),
             on_change=self._task_changed,
             announcements=announcements,
+            grants=grants,
         )
         self._followers: defaultdict[str, list[asyncio.Queue[StartTask | None]]]
         self._followers = defaultdict(list)

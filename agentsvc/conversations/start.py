@@ -21,12 +21,14 @@ from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.agent_body import (
     AgentInputs,
     check_secret_names,
+    chosen_model,
     make_agent_body,
     require_model,
 )
 from agentsvc.conversations.carrying import Carrier
 from agentsvc.conversations.failure import explain_error, explain_sandbox, with_tail
 from agentsvc.conversations.first_answer import watch_first_answer
+from agentsvc.conversations.grants import Grants
 from agentsvc.conversations.lookups import Passes, make_lookups
 from agentsvc.conversations.progress import (
     OnTaskChange,
@@ -90,8 +92,10 @@ class Starter:
         carrier: Carrier,
         on_change: OnTaskChange,
         announcements: Announcements,
+        grants: Grants,
     ) -> None:
         self._db = db
+        self._grants = grants
         self._tasks = StartTaskTable(db, vault, announcements)
         self._passes = Passes(vault)
         self._table = ConversationTable(db, announcements)
@@ -270,6 +274,8 @@ class Starter:
         order = start.task.request
         steps = recording_of(order)
         title_profile = await self._share_title_profile(start, agent)
+        model = chosen_model(order, start.settings)
+        lent = await self._grants.lend(sandbox, start.conversation.id, model)
         inputs = AgentInputs(
             conversation_id=start.conversation.id,
             order=order,
@@ -282,11 +288,13 @@ class Starter:
             usable_tools=await agent.usable_tools(),
             has_public_skills=self._config.public_skills,
             hook_config=start.hook_config,
+            model=None if lent is model else lent,
             title_profile=title_profile,
             replay_url=self._replay_url(start) if steps else None,
             session_key=sandbox.session_key,
         )
-        hidden = [key for key in (start.settings.llm_api_key, *order.secrets.values()) if key]
+        keys = (start.settings.llm_api_key, lent.api_key, *order.secrets.values())
+        hidden = [key for key in keys if key]
         history = await self._bring_history(start)
         with timed(start, "conversation"):
             info = await agent.start_conversation(make_agent_body(inputs), hide=hidden)
@@ -336,9 +344,10 @@ class Starter:
             await self._progress.note(start, f"title_llm_profile: there is no profile `{name}`")
             return None
         saved = msgspec.structs.replace(saved, api_key=saved.api_key or start.settings.llm_api_key)
-        llm = llm_to_agent(saved, usage_id="title", stream=False)
+        lent = await self._grants.lend(made(start.sandbox), start.conversation.id, saved)
+        llm = llm_to_agent(lent, usage_id="title", stream=False)
         try:
-            await agent.save_profile(name, llm, hide=secrets_of(saved))
+            await agent.save_profile(name, llm, hide=[*secrets_of(saved), *secrets_of(lent)])
         except (AgentRefused, Conflict, NotFound) as exc:
             await self._progress.note(start, f"title_llm_profile: {exc.message}")
             return None

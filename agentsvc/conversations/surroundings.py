@@ -6,6 +6,7 @@ import msgspec
 
 from agentsvc.agent import AgentClient
 from agentsvc.agentoptions import llm_to_agent, secrets_of
+from agentsvc.conversations.grants import Grants
 from agentsvc.conversations.service import Conversations
 from agentsvc.errors import AgentRefused, NotFound
 from agentsvc.profiles import get_profile
@@ -37,7 +38,9 @@ class Surroundings:
         agents: AgentClient,
         settings: SettingsStore,
         has_public_skills: bool,
+        grants: Grants,
     ) -> None:
+        self._grants = grants
         self._conversations = conversations
         self._sandboxes = sandboxes
         self._agents = agents
@@ -55,12 +58,16 @@ class Surroundings:
             raise NotFound("Settings not found")
         llm = get_profile(settings, name)
         llm = msgspec.structs.replace(llm, api_key=llm.api_key or settings.llm_api_key)
+        hidden = secrets_of(llm)
         agent = await self._conversations.agent(user_id, conversation_id)
+        view = await self._conversations.get(user_id, conversation_id)
+        if view.sandbox is not None:
+            hidden += secrets_of(llm := await self._grants.lend(view.sandbox, conversation_id, llm))
         body = llm_to_agent(llm, usage_id="", stream=True)
         # The agent server keeps one model for each usage id, so another key is another id.
         digest = sha256(msgspec.json.encode(body, order="sorted").decode())
         body["usage_id"] = f"profile:{name}:{digest[:_HASH_LENGTH]}"
-        await agent.switch_llm(conversation_id, body, hide=secrets_of(llm))
+        await agent.switch_llm(conversation_id, body, hide=hidden)
 
     async def user_skills(self, user_id: str) -> list[UserSkill]:
         """Return the skills of a user that belong to no project, by name.

@@ -18,6 +18,7 @@ from agentsvc.config import Config
 from agentsvc.conversations import Conversations
 from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import ConversationFiles
+from agentsvc.conversations.grants import Grant, Grants
 from agentsvc.conversations.lookups import ProviderPass
 from agentsvc.conversations.pending import PendingMessages
 from agentsvc.conversations.replays import Replays
@@ -28,6 +29,7 @@ from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
 from agentsvc.gitproviders import GitProviders
 from agentsvc.logins import Logins
+from agentsvc.modelproxy import ModelProxy
 from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.plugins import BackendRegistry
 from agentsvc.quotas import QuotaBook
@@ -63,6 +65,8 @@ FILES: Final[web.AppKey[ConversationFiles]] = web.AppKey("files")
 SURROUNDINGS: Final[web.AppKey[Surroundings]] = web.AppKey("surroundings")
 EXPORTS: Final[web.AppKey[Exports]] = web.AppKey("exports")
 REPLAYS: Final[web.AppKey[Replays]] = web.AppKey("replays")
+GRANTS: Final[web.AppKey[Grants]] = web.AppKey("grants")
+MODELS: Final[web.AppKey[ModelProxy]] = web.AppKey("models")
 STREAMS: Final[web.AppKey[Streams]] = web.AppKey("streams")
 ARCHIVES: Final[web.AppKey[Archives]] = web.AppKey("archives", Archives)
 PENDING: Final[web.AppKey[PendingMessages]] = web.AppKey("pending_messages")
@@ -76,6 +80,8 @@ PRINCIPAL: Final[web.RequestKey[Principal]] = web.RequestKey("principal")
 """Who is calling; set on routes of scope USER and ADMIN."""
 SANDBOX: Final[web.RequestKey[Sandbox]] = web.RequestKey("sandbox")
 """The sandbox that is calling; set on routes of scope SANDBOX."""
+GRANT: Final[web.RequestKey[Grant]] = web.RequestKey("grant")
+"""Which model the caller may ask; set on routes of scope MODEL."""
 PASS: Final[web.RequestKey[ProviderPass]] = web.RequestKey("pass")
 """What the caller may have; set on routes of scope PASS."""
 IS_FORWARDED: Final[web.RequestKey[bool]] = web.RequestKey("is_forwarded", bool)

@@ -14,6 +14,7 @@ from aiohttp import BasicAuth, hdrs, web
 from aiohttp.typedefs import Middleware
 
 from agentsvc.auth import Principal
+from agentsvc.conversations.grants import Grant
 from agentsvc.conversations.lookups import ProviderPass
 from agentsvc.errors import (
     AgentsvcError,
@@ -33,6 +34,8 @@ from agentsvc.http.hosts import EVERY, KnownHosts
 from agentsvc.http.keys import (
     AWAITS_CONTINUE,
     CONVERSATIONS,
+    GRANT,
+    GRANTS,
     IS_FORWARDED,
     KEYRING,
     LOGINS,
@@ -220,6 +223,8 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
         request[SANDBOX] = await _identify_sandbox(request)
     elif scope is Scope.PASS:
         request[PASS] = await _identify_pass(request)
+    elif scope is Scope.MODEL:
+        request[GRANT] = await _identify_grant(request)
     elif scope is not Scope.OPEN and not _shows_key_later(request):
         request[PRINCIPAL] = await _identify_user(request)
         check_scope(scope, request[PRINCIPAL])
@@ -334,6 +339,15 @@ async def _identify_pass(request: web.Request) -> ProviderPass:
         except NotAuthenticated:
             continue
     raise NotAuthenticated
+
+
+async def _identify_grant(request: web.Request) -> Grant:
+    for key in keys_of(request):
+        try:
+            return await request.app[GRANTS].identify(key)
+        except NotAuthenticated:
+            continue
+    raise NotAuthenticated("Invalid model token")
 
 
 def _answer(request: web.Request, failure: Exception) -> web.Response:

@@ -55,6 +55,8 @@ class Scope(StrEnum):
     """An administrator's, unless the key is for less than everything."""
     SANDBOX = "sandbox"
     """That of a running sandbox which calls back."""
+    MODEL = "model"
+    """A token for the model of one conversation, which a running sandbox got from this server."""
     PASS = "pass"  # noqa: S105  # the kind of key, not a key
     """None but a signed pass for one secret, which a running sandbox got from this server."""
 

@@ -318,7 +318,7 @@ def _check_headers(request: web.Request) -> None:
 def _body_limit(request: web.Request) -> int:
     route = route_of(request)
     limit: int = request.client_max_size
-    if route is not None and route.scope is Scope.SANDBOX:
+    if route is not None and route.scope in (Scope.SANDBOX, Scope.MODEL):
         return max(limit, CALLBACK_BODY_BYTES)
     return limit
 

@@ -521,3 +521,20 @@ CREATE UNIQUE INDEX kept_answers_by_key ON kept_answers (user_id, operation, key
 CREATE INDEX kept_answers_by_size ON kept_answers (user_id, size_bytes);
 
 CREATE INDEX kept_answers_by_time ON kept_answers (created_at);
+
+CREATE TABLE model_grants (
+    token_hash TEXT NOT NULL PRIMARY KEY,
+    conversation_id TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+    sealed BLOB NOT NULL,
+    created_at TEXT NOT NULL
+) STRICT;
+
+CREATE INDEX model_grants_by_conversation ON model_grants (conversation_id);
+
+CREATE TABLE model_usage (
+    conversation_id TEXT NOT NULL PRIMARY KEY REFERENCES conversations (id) ON DELETE CASCADE,
+    calls INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    dollars REAL NOT NULL
+) STRICT;

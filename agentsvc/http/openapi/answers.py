@@ -30,7 +30,7 @@ from agentsvc.http.routes import HTML, JSON, Route, Scope, takes_repeats
 _SCHEMAS: Final = "#/components/schemas/"
 _HEADERS: Final = "#/components/headers/"
 _RESPONSES: Final = "#/components/responses/"
-_FORBIDDING: Final = frozenset({*Scope} - {Scope.OPEN, Scope.READ, Scope.PASS})
+_FORBIDDING: Final = frozenset({*Scope} - {Scope.OPEN, Scope.READ, Scope.PASS, Scope.MODEL})
 _RETRY: Final = "Retry-After"
 _REQUEST: Final = "X-Request-Id"
 _DEPRECATION: Final = "Deprecation"

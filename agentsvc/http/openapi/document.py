@@ -87,6 +87,11 @@ _SCHEMES: Final[dict[str, Json]] = {
         "description": "Login of a browser, for pages of this server; over https the name begins with"
         " `__Host-` or `__Secure-`",
     },
+    "modelToken": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "Token for the model of one conversation, which its sandbox has",
+    },
     "runtimeKey": {
         "type": "apiKey",
         "in": "header",

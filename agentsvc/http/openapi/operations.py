@@ -38,6 +38,7 @@ _SECURITY: Final[dict[Scope, tuple[str, ...]]] = {
     Scope.OPEN: (),
     **dict.fromkeys(OF_USERS, USER_KEYS),
     Scope.SANDBOX: ("sandboxKey",),
+    Scope.MODEL: ("modelToken",),
     Scope.PASS: ("pass",),
 }
 

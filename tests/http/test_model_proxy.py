@@ -1,0 +1,311 @@
+"""Models that sandboxes ask through the server: with a token in place of the key, within a budget."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from agentsvc.auth import Role
+from agentsvc.config import ModelsConfig
+from agentsvc.conversations.usage import find_usage
+from agentsvc.errors import ModelUnavailable
+from agentsvc.http.keys import DATABASE
+from agentsvc.modelhosts import host_of_url
+from agentsvc.modelproxy import ModelProxy
+from agentsvc.modelwire import Upstream
+from agentsvc.testing.agent import FakeAgent
+from agentsvc.testing.llm import ScriptedModel, say
+from agentsvc.values import Secret
+from tests.conftest import FAST
+from tests.core.troubles import TroubledWorld
+from tests.plugins import load_plugins
+from tests.service import Answer, Client, Service
+
+KEY = "sk-the-real-key-0123456789"
+TOOL = {"type": "function", "function": {"name": "finish", "parameters": {}}}
+ASK = {"messages": [{"role": "user", "content": "hello"}], "tools": [TOOL]}
+PRICES = {"input_cost_per_token": 0.01, "output_cost_per_token": 0.02}
+STARTS = "/api/v1/app-conversations"
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ScriptedModel]:
+    reply = say("Hello!", prompt_tokens=10, completion_tokens=5)
+    async with ScriptedModel(script=[reply], key=Secret(KEY)) as model:
+        yield model
+
+
+@pytest.fixture
+async def service(
+    tmp_path: Path, fake_world: TroubledWorld, model: ScriptedModel
+) -> AsyncIterator[Service]:
+    config = msgspec.structs.replace(
+        FAST,
+        models=ModelsConfig(),
+        sandboxes=msgspec.structs.replace(FAST.sandboxes, model_hosts=(host_of_url(model.url),)),
+    )
+    service = Service(tmp_path / "data", config, lambda: load_plugins(fake=fake_world.plugin()))
+    await service.start()
+    yield service
+    await service.close()
+
+
+async def settle(client: Client, model: ScriptedModel, **fields: Any) -> None:
+    """Have conversations use the model, whose tokens have prices."""
+    llm = {"model": "openai/scripted", "api_key": KEY, "base_url": model.url, **PRICES}
+    agent = {"llm": llm}
+    answer = await client.post("/api/v1/settings", json={"agent_settings_diff": agent, **fields})
+    assert answer.status == 200, answer.text
+
+
+@pytest.fixture
+async def client(service: Service, model: ScriptedModel) -> Client:
+    client = await service.make_client()
+    await settle(client, model)
+    return client
+
+
+def started(fake_agent: FakeAgent) -> list[dict[str, Any]]:
+    """Return what agent servers were asked to start, oldest first."""
+    return [
+        body
+        for sandbox in fake_agent.sandboxes.values()
+        for path, body in sandbox.bodies
+        if path.endswith("/api/conversations")
+    ]
+
+
+class Inside:
+    """What a sandbox does with the token that its agent has."""
+
+    def __init__(self, service: Service, token: str) -> None:
+        self.token = token
+        self._client = service.client_with(None)
+
+    async def ask(self, *, model: str = "scripted", stream: bool = False) -> Answer:
+        body = {**ASK, "model": model, "stream": stream}
+        return await self.post("/llm/v1/chat/completions", msgspec.json.encode(body))
+
+    async def post(self, path: str, body: bytes) -> Answer:
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        return await self._client.post(path, data=body, headers=headers)
+
+    async def get(self, path: str, header: str = "Authorization") -> Answer:
+        token = f"Bearer {self.token}" if header == "Authorization" else self.token
+        return await self._client.get(path, headers={header: token})
+
+
+type Lend = Callable[[Client], Awaitable[tuple[str, Inside]]]
+
+
+@pytest.fixture
+def lend(service: Service, fake_agent: FakeAgent) -> Lend:
+    """Start a conversation; return it, and who has its token."""
+
+    async def start(client: Client) -> tuple[str, Inside]:
+        conversation_id = (await client.start_conversation(None)).replace("-", "")
+        return conversation_id, Inside(service, started(fake_agent)[-1]["agent"]["llm"]["api_key"])
+
+    return start
+
+
+async def users_of(admin: Client) -> dict[str, str]:
+    return {one["name"]: one["id"] for one in (await admin.get("/api/v1/users")).json()}
+
+
+async def spent_today(admin: Client) -> float:
+    path = f"/api/v1/users/{(await users_of(admin))['admin']}/usage"
+    return float((await admin.get(path)).json()["spent_today"])
+
+
+async def test_an_agent_gets_a_token_in_place_of_the_key(
+    client: Client, service: Service, fake_agent: FakeAgent, lend: Lend
+) -> None:
+    _, inside = await lend(client)
+    body = started(fake_agent)[-1]
+    assert body["agent"]["llm"]["base_url"] == f"{service.url}/llm/v1"
+    assert body["agent"]["llm"]["model"] == "openai/scripted"
+    assert body["agent"]["condenser"]["llm"]["api_key"] == inside.token
+    assert (
+        KEY
+        not in msgspec.json.encode(
+            [sandbox.bodies for sandbox in fake_agent.sandboxes.values()]
+        ).decode()
+    )
+    answer = await inside.ask(model="another")
+    assert answer.status == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello!"
+    assert answer.json()["model"] == "scripted"
+    models = await inside.get("/llm/v1/models")
+    assert [one["id"] for one in models.json()["data"]] == ["scripted"]
+
+
+async def test_a_stream_is_passed_on_and_counted(
+    client: Client, service: Service, lend: Lend
+) -> None:
+    conversation_id, inside = await lend(client)
+    answer = await inside.ask(stream=True)
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    assert answer.text.rstrip().endswith("data: [DONE]")
+    await inside.ask()
+    used = await service.app[DATABASE].read(lambda reader: find_usage(reader, conversation_id))
+    assert (used.prompt_tokens, used.completion_tokens) == (20, 10)
+    assert used.dollars == pytest.approx(2 * (10 * 0.01 + 5 * 0.02))
+    assert await spent_today(client) == pytest.approx(used.dollars)
+
+
+async def test_a_token_opens_nothing_else_and_no_other_key_opens_a_model(
+    client: Client, service: Service, fake_agent: FakeAgent, lend: Lend
+) -> None:
+    _, inside = await lend(client)
+    [(sandbox_id, sandbox)] = fake_agent.sandboxes.items()
+    for path in (
+        "/api/v1/users/me",
+        f"{STARTS}/search",
+        f"/sandboxes/{sandbox_id}/agent/api/conversations",
+    ):
+        for header in ("X-Session-API-Key", "Authorization", "X-Access-Token"):
+            assert (await inside.get(path, header)).status == 401, path
+    assert (await inside.post(f"/api/v1/webhooks/events/{'0' * 32}", b"[]")).status == 401
+    for key in (sandbox.key, str(client.key), "asmt_" + "x" * 43, ""):
+        refused = await Inside(service, key).ask()
+        assert (refused.status, refused.json()["code"]) == (401, "not_authenticated"), key
+
+
+async def test_a_token_outlives_a_restart_and_goes_with_its_conversation(
+    client: Client, service: Service, lend: Lend
+) -> None:
+    conversation_id, inside = await lend(client)
+    other_id, other = await lend(client)
+    assert other.token != inside.token
+    await service.restart()
+    assert (await inside.ask()).status == 200
+    assert (await client.delete(f"{STARTS}/{conversation_id}")).status == 200
+    assert (await inside.ask()).status == 401
+    assert (await other.ask()).status == 200
+    assert other_id != conversation_id
+
+
+async def test_a_token_of_a_user_who_is_blocked_opens_nothing(
+    service: Service, model: ScriptedModel, lend: Lend
+) -> None:
+    admin, bob = await service.make_client(), await service.make_client("bob", Role.MEMBER)
+    await settle(bob, model)
+    _, inside = await lend(bob)
+    await admin.patch(f"/api/v1/users/{(await users_of(admin))['bob']}", json={"is_blocked": True})
+    assert (await inside.ask()).status == 401
+
+
+async def test_calls_stop_at_the_budget_and_one_at_the_most_goes_over_it(
+    client: Client, service: Service, model: ScriptedModel, lend: Lend
+) -> None:
+    # One call costs 0.20.
+    assert (await client.post("/api/settings", json={"max_budget_per_task": 0.5})).status == 200
+    _, inside = await lend(client)
+    answers = await asyncio.gather(*(inside.ask() for _ in range(6)))
+    assert sorted(answer.status for answer in answers) == [200] * 3 + [402] * 3
+    await service.restart()
+    refused = await inside.ask(stream=True)
+    assert (refused.status, refused.json()["code"]) == (402, "model_budget_reached")
+    assert refused.json()["error"]["code"] == "insufficient_quota"
+    assert "budget" in refused.json()["error"]["message"]
+    assert len(model.requests) == 3
+
+
+async def test_calls_stop_at_the_quota_of_the_user(
+    client: Client, model: ScriptedModel, lend: Lend
+) -> None:
+    path = f"/api/v1/users/{(await users_of(client))['admin']}/quotas"
+    _, inside = await lend(client)
+    quotas = {"spend_per_day": 0.3}
+    assert (await client.put(path, json=quotas)).status == 200
+    statuses = [(await inside.ask()).status for _ in range(3)]
+    assert statuses == [200, 200, 402]
+    assert len(model.requests) == 2
+
+
+async def test_what_the_model_refuses_is_passed_on_without_its_key(
+    client: Client, model: ScriptedModel, service: Service, lend: Lend
+) -> None:
+    conversation_id, inside = await lend(client)
+    model.fail_next(429)
+    refused = await inside.ask()
+    assert (refused.status, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    for body in (b"[]", b"{", b"\xff"):
+        bad = await inside.post("/llm/v1/chat/completions", body)
+        assert bad.status == 400, body
+    await model.stop()
+    away = await inside.ask()
+    assert (away.status, away.json()["code"]) == (502, "model_unavailable")
+    assert away.json()["error"]["message"]
+    used = await service.app[DATABASE].read(lambda reader: find_usage(reader, conversation_id))
+    assert used.prompt_tokens == 0
+
+
+async def test_the_key_is_not_told_by_a_model_that_repeats_it() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": request.headers["Authorization"]}, status=401)
+
+    app = web.Application()
+    app.router.add_post("/v1/responses", refuse)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    proxy = ModelProxy([host_of_url(url)], silence_seconds=5)
+    upstream = Upstream(model="x", base_url=url, api_key=Secret(KEY))
+    async with proxy.ask(upstream, "responses", b"{}") as answer:
+        body = b"".join([part async for part in answer.parts()])
+    assert answer.status == 401
+    assert body == b'{"error": "Bearer ***"}'
+    with pytest.raises(ModelUnavailable, match="public addresses only"):
+        async with ModelProxy([], silence_seconds=5).ask(upstream, "responses", b"{}"):
+            pass
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    "llm",
+    [
+        {"model": "anthropic/claude-sonnet-4-5", "base_url": None},
+        {"model": "openai/scripted", "base_url": "http://127.0.0.1:9/v1"},
+        {"model": "hosted_vllm/x", "base_url": None},
+        {"model": "openai/x", "base_url": "http://[::1]:9/v1"},
+        {"model": "openai/x", "api_version": "2024-06-01"},
+    ],
+)
+async def test_other_models_and_addresses_are_reached_by_the_sandbox_itself(
+    service: Service, fake_agent: FakeAgent, llm: dict[str, Any]
+) -> None:
+    client = await service.make_client()
+    body = {"agent_settings_diff": {"llm": {"api_key": KEY, **llm}}}
+    assert (await client.post("/api/v1/settings", json=body)).status == 200
+    await client.start_conversation()
+    assert started(fake_agent)[-1]["agent"]["llm"]["api_key"] == KEY
+
+
+async def test_a_profile_is_switched_to_by_a_token_too(
+    client: Client, fake_agent: FakeAgent, model: ScriptedModel, lend: Lend, service: Service
+) -> None:
+    saved = {"llm": {"model": "openai/scripted", "base_url": model.url, "api_key": KEY}}
+    assert (await client.post("/api/v1/settings/profiles/fast", json=saved)).status == 201
+    conversation_id, inside = await lend(client)
+    path = f"{STARTS}/{conversation_id}/switch_profile"
+    assert (await client.post(path, json={"profile_name": "fast"})).status == 200
+    [sandbox] = fake_agent.sandboxes.values()
+    [llm] = [body["llm"] for where, body in sandbox.bodies if where.endswith("/switch_llm")]
+    assert llm["api_key"] not in (KEY, inside.token)
+    assert llm["base_url"] == f"{service.url}/llm/v1"
+    assert (await Inside(service, llm["api_key"]).ask()).status == 200
+
+
+async def test_no_key_is_stored_in_the_clear(client: Client, service: Service, lend: Lend) -> None:
+    await lend(client)
+    await service.stop()
+    stored = b"".join(file.read_bytes() for file in service.data_dir.glob("*.db*"))
+    assert stored
+    assert KEY.encode() not in stored
