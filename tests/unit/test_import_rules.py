@@ -77,8 +77,9 @@ def test_a_backend_that_nobody_configured_loads_no_client_library() -> None:
     backends, modules = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert "docker" in backends.split()
-    assert not {name.partition(".")[0] for name in modules.split()} & {"aiodocker", "aiohttp"}
+    assert {"docker", "kubernetes"} <= set(backends.split())
+    loaded = {name.partition(".")[0] for name in modules.split()}
+    assert not loaded & {"aiodocker", "aiohttp", "kubernetes_asyncio"}
 
 
 def test_the_server_loads_nothing_of_what_runs_in_a_sandbox() -> None:
