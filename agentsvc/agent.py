@@ -16,6 +16,7 @@ import msgspec
 from agentsvc.agent_answers import (
     COUNT,
     HOME,
+    INIT,
     OBJECT,
     PAGE,
     CommandResult,
@@ -23,6 +24,7 @@ from agentsvc.agent_answers import (
     ConversationStats,
     GitChange,
     GitDiff,
+    InitState,
     Metrics,
     ServerFault,
     TokenUsage,
@@ -42,6 +44,7 @@ __all__ = [
     "ConversationStats",
     "GitChange",
     "GitDiff",
+    "InitState",
     "Metrics",
     "TokenUsage",
     "decode_conversation",
@@ -137,6 +140,27 @@ class AgentServer(WorkspaceCalls):
         """Return the names of the tools an agent can be given, or None if the server says none."""
         tools = (await self.server_info()).get("usable_tools")
         return [str(name) for name in tools] if isinstance(tools, list) and tools else None
+
+    async def init_state(self) -> InitState:
+        """Say whether the server waits to be told for whom it is; one that never does is ready."""
+        try:
+            answer = await self._call("GET", "/api/init")
+        except NotFound:
+            return InitState.READY
+        return decode(INIT, answer).state
+
+    async def initialize(self, identity: Mapping[str, Any], *, hide: Sequence[Secret]) -> None:
+        """Tell a server for whom it is, with the key that it was started with in place of ours.
+
+        The values in `hide` do not appear in an error.
+        """
+        await self._call(
+            "POST",
+            "/api/init",
+            json=identity,
+            hide=hide,
+            headers={"X-Init-API-Key": self._key.reveal()},
+        )
 
     async def home(self) -> str:
         """Return the absolute path of the home directory inside the sandbox."""

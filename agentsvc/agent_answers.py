@@ -1,6 +1,7 @@
 """What agent servers answer, as structs, decoders and errors; nothing here does I/O."""
 
 from collections.abc import Sequence
+from enum import StrEnum
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -161,6 +162,20 @@ class Home(msgspec.Struct, frozen=True, kw_only=True):
     home: str
 
 
+class InitState(StrEnum):
+    """Whether a server knows for whom it is."""
+
+    DORMANT = "dormant"
+    INITIALIZING = "initializing"
+    READY = "ready"
+
+
+class Init(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of that."""
+
+    state: InitState
+
+
 class Skills(msgspec.Struct, frozen=True, kw_only=True):
     """The skills a project directory brings."""
 
@@ -199,6 +214,7 @@ CONVERSATION = msgspec.json.Decoder(ConversationInfo)
 PAGE = msgspec.json.Decoder(Page)
 BASH_PAGE = msgspec.json.Decoder(BashPage)
 STARTED = msgspec.json.Decoder(Started)
+INIT = msgspec.json.Decoder(Init)
 HOME = msgspec.json.Decoder(Home)
 COUNT = msgspec.json.Decoder(int)
 SKILLS = msgspec.json.Decoder(Skills)

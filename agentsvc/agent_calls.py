@@ -5,7 +5,7 @@ or not able to answer now), AgentRefused (it answered and said no), NotFound, Co
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -60,11 +60,12 @@ class AgentCalls:
         json: object = None,
         data: bytes | aiohttp.FormData | None = None,
         hide: Sequence[Secret] = (),
+        headers: Mapping[str, str] | None = None,
         explain: Callable[[int, bytes, str, Sequence[Secret]], AgentsvcError] = to_error,
         time_limit: float | None = None,
     ) -> bytes:
         limit = time_limit or self._read_seconds
-        headers = {"X-Session-API-Key": self._key.reveal()}
+        headers = {"X-Session-API-Key": self._key.reveal(), **(headers or {})}
         if json is not None:
             data = _ENCODER.encode(json)
         if isinstance(data, bytes):

@@ -39,8 +39,8 @@ from agentsvc.gitproviders import GitProviders
 from agentsvc.hookspecs import Event
 from agentsvc.http import description, llm, metrics, ops, runtime, tracing, v0, v1
 from agentsvc.http.console import mount_console
-from agentsvc.http.hosts import known_hosts
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
+from agentsvc.http.hosts import known_hosts
 from agentsvc.http.keys import (
     ADMITTED,
     ANNOUNCEMENTS,
@@ -92,6 +92,7 @@ from agentsvc.sandboxes import Sandbox, Sandboxes, Target
 from agentsvc.sandboxes.culler import Culler
 from agentsvc.sandboxes.order import CallbackRules
 from agentsvc.sandboxes.owners import Owners
+from agentsvc.sandboxes.spares import SPARES_SECONDS
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
 from agentsvc.streams import Streams
@@ -277,6 +278,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         config=config.sandboxes,
         callbacks=callbacks,
         settings=app[SETTINGS],
+        agents=app[_AGENTS],
     )
     app[ARCHIVES] = archives = Archives(
         db=app[DATABASE],
@@ -371,6 +373,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
     await archives.go_on()
     await conversations.recover()
     yield
+    await sandboxes.spares.drain()
     match config.sandboxes.on_shutdown:
         case OnShutdown.PAUSE:
             await sandboxes.stop_all(Target.PAUSED)
@@ -420,6 +423,8 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
     )
     supervisor.loop("open connections", app[ADMITTED].look, every_seconds=LOOK_SECONDS)
     supervisor.loop("sandboxes", app[SANDBOXES].sweep, every_seconds=sweep_seconds)
+    look_seconds = min(sweep_seconds, SPARES_SECONDS)
+    supervisor.loop("spare sandboxes", app[SANDBOXES].spares.look, every_seconds=look_seconds)
     supervisor.loop("idle sandboxes", app[_CULLER].look, every_seconds=sweep_seconds)
     supervisor.loop("users who go", app[DEPARTURES].look, every_seconds=sweep_seconds)
     supervisor.loop("events", conversations.sync, every_seconds=config.conversations.sync_seconds)

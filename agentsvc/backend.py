@@ -198,6 +198,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """The same of models that only their user knows, and at public addresses only."""
     idle: IdleRules = IdleRules()
     """What the server does with a sandbox that nobody uses; no matter of the backend's."""
+    pool: int = 0
+    """How many the server keeps ready for whoever asks; no matter of the backend's."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -448,6 +450,15 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         for name, value in msgspec.structs.asdict(asked.limits).items():
             if value is not None and name not in fences.limits:
                 raise OrderRejected(f"The {self.name} backend cannot enforce the limit `{name}`")
+
+    def why_no_pool(self, spec: Spec) -> str:
+        """Say why no sandbox of a spec can be made before it is known for whom, or nothing.
+
+        No I/O. The order of such a one has `OH_DEFERRED_INIT` in its environment, and the server
+        itself tells its agent server all that is its user's once there is one.
+        """
+        del spec
+        return ""
 
     def inside_url(self, url: str) -> str:
         """Return the URL of this server as sandboxes see it, where they see it otherwise.

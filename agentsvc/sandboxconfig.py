@@ -109,6 +109,10 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             description="Time without use after which a sandbox may be paused to make room",
         ),
     ] = 60.0
+    pool_age_seconds: Annotated[
+        float,
+        Meta(gt=0, le=10**9, description="Age at which a sandbox of a spec's `pool` is replaced"),
+    ] = 21600.0
     orphan_grace_seconds: Annotated[
         float,
         Meta(ge=0, description="Age at which a sandbox of ours that no record knows is deleted"),
@@ -254,6 +258,10 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             },
         ),
     ] = IdleConfig()
+    pool: Annotated[
+        int,
+        Meta(ge=0, le=100, description="How many are started before anybody asks for one"),
+    ] = 0
     options: Annotated[
         dict[str, Any], Meta(description="Anything more the backend understands")
     ] = {}

@@ -212,6 +212,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             limits=limits,
         )
 
+    def why_no_pool(self, spec: Spec) -> str:
+        """Say so where the network is made for the models of the user."""
+        del spec
+        return "what it reaches depends on its user" if self.config.own_network else ""
+
     def check_spec(self, spec: Spec) -> None:
         """Raise OrderRejected for images, limits, options and directories elsewhere."""
         check(spec)

@@ -522,6 +522,25 @@ CREATE INDEX kept_answers_by_size ON kept_answers (user_id, size_bytes);
 
 CREATE INDEX kept_answers_by_time ON kept_answers (created_at);
 
+CREATE TABLE spares (
+    id TEXT NOT NULL PRIMARY KEY,
+    state TEXT NOT NULL CHECK (state IN ('making', 'ready', 'leaving', 'claimed', 'told')),
+    spec BLOB NOT NULL,
+    backend TEXT NOT NULL,
+    made_of TEXT NOT NULL,
+    key_sealed BLOB NOT NULL,
+    handle BLOB,
+    endpoints BLOB NOT NULL,
+    created_at TEXT NOT NULL
+) STRICT;
+
+CREATE INDEX spares_by_state ON spares (state, created_at, id);
+
+CREATE TRIGGER spares_after_sandbox_delete AFTER DELETE ON sandboxes
+BEGIN
+    DELETE FROM spares WHERE id = OLD.id AND state IN ('claimed', 'told');
+END;
+
 CREATE TABLE model_grants (
     token_hash TEXT NOT NULL PRIMARY KEY,
     conversation_id TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,

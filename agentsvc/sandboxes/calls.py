@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from agentsvc.backend import Handle, RuntimeBackend
+from agentsvc.backend import Handle, PartlyScanned, RuntimeBackend
 from agentsvc.errors import AgentsvcError, BackendBroken, BackendUnavailable
 from agentsvc.plugins import BackendRegistry
 
@@ -53,3 +53,18 @@ class BackendCalls:
         except AgentsvcError:
             return ""
         return "\n".join(found)
+
+
+async def find_handle(backend: Backend, sandbox_id: str) -> Handle | None:
+    """Return the handle of a sandbox that has none on record, or None if it does not exist.
+
+    Raises BackendUnavailable where it may be at a host that is away.
+    """
+    try:
+        found = await backend.scan()
+    except PartlyScanned as exc:
+        for item in exc.found:
+            if item.handle.sandbox_id == sandbox_id:
+                return item.handle
+        raise
+    return next((item.handle for item in found if item.handle.sandbox_id == sandbox_id), None)

@@ -20,7 +20,6 @@ from agentsvc.backend import (
     Handle,
     Isolation,
     Order,
-    PartlyScanned,
     PausedAs,
     Phase,
     Report,
@@ -29,10 +28,11 @@ from agentsvc.backend import (
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, BackendBroken, Conflict
 from agentsvc.sandboxconfig import SandboxesConfig
-from agentsvc.sandboxes.calls import Backend, BackendCalls
+from agentsvc.sandboxes.calls import Backend, BackendCalls, find_handle
 from agentsvc.sandboxes.changes import Changes
 from agentsvc.sandboxes.clients import ClientTable
 from agentsvc.sandboxes.order import CallbackRules, make_order
+from agentsvc.sandboxes.spares import Spares
 from agentsvc.sandboxes.state import Action, Sandbox, Target, is_settled, next_action
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.sandboxes.use_table import UseTable
@@ -76,7 +76,9 @@ class Driver:
         supervisor: Supervisor,
         config: SandboxesConfig,
         callbacks: CallbackRules,
+        spares: Spares,
     ) -> None:
+        self._spares = spares
         self._db = db
         self._table = table
         self._uses = uses
@@ -217,7 +219,7 @@ class Driver:
     async def _remove(self, backend: Backend, sandbox: Sandbox) -> None:
         handle = sandbox.handle
         if handle is None:
-            handle = await _find_handle(backend, sandbox.id)
+            handle = await find_handle(backend, sandbox.id)
         if handle is not None:
             await backend.delete(handle)
 
@@ -231,10 +233,14 @@ class Driver:
     async def _store(self, sandbox: Sandbox, report: Report, action: Action) -> _Progress:
         if report.session_key is not None and report.session_key != sandbox.session_key:
             await self._adopt_key(sandbox, report.session_key)
+        if report.phase is Phase.RUNNING and sandbox.phase is not Phase.RUNNING:
+            report = await self._spares.awaken(sandbox, report)
         if report.phase is Phase.STARTING and sandbox.ready_by < now():
             report = await self._too_late(sandbox, report)
         if report.phase is Phase.RUNNING and not _is_held(sandbox, report):
             report = await self._too_weak(sandbox, report)
+        if await self._is_unmade(sandbox, report):
+            return _Progress.MOVING
         is_news = (report.phase, report.reason, report.paused_as) != (
             sandbox.phase,
             sandbox.reason,
@@ -259,6 +265,28 @@ class Driver:
         if is_settled(sandbox.target, report.phase, is_stopped=is_stopped):
             return _Progress.SETTLED
         return _Progress.MOVING
+
+    async def _is_unmade(self, sandbox: Sandbox, report: Report) -> bool:
+        """Remove what was started for nobody and failed before it was told for whom it is.
+
+        The sandbox is then made in the usual way.
+        """
+        has_failed = report.phase in (Phase.FAILED, Phase.GONE)
+        if not has_failed or not await self._spares.is_untold(sandbox.id):
+            return False
+        extra = {"sandbox_id": sandbox.id, "reason": report.reason.partition("\n")[0]}
+        log.warning("spare sandbox is no good, another is made", extra=extra)
+        async with self._calls.to(sandbox.backend) as backend:
+            if sandbox.handle is not None:
+                await backend.delete(sandbox.handle)
+
+        async def forget(tx: Transaction) -> None:
+            await self._spares.table.forget(tx, sandbox.id)
+            ready_by = now() + timedelta(seconds=self._config.start_seconds)
+            await self._table.set_unmade(tx, sandbox.id, ready_by)
+
+        await self._write(sandbox, forget)
+        return True
 
     async def _adopt_key(self, sandbox: Sandbox, key: Secret) -> None:
         """Store the key that the other side made for a sandbox; raises BackendBroken."""
@@ -411,18 +439,3 @@ def _needs_start(backend: Backend, sandbox: Sandbox) -> bool:
 def _is_held(sandbox: Sandbox, report: Report) -> bool:
     level = report.isolation or Isolation.NONE
     return level.meets(sandbox.spec.isolation)
-
-
-async def _find_handle(backend: Backend, sandbox_id: str) -> Handle | None:
-    """Return the handle of a sandbox that has none on record, or None if it does not exist.
-
-    Raises BackendUnavailable where it may be at a host that is away.
-    """
-    try:
-        found = await backend.scan()
-    except PartlyScanned as exc:
-        for item in exc.found:
-            if item.handle.sandbox_id == sandbox_id:
-                return item.handle
-        raise
-    return next((item.handle for item in found if item.handle.sandbox_id == sandbox_id), None)

@@ -85,6 +85,14 @@ class Gate:
         """Call `listener()` whenever somebody waits for an idle sandbox to be paused."""
         self._on_wanted.append(listener)
 
+    async def has_room(self, reader: Queryable, wanted: Held) -> bool:
+        """Say whether one more fits whoever it is for, and nobody waits."""
+        if not self.is_limited:
+            return True
+        held = [one for one in await self._uses.held(reader) if one.id != wanted.id]
+        limits = msgspec.structs.replace(self.limits, user=Room())
+        return limits.blocks(held, wanted) is None and not await self._uses.waiting(reader)
+
     async def enter(self, tx: Transaction, sandbox: Sandbox, when_full: WhenFull | None) -> bool:
         """Say whether a stored sandbox may run now; otherwise it waits from now on.
 
@@ -95,7 +103,7 @@ class Gate:
         most = await find_running(tx, sandbox.user_id)
         if most is None and not self.is_limited:
             return True
-        wanted = _held(sandbox)
+        wanted = held_of(sandbox)
         held = [one for one in await self._uses.held(tx) if one.id != sandbox.id]
         waiting = [one for one in await self._uses.waiting(tx) if one.id != sandbox.id]
         check_running(most, sum(one.user_id == wanted.user_id for one in (*held, *waiting)))
@@ -232,7 +240,8 @@ def _places(waiting: Sequence[Held], held: Sequence[Held]) -> dict[str, int]:
     return places
 
 
-def _held(sandbox: Sandbox) -> Held:
+def held_of(sandbox: Sandbox) -> Held:
+    """Return what a sandbox takes, since now."""
     return Held(
         id=sandbox.id,
         user_id=sandbox.user_id,

@@ -70,6 +70,40 @@ def _split(text: str) -> tuple[str | Address, int]:
     return parse_host(name), port or 0
 
 
+def make_dormant_order(spare_id: str, spec: Spec, key: Secret, rules: CallbackRules) -> Order:
+    """Return the order for a sandbox of which nobody knows yet for whom it is.
+
+    Its agent server takes nothing before it has heard that key and what `make_identity` returns.
+    """
+    env = {
+        "TZ": "UTC",
+        **OUTPUT,
+        "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
+        "OH_LEASE_TTL_SECONDS": "0",
+        **spec.env,
+        "OH_DEFERRED_INIT": "1",
+    }
+    return _ordered(spare_id, spec, env, {"OH_SECRET_KEY": key})
+
+
+def make_identity(session_key: Secret, rules: CallbackRules) -> dict[str, object]:
+    """Return what an agent server is told that was started for nobody."""
+    key = session_key.reveal()
+    webhook = {
+        "base_url": rules.internal_url + WEBHOOK_PATH,
+        "event_buffer_size": rules.buffer_size,
+        "flush_delay": rules.flush_seconds,
+        "num_retries": _WEBHOOK_RETRIES,
+        "retry_delay": _WEBHOOK_RETRY_SECONDS,
+        "max_queue_size": _WEBHOOK_QUEUE,
+    }
+    return {
+        "session_api_keys": [key],
+        "secret_key": _files_key(key),
+        "webhooks": [webhook],
+    }
+
+
 def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, Secret]) -> Order:
     """Return the order for a sandbox; the same sandbox gives the same order each time.
 
@@ -94,18 +128,33 @@ def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, 
         f"{webhook}MAX_QUEUE_SIZE": str(_WEBHOOK_QUEUE),
         **spec.env,
     }
-    return Order(
-        sandbox_id=sandbox.id,
-        image=spec.image,
-        command=spec.command,
-        env=env,
-        secret_env={
+    return _ordered(
+        sandbox.id,
+        spec,
+        env,
+        {
             **{name: value for name, value in client_env.items() if name not in spec.env},
             "OH_SESSION_API_KEYS_0": Secret(key),
             # The agent server encrypts what it stores with this one. It is not the session key
             # itself, so that a new session key would not make its files unreadable.
-            "OH_SECRET_KEY": Secret(sha256(f"agent-server-files:{key}")),
+            "OH_SECRET_KEY": Secret(_files_key(key)),
         },
+    )
+
+
+def _files_key(session_key: str) -> str:
+    return sha256(f"agent-server-files:{session_key}")
+
+
+def _ordered(
+    sandbox_id: str, spec: Spec, env: Mapping[str, str], secret_env: Mapping[str, Secret]
+) -> Order:
+    return Order(
+        sandbox_id=sandbox_id,
+        image=spec.image,
+        command=spec.command,
+        env=dict(env),
+        secret_env=dict(secret_env),
         working_dir=spec.working_dir,
         ports=spec.ports,
         limits=spec.limits,

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from agentsvc.agent import AgentClient
 from agentsvc.backend import Capability, Phase, Spec
 from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.effects import note_effect
@@ -31,10 +32,12 @@ from agentsvc.sandboxes.capacity import Load
 from agentsvc.sandboxes.changes import Changes, OnChange
 from agentsvc.sandboxes.clients import ClientOrder, ClientTable
 from agentsvc.sandboxes.driver import LOG_LINES, Driver
-from agentsvc.sandboxes.gate import Gate
+from agentsvc.sandboxes.gate import Gate, held_of
 from agentsvc.sandboxes.meter import Meter
 from agentsvc.sandboxes.order import CallbackRules, with_floor, with_models
 from agentsvc.sandboxes.placement import Place, choose, places_of
+from agentsvc.sandboxes.spare_table import Spare
+from agentsvc.sandboxes.spares import Spares
 from agentsvc.sandboxes.state import Sandbox, Target, holds_room, is_settled
 from agentsvc.sandboxes.sweep import Sweeper
 from agentsvc.sandboxes.table import SandboxTable
@@ -66,6 +69,7 @@ class Sandboxes:
         config: SandboxesConfig,
         callbacks: CallbackRules,
         settings: SettingsStore,
+        agents: AgentClient,
     ) -> None:
         self._db = db
         self._settings = settings
@@ -91,7 +95,20 @@ class Sandboxes:
             let_in=self._let_in,
         )
         """Who may run, and who waits."""
+        self.spares = Spares(
+            db=db,
+            vault=vault,
+            registry=registry,
+            calls=self._calls,
+            agents=agents,
+            supervisor=supervisor,
+            config=config,
+            callbacks=callbacks,
+            fits=self.gate.has_room,
+        )
+        """What is there before anybody asks for it."""
         self._driver = Driver(
+            spares=self.spares,
             db=db,
             table=self._table,
             uses=self._uses,
@@ -112,6 +129,7 @@ class Sandboxes:
             calls=self._calls,
             driver=self._driver,
             config=config,
+            spares=self.spares.table,
         )
 
     # What there is
@@ -198,8 +216,11 @@ class Sandboxes:
         *,
         tx: Transaction | None = None,
         when_full: WhenFull | None = None,
+        is_plain: bool = True,
     ) -> Sandbox:
         """Ask for a new sandbox; it is stored and starting, or waiting, when this returns.
+
+        One that is not plain has an environment of its own, and is started for it.
 
         Raises SandboxLimitReached where there is no room and it is not to wait.
         """
@@ -229,9 +250,9 @@ class Sandboxes:
         )
 
         async def insert(tx: Transaction) -> Sandbox:
-            sandbox = await self._placed(tx, ordered, places)
-            await self._table.insert(tx, sandbox)
-            await self.gate.enter(tx, sandbox, when_full)
+            placed = await self._placed(tx, ordered, places)
+            spare = await self.spares.claim(tx, placed.spec, placed.backend) if is_plain else None
+            sandbox = await self._entered(tx, placed, spare, when_full)
             stored = await self._table.find(sandbox.id, tx) or sandbox
             tx.after_commit(lambda: self._changes.announce(stored, stored))
             tx.after_commit(lambda: self._driver.wake(sandbox.id))
@@ -243,6 +264,27 @@ class Sandboxes:
             return stored
 
         return await (insert(tx) if tx else self._db.write(body))
+
+    async def _entered(
+        self, tx: Transaction, sandbox: Sandbox, spare: Spare | None, when_full: WhenFull | None
+    ) -> Sandbox:
+        """Store a new sandbox that may run or waits, and have it be the one that is there if it may."""
+        if spare is not None:
+            taken = _taken(sandbox, spare)
+            await self._table.insert(tx, taken)
+            if await self.gate.enter(tx, taken, when_full):
+                return taken
+            await self.spares.give_back(tx, spare)
+            await self._table.delete(tx, taken.id)
+        await self._table.insert(tx, sandbox)
+        await self._make_room(tx, sandbox)
+        await self.gate.enter(tx, sandbox, when_full)
+        return sandbox
+
+    async def _make_room(self, tx: Transaction, sandbox: Sandbox) -> None:
+        """Let go what is there for nobody, where somebody else would have no room."""
+        if not await self.gate.has_room(tx, held_of(sandbox)):
+            await self.spares.make_room(tx)
 
     async def _placed(self, tx: Transaction, sandbox: Sandbox, places: Sequence[Place]) -> Sandbox:
         if len(places) == 1:
@@ -276,7 +318,9 @@ class Sandboxes:
         async def body(tx: Transaction) -> Sandbox:
             known = await self._clients.find(user_id, order.id, tx)
             if known is None:
-                sandbox = await self.start(user_id, spec, when_full=when_full, tx=tx)
+                sandbox = await self.start(
+                    user_id, spec, when_full=when_full, tx=tx, is_plain=not order.env
+                )
                 await self._clients.insert(tx, user_id, sandbox.id, order)
                 made = msgspec.structs.replace(sandbox, client_id=order.id)
                 await note_effect(tx, made)
@@ -568,6 +612,7 @@ class Sandboxes:
         # To want it running is to use it.
         self.usage.note(sandbox_id)
         if not holds_room(before):
+            await self._make_room(tx, before)
             await self.gate.enter(tx, before, when_full)
         return await self._wanted(tx, before)
 
@@ -590,6 +635,17 @@ class Sandboxes:
 
     def _deadline(self) -> datetime:
         return now() + timedelta(seconds=self._config.start_seconds)
+
+
+def _taken(sandbox: Sandbox, spare: Spare) -> Sandbox:
+    """Return a new sandbox as one that was started already, and is not told yet for whom it is."""
+    return msgspec.structs.replace(
+        sandbox,
+        id=spare.id,
+        phase=Phase.STARTING,
+        handle=spare.handle,
+        endpoints=spare.endpoints,
+    )
 
 
 def _is_settled(sandbox: Sandbox | None) -> bool:

@@ -15,6 +15,7 @@ from agentsvc.plugins import BackendRegistry
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.driver import Driver
+from agentsvc.sandboxes.spare_table import SpareTable
 from agentsvc.sandboxes.state import Standing
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.sandboxes.use_table import Removal
@@ -49,7 +50,9 @@ class Sweeper:
         calls: BackendCalls,
         driver: Driver,
         config: SandboxesConfig,
+        spares: SpareTable,
     ) -> None:
+        self._spares = spares
         self._db = db
         self._table = table
         self._registry = registry
@@ -67,12 +70,13 @@ class Sweeper:
         """
         names = {*await self._table.backends(), *self._registry.names()}
         for name in sorted(names):
+            spares = await self._spares.ids_of_backend(name)
             known = await self._table.standing_of_backend(name)
             scan = await self._scan(name)
             if scan is None:
                 continue
             await self._look_at(known, scan.found)
-            await self._remove_orphans(name, scan, {sandbox.id for sandbox in known})
+            await self._remove_orphans(name, scan, {sandbox.id for sandbox in known} | spares)
 
     def failed_removals(self) -> list[Removal]:
         """Return the orphans that could not be removed so far."""
@@ -130,8 +134,12 @@ class Sweeper:
         for key in sorted(unknown):
             since = self._orphans.setdefault(key, now())
             # It may have been ordered after the table was read.
-            if now() - since >= self._grace and await self._table.find(key[1]) is None:
+            if now() - since >= self._grace and not await self._is_known(key[1]):
                 await self._remove_orphan(key, found[key[1]])
+
+    async def _is_known(self, sandbox_id: str) -> bool:
+        is_spare = await self._spares.find(sandbox_id) is not None
+        return is_spare or await self._table.find(sandbox_id) is not None
 
     async def _remove_orphan(self, key: _Key, orphan: Found) -> None:
         name, sandbox_id = key

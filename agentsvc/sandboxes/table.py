@@ -174,6 +174,20 @@ class SandboxTable:
             },
         )
 
+    async def set_unmade(self, tx: Transaction, sandbox_id: str, ready_by: datetime) -> None:
+        """Store that there is nothing of a sandbox, and until when its start may take."""
+        await self._change(
+            tx,
+            "UPDATE sandboxes SET phase = NULL, handle = NULL, endpoints = :none, reason = '',"
+            " ready_by = :ready_by, updated_at = :now WHERE id = :id",
+            {
+                "id": sandbox_id,
+                "none": _encode(()),
+                "ready_by": to_stored(ready_by),
+                "now": to_stored(now()),
+            },
+        )
+
     async def set_deadlines(self, tx: Transaction, ready_by: datetime) -> None:
         """Give every sandbox that is starting until then."""
         await self._change(

@@ -18,7 +18,9 @@ _HELD: Final = """SELECT b.id, b.user_id, b.backend, coalesce(u.active_at, b.cre
     FROM sandboxes AS b LEFT JOIN sandbox_uses AS u ON u.sandbox_id = b.id
     WHERE u.queued_at IS NULL AND (b.phase IN ('starting', 'running')
       OR b.target IN ('running', 'restarted') AND coalesce(b.phase, '') NOT IN ('failed', 'gone')
-      OR b.target = 'restarted' AND b.phase = 'failed')"""
+      OR b.target = 'restarted' AND b.phase = 'failed')
+    UNION ALL SELECT id, '', backend, created_at, json_extract(spec, '$.limits.memory_bytes'), 0
+    FROM spares WHERE state IN ('making', 'ready')"""
 
 _WAITING: Final = """SELECT b.id, b.user_id, b.backend, u.queued_at AS since,
     json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes, 0 AS is_leaving

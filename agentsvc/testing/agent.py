@@ -25,6 +25,7 @@ from agentsvc.values import new_id
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _KEY_HEADER: Final = "X-Session-API-Key"
+_INIT_PATH: Final = "/api/init"
 _RETRY_SECONDS: Final = 0.05
 _MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 _TOOLS: Final = ("terminal", "file_editor", "task_tracker", "glob", "grep", "planning_file_editor")
@@ -47,6 +48,10 @@ class FakeSandbox:
         self.slow_seconds = 0.0
         self.is_down = False
         self.has_webhooks = True
+        self.init_key = ""
+        """What it wants to hear before it is told for whom it is, if it was started for nobody."""
+        self.is_dormant = False
+        """Whether it waits for that, and takes nothing else."""
         self.conversations: dict[str, FakeConversation] = {}
         self.files: dict[str, bytes] = {}
         self.git_changes: dict[str, list[Json]] = {}
@@ -168,14 +173,17 @@ class FakeAgent:
 
     def on_create(self, order: Order) -> dict[str, str]:
         """Have an agent server for an order and return the URL of each of its ports."""
-        key = order.secret_env["OH_SESSION_API_KEYS_0"].reveal()
+        is_dormant = order.env.get("OH_DEFERRED_INIT") == "1"
+        name = "OH_SECRET_KEY" if is_dormant else "OH_SESSION_API_KEYS_0"
+        key = order.secret_env[name].reveal()
         sandbox = self.sandboxes.get(order.sandbox_id)
         if sandbox is None:
             webhook_url = order.env.get("OH_WEBHOOKS_0_BASE_URL", "")
             working_dir = order.working_dir or "/workspace"
             sandbox = FakeSandbox(order.sandbox_id, key, webhook_url, working_dir)
             self.sandboxes[order.sandbox_id] = sandbox
-        sandbox.key = key
+        sandbox.key, sandbox.is_dormant = key, is_dormant
+        sandbox.init_key = key if is_dormant else ""
         return {port.name: self.url for port in order.ports}
 
     def on_command(self, pattern: str, result: CommandResult, *, seconds: float = 0.0) -> None:
@@ -207,7 +215,15 @@ class FakeAgent:
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         key = request.headers.get(_KEY_HEADER, "")
-        sandbox = next((one for one in self.sandboxes.values() if one.key == key), None)
+        is_init = request.path == _INIT_PATH
+        sandbox = next(
+            (
+                one
+                for one in self.sandboxes.values()
+                if key in (one.key, one.init_key if is_init else one.key)
+            ),
+            None,
+        )
         if sandbox is None:
             if request.path == "/alive":
                 return await handler(request)
@@ -225,6 +241,8 @@ class FakeAgent:
             sandbox.bodies.append((request.path, body))
             request[_BODY] = body
         request[_SANDBOX] = sandbox
+        if sandbox.is_dormant and request.path not in ("/alive", _INIT_PATH):
+            return _error(503, "server is dormant")
         response = await handler(request)
         if request.method == "POST" and sandbox.loses(request.path):
             _hang_up(request)
@@ -233,6 +251,25 @@ class FakeAgent:
     async def get_alive(self, _request: web.Request) -> web.Response:
         """GET /alive."""
         return web.json_response({"status": "ok"})
+
+    async def get_init(self, request: web.Request) -> web.Response:
+        """GET /api/init."""
+        return _init_state(request[_SANDBOX])
+
+    async def post_init(self, request: web.Request) -> web.Response:
+        """POST /api/init: the server hears for whom it is, and takes the keys it is told."""
+        sandbox: FakeSandbox = request[_SANDBOX]
+        if not sandbox.init_key:
+            return _error(404, "Not Found")
+        if request.headers.get("X-Init-API-Key") != sandbox.init_key:
+            return _error(401, "Unauthorized")
+        if not sandbox.is_dormant:
+            return _error(400, "server already in state: ready")
+        body = request[_BODY]
+        sandbox.key = body["session_api_keys"][0]
+        sandbox.webhook_url = body["webhooks"][0]["base_url"]
+        sandbox.is_dormant = False
+        return _init_state(sandbox)
 
     async def get_server_info(self, _request: web.Request) -> web.Response:
         """GET /server_info."""
@@ -536,6 +573,8 @@ def _add_routes(app: web.Application, agent: FakeAgent) -> None:
     routes: list[tuple[str, str, Handler]] = [
         ("GET", "/alive", agent.get_alive),
         ("GET", "/server_info", agent.get_server_info),
+        ("GET", _INIT_PATH, agent.get_init),
+        ("POST", _INIT_PATH, agent.post_init),
         ("GET", "/api/file/home", agent.get_home),
         ("POST", "/api/file/upload", agent.post_upload),
         ("GET", "/api/file/download", agent.get_download),
@@ -565,6 +604,13 @@ def _add_routes(app: web.Application, agent: FakeAgent) -> None:
     ]
     for method, path, handler in routes:
         app.router.add_route(method, path, handler)
+
+
+def _init_state(sandbox: FakeSandbox) -> web.Response:
+    if not sandbox.init_key:
+        return _error(404, "Not Found")
+    state = "dormant" if sandbox.is_dormant else "ready"
+    return web.json_response({"state": state, "error": None})
 
 
 def _conversation(request: web.Request) -> FakeConversation:

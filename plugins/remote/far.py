@@ -60,6 +60,11 @@ class FarBackend[C: FarConfig](RuntimeBackend[C]):
         del asked
         return Fences(isolation=self.config.isolation, remedy="set `isolation` if it is known")
 
+    def why_no_pool(self, spec: Spec) -> str:
+        """Say that sandboxes elsewhere have a key from the beginning."""
+        del spec
+        return "the other side gives its sandboxes their keys"
+
     def check_spec(self, spec: Spec) -> None:
         """Raise OrderRejected for what the service does not have."""
         self._check(spec)
