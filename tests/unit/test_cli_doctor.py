@@ -122,7 +122,11 @@ def test_a_model_that_answers_tells_how_wrong_the_clock_is(data_dir: Path) -> No
     assert (found["clock"][0], found["clock"][2]) == ("bad", "timedatectl set-ntp true")
     away = look(data_dir, LLM_BASE_URL=f"http://{address}/v1")
     assert away["model"][0] == "bad"
-    assert "clock" not in away
+    assert away["clock"] == (
+        "note",
+        "no model has told the time, so there is nothing to compare it with",
+        "timedatectl",
+    )
 
 
 def test_a_container_engine_is_asked(

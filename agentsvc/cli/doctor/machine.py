@@ -22,6 +22,8 @@ _TOO_NEW_PYTHON: Final = (3, 14)
 _EXTRAS: Final = {
     "agent": ("openhands-agent-server", "sandboxes of this machine cannot run agents"),
     "docker": ("aiodocker", "sandboxes cannot be containers"),
+    "kubernetes": ("kubernetes-asyncio", "sandboxes cannot be pods"),
+    "otel": ("opentelemetry-exporter-otlp-proto-http", "no traces are sent"),
     "cli": ("rich", "commands show no colour"),
 }
 _GROUPS: Final = Path("/sys/fs/cgroup")

@@ -94,8 +94,11 @@ def check_models(_config: Config, places: DataDir) -> Iterator[Finding]:
     if not hosts:
         remedy = "agentsvc settings set llm_model anthropic/claude-sonnet-4-5"
         yield note("model", "no user has set one whose address is known", remedy)
-    for host in sorted(hosts):
-        yield from _check_model(host)
+    found = [finding for host in sorted(hosts) for finding in _check_model(host)]
+    yield from found
+    if not any(finding.name == "clock" for finding in found):
+        text = "no model has told the time, so there is nothing to compare it with"
+        yield note("clock", text, "timedatectl")
 
 
 def _check_proxy(name: str, url: str) -> Finding:

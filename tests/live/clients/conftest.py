@@ -50,7 +50,8 @@ def command_line(workshop: Path, record_property: Record) -> Client:
 
 @pytest.fixture
 def javascript(workshop: Path, record_property: Record) -> Client:
-    packages = ("@openhands/typescript-client", "socket.io-client")
+    # The last one is no client: it takes the types out of programs.
+    packages = ("@openhands/typescript-client", "socket.io-client", "sucrase")
     return _installed(record_property, lambda: install_node(workshop / "node", *packages))
 
 

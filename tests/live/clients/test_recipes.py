@@ -1,0 +1,116 @@
+"""The recipes for clients of the API do what they say, all of them at once against one server."""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from agentsvc.testing.llm import MODEL
+from tests.live.client import LiveClient
+from tests.live.clients.published import Client
+from tests.live.installation import Installation
+from tests.live.test_console import new_user, usual_settings
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+PAGE = (Path(__file__).parents[3] / "agentsvc" / "RECIPES.md").read_text()
+RECIPE = re.compile(
+    r"^## (?P<generation>V\d)$|^### \w+\n\n```(?P<language>\w+)\n(?P<code>.*?)```",
+    re.MULTILINE | re.DOTALL,
+)
+_COMMANDS = ("sh", "python", "typescript")
+_MODULE = """
+import { readFileSync } from "node:fs"
+import { transform } from "sucrase"
+const code = readFileSync(process.argv[1], "utf8")
+process.stdout.write(transform(code, { transforms: ["typescript"], disableESTransforms: true }).code)
+"""
+
+
+def recipes() -> dict[tuple[str, str], str]:
+    """Return the code of the page by generation and language."""
+    found: dict[tuple[str, str], str] = {}
+    generation = ""
+    for match in RECIPE.finditer(PAGE):
+        generation = match["generation"] or generation
+        if match["language"]:
+            found[generation, match["language"]] = match["code"]
+    return found
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def somebody(shared: Installation) -> AsyncIterator[LiveClient]:
+    """Return a client of a user whose conversations live in one sandbox, which runs."""
+    client = await new_user(shared)
+    await usual_settings(client)
+    sandbox = (await client.post("/api/v1/sandboxes")).json()
+    await client.wait_for_sandbox(sandbox["id"], "RUNNING")
+    yield client
+    await client.delete(f"/api/v1/sandboxes/{sandbox['id']}")
+
+
+async def test_every_recipe_does_what_it_says(
+    somebody: LiveClient, shared: Installation, javascript: Client, tmp_path: Path
+) -> None:
+    environment = {
+        **os.environ,
+        "AGENTSVC_URL": shared.url,
+        "AGENTSVC_API_KEY": str(somebody.key),
+        "LLM_MODEL": f"openai/{MODEL}",
+        "LLM_API_KEY": somebody.model.key.reveal(),
+        "LLM_BASE_URL": somebody.model.url,
+    }
+    found = recipes()
+    assert set(found) == {(one, name) for one in ("V0", "V1") for name in _COMMANDS}
+    files = [
+        await _lay(tmp_path / f"{generation}.{language}", code, javascript)
+        for (generation, language), code in found.items()
+    ]
+    printed = await asyncio.gather(*(_run(file, environment) for file in files))
+    for text in printed:
+        assert "Hello from the sandbox" in text or "print(" in text, text
+    left = (await somebody.get("/api/v1/app-conversations/count")).json()
+    assert left == 0
+
+
+async def _lay(file: Path, code: str, javascript: Client) -> Path:
+    """Write a program and return what is to be run: one in TypeScript without its types."""
+    _write(file, code)
+    if file.suffix != ".typescript":
+        return file
+    options = ("--input-type=module", "-e", _MODULE, str(file))
+    plain = file.with_suffix(".mjs")
+    _write(plain, await javascript.call(*javascript.command, *options))
+    return plain
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+async def _run(file: Path, environment: dict[str, str]) -> str:
+    program = {".sh": "bash", ".python": sys.executable, ".mjs": "node"}[file.suffix]
+    process = await asyncio.create_subprocess_exec(
+        program,
+        str(file),
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output = (await process.communicate())[0].decode(errors="replace")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, f"{file.name} ended with {process.returncode}:\n{output}"
+    return output
