@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -77,9 +78,14 @@ def _load_images(cluster: Cluster) -> None:
     """Give the nodes the images that pods are made of, which an engine of this machine builds."""
     if all(cluster.has(image) for image in _IMAGES):
         return
-    with tempfile.TemporaryDirectory() as directory, our_engine(Path(directory)) as engine:
+    directory = Path(tempfile.mkdtemp(prefix="tkube-engine-"))
+    with our_engine(directory) as engine:
         for image in _IMAGES:
             cluster.load(image, engine.socket)
+    # It goes with its last user, in its own time.
+    place = directory / "engine"
+    engines.wait(lambda: not place.exists(), 3 * engines.STOP_SECONDS, "the engine is gone")
+    shutil.rmtree(directory)
 
 
 def _run_tests(arguments: list[str], environment: dict[str, str]) -> tuple[int, int]:
