@@ -1,20 +1,17 @@
-"""The recipes for clients of the API do what they say, all of them at once against one server."""
+"""The recipes for clients of the API do what they say, against a server with a real agent."""
 
 import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from agentsvc.testing.llm import MODEL
 from tests.live.client import LiveClient
 from tests.live.clients.published import Client
-from tests.live.installation import Installation
-from tests.live.test_console import new_user, usual_settings
+from tests.live.installation import Installation, eventually
 
 pytestmark = [
     pytest.mark.live,
@@ -27,6 +24,7 @@ RECIPE = re.compile(
     r"^## (?P<generation>V\d)$|^### \w+\n\n```(?P<language>\w+)\n(?P<code>.*?)```",
     re.MULTILINE | re.DOTALL,
 )
+_AT_ONCE = 2
 _COMMANDS = ("sh", "python", "typescript")
 _MODULE = """
 import { readFileSync } from "node:fs"
@@ -47,27 +45,16 @@ def recipes() -> dict[tuple[str, str], str]:
     return found
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def somebody(shared: Installation) -> AsyncIterator[LiveClient]:
-    """Return a client of a user whose conversations live in one sandbox, which runs."""
-    client = await new_user(shared)
-    await usual_settings(client)
-    sandbox = (await client.post("/api/v1/sandboxes")).json()
-    await client.wait_for_sandbox(sandbox["id"], "RUNNING")
-    yield client
-    await client.delete(f"/api/v1/sandboxes/{sandbox['id']}")
-
-
 async def test_every_recipe_does_what_it_says(
-    somebody: LiveClient, shared: Installation, javascript: Client, tmp_path: Path
+    client: LiveClient, shared: Installation, javascript: Client, tmp_path: Path
 ) -> None:
     environment = {
         **os.environ,
         "AGENTSVC_URL": shared.url,
-        "AGENTSVC_API_KEY": str(somebody.key),
+        "AGENTSVC_API_KEY": shared.key.reveal(),
         "LLM_MODEL": f"openai/{MODEL}",
-        "LLM_API_KEY": somebody.model.key.reveal(),
-        "LLM_BASE_URL": somebody.model.url,
+        "LLM_API_KEY": client.model.key.reveal(),
+        "LLM_BASE_URL": client.model.url,
     }
     found = recipes()
     assert set(found) == {(one, name) for one in ("V0", "V1") for name in _COMMANDS}
@@ -75,11 +62,12 @@ async def test_every_recipe_does_what_it_says(
         await _lay(tmp_path / f"{generation}.{language}", code, javascript)
         for (generation, language), code in found.items()
     ]
-    printed = await asyncio.gather(*(_run(file, environment) for file in files))
+    before = set(shared.sandbox_dirs())
+    turns = asyncio.Semaphore(_AT_ONCE)
+    printed = await asyncio.gather(*(_run(file, environment, turns) for file in files))
     for text in printed:
         assert "Hello from the sandbox" in text or "print(" in text, text
-    left = (await somebody.get("/api/v1/app-conversations/count")).json()
-    assert left == 0
+    await eventually(lambda: set(shared.sandbox_dirs()) <= before, "the sandboxes are removed")
 
 
 async def _lay(file: Path, code: str, javascript: Client) -> Path:
@@ -97,7 +85,12 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text)
 
 
-async def _run(file: Path, environment: dict[str, str]) -> str:
+async def _run(file: Path, environment: dict[str, str], turns: asyncio.Semaphore) -> str:
+    async with turns:
+        return await _output_of(file, environment)
+
+
+async def _output_of(file: Path, environment: dict[str, str]) -> str:
     program = {".sh": "bash", ".python": sys.executable, ".mjs": "node"}[file.suffix]
     process = await asyncio.create_subprocess_exec(
         program,
