@@ -46,6 +46,10 @@ _MAX_BRANCH_BYTES: Final = 255
 _SEGMENT = re.compile(r"[A-Za-z0-9_.~+ -]+")
 _FORBIDDEN_IN_REF = re.compile(r"[\0-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
 
+_NO_CREDENTIALS: Final = (
+    "A repository URL is http(s), has a path, and carries no user name or password"
+)
+
 REPOSITORY_LOC: Final = ("body", "selected_repository")
 BRANCH_LOC: Final = ("body", "selected_branch")
 
@@ -121,6 +125,12 @@ def check_repository(
     return segments
 
 
+def refuse_credentials(repository: str, *, loc: Sequence[str | int] = REPOSITORY_LOC) -> None:
+    """Raise InvalidRequest for a URL with a user name or password in it, which would be kept."""
+    if "://" in repository and "@" in repository.partition("://")[2].partition("/")[0]:
+        raise InvalidRequest(_NO_CREDENTIALS, loc=loc)
+
+
 def check_branch(branch: str, *, loc: Sequence[str | int] = BRANCH_LOC) -> None:
     """Raise InvalidRequest unless git takes this as the name of a branch."""
     parts = branch.split("/")
@@ -166,9 +176,7 @@ def _from_url(
     path = parts.path.strip("/") if parts else ""
     directory = _directory(path)
     if parts is None or parts.query or parts.fragment or not _is_segment(directory):
-        raise InvalidRequest(
-            "A repository URL is http(s), has a path, and carries no user name or password", loc=loc
-        )
+        raise InvalidRequest(_NO_CREDENTIALS, loc=loc)
     clean = f"{parts.scheme}://{parts.netloc}/{path}"
     return Remote(url=clean, directory=directory, provider=_owner(clean, provider, hosts))
 

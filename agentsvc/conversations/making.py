@@ -16,6 +16,7 @@ from agentsvc.conversations.model import (
     default_title,
 )
 from agentsvc.errors import BadRequest
+from agentsvc.git import refuse_credentials
 from agentsvc.orders import StartOrder, StartStatus, Trigger
 from agentsvc.settings import Settings
 from agentsvc.values import dashed, new_id, now, parse_uuid
@@ -85,7 +86,11 @@ def new_conversation(
     *,
     generation: Generation = Generation.V1,
 ) -> Conversation:
-    """Return a conversation that is to be started; a parent lends what the order leaves open."""
+    """Return a conversation that is to be started; a parent lends what the order leaves open.
+
+    Raises InvalidRequest for a repository with a password in its URL, which nothing would seal.
+    """
+    refuse_credentials(order.repository or "")
     moment = now()
     is_from_task = order.suggested_task is not None
     return Conversation(

@@ -303,3 +303,21 @@ async def test_start_tasks_are_filtered(client: Client) -> None:
 async def test_starts_at_once_are_all_taken(client: Client) -> None:
     tasks = await asyncio.gather(*(client.start_task(None) for _ in range(10)))
     assert len({task["id"] for task in tasks}) == 10
+
+
+async def test_a_password_in_the_url_of_a_repository_is_refused_and_kept_nowhere(
+    client: Client, service: Service
+) -> None:
+    url = "https://user:pass-word-1@git.example.org/a/b"
+    for path, body in (
+        ("/api/v1/app-conversations", {"selected_repository": url}),
+        ("/api/conversations", {"repository": url}),
+    ):
+        answer = await client.post(path, json=body)
+        assert (answer.status, answer.json()["code"]) == (422, "invalid_request")
+        assert "pass-word-1" not in answer.text
+    tasks = await client.get("/api/v1/app-conversations/start-tasks/search")
+    assert tasks.json()["items"] == []
+    assert [
+        file for file in service.data_dir.glob("*.db*") if b"pass-word-1" in file.read_bytes()
+    ] == []
