@@ -148,6 +148,7 @@ async def build_app(
         request_seconds=config.server.request_seconds,
         hosts=known_hosts(config),
         before_callers=(gateway.divert,),
+        limits=config.limits,
     )
     app.cleanup_ctx.extend(
         (

@@ -319,6 +319,22 @@ class AuditConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 31_536_000.0
 
 
+class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `limits` section: requests a minute, after which 429 is answered; 0 is no limit."""
+
+    requests_per_minute: Annotated[
+        int, Meta(ge=0, le=10**9, description="Requests a minute with one key; 0 is no limit")
+    ] = 120_000
+    refused_per_minute: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Requests a minute without a good key from one address; 0 is no limit",
+        ),
+    ] = 60_000
+
+
 class IdempotencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `idempotency` section."""
 
@@ -462,6 +478,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     archives: ArchivesConfig = ArchivesConfig()
     events: EventsConfig = EventsConfig()
     audit: AuditConfig = AuditConfig()
+    limits: LimitsConfig = LimitsConfig()
     idempotency: IdempotencyConfig = IdempotencyConfig()
     webhooks: WebhooksConfig = WebhooksConfig()
     git: GitConfig = GitConfig()

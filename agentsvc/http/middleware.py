@@ -14,6 +14,7 @@ from aiohttp import BasicAuth, hdrs, web
 from aiohttp.typedefs import Middleware
 
 from agentsvc.auth import Principal
+from agentsvc.config import LimitsConfig
 from agentsvc.conversations.grants import Grant
 from agentsvc.conversations.lookups import ProviderPass
 from agentsvc.errors import (
@@ -45,7 +46,8 @@ from agentsvc.http.keys import (
     SANDBOX,
     SANDBOXES,
 )
-from agentsvc.http.links import is_from_proxy
+from agentsvc.http.limits import LIMITS, STATE, Limits, enforce
+from agentsvc.http.links import address_of, is_from_proxy
 from agentsvc.http.login_cookie import login_token
 from agentsvc.http.measures import Measures
 from agentsvc.http.repeats import answer_once
@@ -98,13 +100,16 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 _EVERY_HOST: Final = KnownHosts(names=frozenset({EVERY}), domains=frozenset())
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
 _CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
-_EXPOSED: Final = "Retry-After, X-Request-Id"
+_EXPOSED: Final = "RateLimit, RateLimit-Policy, Retry-After, X-Request-Id"
 _ALWAYS: Final = {
     "Cache-Control": "no-cache, no-store, must-revalidate, max-age=0",
     "Pragma": "no-cache",
     "Expires": "0",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+_NO_LIMITS: Final = LimitsConfig(requests_per_minute=0, refused_per_minute=0)
 
 
 def install(
@@ -114,6 +119,7 @@ def install(
     request_seconds: float = 120.0,
     hosts: KnownHosts = _EVERY_HOST,
     before_callers: Sequence[Middleware] = (),
+    limits: LimitsConfig = _NO_LIMITS,
 ) -> None:
     """Surround the application; `*` among the origins stands for every one.
 
@@ -121,6 +127,7 @@ def install(
     """
     app[ACTIVITY] = Activity()
     app[MEASURES] = Measures()
+    app[LIMITS] = Limits(limits)
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_REQUEST_SECONDS] = request_seconds
     app[_KNOWN_HOSTS] = hosts
@@ -219,16 +226,32 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
     """Attach who is calling, as the scope of the route demands; raises NotAuthenticated."""
     route = route_of(request)
     scope = Scope.OPEN if route is None else route.scope
+    if scope is Scope.OPEN:
+        return await handler(request)
+    limits, address = request.app[LIMITS], address_of(request)
+    enforce(request, limits.addresses.look(address))
+    try:
+        await _identify(request, scope)
+    except NotAuthenticated:
+        limits.addresses.take(address)
+        raise
+    request.pop(STATE, None)
+    if PRINCIPAL in request:
+        enforce(request, limits.keys.take(request[PRINCIPAL].key_id))
+        check_scope(scope, request[PRINCIPAL])
+    return await handler(request)
+
+
+async def _identify(request: web.Request, scope: Scope) -> None:
+    """Attach who is calling, if that has to be known yet; raises NotAuthenticated."""
     if scope is Scope.SANDBOX:
         request[SANDBOX] = await _identify_sandbox(request)
     elif scope is Scope.PASS:
         request[PASS] = await _identify_pass(request)
     elif scope is Scope.MODEL:
         request[GRANT] = await _identify_grant(request)
-    elif scope is not Scope.OPEN and not _shows_key_later(request):
+    elif not _shows_key_later(request):
         request[PRINCIPAL] = await _identify_user(request)
-        check_scope(scope, request[PRINCIPAL])
-    return await handler(request)
 
 
 @web.middleware
@@ -452,6 +475,8 @@ async def _close_if_last(request: web.Request, response: web.StreamResponse) -> 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     request[_HAS_BEGUN] = True
     response.headers["X-Request-Id"] = request.get(REQUEST_ID, "")
+    if STATE in request:
+        response.headers.update(request[STATE].headers())
     for name, value in {} if request.get(IS_FORWARDED, False) else _ALWAYS.items():
         response.headers.setdefault(name, value)
     origin = _allowed_origin(request)

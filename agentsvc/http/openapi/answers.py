@@ -25,7 +25,7 @@ from agentsvc.errors import (
 )
 from agentsvc.http.openapi.parameters import names_in
 from agentsvc.http.openapi.schemas import Json
-from agentsvc.http.routes import HTML, JSON, Route, Scope, takes_repeats
+from agentsvc.http.routes import HTML, JSON, OF_USERS, Route, Scope, takes_repeats
 
 _SCHEMAS: Final = "#/components/schemas/"
 _HEADERS: Final = "#/components/headers/"
@@ -35,6 +35,8 @@ _RETRY: Final = "Retry-After"
 _REQUEST: Final = "X-Request-Id"
 _DEPRECATION: Final = "Deprecation"
 _LINK: Final = "Link"
+_RATE_LIMIT: Final = "RateLimit"
+_RATE_POLICY: Final = "RateLimit-Policy"
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,14 @@ HEADERS: Final[dict[str, Json]] = {
         "description": "Since when the operation is deprecated (RFC 9745)",
         "schema": {"type": "string"},
     },
+    _RATE_LIMIT: {
+        "description": "What is left of the limit on requests, and in how many seconds all of it is",
+        "schema": {"type": "string"},
+    },
+    _RATE_POLICY: {
+        "description": "The limit on requests, and of how many seconds it is",
+        "schema": {"type": "string"},
+    },
     _LINK: {
         "description": "Where the newer generation is (RFC 8288)",
         "schema": {"type": "string"},
@@ -91,7 +101,7 @@ def errors_of(route: Route) -> tuple[type[AgentsvcError], ...]:
     if not route.is_stream:
         given.append(TimedOut)
     if route.scope is not Scope.OPEN:
-        given.append(NotAuthenticated)
+        given += [NotAuthenticated, TooManyRequests]
     if route.scope in _FORBIDDING:
         given.append(NotAllowed)
     if takes_repeats(route):
@@ -126,6 +136,7 @@ def success(route: Route, schema: Json) -> Json:
     """Describe the answer to what is right."""
     content = {"schema": schema} if route.media == JSON else _raw(route)
     names = (_REQUEST, _DEPRECATION, _LINK) if route.is_deprecated else (_REQUEST,)
+    names = (*names, _RATE_LIMIT, _RATE_POLICY) if route.scope in OF_USERS else names
     return {
         "description": HTTPStatus(route.status).phrase,
         "headers": {name: {"$ref": _HEADERS + name} for name in names},

@@ -1,0 +1,103 @@
+"""How many requests one key, and one address without a good key, may send.
+
+What is left of a limit is told in the headers of the IETF's draft, `RateLimit` and
+`RateLimit-Policy`. What is counted is bounded: who was not seen for longest is forgotten.
+"""
+
+import math
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.config import LimitsConfig
+from agentsvc.errors import TooManyRequests
+from agentsvc.values import monotonic
+
+_WINDOW_SECONDS: Final = 60
+_MOST_CALLERS: Final = 10_000
+_REFUSED: Final = {
+    "key": "Too many requests with this key",
+    "address": "Too many requests without a good key come from this address",
+}
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a limit to a caller, and in how many seconds all of it will be.
+
+    One more request is taken after `retry_seconds`, which is 0 while there is something left.
+    """
+
+    name: str
+    most: int
+    left: int
+    reset_seconds: int
+    retry_seconds: int
+
+    def headers(self) -> dict[str, str]:
+        """Return what tells a client."""
+        return {
+            "RateLimit-Policy": f'"{self.name}";q={self.most};w={_WINDOW_SECONDS}',
+            "RateLimit": f'"{self.name}";r={self.left};t={self.reset_seconds}',
+        }
+
+
+class Limit:
+    """So many requests a minute of each caller, which may come at once; 0 is no limit."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._rate = most / _WINDOW_SECONDS
+        self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
+
+    def look(self, caller: object) -> State | None:
+        """Return what a caller has left, counting nothing; None without a limit."""
+        return self._count(caller, 0) if self._most else None
+
+    def take(self, caller: object) -> State | None:
+        """Count a request, unless nothing is left; None without a limit."""
+        return self._count(caller, 1) if self._most else None
+
+    def _count(self, caller: object, number: int) -> State:
+        moment = monotonic()
+        left, at = self._left.pop(caller, (float(self._most), moment))
+        left = min(self._most, left + (moment - at) * self._rate)
+        is_over = left < 1
+        left -= 0 if is_over else number
+        if left < self._most:
+            self._left[caller] = left, moment
+        if len(self._left) > _MOST_CALLERS:
+            self._left.popitem(last=False)
+        return State(
+            name=self._name,
+            most=self._most,
+            left=int(left),
+            reset_seconds=math.ceil((self._most - left) / self._rate),
+            retry_seconds=max(1, math.ceil((1 - left) / self._rate)) if is_over else 0,
+        )
+
+
+class Limits:
+    """Every limit on requests: of keys, and of addresses that show no good one."""
+
+    def __init__(self, config: LimitsConfig) -> None:
+        self.keys = Limit("key", config.requests_per_minute)
+        self.addresses = Limit("address", config.refused_per_minute)
+
+
+LIMITS: Final[web.AppKey[Limits]] = web.AppKey("limits", Limits)
+STATE: Final[web.RequestKey[State]] = web.RequestKey("limit_state", State)
+"""What the caller of a request has left, where that is limited."""
+
+
+def enforce(request: web.Request, state: State | None) -> None:
+    """Have the answer tell what is left; raises TooManyRequests if nothing is."""
+    if state is None:
+        return
+    request[STATE] = state
+    if state.retry_seconds:
+        refused = TooManyRequests(_REFUSED[state.name])
+        refused.retry_after_seconds = state.retry_seconds
+        raise refused
