@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from packaging.requirements import Requirement
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "plugins" / "README.md").read_text()
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:
@@ -71,20 +74,34 @@ def needs(text: str, *extras: str) -> bool:
     return marker is None or any(marker.evaluate({"extra": one}) for one in ("", *extras))
 
 
-def test_a_new_package_is_found_by_its_entry_point_and_keeps_the_contract(tmp_path: Path) -> None:
-    made = run(sys.executable, "-m", "agentsvc", "plugins", "new", "small_vm", cwd=tmp_path)
-    package = tmp_path / made.strip()
-    assert package.name == "agentsvc-small-vm"
-    clean = make_environment(tmp_path, ROOT, package)
-
+def test_the_commands_of_the_guide_make_a_package_that_keeps_the_contract(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[backends.small_vm]\n[sandboxes]\ndefault_backend = "small_vm"\n')
-    listed = run(str(clean / "agentsvc"), "plugins", "list", "--config", str(config), cwd=tmp_path)
+    [block] = re.findall(r"```sh\n(agentsvc plugins new .*?)```", GUIDE, re.DOTALL)
+    commands = [line.partition("#")[0].strip() for line in block.splitlines()]
+    directory, programs = tmp_path, Path(sys.executable).parent
+    told: dict[str, str] = {}
+    for command in commands:
+        program, *words = shlex.split(command)
+        if program == "cd":
+            directory /= words[0]
+        elif program == "pip":
+            # Everything but the two projects is there already, and is not asked of a registry again.
+            programs = make_environment(tmp_path, ROOT, directory)
+        else:
+            module = {"agentsvc": "agentsvc", "pytest": "pytest"}[program]
+            told[command] = run(
+                *(str(programs / "python"), "-m", module, *words),
+                cwd=directory,
+                AGENTSVC_CONFIG=str(config),
+                PYTHONDONTWRITEBYTECODE="1",
+            )
+    listed = told["agentsvc plugins list"]
     assert [line.split()[:3] for line in listed.splitlines() if line.startswith("small_vm")] == [
         ["small_vm", "0.1.0", "agentsvc-small-vm"],
         ["small_vm", "small_vm", "1"],
         ["small_vm", "ok", "free"],
     ]
-    told = run(str(clean / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=package)
-    assert " passed" in told
-    assert " failed" not in told
+    assert " passed" in told["pytest"]
+    assert " failed" not in told["pytest"]
+    assert list(told) == [one for one in commands if one.split()[0] not in ("cd", "pip")]
