@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,6 +78,10 @@ class Console:
         console = cls(client, context)
         try:
             yield console
+        except BaseException:
+            places = [page.url for page in context.pages]
+            sys.stderr.write(f"--- the console was at {places} and said {console.problems}\n")
+            raise
         finally:
             await context.close()
         assert console.problems == []

@@ -13,6 +13,8 @@ import { SetupPage } from "./setup.js";
 import { store, useStore } from "./store.js";
 import { Icon, Spinner, Problem, go, useRoute } from "./ui.js";
 
+const AGAIN_MS = 3000;
+
 /** Return the settings, or null before the first save. */
 async function findSettings() {
   try {
@@ -70,7 +72,11 @@ function Shell() {
   const load = () =>
     Promise.all([findSettings(), findMe()]).then(
       ([settings]) => setState({ isLoaded: true, settings }),
-      (error) => setState({ error }),
+      (error) => {
+        setState({ error });
+        // A server that starts again is there in a moment.
+        if (error.status === 0 || error.status >= 500) setTimeout(load, AGAIN_MS);
+      },
     );
   useEffect(() => {
     load().then(() => store.begin());
