@@ -80,12 +80,22 @@ class Installation:
 
     async def start(self) -> None:
         """Start the server, on the port it had before if it had one, and wait until it is ready."""
+        known = self.spawn()
+        self.url = await eventually(lambda: self._said_url(known), "the server is ready")
+
+    def spawn(self) -> int:
+        """Start the server without waiting for it; return how long its log was before."""
         port = self.url.rpartition(":")[2] or "0"
         command = [*self._launcher, sys.executable, "-m", "agentsvc", "serve", "--port", port]
         with self._log.open("ab") as log:
             known = log.tell()
             self._process = self._run([*command, "--data-dir", str(self.data.path)], log)
-        self.url = await eventually(lambda: self._said_url(known), "the server is ready")
+        return known
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send the server a signal, and wait for nothing."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     async def kill(self) -> None:
         """End the server as a power cut would."""
@@ -192,7 +202,9 @@ class Installation:
         return file.read_text().strip() if file.exists() else "none"
 
     def _said_url(self, known: int) -> str:
-        found = _READY.search(self._log.read_bytes()[known:].decode())
+        said = self._log.read_bytes()[known:].decode(errors="replace")
+        found = _READY.search(said)
+        assert found or self._process is None or self._process.poll() is None, said[-2000:]
         return found[1] if found else ""
 
     def _run(self, command: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:

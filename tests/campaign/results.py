@@ -1,0 +1,76 @@
+"""The table of results: one line for each row, which only a new run of that row replaces."""
+
+import os
+import platform
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+import agentsvc
+from agentsvc.values import now
+from tests.campaign.book import Half, Outcome, Row
+
+RESULTS: Final = Path(__file__).parent / "RESULTS.md"
+_HEAD: Final = """\
+# What the campaign has found
+
+Written by the campaign itself (`poe campaign`, or `poe campaign --only ROW`); each line is of the
+last run of its row and says when, how large and on what that was. The server is always
+`agentsvc serve`, a process of its own on real SQLite. Chance comes from the seed, which repeats it.
+"""
+_COLUMNS: Final = "| row | promise | what was done | figures | verdict | run |"
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A row's part of the table."""
+
+    name: str
+    text: str
+
+
+def line_of(row: Row, outcome: Outcome, *, scale: float, seed: int, seconds: float) -> Line:
+    """Return what the table says of a run."""
+    verdict = "met" if outcome.is_met else "**missed**"
+    figures = "; ".join(map(str, outcome.figures))
+    ran = (
+        f"`poe campaign --only {row.name} --scale {scale:g} --seed {seed}`,"
+        f" {now():%Y-%m-%d %H:%M} UTC, {seconds:.0f} s; {machine()}"
+    )
+    cells = (f"`{row.name}`", row.promise, outcome.did, figures, verdict, ran)
+    return Line(name=row.name, text="| " + " | ".join(map(_cell, cells)) + " |")
+
+
+def machine() -> str:
+    """Return the versions, and the class of the machine, that figures depend on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"agentsvc {agentsvc.__version__}, Python {platform.python_version()},"
+        f" SQLite {sqlite3.sqlite_version}, Linux {platform.release().split('-')[0]},"
+        f" {os.cpu_count()} cores, {memory:.0f} GiB, load {os.getloadavg()[1]:.0f}"
+    )
+
+
+def write(file: Path, rows: Iterable[Row], lines: Iterable[Line]) -> None:
+    """Replace the lines of these rows; the others stay as they are."""
+    known = {line.name: line for line in read(file)} | {line.name: line for line in lines}
+    text = _HEAD
+    ordered = list(rows)
+    for half in Half:
+        found = [known[row.name].text for row in ordered if row.half is half and row.name in known]
+        text += f"\n## {half}\n\n{_COLUMNS}\n|---|---|---|---|---|---|\n" + "".join(
+            f"{line}\n" for line in found
+        )
+    file.write_text(text)
+
+
+def read(file: Path) -> list[Line]:
+    """Return the lines of the table that a file has."""
+    texts = file.read_text().splitlines() if file.exists() else []
+    return [Line(name=text.split("`")[1], text=text) for text in texts if text.startswith("| `")]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,32 @@
+"""One module for each promise that the campaign tries to break."""
+
+from typing import Final
+
+from tests.campaign.book import Row
+from tests.campaign.rows import (
+    access,
+    backups,
+    capacity,
+    clean_stop,
+    kills,
+    malformed,
+    origins,
+    revocation,
+    sealed,
+    settings_races,
+    two_users,
+)
+
+ROWS: Final[tuple[Row, ...]] = (
+    kills.ROW,
+    settings_races.ROW,
+    capacity.ROW,
+    clean_stop.ROW,
+    backups.ROW,
+    access.ROW,
+    two_users.ROW,
+    origins.ROW,
+    sealed.ROW,
+    malformed.ROW,
+    revocation.ROW,
+)

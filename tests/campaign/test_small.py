@@ -1,0 +1,72 @@
+"""Rows of the campaign at a small scale, and what they compare with: tried at every change."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.campaign.book import Figure, Ground, Half, Outcome, Row
+from tests.campaign.results import Line, line_of, read, write
+from tests.campaign.rows import ROWS
+from tests.campaign.rows.kills import Journal, compare_with
+
+SCALE = 0.002
+SMALL = ("settings", "capacity", "users")
+"""The rows that take a moment on two cores; `poe campaign` runs the others, too."""
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.name in SMALL], ids=lambda row: row.name
+)
+async def test_a_promise_holds(row: Row, tmp_path: Path) -> None:
+    outcome = await row.run(Ground(tmp_path, scale=SCALE, seed=8))
+    # How long a thing takes is for the full campaign, on a machine of its own.
+    missed = [str(one) for one in outcome.figures if not one.is_met and not one.is_time]
+    assert (missed, outcome.problems) == ([], ())
+
+
+async def nothing(_: Ground) -> Outcome:
+    return Outcome(did="nothing", figures=())
+
+
+def test_a_run_replaces_the_line_of_its_row_only(tmp_path: Path) -> None:
+    rows = [
+        Row(name=name, half=half, promise=f"{name} | holds", run=nothing)
+        for name, half in (("first", Half.LOST), ("second", Half.LOST), ("third", Half.IN))
+    ]
+    good = Outcome(did="much", figures=(Figure(what="lost", value=0, at_most=0),))
+    bad = Outcome(did="more", figures=(Figure(what="done", value=1, at_least=2),))
+    file = tmp_path / "RESULTS.md"
+    lines = [line_of(row, good, scale=1, seed=8, seconds=1) for row in rows]
+    write(file, rows, lines)
+    write(file, rows, [line_of(rows[1], bad, scale=1, seed=8, seconds=1)])
+
+    found = {line.name: line.text for line in read(file)}
+    assert [Line(name=name, text=found[name]) for name in ("first", "third")] == [
+        lines[0],
+        lines[2],
+    ]
+    assert "**missed**" in found["second"]
+    assert "1 done (at least 2)" in found["second"]
+    assert file.read_text().index("## Nothing lost") < file.read_text().index("## Nobody in")
+
+
+def test_what_is_lost_or_half_applied_is_found() -> None:
+    journal = Journal(None)
+    journal.events = {1: True, 5: True, 9: False, 13: False}
+    journal.names = {"KEPT_1": True, "KEPT_2": True, "KEPT_3": True, "KEPT_4": True}
+    journal.going, journal.gone = {"KEPT_3", "KEPT_4"}, {"KEPT_3"}
+    journal.titles, journal.title_from = ["old", "acknowledged", "begun"], 1
+    numbers = [1, 2, 3, 4, 5, 6, 7, 9]
+    tables = {
+        "events": [(f"00000000-0000-4000-8000-{number:012d}",) for number in numbers],
+        "secrets": [("KEPT_1",), ("KEPT_3",), ("KEPT_9",)],
+        "conversations": [("old",)],
+    }
+
+    def query(sql: str, *_values: object) -> list[tuple[str]]:
+        return next(rows for name, rows in tables.items() if f"FROM {name}" in sql)
+
+    lost, half = compare_with(query, "any", journal, journal)
+    assert lost == ["events 5: 3 of 4", "secret KEPT_2", "removal of KEPT_3", "title 'old'"]
+    assert half == ["events 9: 1 of 4", "secret KEPT_9 that nobody made"]
