@@ -174,6 +174,8 @@ class _World:
                 print(f"these processes do not end: {others}", flush=True)  # noqa: T201  # to the log
                 break
             time.sleep(0.05)
+        # Both ends at once; the kernel alone waits for what the last connections have to say.
+        engines.remove_links(engines.links() & {"gate"})
         engines.unmount(self.plan.place)
         _remove_groups(self.plan.group)
         shutil.rmtree(self.plan.place, ignore_errors=True)
