@@ -10,7 +10,7 @@ from tests.campaign.rows import ROWS
 from tests.campaign.rows.kills import Journal, compare_with
 
 SCALE = 0.002
-SMALL = ("settings", "capacity", "users")
+SMALL = ("kills", "settings", "capacity", "access", "users", "origins", "malformed", "revocation")
 """The rows that take a moment on two cores; `poe campaign` runs the others, too."""
 
 
