@@ -33,6 +33,7 @@ _SEALED_COLUMNS: Final[Mapping[tuple[str, str], str]] = {
     ("client_sandboxes", "env_sealed"): "sandbox-env:{sandbox_id}",
     ("kept_answers", "sealed"): "kept answer {id}",
     ("model_grants", "sealed"): "model grant {token_hash}",
+    ("spares", "key_sealed"): "spare-key:{id}",
 }
 """Every sealed column, with the context of a row by its other columns."""
 _ID: Final = re.compile(r"[0-9a-fA-F]{32}")

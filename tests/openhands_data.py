@@ -47,7 +47,7 @@ ROW = {
     "public": 0,
     "tags": '{"team": "blue"}',
 }
-METADATA = {
+METADATA: dict[str, Any] = {
     "conversation_id": OLDER_ID,
     "selected_repository": "acme/older",
     "user_id": None,

@@ -17,6 +17,7 @@ from typing import Final
 import click
 import msgspec
 
+from agentsvc.agent import AgentClient
 from agentsvc.backend import Endpoint, Handle, Order, Phase
 from agentsvc.config import Config
 from agentsvc.db import Database, Transaction
@@ -157,6 +158,7 @@ async def _sandboxes(
         config=config.sandboxes,
         callbacks=CallbackRules(internal_url="http://127.0.0.1:3000", flush_seconds=1.0),
         settings=SettingsStore(db, vault),
+        agents=AgentClient(),
     )
 
 

@@ -47,6 +47,8 @@ def _sign(
     address: str,
 ) -> x509.Certificate:
     is_authority = name == signer
+    ours = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    signers = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key())
     return (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
@@ -60,7 +62,25 @@ def _sign(
             critical=False,
         )
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        # Pythons from 3.13 on want to know whose key is whose, and what for.
+        .add_extension(ours, critical=False)
+        .add_extension(signers, critical=False)
+        .add_extension(_usage(is_authority=is_authority), critical=True)
         .sign(signing_key, hashes.SHA256())
+    )
+
+
+def _usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
     )
 
 

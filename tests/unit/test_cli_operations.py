@@ -80,6 +80,13 @@ async def insert_sandbox(database: Database, name: str, sealed: bytes = b"") -> 
     await insert(database, "sandboxes", id=name, user_id=USER, **texts, **blobs, **keys, **times)
 
 
+async def insert_conversation(database: Database, name: str, **more: object) -> None:
+    texts = {"user_id": USER, "title_source": "default", "agent_kind": "openhands"}
+    blobs = {"pr_number": b"[]", "facts": b"{}", "tags": b"{}"}
+    times = {"created_at": OLD, "updated_at": OLD}
+    await insert(database, "conversations", id=name, **texts, **blobs, **times, **more)
+
+
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     places = DataDir(path=tmp_path / "data")
@@ -203,6 +210,16 @@ def test_every_sealed_column_is_sealed_anew(data_dir: Path) -> None:
         webhook = {"id": "w1", "user_id": USER, "url": "", "description": "", "changes": ""}
         both = dict.fromkeys(("sealed", "former_sealed"), seal("webhook subscription w1"))
         await insert(database, "webhook_subscriptions", is_enabled=1, **webhook, **both, **times)
+        at = {"created_at": OLD}
+        kept = {"id": "k1", "user_id": USER, "operation": "", "key_hash": b"", "fingerprint": b""}
+        kept |= {"status": 200, "media": "", "size_bytes": 5, "is_final": 1}
+        await insert(database, "kept_answers", sealed=seal("kept answer k1"), **kept, **at)
+        spare = {"id": "p1", "state": "ready", "spec": b"{}", "backend": "process", "made_of": ""}
+        sealed_key = {"key_sealed": seal("spare-key:p1"), "endpoints": b"[]"}
+        await insert(database, "spares", **spare, **sealed_key, **at)
+        await insert_conversation(database, "c1")
+        grant = {"token_hash": "t1", "conversation_id": "c1"}
+        await insert(database, "model_grants", sealed=seal("model grant t1"), **grant, **at)
         return await read(installation)
 
     async def read(installation: Installation) -> dict[str, bytes]:
@@ -229,16 +246,15 @@ def test_every_sealed_column_is_sealed_anew(data_dir: Path) -> None:
 @pytest.fixture
 def old_things(data_dir: Path) -> Path:
     async def body(installation: Installation) -> None:
-        database, times = installation.database, {"created_at": OLD, "updated_at": OLD}
+        database = installation.database
         for name in ("idle", "busy", "used"):
             await insert_sandbox(database, name)
         recent = to_stored(now())
         await insert(database, "sandbox_uses", sandbox_id="used", active_at=recent)
-        texts = {"user_id": USER, "title_source": "default", "agent_kind": "openhands"}
-        blobs = {"pr_number": b"[]", "facts": b"{}", "tags": b"{}"}
         for name, sandbox, status in (("c1", "none", "finished"), ("c2", "busy", "running")):
-            own = {"id": name, "sandbox_id": sandbox, "execution_status": status}
-            await insert(database, "conversations", next_seq=3, **own, **texts, **blobs, **times)
+            await insert_conversation(
+                database, name, sandbox_id=sandbox, execution_status=status, next_seq=3
+            )
         said = {"kind": "x", "source": "user", "body": b"{}"}
         for of, seq, at in (("c1", 0, OLD), ("c1", 1, OLD), ("c1", 2, recent), ("c2", 0, OLD)):
             number: dict[str, object] = {"seq": seq, "id": f"{of}-{seq}"}

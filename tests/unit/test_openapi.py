@@ -215,7 +215,7 @@ def test_an_answer_that_is_no_json_has_its_own_media_type() -> None:
 
 def test_an_operation_that_only_refuses_has_no_other_answer() -> None:
     operation = only(route(answer=None, status=410, errors=(Conflict,)))
-    assert set(operation["responses"]) == {"400", "401", "409", "500", "504"}
+    assert set(operation["responses"]) == {"400", "401", "409", "429", "500", "504"}
 
 
 def test_errors_of_one_status_are_one_answer_with_all_their_codes() -> None:
@@ -236,15 +236,15 @@ def test_errors_of_one_status_are_one_answer_with_all_their_codes() -> None:
     [
         ({"scope": Scope.OPEN}, {400, 500, 504}),
         ({"scope": Scope.OPEN, "is_stream": True}, {400, 500}),
-        ({"scope": Scope.READ}, {400, 401, 500, 504}),
-        ({"scope": Scope.RUN}, {400, 401, 403, 500, 504}),
-        ({"scope": Scope.MANAGE}, {400, 401, 403, 500, 504}),
-        ({"scope": Scope.ADMIN_READ}, {400, 401, 403, 500, 504}),
-        ({"scope": Scope.ADMIN}, {400, 401, 403, 500, 504}),
-        ({"scope": Scope.SANDBOX}, {400, 401, 403, 500, 504}),
-        ({"path": "/{name}"}, {400, 401, 404, 422, 500, 504}),
-        ({"query": Item}, {400, 401, 422, 500, 504}),
-        ({"body": Item}, {400, 401, 413, 415, 422, 500, 504}),
+        ({"scope": Scope.READ}, {400, 401, 429, 500, 504}),
+        ({"scope": Scope.RUN}, {400, 401, 403, 429, 500, 504}),
+        ({"scope": Scope.MANAGE}, {400, 401, 403, 429, 500, 504}),
+        ({"scope": Scope.ADMIN_READ}, {400, 401, 403, 429, 500, 504}),
+        ({"scope": Scope.ADMIN}, {400, 401, 403, 429, 500, 504}),
+        ({"scope": Scope.SANDBOX}, {400, 401, 403, 429, 500, 504}),
+        ({"path": "/{name}"}, {400, 401, 404, 422, 429, 500, 504}),
+        ({"query": Item}, {400, 401, 422, 429, 500, 504}),
+        ({"body": Item}, {400, 401, 413, 415, 422, 429, 500, 504}),
     ],
 )
 def test_what_goes_without_saying_is_said(fields: dict[str, Any], statuses: set[int]) -> None:
