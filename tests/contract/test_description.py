@@ -276,9 +276,13 @@ async def _new_key(client: Client) -> int:
     return key
 
 
-async def _new_user(client: Client) -> Json:
-    user = (await client.post("/api/v1/users", json={"name": "bob"})).json()
+async def _new_user(client: Client, name: str = "bob") -> Json:
+    user = (await client.post("/api/v1/users", json={"name": name})).json()
     return {"user_id": user["id"]}
+
+
+async def _leaving_user(world: World) -> Json:
+    return await _new_user(world.user, "carol")
 
 
 async def _key_of_user(world: World) -> Json:
@@ -365,6 +369,7 @@ async def _runtime(world: World) -> Json:
 PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
     "delete /api/v1/archives/{archive_id}": _archive,
     "delete /api/v1/logins/{login_id}": _browser_login,
+    "delete /api/v1/users/{user_id}": _leaving_user,
     "delete /api/v1/users/{user_id}/keys/{key_id}": _key_of_user,
     "get /api/v1/archives/{archive_id}": _archive,
     "post /api/v1/logins": _key,

@@ -385,10 +385,9 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
     ),
     (LeavesAFile, {"after_delete_nothing_is_left_on_the_host"}),
     (ListsEverybodys, {"scan_lists_only_what_its_own_instance_made"}),
-    (KnowsItsOwnOnly, {"a_new_instance_answers_for_what_an_old_one_made"}),
-    (
-        TakesThemAlong,
-        {"close_leaves_sandboxes_running", "a_new_instance_answers_for_what_an_old_one_made"},
+    *(
+        (one, {"close_leaves_sandboxes_running", "a_new_instance_answers_for_what_an_old_one_made"})
+        for one in (KnowsItsOwnOnly, TakesThemAlong)
     ),
     (PausesInName, {"a_paused_sandbox_rests_and_goes_on_with_its_files"}),
     (

@@ -19,7 +19,7 @@ PATH = "/api/v1/app-conversations"
 
 
 def _request(*lines: str, first: str = f"GET {PATH} HTTP/1.1", body: str = "") -> bytes:
-    return "\r\n".join((first, "Host: test", *lines, "", body)).encode()
+    return "\r\n".join((first, "Host: localhost", *lines, "", body)).encode()
 
 
 NOT_HTTP = {

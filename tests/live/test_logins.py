@@ -98,7 +98,7 @@ class Collector:
 async def box(tmp_path: Path) -> AsyncIterator[Box]:
     head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n"
     config = GatewayConfig(sandbox_domain="*.sandboxes.example.test", trust_editors=True)
-    async with boxed(tmp_path / "data", config, cors_origins=("*",)) as box:
+    async with boxed(tmp_path / "data", config, cors_origins=("*",), allowed_hosts=(HOST,)) as box:
         box.upstream.raw_answer = f"{head}Content-Length: {len(PAGE)}\r\n\r\n{PAGE}".encode()
         yield box
 

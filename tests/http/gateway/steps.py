@@ -25,7 +25,7 @@ def make_gate(data_dir: Path, world: FakeWorld, gateway: GatewayConfig, **server
     """Return a server with a gateway; `server` replaces values of the server section."""
 
     spec = SpecConfig(id="web", backend="fake", command=("agent",), ports=PORTS)
-    section = msgspec.structs.replace(FAST.server, **server)
+    section = msgspec.structs.replace(FAST.server, **{"allowed_hosts": ("gateway.test",), **server})
     moved = msgspec.structs.replace(spec, id="moved", working_dir="/srv/work")
     specs = {"web": spec, "moved": moved}
     config = msgspec.structs.replace(FAST, specs=specs, gateway=gateway, server=section)

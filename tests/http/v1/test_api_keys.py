@@ -110,6 +110,8 @@ async def test_the_key_of_the_request_is_described(client: Client, service: Serv
         "org_id": current["user_id"],
         "bound_org_id": None,
         "user_id": current["user_id"],
+        "user_name": "admin",
+        "role": "admin",
         "scope": "admin",
         "auth_type": "bearer",
     }
