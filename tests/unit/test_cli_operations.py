@@ -211,9 +211,11 @@ def test_every_sealed_column_is_sealed_anew(data_dir: Path) -> None:
         both = dict.fromkeys(("sealed", "former_sealed"), seal("webhook subscription w1"))
         await insert(database, "webhook_subscriptions", is_enabled=1, **webhook, **both, **times)
         at = {"created_at": OLD}
-        kept = {"id": "k1", "user_id": USER, "operation": "", "key_hash": b"", "fingerprint": b""}
-        kept |= {"status": 200, "media": "", "size_bytes": 5, "is_final": 1}
-        await insert(database, "kept_answers", sealed=seal("kept answer k1"), **kept, **at)
+        kept = {"id": "k1", "user_id": USER, "operation": "", "media": ""}
+        hashes = dict.fromkeys(("key_hash", "fingerprint"), b"")
+        numbers = {"status": 200, "size_bytes": 5, "is_final": 1}
+        answer = {"sealed": seal("kept answer k1"), **hashes}
+        await insert(database, "kept_answers", **kept, **answer, **numbers, **at)
         spare = {"id": "p1", "state": "ready", "spec": b"{}", "backend": "process", "made_of": ""}
         sealed_key = {"key_sealed": seal("spare-key:p1"), "endpoints": b"[]"}
         await insert(database, "spares", **spare, **sealed_key, **at)
