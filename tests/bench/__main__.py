@@ -65,7 +65,16 @@ def main(
     sections = asyncio.run(measure(sizes, parts))
     if save or not (only or small or against):
         took = f"{monotonic() - began:.0f} s"
-        RESULTS.write_text(document(sections, [*facts("poe bench"), ("took", took)]), "utf-8")
+        RESULTS.write_text(
+            document(
+                sections,
+                [
+                    *facts(" ".join(("poe bench", *(f"--only {name}" for name in only)))),
+                    ("took", took),
+                ],
+            ),
+            "utf-8",
+        )
     if failed := [section.title for section in sections if not section.figures]:
         raise click.ClickException(f"not measured: {', '.join(failed)}")
 
