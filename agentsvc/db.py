@@ -29,7 +29,15 @@ import aiosqlite
 import msgspec
 
 from agentsvc import values
-from agentsvc.errors import BadRequest, CapacityExceeded, Conflict, StartFailed
+from agentsvc.errors import (
+    HINT_ACCESS,
+    HINT_ROOM,
+    BadRequest,
+    CapacityExceeded,
+    Conflict,
+    StartFailed,
+    hint_against,
+)
 
 log = logging.getLogger(__name__)
 
@@ -421,7 +429,9 @@ def _is_full(failure: BaseException) -> bool:
 
 def _cannot_store(cause: BaseException) -> CapacityExceeded:
     # One for each caller: a traceback grows with every place it is raised in.
-    failure = CapacityExceeded("the server cannot store anything now", detail=str(cause))
+    failure = CapacityExceeded(
+        "the server cannot store anything now: its disk is full", detail=str(cause)
+    )
     failure.__cause__ = cause
     return failure
 
@@ -476,19 +486,20 @@ def _prepare(path: Path, migrations: Path, busy_seconds: float) -> None:
             _migrate(path, connection, migrations)
     except OSError as exc:
         message = f"the database cannot be opened: {path}"
-        raise StartFailed(message, hint=_HINT_ACCESS, detail=str(exc)) from exc
+        raise StartFailed(message, hint=hint_against(exc), detail=str(exc)) from exc
     except sqlite3.Error as exc:
         message = f"the database cannot be used ({exc}): {path}"
-        hint = _HINTS.get(_primary_code(exc), _HINT_ACCESS)
+        hint = _HINTS.get(_primary_code(exc), HINT_ACCESS)
         raise StartFailed(message, hint=hint) from exc
 
 
-_HINT_ACCESS = "check that the file and its directory belong to the user the server runs as"
 _HINTS = {
     sqlite3.SQLITE_BUSY: "stop the other program that uses the file, then start again",
     sqlite3.SQLITE_NOTADB: "move the file away to start with a new database, or restore a backup",
     sqlite3.SQLITE_CORRUPT: "restore a backup; keep the damaged file until that has worked",
-    sqlite3.SQLITE_FULL: "free some space on the disk, then start again",
+    sqlite3.SQLITE_FULL: HINT_ROOM,
+    # It is also how SQLite says that there is no room for what readers and writers share.
+    sqlite3.SQLITE_IOERR: "check that the disk has room and works, then start again",
     sqlite3.SQLITE_ERROR: "restore the last backup, and report this",
 }
 
@@ -679,7 +690,7 @@ def vacuum_file(path: Path) -> None:
             connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as exc:
-        hint = _HINTS.get(_primary_code(exc), _HINT_ACCESS)
+        hint = _HINTS.get(_primary_code(exc), HINT_ACCESS)
         raise StartFailed(
             f"the database cannot be written anew ({exc}): {path}", hint=hint
         ) from exc
@@ -714,7 +725,7 @@ def lock_data_dir(path: Path) -> Iterator[None]:
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as exc:
         message = f"the data directory cannot be used: {path}"
-        raise StartFailed(message, hint=_HINT_ACCESS, detail=str(exc)) from exc
+        raise StartFailed(message, hint=hint_against(exc), detail=str(exc)) from exc
     try:
         _take_lock(descriptor, path)
         yield

@@ -4,8 +4,9 @@ Nothing else raises errors meant for a caller, and nothing but the HTTP middlewa
 into a response. `message` is written for the caller; `detail` goes to the log only.
 """
 
+import errno
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 
 class AgentsvcError(Exception):
@@ -353,3 +354,20 @@ class StartFailed(AgentsvcError):
     def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
         super().__init__(message, detail=detail)
         self.hint = hint
+
+
+HINT_ROOM: Final = "free some space on the disk, then start again"
+"""What helps where a disk is full."""
+
+HINT_ACCESS: Final = "check that the file and its directory belong to the user the server runs as"
+"""What most often helps where a file cannot be read or made."""
+
+
+def is_no_room(failure: OSError) -> bool:
+    """Say whether something failed because a disk, or what a user may have of it, is full."""
+    return failure.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def hint_against(failure: OSError) -> str:
+    """Return what helps where a file could not be read or made."""
+    return HINT_ROOM if is_no_room(failure) else HINT_ACCESS

@@ -12,7 +12,7 @@ from typing import Final
 
 from agentsvc.datadir import DataDir
 from agentsvc.db import Database, Queryable, Transaction
-from agentsvc.errors import StartFailed
+from agentsvc.errors import StartFailed, hint_against
 from agentsvc.values import new_id
 from agentsvc.vault import Vault
 
@@ -79,7 +79,7 @@ class Installation:
         except OSError as exc:
             raise StartFailed(
                 f"the id of this installation cannot be read or made ({exc.strerror}): {file}",
-                hint="check that the file and its directory belong to the user the server runs as",
+                hint=hint_against(exc),
             ) from exc
         if not _ID.fullmatch(known):
             raise StartFailed(

@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from agentsvc import values
-from agentsvc.errors import AgentsvcError, StartFailed
+from agentsvc.errors import AgentsvcError, StartFailed, hint_against
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Vault:
         except OSError as exc:
             raise StartFailed(
                 f"the master key cannot be read or made: {key_file}",
-                hint="check that the file and its directory belong to the user the server runs as",
+                hint=hint_against(exc),
                 detail=str(exc),
             ) from exc
         return cls(_parse_key(text, key_file))

@@ -14,7 +14,7 @@ import click
 
 from agentsvc import __version__
 from agentsvc.cli import certificates
-from agentsvc.errors import AgentsvcError, StartFailed
+from agentsvc.errors import HINT_ROOM, AgentsvcError, StartFailed, is_no_room
 
 COMMANDS: Final = (
     "serve",
@@ -89,6 +89,11 @@ class LazyGroup(click.Group):
             raise CommandFailed(exc.message, exc.hint) from exc
         except AgentsvcError as exc:
             raise CommandFailed(exc.message) from exc
+        except OSError as exc:
+            if not is_no_room(exc):
+                raise
+            where = f": {exc.filename}" if exc.filename else ""
+            raise CommandFailed(f"the disk is full{where}", HINT_ROOM) from exc
 
 
 @contextlib.contextmanager

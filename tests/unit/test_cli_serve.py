@@ -217,6 +217,23 @@ def test_a_port_that_is_taken_is_one_line_with_the_remedy(tmp_path: Path) -> Non
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a small disk")
+@pytest.mark.parametrize("kib", [0, 12, 40, 700])
+def test_a_full_disk_is_one_line_with_the_remedy(tmp_path: Path, kib: int) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)
+    try:
+        (disk / "fill").write_bytes(bytes((4096 - kib) * 1024))
+        found = refused(disk, "--port", "0")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    *_, error, hint = found.stderr.splitlines()
+    assert (found.returncode, error[:7]) == (1, "error: ")
+    assert "Traceback" not in found.stderr
+    assert "room" in hint or "space" in hint
+
+
 def test_a_data_directory_in_use_is_refused(start: Start, tmp_path: Path) -> None:
     server = start()
     result = refused(tmp_path, "--port", "0")
