@@ -5,6 +5,8 @@ what is not listed here does not exist inside. All functions but `arguments` blo
 """
 
 import base64
+import contextlib
+import fcntl
 import os
 import platform
 import shutil
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -30,6 +33,7 @@ TEMP: Final = "/tmp"  # noqa: S108  # the sandbox's own
 """A sandbox's TMPDIR."""
 
 _PROBE_SECONDS: Final = 20.0
+_TRIAL: Final = ".trial-"
 _INSTALLED: Final = ("stdlib", "purelib", "platlib")
 _FOR_ALL: Final = 0o005
 _SYSTEM: Final = Path("/usr")
@@ -156,6 +160,19 @@ def find(hidden: Path, more: tuple[Path, ...] = (), *, user: int = 0) -> Found:
     return Found(program=program, readable=readable, shared=shared)
 
 
+def forget_trials(hidden: Path) -> None:
+    """Remove what trials have left whose process was killed, unless one may be running now."""
+    with _opened(hidden) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # somebody tries now, or directories have no locks here
+            return
+        for trial in hidden.glob(f"{_TRIAL}*"):
+            # What ran in it may outlive whoever tried for a moment, and makes one file.
+            shutil.rmtree(trial, ignore_errors=True)
+            shutil.rmtree(trial, ignore_errors=True)
+
+
 def environment() -> tuple[Path, ...]:
     """Return the directories of the Python that runs this server, which runs the agents, too."""
     found = [Path(sys.prefix), Path(sys.base_prefix)]
@@ -274,11 +291,30 @@ def _try_apart(program: str, readable: tuple[Path, ...], hidden: Path, user: int
         if path.is_dir() and path.stat().st_mode & _FOR_ALL != _FOR_ALL:
             return f"not everybody may read {path}"
     try:
-        with tempfile.TemporaryDirectory(prefix=".trial-", dir=hidden) as name:
-            os.chown(name, user, user)
-            return _try(program, readable, writable=Path(name), user=user)
+        with _trial(hidden) as path:
+            os.chown(path, user, user)
+            return _try(program, readable, writable=path, user=user)
     except OSError as exc:
         return f"files cannot be given to user {user}: {exc.strerror}"
+
+
+@contextlib.contextmanager
+def _trial(hidden: Path) -> Iterator[Path]:
+    """Make a directory that `forget_trials` leaves alone as long as this process is there."""
+    with _opened(hidden) as descriptor:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with tempfile.TemporaryDirectory(prefix=_TRIAL, dir=hidden) as name:
+            yield Path(name)
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _try(

@@ -363,6 +363,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     def _open(self) -> None:
         self.context.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        bubblewrap.forget_trials(self.context.state_dir)
         self._groups = groups.find() if self.config.use_cgroups else Groups()
         self._bubblewrap = self._find_bubblewrap()
         there = {place.sandbox_id: record.user for place, record in self._records()}

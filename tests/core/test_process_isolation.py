@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -456,6 +457,30 @@ async def test_without_bubblewrap_sandboxes_run_and_say_that_they_are_not_held(
         assert not report.isolation or not report.isolation.meets(Isolation.BUBBLEWRAP)
         with pytest.raises(OrderRejected, match=f"at least `bubblewrap` is asked for; .*{reason}"):
             await bench.create("true", isolation=Isolation.BUBBLEWRAP)
+
+
+async def test_what_the_trial_of_a_killed_server_left_is_removed_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    async with on_bench(tmp_path) as bench:
+        left = directory_at(bench.state_dir / ".trial-left")
+        (left / "file").touch()
+        await bench.backend.open()
+        assert list(bench.state_dir.iterdir()) == []
+
+
+async def test_the_trial_of_another_process_that_still_runs_is_left_alone(tmp_path: Path) -> None:
+    async with on_bench(tmp_path) as bench:
+        alive = directory_at(bench.state_dir / ".trial-alive")
+        other = os.open(bench.state_dir, os.O_RDONLY)
+        try:
+            fcntl.flock(other, fcntl.LOCK_SH)
+            await bench.backend.open()
+            assert alive.exists()
+        finally:
+            os.close(other)
+        await bench.backend.open()
+        assert not alive.exists()
 
 
 def test_a_python_that_shares_its_directory_with_the_data_is_not_shown(tmp_path: Path) -> None:
