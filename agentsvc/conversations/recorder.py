@@ -19,6 +19,7 @@ from agentsvc.announcements import Announcements
 from agentsvc.config import ConversationsConfig
 from agentsvc.conversations import facts
 from agentsvc.conversations.agent_body import text_of, to_agent_message
+from agentsvc.conversations.masking import mask_state
 from agentsvc.conversations.model import Conversation, Facts, TitleSource
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.usage import find_usage
@@ -72,9 +73,10 @@ class Recorder:
     ) -> list[StoredEvent]:
         """Store events that are new and keep what they say; return the new ones.
 
-        With a `sandbox_id` the conversation has to live there; raises NotFound.
+        What is secret in a state that they tell is masked before. With a `sandbox_id` the conversation has to live there; raises NotFound.
         """
         news: list[StoredEvent] = []
+        raw = [mask_state(event) for event in raw]
 
         async def body(tx: Transaction) -> None:
             before = await self._table.find(conversation_id, tx)

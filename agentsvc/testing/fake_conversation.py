@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.testing.llm import Playbook, Reply, ToolCall, Turn
-from agentsvc.values import dashed, new_id, now
+from agentsvc.values import MASK, dashed, new_id, now
 
 type Json = dict[str, Any]
 type UseTool = Callable[[str, Mapping[str, Any]], tuple[Json, float]]
@@ -210,6 +210,7 @@ class FakeConversation:
         value = self.info()
         for key in ("title", "created_at", "updated_at"):
             del value[key]
+        value["agent"] = _shown(value["agent"])
         members = {"key": "full_state", "value": value}
         self._emit(_event("ConversationStateUpdateEvent", "environment", **members))
 
@@ -358,3 +359,18 @@ def _camel(tool: str) -> str:
 
 def _time() -> str:
     return now().replace(tzinfo=None).isoformat(timespec="microseconds")
+
+
+def _shown(agent: Json) -> Json:
+    """Return an agent as a state has it: real servers hide what they know to be secret, and no more."""
+    servers = {
+        name: {
+            key: dict.fromkeys(part, MASK) if key in ("headers", "env") and part else part
+            for key, part in server.items()
+        }
+        for name, server in (agent.get("mcp_config") or {}).items()
+    }
+    condenser = agent.get("condenser")
+    if condenser:
+        condenser = {**condenser, "llm": {**(condenser.get("llm") or {}), "api_key": MASK}}
+    return {**agent, "mcp_config": servers, "condenser": condenser}

@@ -10,6 +10,7 @@ import pytest
 from agentsvc.testing.agent import FakeSandbox
 from agentsvc.testing.fake_conversation import FakeConversation
 from agentsvc.testing.llm import Reply, ToolCall, call, finish, make_playbook, say
+from agentsvc.values import MASK
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 from tests.service import Client, Service
 
@@ -169,6 +170,17 @@ async def test_events_of_an_unknown_form_are_kept_and_teach_nothing(
     assert found["execution_status"] == "idle"
     assert (found["metrics"] or {}).get("accumulated_cost", 0) == 0
     assert len(await client.events(conversation.id)) >= 4
+
+
+async def test_what_a_state_repeats_of_the_users_keys_is_not_kept(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    conversation, sandbox = await quiet(client, service, fake_agent)
+    agent = {"llm": {"model": "m", "extra_headers": {"X-Key": "hunter2"}}}
+    full = {**status_event(1, "", "2040-01-01T00:00:01"), "key": "full_state"}
+    await deliver(sandbox, conversation.id, {**full, "value": {"agent": agent}})
+    [found] = [one for one in await client.events(conversation.id) if one["id"] == "status-1"]
+    assert found["value"] == {"agent": {"llm": {"model": "m", "extra_headers": {"X-Key": MASK}}}}
 
 
 # Gaps

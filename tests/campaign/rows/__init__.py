@@ -6,6 +6,7 @@ from tests.campaign.book import Row
 from tests.campaign.rows import (
     access,
     backups,
+    canaries,
     capacity,
     clean_stop,
     kills,
@@ -26,6 +27,7 @@ ROWS: Final[tuple[Row, ...]] = (
     access.ROW,
     two_users.ROW,
     origins.ROW,
+    canaries.ROW,
     sealed.ROW,
     malformed.ROW,
     revocation.ROW,
