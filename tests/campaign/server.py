@@ -52,6 +52,8 @@ class Server:
         self.place = place
         self.config = config
         self.client: Client = installation.client()
+        self.seen_at: Path | None = None
+        """Where others see the data directory, if not where the server does."""
         self.starts = 0
         self.slowest_start_seconds = 0.0
         self._others: list[Client] = []
@@ -102,7 +104,8 @@ class Server:
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """Ask the database itself, past the server."""
-        with contextlib.closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as db:
+        seen = self.database if self.seen_at is None else self.seen_at / self.database.name
+        with contextlib.closing(sqlite3.connect(f"file:{seen}?mode=ro", uri=True)) as db:
             return db.execute(sql, values).fetchall()
 
     def faults(self) -> list[str]:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Self
@@ -14,6 +13,7 @@ import pytest_asyncio
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation
+from tests.live.disks import Disk
 from tests.live.installation import Installation, eventually
 from tests.service import Answer
 
@@ -24,44 +24,6 @@ pytestmark = [
 ]
 
 SECRETS = "/api/v1/secrets"
-DISK_BYTES = 8 * 1024 * 1024
-
-
-class Disk:
-    """A small disk at a path, seen only by those who are started with `launcher`."""
-
-    def __init__(self, path: Path) -> None:
-        user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-        mount = f"mount -t tmpfs -o size={DISK_BYTES},mode=0700 none '{path}'"
-        # It ends, and with it the disk, when we close its input.
-        self._holder = subprocess.Popen(
-            ["unshare", *user, "--mount", "sh", "-c", f"{mount} && echo ready && exec cat"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert self._holder.stdout is not None
-        self.is_there = self._holder.stdout.readline() == b"ready\n"
-        entered = ["--user", "--preserve-credentials"] if user else []
-        target = f"--target={self._holder.pid}"
-        self.launcher = ["nsenter", target, *entered, "--mount", "--"]
-        self._ballast = Path(f"/proc/{self._holder.pid}/root{path}/ballast")
-
-    def fill(self) -> None:
-        """Leave no room on it."""
-        with self._ballast.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError:
-                return
-
-    def make_room(self) -> None:
-        self._ballast.unlink()
-
-    def remove(self) -> str:
-        """Give it up, and return what was said by who held it."""
-        return self._holder.communicate()[1].decode()
 
 
 @pytest.fixture

@@ -6,12 +6,14 @@ from tests.campaign.book import Row
 from tests.campaign.rows import (
     access,
     backups,
+    bad_disk,
     canaries,
     capacity,
     clean_stop,
     kills,
     malformed,
     origins,
+    power_loss,
     revocation,
     sealed,
     settings_races,
@@ -20,6 +22,8 @@ from tests.campaign.rows import (
 
 ROWS: Final[tuple[Row, ...]] = (
     kills.ROW,
+    power_loss.ROW,
+    bad_disk.ROW,
     settings_races.ROW,
     capacity.ROW,
     clean_stop.ROW,

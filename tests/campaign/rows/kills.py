@@ -29,7 +29,7 @@ KILLS: Final = 1000
 WRITES: Final = 100_000
 READY_SECONDS: Final = 3.0
 DUMPS: Final = Path(__file__).parents[2] / "data" / "db"
-_BATCH: Final = 4
+BATCH: Final = 4
 _WRITERS: Final = 12
 
 
@@ -108,16 +108,16 @@ class Writers:
 
     async def _events(self) -> None:
         while True:
-            first, self._next = self._next, self._next + _BATCH
+            first, self._next = self._next, self._next + BATCH
             self._journal.events[first] = False
-            await self._ask("POST", self._feeder.path, events(_BATCH, first=first))
+            await self._ask("POST", self._feeder.path, events(BATCH, first=first))
             self._journal.events[first] = True
             self._journal.note(f"events {first}")
 
     async def _secrets(self) -> None:
         path = "/api/v1/secrets"
         while True:
-            self._next += _BATCH
+            self._next += BATCH
             number = self._next
             name = f"KEPT_{number}"
             self._journal.names[name] = False
@@ -133,7 +133,7 @@ class Writers:
     async def _titles(self) -> None:
         path = f"/api/v1/app-conversations/{self._feeder.conversation_id}"
         while True:
-            self._next += _BATCH
+            self._next += BATCH
             title = f"Title {self._next}"
             self._journal.titles.append(title)
             at = len(self._journal.titles) - 1
@@ -198,11 +198,11 @@ def compare_with(
     there = _numbers(query, conversation_id)
     lost, half = [], []
     for first in after.events:
-        found = sum(number in there for number in range(first, first + _BATCH))
-        if before.events.get(first) and found < _BATCH:
-            lost.append(f"events {first}: {found} of {_BATCH}")
-        elif found not in (0, _BATCH):
-            half.append(f"events {first}: {found} of {_BATCH}")
+        found = sum(number in there for number in range(first, first + BATCH))
+        if before.events.get(first) and found < BATCH:
+            lost.append(f"events {first}: {found} of {BATCH}")
+        elif found not in (0, BATCH):
+            half.append(f"events {first}: {found} of {BATCH}")
     kept = _secrets(query)
     for name, is_acknowledged in before.names.items():
         if is_acknowledged and name not in kept and name not in after.going:

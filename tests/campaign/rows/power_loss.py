@@ -1,0 +1,124 @@
+"""An acknowledged write is not lost when power goes either: what was not synced is dropped.
+
+Each cycle is a life of a server under writers, ended at any moment, also of its stop, of whose files
+only that is left which `tests.campaign.disk` says a disk has then. A disk that says it has synced
+and has not shows that the comparison would find what is lost.
+"""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
+from tests.campaign.disk import Disk, build, read_log
+from tests.campaign.rows.kills import Journal, Writers, compare
+from tests.campaign.server import Server, serving
+
+CYCLES: Final = 200
+_STOPS: Final = 4
+"""In one cycle of so many the power goes while the server stops."""
+_LYING_CYCLES: Final = 2
+
+
+class Cycles(msgspec.Struct, kw_only=True):
+    """What the cycles have shown."""
+
+    lost: list[str] = []
+    half: list[str] = []
+    faults: list[str] = []
+    acknowledged: int = 0
+    unsafe: int = 0
+
+
+async def run(ground: Ground) -> Outcome:
+    cycles = ground.count(CYCLES, least=2)
+    found = await _fail_often(ground, cycles, "server")
+    lied_to = await _fail_often(ground, _LYING_CYCLES, "lied-to", lies=True)
+    return Outcome(
+        did=(
+            "writers of events, secrets and titles; the server killed at any moment, one time in"
+            f" {_STOPS} of its stop; any part of the {found.unsafe} writes that no sync had made safe"
+            " dropped, page by page, and names in order (an LD_PRELOAD library writes down what is"
+            " done and synced); then the same on a disk that lies, to see that losses are found"
+        ),
+        figures=(
+            Figure(what="cycles", value=cycles, at_least=cycles),
+            Figure(what="acknowledged writes", value=found.acknowledged, at_least=cycles),
+            Figure(what="writes not safe", value=found.unsafe, at_least=1),
+            zero("lost", found.lost),
+            zero("half applied", found.half),
+            zero("faults of the database", found.faults),
+            Figure(
+                what="losses found on a disk that lies",
+                value=len(lied_to.lost + lied_to.half + lied_to.faults),
+                at_least=1,
+            ),
+        ),
+        problems=tuple(found.lost + found.half + found.faults),
+    )
+
+
+async def _fail_often(ground: Ground, cycles: int, name: str, *, lies: bool = False) -> Cycles:
+    """Let the power fail so often; a disk that lies says it has synced and has not."""
+    directory = ground.place(name)
+    library = await asyncio.to_thread(build, directory)
+    log = directory / "disk.log"
+    environment = {
+        "LD_PRELOAD": str(library),
+        "DISK_DIR": str(directory / "data"),
+        "DISK_LOG": str(log),
+        **({"DISK_LIES": "1"} if lies else {}),
+    }
+    found = Cycles()
+    async with serving(directory, environment=environment) as server:
+        feeder = await server.feeder()
+        journal = Journal(directory / "journal")
+        writers = Writers(server, feeder, journal)
+        await server.installation.stop()
+        for number in range(cycles):
+            disk = await asyncio.to_thread(Disk, server.installation.data.path)
+            log.unlink(missing_ok=True)
+            await server.start()
+            await writers.write(ground.chance.randint(10, 150))
+            if number % _STOPS == _STOPS - 1:
+                server.installation.tell(signal.SIGTERM)
+                await asyncio.sleep(ground.chance.uniform(0, 0.3))
+            await server.kill()
+            await writers.end()
+            found.unsafe += await asyncio.to_thread(_fail, disk, log, ground)
+            if not await _recovers(server, feeder.conversation_id, journal, found):
+                break
+        found.acknowledged = journal.acknowledged
+        journal.close()
+    return found
+
+
+def _fail(disk: Disk, log: Path, ground: Ground) -> int:
+    disk.play(read_log(log))
+    return disk.fail(ground.chance)
+
+
+async def _recovers(server: Server, conversation_id: str, journal: Journal, found: Cycles) -> bool:
+    """Have the server itself recover what is left, compare, and say whether it did recover."""
+    try:
+        await server.start()
+    except AssertionError as exc:
+        found.faults.append(f"no start: {exc}")
+        return False
+    lost, half = await asyncio.to_thread(compare, server, conversation_id, journal)
+    found.lost += lost
+    found.half += half
+    found.faults += await asyncio.to_thread(server.faults)
+    await server.installation.stop()
+    return True
+
+
+ROW: Final = Row(
+    name="power",
+    half=Half.LOST,
+    promise="an acknowledged write is kept when power goes",
+    run=run,
+)
