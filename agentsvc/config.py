@@ -148,6 +148,15 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_connections: Annotated[
         int, Meta(ge=8, le=100_000, description="Most connections at a time; more are refused")
     ] = 500
+    max_connections_per_address: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="Most connections of one address at a time, those of this machine and of"
+            " trusted proxies aside; 0 is no limit",
+        ),
+    ] = 200
     first_message_seconds: Annotated[
         float,
         Meta(gt=0, description="Longest time a WebSocket without a key may take to send one"),

@@ -6,6 +6,7 @@ that it does not hold up the others.
 
 import asyncio
 import logging
+from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import StreamReader, hdrs, web
@@ -13,9 +14,11 @@ from aiohttp.http import HttpRequestParser
 from aiohttp.http_parser import RawRequestMessage
 
 from agentsvc.config import ServerConfig
-from agentsvc.errors import CapacityExceeded
+from agentsvc.errors import AgentsvcError, CapacityExceeded, TooManyRequests
 from agentsvc.http.chunks import BadChunks, BadField, ChunkReader, read_fields
+from agentsvc.http.crowds import Crowd
 from agentsvc.http.keys import AWAITS_CONTINUE
+from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.passage import Passage, Rest, SizedRest, Taker
 from agentsvc.http.wire import error_body
 from agentsvc.values import new_id
@@ -26,12 +29,13 @@ _HEAD_END: Final = b"\r\n\r\n"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def connection_options(limits: ServerConfig) -> dict[str, Any]:
+def connection_options(limits: ServerConfig, crowd: Crowd, measures: Measures) -> dict[str, Any]:
     """Return what makes a server's connections keep the limits.
 
     Until a request has come, aiohttp closes what is older than its keep-alive time.
     """
-    return {"limits": limits, "keepalive_timeout": limits.idle_seconds}
+    own = {"limits": limits, "crowd": crowd, "measures": measures}
+    return {**own, "keepalive_timeout": limits.idle_seconds}
 
 
 def ask_for_body(request: web.Request) -> None:
@@ -98,11 +102,14 @@ class BoundedConnection(web.RequestHandler):
     __slots__ = (
         "_chunked_body",
         "_chunks",
+        "_crowd",
+        "_entered_as",
         "_has_flowed",
         "_is_last",
         "_last_bytes",
         "_left",
         "_limits",
+        "_measures",
         "_next_look",
         "_passage",
         "_passed_body",
@@ -110,9 +117,20 @@ class BoundedConnection(web.RequestHandler):
         "_wire",
     )
 
-    def __init__(self, manager: web.Server, *, limits: ServerConfig, **options: Any) -> None:
+    def __init__(
+        self,
+        manager: web.Server,
+        *,
+        limits: ServerConfig,
+        crowd: Crowd,
+        measures: Measures,
+        **options: Any,
+    ) -> None:
         super().__init__(manager, **options)
         self._limits = limits
+        self._crowd = crowd
+        self._measures = measures
+        self._entered_as = ""
         # Kept until the client is gone; what aiohttp knows is forgotten when it is to be closed.
         self._wire: asyncio.Transport | None = None
         self._next_look: asyncio.TimerHandle | None = None
@@ -132,6 +150,7 @@ class BoundedConnection(web.RequestHandler):
         self._wire = self.transport
         if self._manager is not None:
             self._check_number(len(self._manager.connections))
+            self._check_address()
         self._look()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -139,6 +158,8 @@ class BoundedConnection(web.RequestHandler):
         if self._next_look is not None:
             self._next_look.cancel()
         self._wire = self._next_look = None
+        self._crowd.leave(self._entered_as)
+        self._entered_as = ""
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
@@ -318,15 +339,32 @@ class BoundedConnection(web.RequestHandler):
         if number <= self._limits.max_connections or self._wire is None:
             return
         log.info("connection refused", extra={"connections": number})
-        self._wire.write(_refusal())
+        full = CapacityExceeded("The server has too many connections now")
+        self._turn_away(self._wire, full, Refusal.CONNECTIONS)
+
+    def _check_address(self) -> None:
+        if self._wire is None or self._wire.is_closing():
+            return
+        address = (self._wire.get_extra_info("peername") or ("",))[0]
+        entered_as = self._crowd.enter(str(address))
+        if entered_as is not None:
+            self._entered_as = entered_as
+            return
+        log.info("connection refused", extra={"address": address})
+        crowded = TooManyRequests("Too many connections come from this address")
+        self._turn_away(self._wire, crowded, Refusal.ADDRESS_CONNECTIONS)
+
+    def _turn_away(self, wire: asyncio.Transport, error: AgentsvcError, reason: Refusal) -> None:
+        self._measures.refuse(reason)
+        wire.write(_refusal(error))
         self.force_close()
 
 
-def _refusal() -> bytes:
+def _refusal(error: AgentsvcError) -> bytes:
     request_id = new_id()
-    body = error_body(CapacityExceeded("The server has too many connections now"), request_id)
+    body = error_body(error, request_id)
     head = (
-        "HTTP/1.1 503 Service Unavailable",
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         f"X-Request-Id: {request_id}",

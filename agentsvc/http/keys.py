@@ -28,6 +28,7 @@ from agentsvc.departures import Departures
 from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
 from agentsvc.gitproviders import GitProviders
+from agentsvc.http.measures import Measures
 from agentsvc.logins import Logins
 from agentsvc.modelproxy import ModelProxy
 from agentsvc.outgoing import Courier, Webhooks
@@ -73,6 +74,7 @@ PENDING: Final[web.AppKey[PendingMessages]] = web.AppKey("pending_messages")
 WEBHOOKS: Final[web.AppKey[Webhooks]] = web.AppKey("webhooks")
 COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")
 REPEATS: Final[web.AppKey[Repeats]] = web.AppKey("repeats")
+MEASURES: Final[web.AppKey[Measures]] = web.AppKey("measures", Measures)
 
 REQUEST_ID: Final[web.RequestKey[str]] = web.RequestKey("request_id", str)
 """The id of the request, also in its log lines, its error body and its X-Request-Id header."""

@@ -5,12 +5,27 @@ A small part of the text format is all that is needed, so no library is.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
 from typing import Final
 
 import msgspec
 
 BOUNDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0)
 """The upper bounds of the parts into which times of requests are sorted, in seconds."""
+
+
+class Refusal(StrEnum):
+    """Why somebody was turned away before anything was done for them."""
+
+    HOST = "host"
+    KEY = "key"
+    LOGIN = "login"
+    KEY_RATE = "key_rate"
+    ADDRESS_RATE = "address_rate"
+    OTHER_RATE = "other_rate"
+    CONNECTIONS = "connections"
+    ADDRESS_CONNECTIONS = "address_connections"
+
 
 type Labels = Mapping[str, str]
 type Sample = tuple[str, Labels, float]
@@ -49,6 +64,7 @@ class Measures:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, str], int] = {}
         self._times: dict[str, list[float]] = {}
+        self._refused: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
         self.running = 0
 
     def note(self, *, method: str, route: str, status: int, seconds: float | None) -> None:
@@ -60,6 +76,10 @@ class Measures:
             times[bisect_left(BOUNDS, seconds)] += 1
             times[-1] += seconds
 
+    def refuse(self, reason: Refusal) -> None:
+        """Count somebody who was turned away."""
+        self._refused[reason] += 1
+
     def families(self) -> Iterator[Family]:
         """Yield the figures of requests."""
         yield counter(
@@ -69,6 +89,11 @@ class Measures:
                 ({"method": method, "route": route, "status": status}, count)
                 for (method, route, status), count in sorted(self._counts.items())
             ),
+        )
+        yield counter(
+            "refused_total",
+            "Who was turned away, by why: name of the server, key, login, limits.",
+            (({"reason": reason}, count) for reason, count in self._refused.items()),
         )
         yield gauge("requests_running", "Requests and streams that go on.", [({}, self.running)])
         yield Family(

@@ -12,9 +12,9 @@ from aiohttp import web
 
 from agentsvc import __version__
 from agentsvc.conversations.figures import Figures, quantile, read_figures
-from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE, SANDBOXES, SUPERVISOR
+from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE, MEASURES, SANDBOXES, SUPERVISOR
 from agentsvc.http.measures import Family, counter, gauge, to_text
-from agentsvc.http.middleware import ACTIVITY, MEASURES
+from agentsvc.http.middleware import ACTIVITY
 from agentsvc.http.routes import TEXT, Route, Scope
 from agentsvc.plugins import BackendRegistry
 

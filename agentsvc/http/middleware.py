@@ -26,6 +26,7 @@ from agentsvc.errors import (
     NotAuthenticated,
     NotFound,
     TimedOut,
+    TooManyRequests,
     UnknownHost,
 )
 from agentsvc.http.audit import note_change
@@ -40,6 +41,7 @@ from agentsvc.http.keys import (
     IS_FORWARDED,
     KEYRING,
     LOGINS,
+    MEASURES,
     PASS,
     PRINCIPAL,
     REQUEST_ID,
@@ -49,7 +51,7 @@ from agentsvc.http.keys import (
 from agentsvc.http.limits import LIMITS, STATE, Limits, enforce
 from agentsvc.http.links import address_of, is_from_proxy
 from agentsvc.http.login_cookie import login_token
-from agentsvc.http.measures import Measures
+from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.repeats import answer_once
 from agentsvc.http.routes import KEY_PARAMETER, Handler, Scope, check_scope, is_page, route_of
 from agentsvc.http.wire import error_body
@@ -89,7 +91,6 @@ class Activity:
 
 
 ACTIVITY: Final[web.AppKey[Activity]] = web.AppKey("activity", Activity)
-MEASURES: Final[web.AppKey[Measures]] = web.AppKey("measures", Measures)
 
 _KNOWN_HOSTS: Final[web.AppKey[KnownHosts]] = web.AppKey("known_hosts", KnownHosts)
 _REQUEST_SECONDS: Final[web.AppKey[float]] = web.AppKey("request_seconds", float)
@@ -99,6 +100,7 @@ _HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _EVERY_HOST: Final = KnownHosts(names=frozenset({EVERY}), domains=frozenset())
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
+_RATES: Final = {"key": Refusal.KEY_RATE, "address": Refusal.ADDRESS_RATE}
 _CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
 _EXPOSED: Final = "RateLimit, RateLimit-Policy, Retry-After, X-Request-Id"
 _ALWAYS: Final = {
@@ -377,6 +379,9 @@ def _answer(request: web.Request, failure: Exception) -> web.Response:
     error = failure if isinstance(failure, AgentsvcError) else _foreseen(failure)
     request[_ERROR_CODE] = error.code
     _write_failure(error, failure)
+    reason = _refusal_of(request, error)
+    if reason is not None:
+        request.app[MEASURES].refuse(reason)
     response = web.Response(
         body=error_body(error, request[REQUEST_ID]),
         status=error.status,
@@ -392,6 +397,24 @@ def _answer(request: web.Request, failure: Exception) -> web.Response:
     if isinstance(failure, web.HTTPMethodNotAllowed):
         response.headers[hdrs.ALLOW] = failure.headers[hdrs.ALLOW]
     return response
+
+
+def _refusal_of(request: web.Request, error: AgentsvcError) -> Refusal | None:
+    """Return why a caller was turned away, if that is what an error says."""
+    match error:
+        case UnknownHost():
+            return Refusal.HOST
+        case NotAuthenticated():
+            route = route_of(request)
+            # Where no key is asked for, what was not good was a login.
+            is_login = route is not None and route.scope is Scope.OPEN
+            return Refusal.LOGIN if is_login else Refusal.KEY
+        case TooManyRequests():
+            state = request.get(STATE)
+            is_over = state is not None and state.retry_seconds > 0
+            return _RATES[state.name] if state and is_over else Refusal.OTHER_RATE
+        case _:
+            return None
 
 
 def _foreseen(failure: Exception) -> AgentsvcError:

@@ -7,7 +7,7 @@ line that names the kind of problem only.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -20,7 +20,10 @@ from multidict import CIMultiDictProxy
 from agentsvc.config import ServerConfig
 from agentsvc.errors import AgentsvcError, BadRequest, MalformedBody
 from agentsvc.http.connections import BoundedConnection, connection_options
-from agentsvc.http.keys import AWAITS_CONTINUE, ON_LOST, REQUEST_ID
+from agentsvc.http.crowds import LOOPBACK, Crowd, Network
+from agentsvc.http.keys import AWAITS_CONTINUE, MEASURES, ON_LOST, REQUEST_ID
+from agentsvc.http.links import to_networks
+from agentsvc.http.measures import Measures
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
 from agentsvc.values import new_id
@@ -31,13 +34,21 @@ _LIMITS: Final = ServerConfig()
 
 
 def make_runner(
-    app: web.Application, *, grace_seconds: float, prefix: str = "", limits: ServerConfig = _LIMITS
+    app: web.Application,
+    *,
+    grace_seconds: float,
+    prefix: str = "",
+    limits: ServerConfig = _LIMITS,
+    own: Iterable[Network] = LOOPBACK,
 ) -> web.AppRunner:
     """Return what serves the application; requests get `grace_seconds` to end at a stop.
 
-    `prefix` is the path below which clients find the server; a proxy may leave it in place.
+    `prefix` is the path below which clients find the server; a proxy may leave it in place. Of
+    networks that are the server's `own`, as of trusted proxies, connections are not counted.
     """
-    options = connection_options(limits)
+    uncounted = (*own, *to_networks(limits.trusted_proxies))
+    crowd = Crowd(limits.max_connections_per_address, uncounted)
+    options = connection_options(limits, crowd, app.get(MEASURES) or Measures())
     runner = _Runner(app, access_log=None, shutdown_timeout=grace_seconds, **options)
     runner.prefix = prefix
     return runner

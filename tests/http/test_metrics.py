@@ -63,6 +63,31 @@ async def test_requests_are_counted_by_their_routes_and_times_add_up(client: Cli
     assert buckets == sorted(buckets)
 
 
+async def test_who_was_turned_away_is_counted_by_why(client: Client, service: Service) -> None:
+    nobody = service.client_with("wrong")
+    await nobody.get("/api/settings")
+    elsewhere = {"Host": "evil.example"}
+    assert (await service.client_with(None).get("/login", headers=elsewhere)).status == 421
+    await nobody.post("/api/v1/logins", json={"api_key": "wrong"})
+    await nobody.post("/login", data={"api_key": "wrong"})
+    found = await read(client)
+    refused = {
+        labels.partition('"')[2].rstrip('"'): value
+        for (name, labels), value in found.items()
+        if name == "agentsvc_refused_total"
+    }
+    assert refused == {
+        "host": 1,
+        "key": 1,
+        "login": 2,
+        "key_rate": 0,
+        "address_rate": 0,
+        "other_rate": 0,
+        "connections": 0,
+        "address_connections": 0,
+    }
+
+
 async def test_a_backend_that_does_not_answer_is_down_until_it_does(
     client: Client, fake_world: FakeWorld
 ) -> None:

@@ -48,7 +48,8 @@ async def serve() -> AsyncIterator[Serve]:
         app.router.add_get("/", _greet)
         app.router.add_get("/full", _fill)
         app.router.add_get("/stream", _stream)
-        runner = make_runner(app, grace_seconds=1, limits=limits)
+        # Those of this machine count, too, since all of them are.
+        runner = make_runner(app, grace_seconds=1, limits=limits, own=())
         runners.append(runner)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -59,18 +60,19 @@ async def serve() -> AsyncIterator[Serve]:
         await runner.cleanup()
 
 
-async def connect(runner: web.AppRunner) -> Streams:
+async def connect(runner: web.AppRunner, *, source: str = "127.0.0.1") -> Streams:
     """Connect as a client that has room for little."""
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     raw.setblocking(False)
+    raw.bind((source, 0))
     await asyncio.get_running_loop().sock_connect(raw, runner.addresses[0])
     return await asyncio.open_connection(sock=raw, limit=4096)
 
 
-async def ask(runner: web.AppRunner) -> bytes:
+async def ask(runner: web.AppRunner, *, source: str = "127.0.0.1") -> bytes:
     """Return the answer to a whole request."""
-    reader, writer = await connect(runner)
+    reader, writer = await connect(runner, source=source)
     writer.write(HEAD + b"Connection: close\r\n\r\n")
     try:
         return await asyncio.wait_for(reader.read(), PATIENCE)
@@ -149,6 +151,38 @@ async def test_more_connections_than_there_may_be_are_refused(serve: Serve) -> N
         writer.close()
     await eventually(lambda: count(runner) == 0)
     assert (await ask(runner)).endswith(b"hello")
+
+
+async def test_one_address_has_so_many_connections_and_leaves_room_to_others(serve: Serve) -> None:
+    runner = await serve(ServerConfig(max_connections_per_address=2))
+    held = [await connect(runner) for _ in range(2)]
+    await eventually(lambda: count(runner) == 2)
+    head, _, body = (await ask(runner)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 429 Too Many Requests")
+    assert b"Retry-After: 1" in head
+    assert json.loads(body)["code"] == "too_many_requests"
+    assert (await ask(runner, source="127.0.0.2")).endswith(b"hello")
+    held[0][1].close()
+    await eventually(lambda: count(runner) == 1)
+    assert (await ask(runner)).endswith(b"hello")
+    held[1][1].close()
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ServerConfig(max_connections_per_address=0),
+        ServerConfig(max_connections_per_address=1, trusted_proxies=("127.0.0.0/8",)),
+    ],
+)
+async def test_without_a_limit_and_from_proxies_any_number_is_taken(
+    serve: Serve, limits: ServerConfig
+) -> None:
+    runner = await serve(limits)
+    held = [await connect(runner) for _ in range(3)]
+    assert (await ask(runner)).endswith(b"hello")
+    for _, writer in held:
+        writer.close()
 
 
 async def test_a_body_that_does_not_come_is_answered_in_time(service: Service) -> None:

@@ -14,9 +14,10 @@ from agentsvc.errors import (
     NotFound,
     TooManyRequests,
 )
-from agentsvc.http.keys import ADMITTED, CONFIG, LOGINS, PRINCIPAL
+from agentsvc.http.keys import ADMITTED, CONFIG, LOGINS, MEASURES, PRINCIPAL
 from agentsvc.http.links import address_of, links_of, origin_of
 from agentsvc.http.login_cookie import expired_cookie, is_foreign, make_cookie
+from agentsvc.http.measures import Refusal
 from agentsvc.http.routes import FORM, HTML, JSON, LOGIN_PATH, Example, Route, Scope
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import FormPage
@@ -110,6 +111,7 @@ async def post_page(request: web.Request) -> web.Response:
     try:
         _, token = await _begin(request, order)
     except NotAuthenticated as exc:
+        request.app[MEASURES].refuse(Refusal.LOGIN)
         message = exc.message if order.token else "This API key is not valid"
         return _page("", message, status=exc.status)
     response = web.Response(status=303, content_type="text/html")
