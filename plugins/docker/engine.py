@@ -12,13 +12,14 @@ import re
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from agentsvc.backendparts import finish
 from agentsvc.errors import AgentsvcError, BackendUnavailable
 
 from .failures import from_engine, one_line
@@ -275,16 +276,6 @@ class Engine:
             f"The container engine `{self.name}` cannot be reached",
             detail=f"{self.url}: {one_line(why)}",
         )
-
-
-async def finish[T](work: Coroutine[Any, Any, T]) -> T:
-    """Do something to its end, also when the caller is cancelled meanwhile."""
-    task = asyncio.get_running_loop().create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
 
 
 def to_facts(info: Json, version: Json, *, is_beside: bool) -> Facts:

@@ -11,10 +11,11 @@ import shutil
 import socket
 from collections.abc import Iterable
 
+from agentsvc.backendparts import finish
 from agentsvc.errors import BackendUnavailable
 from agentsvc.values import monotonic
 
-from .engine import finish, is_ours
+from .engine import is_ours
 
 type Rule = tuple[str, ...]
 

@@ -11,9 +11,10 @@ from typing import Final
 
 from agentsvc import backend
 from agentsvc.backend import Order
+from agentsvc.backendparts import choose_ports
 
 from . import names
-from .plan import Json, archive_of, bindings, choose_ports
+from .plan import Json, archive_of, bindings
 
 PROXY_PORT: Final = 3128
 

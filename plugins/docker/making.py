@@ -17,6 +17,7 @@ from typing import cast
 import msgspec
 
 from agentsvc.backend import Network, Order
+from agentsvc.backendparts import working_dir
 from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
 
 from . import firewall, gateways, names, networks
@@ -36,7 +37,6 @@ from .plan import (
     private_archive,
     to_options,
     user_of,
-    working_dir,
     workspace_archive,
 )
 from .settings import DockerConfig
@@ -332,7 +332,11 @@ class Maker:
             owner = parse_user(user, untar(passwd or b""))
         if owner is None:
             raise OrderRejected(f"The image `{order.image}` has no user `{user}`")
-        inside = working_dir(order, options).removeprefix(options.workspace).strip("/")
+        inside = (
+            working_dir(order.working_dir, options.workspace)
+            .removeprefix(options.workspace)
+            .strip("/")
+        )
         parts = inside.split("/") if inside else []
         directories = ["/".join(parts[: count + 1]) for count in range(len(parts))]
         # Docker leaves alone whatever it is told of the directory itself, but not by another name.

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.backend import Isolation, Order, Port, Spec, fill
+from agentsvc.backend import Isolation, Order, Spec, fill
+from agentsvc.backendparts import choose_ports, is_below, working_dir
 from agentsvc.errors import OrderRejected
 from agentsvc.values import Secret
 
@@ -26,8 +27,6 @@ CALLBACK_NAME: Final = "agentsvc.internal"
 """The name by which this server is known inside a sandbox."""
 
 _CALLBACK_VARIABLE: Final = "OH_WEBHOOKS_0_BASE_URL"
-_KNOWN_PORTS: Final = {"agent": 8000, "vscode": 8001, "worker_1": 8011, "worker_2": 8012}
-_FIRST_PORT: Final = 8100
 _ENV_FILE: Final = f"{PRIVATE}/env"
 _OWNER: Final = 1000
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{2,62}")
@@ -145,7 +144,7 @@ def check(asked: Spec | Order, config: DockerConfig) -> None:
         fill(text, ports)
     if options.user and not _NUMBERS.fullmatch(options.user):
         raise OrderRejected("The option `user` is a number, or two with a colon between them")
-    working_dir(asked, options)
+    working_dir(asked.working_dir, options.workspace)
     for mount in options.mounts:
         check_mount(mount, config.bind_mounts)
     for target in (*options.tmpfs, *(mount.target for mount in options.mounts)):
@@ -158,41 +157,10 @@ def check_mount(mount: Mount, allowed: Iterable[str]) -> None:
     source = posixpath.normpath(mount.source)
     if source.endswith(_DEAD_SOCKETS) or any(_overlap(source, one) for one in _SOCKET_DIRS):
         raise OrderRejected(f"{mount.source} is the engine's own and is not mounted in a sandbox")
-    if not any(_is_below(source, posixpath.normpath(one)) for one in allowed):
+    if not any(is_below(source, posixpath.normpath(one)) for one in allowed):
         raise OrderRejected(
             f"{mount.source} is not below one of the backend's `bind_mounts`; add it there"
         )
-
-
-def choose_ports(ports: Iterable[Port]) -> dict[str, int]:
-    """Return each port's number inside; raises OrderRejected where two are the same."""
-    found: dict[str, int] = {}
-    wanted = [port for port in ports if port.number]
-    free = [port for port in ports if not port.number]
-    used = {port.number for port in wanted}
-    for port in wanted:
-        found[port.name] = port.number
-    following = _FIRST_PORT
-    for port in free:
-        number = _KNOWN_PORTS.get(port.name, 0)
-        while not number or number in used:
-            number, following = following, following + 1
-        used.add(number)
-        found[port.name] = number
-    if len(found) != len(wanted) + len(free) or len(used) != len(found):
-        raise OrderRejected("Two ports have the same name or number")
-    return found
-
-
-def working_dir(asked: Spec | Order, options: Options) -> str:
-    """Return where the command starts; raises OrderRejected unless it is in the workspace."""
-    top = posixpath.normpath(options.workspace)
-    path = posixpath.normpath(posixpath.join(top, asked.working_dir))
-    if not _is_below(path, top):
-        raise OrderRejected(
-            f"The working directory must be below {top}; the option `workspace` moves that"
-        )
-    return path
 
 
 def user_of(image: Image, options: Options, config: DockerConfig) -> str:
@@ -235,7 +203,7 @@ def container(
     options = to_options(order)
     ports = choose_ports(order.ports)
     env = environment_of(order, ports, place)
-    directory = working_dir(order, options)
+    directory = working_dir(order.working_dir, options.workspace)
     if options.read_only:
         env.setdefault("HOME", f"{options.workspace}/.home")
     runtime = options.runtime or config.runtime
@@ -415,9 +383,5 @@ def _directory(name: str, owner: tuple[int, int]) -> tuple[tarfile.TarInfo, byte
     return info, b""
 
 
-def _is_below(path: str, top: str) -> bool:
-    return path == top or path.startswith(top.rstrip("/") + "/")
-
-
 def _overlap(path: str, other: str) -> bool:
-    return _is_below(path, other) or _is_below(other, path)
+    return is_below(path, other) or is_below(other, path)

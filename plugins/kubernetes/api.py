@@ -4,8 +4,7 @@ That something did not answer, or not in the way it should, is never taken for "
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -245,19 +244,6 @@ class Api:
         async with self._login:
             if self._access is used:
                 self._access = await log_in(self._config)
-
-
-async def finish[T](work: Coroutine[Any, Any, T]) -> T:
-    """Await what must not end half-way; if cancelled, be so when it is done."""
-    inner = asyncio.gather(work)
-    try:
-        [result] = await asyncio.shield(inner)
-    except asyncio.CancelledError:
-        await asyncio.wait([inner])
-        with contextlib.suppress(asyncio.CancelledError):
-            inner.exception()  # so that nobody complains of an error that nobody saw
-        raise
-    return result
 
 
 def _load_libraries() -> Any:

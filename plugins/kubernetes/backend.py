@@ -29,11 +29,12 @@ from agentsvc.backend import (
     Spec,
     check_hosts,
 )
+from agentsvc.backendparts import finish
 from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew
 from agentsvc.values import now, parse_time
 
 from . import commands, look, names, plan, settings
-from .api import Api, finish
+from .api import Api
 from .logs import follow_log, read_log
 from .making import Maker
 from .names import Kind

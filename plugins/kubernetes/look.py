@@ -104,7 +104,8 @@ def without_pod(*, is_paused: bool) -> Report:
 def judge(pod: Json, warning: str = "") -> Verdict:
     """Return what a pod's status comes to, in words that say what to do."""
     status = pod.get("status") or {}
-    if status.get("phase") in _FAILED_PHASES:
+    # While it is removed it may be told as failed before its containers are.
+    if status.get("phase") in _FAILED_PHASES and not names.is_ending(pod):
         return _ended(status)
     if is_node_lost(pod):
         return _starting(

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.backend import Order, fill
+from agentsvc.backendparts import choose_ports, working_dir
 from agentsvc.values import Secret
 
 from . import names, plan
@@ -68,7 +69,7 @@ def secret(order: Order, place: Place, owner: Json) -> Json:
 
 def service(order: Order, place: Place, owner: Json) -> Json:
     """Return the name by which the sandbox is reached in the cluster, whichever its pod is."""
-    ports = plan.choose_ports(order.ports)
+    ports = choose_ports(order.ports)
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -88,7 +89,7 @@ def service(order: Order, place: Place, owner: Json) -> Json:
 
 def policy(order: Order, place: Place, owner: Json) -> Json:
     """Return what may connect to the sandbox, and what it may connect to: else nothing."""
-    numbers = plan.choose_ports(order.ports).values()
+    numbers = choose_ports(order.ports).values()
     config = place.config
     ingress = []
     if callers := _callers(config):
@@ -116,8 +117,8 @@ def policy(order: Order, place: Place, owner: Json) -> Json:
 def pod(order: Order, place: Place) -> Json:
     """Return the pod, but for its owner."""
     options, config = plan.to_options(order), place.config
-    ports = plan.choose_ports(order.ports)
-    directory = plan.working_dir(order, options)
+    ports = choose_ports(order.ports)
+    directory = working_dir(order.working_dir, options.workspace)
     awaited = [port.name for port in order.ports if port.awaited]
     is_calling = plan.callback_of(order.env) is not None
     annotations = {
@@ -243,7 +244,7 @@ def _container(
 def _prepare(order: Order, options: plan.Options, config: KubernetesConfig) -> Json:
     # Whoever makes a missing working directory is root, and the sandbox could not write to it.
     top = posixpath.normpath(options.workspace)
-    directories = [plan.working_dir(order, options), f"{top}/.home"]
+    directories = [working_dir(order.working_dir, options.workspace), f"{top}/.home"]
     return {
         "name": _PREPARE,
         "image": order.image,

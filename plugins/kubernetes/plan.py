@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.backend import Isolation, Network, Order, Port, Spec, fill
+from agentsvc.backend import Isolation, Network, Order, Spec, fill
+from agentsvc.backendparts import choose_ports, working_dir
 from agentsvc.errors import OrderRejected
 
 from .settings import KubernetesConfig, Name, Toleration
@@ -24,8 +25,6 @@ LIMITS: Final = ("cpus", "memory_bytes", "disk_bytes")
 """What can be a limit of a pod or a claim."""
 
 _CALLBACK_VARIABLE: Final = "OH_WEBHOOKS_0_BASE_URL"
-_KNOWN_PORTS: Final = {"agent": 8000, "vscode": 8001, "worker_1": 8011, "worker_2": 8012}
-_FIRST_PORT: Final = 8100
 _ID: Final = re.compile(r"[a-z0-9]{3,32}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
@@ -79,7 +78,7 @@ def check(asked: Spec | Order) -> None:
     ports = choose_ports(asked.ports)
     for text in (*(asked.command or ()), *asked.env.values()):
         fill(text, ports)
-    working_dir(asked, options)
+    working_dir(asked.working_dir, options.workspace)
     _check_sizes(asked, options)
     if isinstance(asked, Order):
         if not _ID.fullmatch(asked.sandbox_id):
@@ -110,37 +109,6 @@ def _check_bytes(order: Order) -> None:
     )
     if secret > _SECRET_BYTES_MAX:
         raise OrderRejected("The secrets are larger than a cluster keeps them")
-
-
-def choose_ports(ports: Iterable[Port]) -> dict[str, int]:
-    """Return each port's number inside; raises OrderRejected where two are the same."""
-    found: dict[str, int] = {}
-    wanted = [port for port in ports if port.number]
-    free = [port for port in ports if not port.number]
-    used = {port.number for port in wanted}
-    for port in wanted:
-        found[port.name] = port.number
-    following = _FIRST_PORT
-    for port in free:
-        number = _KNOWN_PORTS.get(port.name, 0)
-        while not number or number in used:
-            number, following = following, following + 1
-        used.add(number)
-        found[port.name] = number
-    if len(found) != len(wanted) + len(free) or len(used) != len(found):
-        raise OrderRejected("Two ports have the same name or number")
-    return found
-
-
-def working_dir(asked: Spec | Order, options: Options) -> str:
-    """Return where the command starts; raises OrderRejected unless it is in the workspace."""
-    top = posixpath.normpath(options.workspace)
-    path = posixpath.normpath(posixpath.join(top, asked.working_dir))
-    if path != top and not path.startswith(top.rstrip("/") + "/"):
-        raise OrderRejected(
-            f"The working directory must be below {top}; the option `workspace` moves that"
-        )
-    return path
 
 
 def user_of(options: Options, config: KubernetesConfig) -> tuple[int, int]:

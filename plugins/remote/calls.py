@@ -3,11 +3,9 @@
 That something did not answer, or not in the way it should, is never taken for "gone".
 """
 
-import asyncio
-import contextlib
 import hashlib
 import json
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -203,19 +201,6 @@ def check_handle(handle: Handle) -> None:
 def one_line(text: str) -> str:
     """Return the first line of what another server says, cut to a size for people."""
     return text.partition("\n")[0][:_TEXT_MAX]
-
-
-async def finish[T](work: Coroutine[Any, Any, T]) -> T:
-    """Await what must not end half-way; if cancelled, be so when it is done."""
-    inner = asyncio.gather(work)
-    try:
-        [result] = await asyncio.shield(inner)
-    except asyncio.CancelledError:
-        await asyncio.wait([inner])
-        with contextlib.suppress(asyncio.CancelledError):
-            inner.exception()  # so that nobody complains of an error that nobody saw
-        raise
-    return result
 
 
 def _read(content: bytes) -> tuple[str, str]:

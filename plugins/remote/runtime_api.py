@@ -31,6 +31,7 @@ from agentsvc.backend import (
     Spec,
     fill,
 )
+from agentsvc.backendparts import finish
 from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
 from agentsvc.values import Secret, now, parse_time
 
@@ -38,7 +39,6 @@ from .calls import (
     HANDLE_VERSION,
     check_handle,
     fingerprint,
-    finish,
     one_line,
 )
 from .far import GONE, FarBackend, FarConfig, usable

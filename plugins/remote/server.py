@@ -30,6 +30,7 @@ from agentsvc.backend import (
     Spec,
     Usage,
 )
+from agentsvc.backendparts import finish
 from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
 from agentsvc.values import Secret, now, parse_time
 
@@ -37,7 +38,6 @@ from .calls import (
     HANDLE_VERSION,
     check_handle,
     fingerprint,
-    finish,
     one_line,
 )
 from .far import GONE, FarBackend, FarConfig, usable

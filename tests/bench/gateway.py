@@ -24,7 +24,7 @@ from agentsvc.values import monotonic
 from tests.bench.rig import MIB, Running, client_of, run, run_agent_server
 from tests.http.gateway.steps import session
 from tests.live import nginx
-from tests.live.nginx import free_port, listening
+from tests.live.nginx import free_port
 
 PART: Final = bytes(64 * 1024)
 WARM_UP: Final = 100
@@ -32,18 +32,6 @@ KIB: Final = 1024
 STALLED: Final = 100
 STALL_SECONDS: Final = 0.3
 _NGINX: Final = """
-daemon off;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-worker_processes 1;
-events {{ worker_connections 256; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
     upstream sandbox {{ server {upstream}; keepalive 8; }}
     server {{
         listen 127.0.0.1:{port};
@@ -59,7 +47,6 @@ http {{
             proxy_buffers 16 64k;
         }}
     }}
-}}
 """
 """It keeps no body in a file and none back, and its buffers are large."""
 
@@ -127,10 +114,8 @@ async def _nginx(folder: Path, upstream: Running) -> AsyncIterator[str]:
         return
     await asyncio.to_thread(folder.mkdir)
     port = free_port()
-    file = folder / "nginx.conf"
-    text = _NGINX.format(folder=folder, port=port, upstream=urlsplit(upstream.url).netloc)
-    await asyncio.to_thread(file.write_text, text)
-    async with listening((str(nginx.program()), "-p", str(folder), "-c", str(file)), port, folder):
+    body = _NGINX.format(port=port, upstream=urlsplit(upstream.url).netloc)
+    async with nginx.serving(folder, port, body):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from agentsvc.values import now
 
-_CONFIG = """
+_FRAME = """
 daemon off;
 pid {folder}/nginx.pid;
 error_log {folder}/error.log;
@@ -30,6 +30,10 @@ http {{
     fastcgi_temp_path {folder}/fastcgi;
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
+    {body}
+}}
+"""
+_TO_SERVER = """
     server {{
         listen 127.0.0.1:{port} ssl;
         ssl_certificate {folder}/cert.pem;
@@ -47,7 +51,6 @@ http {{
             client_max_body_size 0;
         }}
     }}
-}}
 """
 _FORWARDED = """
             proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
@@ -87,10 +90,18 @@ async def running(
     write_certificate(folder, domain)
     headers = _FORWARDED.format(path=path) if strips else ""
     upstream = f"{server_url}/" if strips else server_url
-    config = folder / "nginx.conf"
-    config.write_text(
-        _CONFIG.format(folder=folder, port=port, path=path, upstream=upstream, headers=headers)
+    body = _TO_SERVER.format(
+        folder=folder, port=port, path=path, upstream=upstream, headers=headers
     )
+    async with serving(folder, port, body):
+        yield
+
+
+@asynccontextmanager
+async def serving(folder: Path, port: int, body: str) -> AsyncIterator[None]:
+    """Run nginx in a folder, with what stands in its `http` block, while this lasts."""
+    config = folder / "nginx.conf"
+    config.write_text(_FRAME.format(folder=folder, body=body))
     command = (program() or "nginx", "-p", str(folder), "-c", str(config))
     async with listening(command, port, folder):
         yield

@@ -77,19 +77,6 @@ def test_secrets_are_in_an_archive_and_nowhere_in_the_request() -> None:
         plan.check(make_order(secret_env={"A;B": Secret("x")}), CONFIG)
 
 
-def test_ports_have_the_numbers_that_clients_know() -> None:
-    ports = [Port(name=name) for name in ("agent", "vscode", "worker_1", "worker_2", "more")]
-    assert list(plan.choose_ports(ports).values()) == [8000, 8001, 8011, 8012, 8100]
-    taken = (Port(name="agent"), Port(name="x", number=8000), Port(name="y", number=8100))
-    assert plan.choose_ports(taken) == {"x": 8000, "y": 8100, "agent": 8101}
-    for twice in (
-        (Port(name="a"), Port(name="a")),
-        (Port(name="a", number=1), Port(name="b", number=1)),
-    ):
-        with pytest.raises(OrderRejected):
-            plan.choose_ports(twice)
-
-
 def test_published_ports_are_bound_to_the_address_alone() -> None:
     bound = body_of(make_order())["HostConfig"]["PortBindings"]
     assert bound["8000/tcp"] == [{"HostIp": "127.0.0.1", "HostPort": ""}]
@@ -194,14 +181,6 @@ def test_an_allowed_directory_is_mounted_read_only_unless_it_is_said_to_be_writa
 def test_what_could_never_be_made_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(OrderRejected):
         plan.check(make_order(**changes), CONFIG)
-
-
-def test_the_working_directory_lies_in_the_workspace() -> None:
-    options = plan.Options(workspace="/home/agent/files")
-    assert plan.working_dir(make_order(), options) == "/home/agent/files"
-    assert plan.working_dir(make_order(working_dir="a/b"), options) == "/home/agent/files/a/b"
-    inside = make_order(working_dir="/home/agent/files/x/")
-    assert plan.working_dir(inside, options) == "/home/agent/files/x"
 
 
 def test_a_proxy_is_told_in_both_spellings_and_the_spec_wins() -> None:

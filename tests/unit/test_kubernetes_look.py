@@ -272,6 +272,8 @@ def test_a_pod_that_is_being_removed_is_on_its_way() -> None:
     assert look.judge(pod).phase is STARTING
     assert not look.is_over(pod)
     assert look.has_begun(pod)
+    # Some are told as failed before anything is known of their containers.
+    assert look.judge({**pod, "status": {"phase": "Failed"}}).phase is STARTING
 
 
 def test_a_report_says_what_the_pod_remembers() -> None:
