@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -237,11 +238,17 @@ async def _agents(app: web.Application) -> AsyncIterator[None]:
     await agents.close()
 
 
+async def _is_admin(app: web.Application, user_id: str) -> bool:
+    return (await app[USERS].get(user_id)).is_active_admin
+
+
 async def _git_providers(app: web.Application) -> AsyncIterator[None]:
     app[GIT_PROVIDERS] = providers = GitProviders(
         app[SECRETS],
         time_limit=app[CONFIG].git.api_seconds,
         checks_tokens=app[CONFIG].git.check_tokens,
+        private_hosts=app[CONFIG].git.private_hosts,
+        trusts=partial(_is_admin, app),
     )
     await providers.open()
     yield

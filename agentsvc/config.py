@@ -458,6 +458,13 @@ class GitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api_seconds: Annotated[
         float, Meta(gt=0, description="Longest time a git hosting service may take to answer")
     ] = 10.0
+    private_hosts: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=300)], ...],
+        Meta(
+            description="Hosts of git services at addresses that are not public, which the server"
+            " asks for every user, as `allow_hosts` names them; for administrators it asks all"
+        ),
+    ] = ()
 
 
 class PluginsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

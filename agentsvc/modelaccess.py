@@ -12,7 +12,7 @@ from yarl import URL
 
 from agentsvc.egress.addresses import BadHost, parse_host
 from agentsvc.egress.policy import Mode, Policy, parse_policy, show
-from agentsvc.outgoing.sender import CheckedResolver, Lookup
+from agentsvc.reach import CheckedResolver, Lookup
 
 
 class AddressRefused(OSError):

@@ -20,7 +20,7 @@ from agentsvc.egress.addresses import BadHost
 from agentsvc.egress.policy import Policy
 from agentsvc.modelaccess import AddressRefused, policy_of, session_for
 from agentsvc.modelhosts import provider_of
-from agentsvc.outgoing.sender import Lookup, look_up
+from agentsvc.reach import Lookup, look_up
 
 _ANSWER_MAX: Final = 256 * 1024
 _SAID_MAX: Final = 500

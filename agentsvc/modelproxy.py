@@ -12,7 +12,7 @@ from agentsvc.egress.addresses import BadHost
 from agentsvc.errors import ModelUnavailable
 from agentsvc.modelaccess import AddressRefused, may_ask, policy_of, session_for
 from agentsvc.modelwire import Upstream, Usage, UsageReader
-from agentsvc.outgoing.sender import Lookup, look_up
+from agentsvc.reach import Lookup, look_up
 
 _LARGEST_FAILURE_BYTES: Final = 256 * 1024
 _PRICE_HEADER: Final = "x-litellm-response-cost"

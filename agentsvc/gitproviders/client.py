@@ -28,6 +28,7 @@ from agentsvc.errors import (
     NotFound,
 )
 from agentsvc.orders import Provider
+from agentsvc.reach import NotPublic
 from agentsvc.usersecrets import ProviderToken
 from agentsvc.values import now
 
@@ -150,6 +151,9 @@ class Api:
                             return await self._read(response)
                         url = self._target(url, response.headers.get("Location", ""))
         except (aiohttp.ClientError, OSError, ValueError) as exc:
+            inner = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
+            if isinstance(inner, NotPublic):
+                raise not_public(self.provider, inner) from exc
             raise self.unavailable(repr(exc)) from exc
         raise self.unavailable("too many redirects")
 
@@ -213,6 +217,14 @@ def unavailable(provider: Provider, detail: str) -> GitProviderUnavailable:
     """Return the error for a service that cannot be asked."""
     return GitProviderUnavailable(
         f"The git provider `{provider.value}` cannot be asked", detail=detail
+    )
+
+
+def not_public(provider: Provider, exc: NotPublic) -> GitProviderUnavailable:
+    """Return the error for a service in a network where only administrators may have it asked."""
+    return GitProviderUnavailable(
+        f"The git provider `{provider.value}` is not asked: {exc}. An administrator can add the"
+        " host to `git.private_hosts` in the configuration"
     )
 
 

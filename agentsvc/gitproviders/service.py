@@ -5,10 +5,12 @@ What a host does not say stays unknown: only a clear refusal makes a token a bad
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from agentsvc import git
 from agentsvc.errors import (
@@ -23,7 +25,7 @@ from agentsvc.errors import (
 )
 from agentsvc.gitproviders.azure import AzureDevOps
 from agentsvc.gitproviders.bitbucket import Bitbucket
-from agentsvc.gitproviders.client import Api, Connection, unavailable
+from agentsvc.gitproviders.client import Api, Connection, not_public, unavailable
 from agentsvc.gitproviders.data_center import DataCenter
 from agentsvc.gitproviders.forgejo import Forgejo
 from agentsvc.gitproviders.github import GitHub
@@ -47,6 +49,7 @@ from agentsvc.gitproviders.model import (
     RepositoryQuery,
 )
 from agentsvc.orders import Provider, SuggestedTask
+from agentsvc.reach import CheckedResolver, NotPublic, check_public, look_up
 from agentsvc.secretstore import SecretStore
 from agentsvc.usersecrets import ProviderToken, ProviderTokenPatch, merge_token
 
@@ -73,32 +76,53 @@ _NOT_REFUSED: Final = (
 )
 
 
+async def _trusts_nobody(_user_id: str) -> bool:
+    return False
+
+
 class GitProviders:
     """The calls to all git hosting services; open it, then close it.
 
     What is done for a user raises GitTokenMissing where the user has no token for it, and what
     the services answer: NotAuthenticated, NotAllowed, NotFound, BadRequest,
-    GitProviderRateLimited, GitProviderUnavailable. Where several services are asked, one that
+    GitProviderRateLimited, GitProviderUnavailable. Hosts at addresses that are not public are asked
+    for users whom `trusts` says so of, and those of `private_hosts` for all. Where several services are asked, one that
     fails is left out, unless all do.
     """
 
     def __init__(
-        self, secrets: SecretStore, *, time_limit: float = TIME_LIMIT, checks_tokens: bool = True
+        self,
+        secrets: SecretStore,
+        *,
+        time_limit: float = TIME_LIMIT,
+        checks_tokens: bool = True,
+        private_hosts: Sequence[str] = (),
+        trusts: Callable[[str], Awaitable[bool]] = _trusts_nobody,
     ) -> None:
         self._secrets = secrets
         self._checks_tokens = checks_tokens
         self._time_limit = time_limit
+        self._check = partial(check_public, tuple(private_hosts))
+        self._trusts = trusts
         self._session: aiohttp.ClientSession | None = None
+        self._anywhere: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Make the session; needs a running event loop."""
-        self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        """Make the sessions; needs a running event loop."""
+        checked = aiohttp.TCPConnector(
+            resolver=CheckedResolver(look_up, self._check), use_dns_cache=False
+        )
+        jar = aiohttp.DummyCookieJar()
+        self._session = aiohttp.ClientSession(connector=checked, cookie_jar=jar)
+        self._anywhere = aiohttp.ClientSession(cookie_jar=jar)
 
     async def close(self) -> None:
         """Close all connections."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        sessions = (self._session, self._anywhere)
+        self._session = self._anywhere = None
+        for session in sessions:
+            if session is not None:
+                await session.close()
 
     # Whose token it is
 
@@ -112,10 +136,13 @@ class GitProviders:
         does not lose a token.
         """
         stored = await self._secrets.provider_tokens(user_id)
+        is_trusted = await self._trusts(user_id)
         unchecked = []
         for provider, patch in tokens.items() if self._checks_tokens else ():
             token = merge_token(stored.get(provider), patch)
-            if token is not None and not await self._is_good(provider, token):
+            if token is None:
+                continue
+            if not await self._is_good(provider, token, is_trusted=is_trusted):
                 unchecked.append(provider)
         await self._secrets.set_provider_tokens(user_id, tokens)
         return unchecked
@@ -126,23 +153,27 @@ class GitProviders:
         Raises NotAuthenticated if a token is refused, GitProviderRateLimited or
         GitProviderUnavailable if nobody answers.
         """
-        return (await self._first(user_id, self.identify))[1]
+        identify = partial(self.identify, is_trusted=await self._trusts(user_id))
+        return (await self._first(user_id, identify))[1]
 
     async def get_organizations(self, user_id: str) -> tuple[Provider, list[str]]:
         """Return the organizations of a user at the first provider that answers."""
+        is_trusted = await self._trusts(user_id)
 
         async def ask(provider: Provider, token: ProviderToken) -> list[str]:
-            return await self._hosting(provider, token).organizations()
+            return await self._hosting(provider, token, is_trusted=is_trusted).organizations()
 
         return await self._first(user_id, ask)
 
-    async def identify(self, provider: Provider, token: ProviderToken) -> GitAccount:
-        """Return whose token this is.
+    async def identify(
+        self, provider: Provider, token: ProviderToken, *, is_trusted: bool = False
+    ) -> GitAccount:
+        """Return whose token this is; for who is trusted it is shown to hosts anywhere.
 
         Raises NotAuthenticated, GitProviderRateLimited or GitProviderUnavailable.
         """
         try:
-            return await self._hosting(provider, token).account()
+            return await self._hosting(provider, token, is_trusted=is_trusted).account()
         except (BadRequest, InvalidRequest, NotAllowed, NotFound) as exc:
             # Another service may live at that host: it says nothing of the token.
             raise unavailable(provider, exc.message) from exc
@@ -234,16 +265,17 @@ class GitProviders:
 
     # Which service to ask
 
-    async def _is_good(self, provider: Provider, token: ProviderToken) -> bool:
+    async def _is_good(self, provider: Provider, token: ProviderToken, *, is_trusted: bool) -> bool:
         """Tell whether a provider knows a token; False means that it could not be asked."""
         try:
-            await self.identify(provider, token)
+            await self.identify(provider, token, is_trusted=is_trusted)
         except _NOT_REFUSED:
             return False
         return True
 
-    def _hosting(self, provider: Provider, token: ProviderToken) -> Hosting:
-        if self._session is None:
+    def _hosting(self, provider: Provider, token: ProviderToken, *, is_trusted: bool) -> Hosting:
+        session = self._anywhere if is_trusted else self._session
+        if session is None:
             raise unavailable(provider, "the client is not open")
         kind = _HOSTINGS.get(provider)
         if kind is None:
@@ -253,14 +285,24 @@ class GitProviders:
         if host is None:
             raise BadRequest(f"The git provider `{provider.value}` needs a host next to its token")
         base = git.check_host(host)
+        if not is_trusted:
+            self._check_literal(provider, base)
         places = kind.places(base, is_usual=base == f"https://{usual}")
-        connection = Connection(session=self._session, time_limit=self._time_limit)
+        connection = Connection(session=session, time_limit=self._time_limit)
         api = Api(connection, provider, token, rest=places.rest, graphql=places.graphql)
         return kind(api, base)
 
+    def _check_literal(self, provider: Provider, base: str) -> None:
+        """Look at a host that is an address, which no resolver is asked about."""
+        url = URL(base)
+        try:
+            self._check(url.raw_host or "", url.port or 0, ())
+        except NotPublic as exc:
+            raise not_public(provider, exc) from exc
+
     async def _hosting_of(self, user_id: str, provider: Provider) -> Hosting:
         token = (await self._tokens(user_id, provider))[provider]
-        return self._hosting(provider, token)
+        return self._hosting(provider, token, is_trusted=await self._trusts(user_id))
 
     async def _tokens(
         self, user_id: str, provider: Provider | None
@@ -295,9 +337,10 @@ class GitProviders:
         found: list[T] = []
         failures: list[AgentsvcError] = []
         tokens = await self._tokens(user_id, provider)
+        is_trusted = await self._trusts(user_id)
         for one, token in tokens.items():
             try:
-                found += await ask(self._hosting(one, token))
+                found += await ask(self._hosting(one, token, is_trusted=is_trusted))
             except AgentsvcError as exc:
                 failures.append(exc)
                 log.warning(
@@ -313,13 +356,14 @@ class GitProviders:
     ) -> tuple[Hosting, Provider]:
         """Return the service that has a repository; raises NotFound only if every one says so."""
         tokens = await self._tokens(user_id, provider)
+        is_trusted = await self._trusts(user_id)
         if len(tokens) == 1:
             [(only, token)] = tokens.items()
-            return self._hosting(only, token), only
+            return self._hosting(only, token, is_trusted=is_trusted), only
         failure: AgentsvcError = NotFound(f"Unable to access repo {repository}")
         for one, token in tokens.items():
             try:
-                hosting = self._hosting(one, token)
+                hosting = self._hosting(one, token, is_trusted=is_trusted)
                 await hosting.repository(repository)
             except (NotFound, InvalidRequest):
                 continue

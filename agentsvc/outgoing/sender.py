@@ -1,8 +1,7 @@
 """One request to a receiver: to a checked address, once, with little time and a short answer."""
 
 import asyncio
-import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -11,24 +10,18 @@ from typing import Final
 import aiohttp
 import msgspec
 from aiohttp import hdrs
-from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from agentsvc import values
 from agentsvc.errors import InvalidRequest
 from agentsvc.outgoing.targets import TargetRefused, check_addresses, check_url
+from agentsvc.reach import CheckedResolver, Lookup, look_up
 
 ANSWER_MAX: Final = 16 * 1024
 """How much of an answer is read; none of it is kept."""
 
 _LONGEST_REASON: Final = 300
 _WAIT_DIGITS: Final = 9
-
-type Found = Sequence[tuple[int, str]]
-"""Families and addresses of a name."""
-type Lookup = Callable[[str, int], Awaitable[Found]]
-type Check = Callable[[str, int, Sequence[str]], None]
-"""Raises OSError for a host and port whose addresses are not all allowed."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,42 +39,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def is_gone(self) -> bool:
         """Whether the receiver wants nothing any more."""
         return self.status == HTTPStatus.GONE
-
-
-async def look_up(host: str, port: int) -> Found:
-    """Return the addresses of a name as the system knows them."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [(int(family), str(address[0])) for family, _, _, _, address in found]
-
-
-class CheckedResolver(AbstractResolver):
-    """Resolves a name once for a connection, which then goes to one of the addresses checked."""
-
-    def __init__(self, lookup: Lookup, check: Check) -> None:
-        self._lookup = lookup
-        self._check = check
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Return the addresses of a name; raises what the check does if one is not allowed."""
-        del family
-        found = await self._lookup(host, port)
-        self._check(host, port, [address for _, address in found])
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=kind,
-                proto=socket.IPPROTO_TCP,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for kind, address in found
-        ]
-
-    async def close(self) -> None:
-        """Nothing is kept open."""
 
 
 class Sender:

@@ -8,6 +8,7 @@ import pytest
 from agentsvc.db import Database
 from agentsvc.errors import GitProviderRateLimited, GitProviderUnavailable, NotAuthenticated
 from agentsvc.gitproviders import ANSWER_MAX, GitAccount, GitProviders
+from agentsvc.modelhosts import host_of_url
 from agentsvc.orders import Provider
 from agentsvc.secretstore import SecretStore
 from agentsvc.usersecrets import ProviderToken
@@ -23,10 +24,14 @@ async def hosts() -> AsyncIterator[GitHosts]:
 
 
 @pytest.fixture
-async def providers(tmp_path: Path) -> AsyncIterator[GitProviders]:
+async def providers(tmp_path: Path, hosts: GitHosts) -> AsyncIterator[GitProviders]:
     database = await Database.open(tmp_path / "agentsvc.db")
     vault = Vault.open(tmp_path / "master.key")
-    providers = GitProviders(SecretStore(database, vault), time_limit=0.5)
+    providers = GitProviders(
+        SecretStore(database, vault),
+        time_limit=0.5,
+        private_hosts=[host_of_url(hosts.url), "192.0.2.1"],
+    )
     await providers.open()
     yield providers
     await providers.close()
@@ -169,3 +174,30 @@ async def test_without_connections_nobody_can_be_asked(
     await providers.close()
     with pytest.raises(GitProviderUnavailable):
         await providers.identify(Provider.GITHUB, token(hosts.url))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "{own}",
+        "http://localhost:{port}",
+        "http://127.1:{port}",
+        "http://[::1]:{port}",
+        "http://0x7f000001:{port}",
+    ],
+)
+async def test_a_host_in_our_own_network_is_asked_for_who_is_trusted_only(
+    tmp_path: Path, hosts: GitHosts, host: str
+) -> None:
+    database = await Database.open(tmp_path / "own.db")
+    providers = GitProviders(SecretStore(database, Vault.open(tmp_path / "own.key")))
+    await providers.open()
+    named = token(host.format(own=hosts.url, port=hosts.url.rpartition(":")[2]))
+    with pytest.raises(GitProviderUnavailable, match="not at a public address"):
+        await providers.identify(Provider.GITHUB, named)
+    assert hosts.requests == []
+    if host == "{own}":
+        await providers.identify(Provider.GITHUB, named, is_trusted=True)
+        assert hosts.requests
+    await providers.close()
+    await database.close()

@@ -9,7 +9,7 @@ import pytest
 
 from agentsvc.agentoptions import Llm
 from agentsvc.modelcheck import Outcome, check_model
-from agentsvc.outgoing.sender import Found
+from agentsvc.reach import Found
 from agentsvc.testing.llm import ScriptedModel
 from agentsvc.values import Secret
 from tests.receivers import Receiver

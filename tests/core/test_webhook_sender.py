@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agentsvc.outgoing.sender import Found, Outcome, Sender
+from agentsvc.outgoing.sender import Outcome, Sender
+from agentsvc.reach import Found
 from tests.receivers import Receiver
 
 LOOPBACK = "127.0.0.1"

@@ -44,11 +44,15 @@ async def hosts() -> AsyncIterator[GitHosts]:
         yield hosts
 
 
+async def _trusts_all(_user_id: str) -> bool:
+    return True
+
+
 @pytest.fixture
 async def user(tmp_path: Path, hosts: GitHosts) -> AsyncIterator[GitUser]:
     database = await Database.open(tmp_path / "agentsvc.db")
     secrets = SecretStore(database, Vault.open(tmp_path / "master.key"))
-    providers = GitProviders(secrets, time_limit=10)
+    providers = GitProviders(secrets, time_limit=10, trusts=_trusts_all)
     await providers.open()
     user_id = await KeyRing(database).create_user("ann", Role.MEMBER)
     yield GitUser(user_id, secrets, providers, hosts)
