@@ -171,9 +171,18 @@ def _tables(name: str, table: Mapping[str, Any]) -> Iterator[str]:
     inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
     yield f"[{name}]\n" if name else ""
     for key in table.keys() - inner.keys():
-        yield f"{key} = {msgspec.json.encode(table[key]).decode()}\n"
+        yield f"{key} = {_inline(table[key])}\n"
     for key, value in inner.items():
         yield from _tables(f"{name}.{key}" if name else key, value)
+
+
+def _inline(value: Any) -> str:
+    """Return a value of TOML on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_inline(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return msgspec.json.encode(value).decode()
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
