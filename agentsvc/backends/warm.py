@@ -297,7 +297,7 @@ def resident_bytes(pid: int) -> int:
 
 
 class _Throttle(MetaPathFinder):
-    """Asked before each import, it pauses, unless somebody waits or there is nobody left."""
+    """Asked before each import, it pauses until somebody waits, and ends where nobody is left."""
 
     def __init__(self, control: socket.socket, importance: int) -> None:
         self._control = control
@@ -309,17 +309,19 @@ class _Throttle(MetaPathFinder):
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         """Find nothing."""
         del fullname, path, target
-        if self._is_awaited:
-            return
-        due = (time.process_time() - self._used) / _SHARE - (time.monotonic() - self._began)
+        due = 0.0
+        if not self._is_awaited:
+            used = time.process_time() - self._used
+            due = used / _SHARE - (time.monotonic() - self._began)
         ready, _, _ = select.select([self._control], [], [], max(due, 0))
-        if ready:
+        if not ready:
+            return
+        if not self._is_awaited:
             self._is_awaited = True
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, 0, self._importance)
-            with contextlib.suppress(BlockingIOError):
-                if not self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                    raise SystemExit
+        if not self._control.recv(1):
+            raise SystemExit
 
 
 def _parts(program: str) -> list[str]:

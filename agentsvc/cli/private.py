@@ -17,7 +17,8 @@ from agentsvc.values import Secret, monotonic
 
 _READY: Final = re.compile(r"is ready: (\S+)")
 _LOG_LINES: Final = 15
-_STOP_SECONDS: Final = 20.0
+_STOP_SECONDS: Final = 75.0
+"""More than a server takes for what is being started as it is told to stop."""
 
 
 class PrivateServer:

@@ -49,6 +49,13 @@ class PatientBackend(ProcessBackend):
     ahead: ClassVar[Ahead] = Ahead()
 
 
+class EndlessBackend(ProcessBackend):
+    """Loads one that never gets to its end."""
+
+    program: ClassVar[str] = "tests.core.zygote_endless"
+    ahead: ClassVar[Ahead] = Ahead()
+
+
 class Probes(Bench):
     """A backend that has a zygote of a program that tells all it is."""
 
@@ -255,6 +262,27 @@ async def test_the_zygote_of_a_server_that_is_killed_ends(tmp_path: Path) -> Non
     assert (await bench.backend.inspect(found.handle)).phase is Phase.RUNNING
     await bench.backend.delete(found.handle)
     await bench.backend.close()
+
+
+async def test_a_zygote_that_is_being_loaded_ends_with_a_server_that_is_killed(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import asyncio, sys; from pathlib import Path; from tests.core.test_zygote import *\n"
+        "async def main():\n"
+        "    bench = Probes(Path(sys.argv[1]), EndlessBackend); await bench.backend.open()\n"
+        "    await bench.create('{python}', '-m', EndlessBackend.program)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())"
+    )
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code, str(tmp_path)),
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    await until(lambda: list(tmp_path.glob("agentsvc-zygote-*/*/awaited")) != [])
+    server.kill()
+    await server.wait()
+    await until(lambda: list(tmp_path.glob("agentsvc-zygote-*")) == [])
 
 
 async def test_a_change_of_what_is_installed_replaces_the_zygote(

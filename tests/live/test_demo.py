@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
 
 class Demo:
@@ -41,7 +41,7 @@ class Demo:
         """Send a signal, if one is given, and return the exit code."""
         if number:
             self.process.send_signal(number)
-        self.shown += self.process.communicate(timeout=60)[0]
+        self.shown += self.process.communicate(timeout=110)[0]
         return self.process.returncode
 
     def leftovers(self) -> list[str]:
