@@ -309,14 +309,10 @@ class Database:
         tried: list[_Job] = []
         attempts: list[_Attempt] = []
         try:
-            await self._writer.call(_run("BEGIN IMMEDIATE"))
-            while self._jobs and len(tried) < _LARGEST_BATCH:
-                if self._jobs[0].is_apart:
-                    attempts += await self._writer.call(partial(self._attempt_apart, tried))
-                else:
-                    tried.append(self._jobs.popleft())
-                    attempts.append(await self._attempt(tried[-1]))
-            await self._writer.call(_run("COMMIT"))
+            if self._jobs[0].is_apart:
+                attempts += await self._writer.call(partial(self._write_apart, tried))
+            else:
+                await self._write_together(tried, attempts)
         except sqlite3.Error as exc:
             await self._undo()
             lost = tried or self._take_all()
@@ -326,6 +322,16 @@ class Database:
         else:
             for attempt in attempts:
                 _settle(attempt)
+
+    async def _write_together(self, tried: list[_Job], attempts: list[_Attempt]) -> None:
+        await self._writer.call(_run("BEGIN IMMEDIATE"))
+        while self._jobs and len(tried) < _LARGEST_BATCH:
+            if self._jobs[0].is_apart:
+                attempts += await self._writer.call(partial(self._attempt_apart, tried))
+            else:
+                tried.append(self._jobs.popleft())
+                attempts.append(await self._attempt(tried[-1]))
+        await self._writer.call(_run("COMMIT"))
 
     async def _attempt(self, job: _Job) -> _Attempt:
         tx = Transaction(self._writer)
@@ -342,6 +348,13 @@ class Database:
         # If even this fails, the next transaction does not begin, and its callers hear it.
         with contextlib.suppress(sqlite3.Error):
             await self._writer.call(sqlite3.Connection.rollback)
+
+    def _write_apart(self, tried: list[_Job], raw: sqlite3.Connection) -> list[_Attempt]:
+        """Do all of it without going back to the loop, which may have much else to do."""
+        raw.execute("BEGIN IMMEDIATE")
+        attempts = self._attempt_apart(tried, raw)
+        raw.execute("COMMIT")
+        return attempts
 
     def _attempt_apart(self, tried: list[_Job], raw: sqlite3.Connection) -> list[_Attempt]:
         """Attempt the next bodies, while they are of those that run apart; the loop adds others."""
