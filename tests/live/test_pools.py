@@ -1,0 +1,59 @@
+"""Agent servers that are there before anybody asks, dormant, and told for whom they are."""
+
+import re
+
+import pytest
+
+from agentsvc.backends.shim import ZYGOTE
+from tests.live.conftest import MakeInstallation
+from tests.live.events import outputs
+from tests.live.installation import Installation, eventually
+from tests.live.scripts import run
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+_READY = re.compile(r"spare sandbox ready .*?sandbox_id=([0-9a-f]{32})")
+
+
+async def test_a_conversation_gets_an_agent_server_that_waited_for_it(
+    make_installation: MakeInstallation,
+) -> None:
+    server = await make_installation(
+        AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true",
+        AGENTSVC_BACKENDS__PROCESS__ZYGOTE_DELAY_SECONDS="60",
+        AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS="140",
+        AGENTSVC_SANDBOXES__CALL_SECONDS="150",
+        AGENTSVC_SANDBOXES__DEFAULT_SPEC="ready",
+        AGENTSVC_SPECS__READY__BACKEND="process",
+        AGENTSVC_SPECS__READY__POOL="1",
+    )
+    client = server.client()
+    [spare_id] = await eventually(lambda: ready(server), "a sandbox waits", time_limit=150)
+    assert (await client.get("/api/v1/sandboxes/search")).json()["items"] == []
+
+    conversation_id = await client.start_conversation(run("pwd; echo $((40 + 2))"))
+    conversation = await client.wait_for_execution(conversation_id, "finished")
+    assert conversation["sandbox_id"] == spare_id
+    # What it did has come by the webhooks that it was told of.
+    told = "\n".join(outputs(await client.events(conversation_id)))
+    assert told.split() == [str(server.sandbox_dir(spare_id) / "workspace"), "42"]
+    sandbox = await client.wait_for_sandbox(spare_id, "RUNNING")
+    assert sandbox["facts"]["started by"] == ZYGOTE
+    agent = client.agent(conversation)
+    assert (await agent.get("/api/conversations/count")).status == 200
+    assert (await client.get("/api/v1/sandboxes/search")).json()["items"][0]["id"] == spare_id
+
+    *_, next_id = await eventually(lambda: ready(server)[1:], "another one waits in its place")
+    assert server.sandbox_dir(next_id).exists()
+    assert (await client.delete(f"/api/v1/sandboxes/{spare_id}")).status == 200
+    assert await server.stop() == 0
+    assert not server.sandbox_dir(next_id).exists()
+
+
+def ready(server: Installation) -> list[str]:
+    """Return the sandboxes that have waited, in the order in which they began to."""
+    return _READY.findall(server.log)
