@@ -85,8 +85,9 @@ from agentsvc.logins import Logins
 from agentsvc.modelproxy import ModelProxy
 from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.outgoing.sender import Sender
-from agentsvc.plugins import BackendRegistry, Notifier, PluginHost
+from agentsvc.plugins import Notifier, PluginHost
 from agentsvc.quotas import QuotaBook
+from agentsvc.registry import BackendRegistry
 from agentsvc.repeats import Repeats
 from agentsvc.sandboxconfig import OnShutdown
 from agentsvc.sandboxes import Sandbox, Sandboxes, Target

@@ -1,8 +1,9 @@
 """The contract between the server and whatever runs its sandboxes.
 
 Public: plugin authors import from here. A backend is a subclass of RuntimeBackend; the values it
-takes and gives are the structs of this module. How backends are found and chosen is in
-`agentsvc.plugins`; what they must do is checked by `agentsvc.testing.backend_contract`.
+takes and gives are the structs of this module. How backends are found is in `agentsvc.plugins`, how
+they are chosen in `agentsvc.registry`; what they must do is checked by
+`agentsvc.testing.backend_contract`.
 """
 
 import abc

@@ -18,7 +18,8 @@ from agentsvc.cli.options import config_option, example, load_config
 from agentsvc.cli.text import columns
 from agentsvc.config import Config
 from agentsvc.errors import OrderRejected
-from agentsvc.plugins import BUILT_IN, Backend, BackendRegistry, Plugin, PluginHost
+from agentsvc.plugins import BUILT_IN, Backend, Plugin, PluginHost
+from agentsvc.registry import BackendRegistry
 from agentsvc.testing import WORKLOAD, KitOptions, Outcome, check_backend, skeleton
 from agentsvc.testing.checks import CHECKS
 from agentsvc.values import new_id

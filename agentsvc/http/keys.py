@@ -32,8 +32,8 @@ from agentsvc.http.measures import Measures
 from agentsvc.logins import Logins
 from agentsvc.modelproxy import ModelProxy
 from agentsvc.outgoing import Courier, Webhooks
-from agentsvc.plugins import BackendRegistry
 from agentsvc.quotas import QuotaBook
+from agentsvc.registry import BackendRegistry
 from agentsvc.repeats import Repeats
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.secretstore import SecretStore

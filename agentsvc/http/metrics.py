@@ -16,7 +16,7 @@ from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE, MEASURES, SANDBOXES, 
 from agentsvc.http.measures import Family, counter, gauge, to_text
 from agentsvc.http.middleware import ACTIVITY
 from agentsvc.http.routes import TEXT, Route, Scope
-from agentsvc.plugins import BackendRegistry
+from agentsvc.registry import BackendRegistry
 
 MEDIA: Final = f"{TEXT}; version=0.0.4; charset=utf-8"
 _QUANTILES: Final = (0.5, 0.95)

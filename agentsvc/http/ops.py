@@ -17,7 +17,7 @@ from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE
 from agentsvc.http.middleware import ACTIVITY, Activity
 from agentsvc.http.routes import Route, Scope
 from agentsvc.http.wire import json_response
-from agentsvc.plugins import BackendRegistry
+from agentsvc.registry import BackendRegistry
 
 INTERFACE_VERSION: Final = "1.58.0"
 """The version of the agent server whose interface this one serves: the `agent` extra's."""

@@ -8,7 +8,7 @@ import msgspec
 
 from agentsvc.backend import Handle, PartlyScanned, RuntimeBackend
 from agentsvc.errors import AgentsvcError, BackendBroken, BackendUnavailable
-from agentsvc.plugins import BackendRegistry
+from agentsvc.registry import BackendRegistry
 
 type Backend = RuntimeBackend[msgspec.Struct]
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from agentsvc.errors import NotFound
-from agentsvc.plugins import BackendRegistry
+from agentsvc.registry import BackendRegistry
 from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.state import Sandbox
 

@@ -7,7 +7,7 @@ import msgspec
 
 from agentsvc.backend import Health, Spec
 from agentsvc.errors import AgentsvcError, BackendUnavailable, OrderRejected
-from agentsvc.plugins import BackendRegistry
+from agentsvc.registry import BackendRegistry
 from agentsvc.sandboxes.capacity import Held, Limits, Load, Room, roomiest, total
 
 _NOT_ASKED: Final = Health(ok=False, reason="it was not asked yet")

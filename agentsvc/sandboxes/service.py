@@ -25,7 +25,7 @@ from agentsvc.errors import (
 )
 from agentsvc.orders import WhenFull
 from agentsvc.paging import Page, cut
-from agentsvc.plugins import BackendRegistry
+from agentsvc.registry import BackendRegistry
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.capacity import Load

@@ -21,7 +21,7 @@ from agentsvc.agent import AgentClient, InitState
 from agentsvc.backend import IdleRules, Network, Phase, Report, Spec
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentRefused, AgentsvcError
-from agentsvc.plugins import BackendRegistry
+from agentsvc.registry import BackendRegistry
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.calls import BackendCalls, find_handle
 from agentsvc.sandboxes.capacity import Held, Load

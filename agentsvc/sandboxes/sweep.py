@@ -11,7 +11,7 @@ import msgspec
 from agentsvc.backend import Found, PartlyScanned
 from agentsvc.db import Database
 from agentsvc.errors import AgentsvcError, BackendBroken
-from agentsvc.plugins import BackendRegistry
+from agentsvc.registry import BackendRegistry
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.driver import Driver

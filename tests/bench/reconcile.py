@@ -21,7 +21,8 @@ from agentsvc.agent import AgentClient
 from agentsvc.backend import Endpoint, Handle, Order, Phase
 from agentsvc.config import Config
 from agentsvc.db import Database, Transaction
-from agentsvc.plugins import BackendRegistry, PluginHost
+from agentsvc.plugins import PluginHost
+from agentsvc.registry import BackendRegistry
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes import Sandboxes
 from agentsvc.sandboxes.order import CallbackRules

@@ -16,7 +16,8 @@ from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.config import Config
 from agentsvc.errors import BackendUnavailable, StartFailed
 from agentsvc.hookspecs import Event, hookimpl
-from agentsvc.plugins import BUILT_IN, BackendRegistry, Notifier, Plugin, PluginHost
+from agentsvc.plugins import BUILT_IN, Notifier, Plugin, PluginHost
+from agentsvc.registry import BackendRegistry
 from agentsvc.sandboxconfig import LimitsConfig, SandboxesConfig, SpecConfig
 from agentsvc.testing import FakeBackend, FakeWorld
 from agentsvc.values import now

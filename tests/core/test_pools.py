@@ -11,7 +11,8 @@ from agentsvc.config import Config
 from agentsvc.errors import StartFailed
 from agentsvc.hookspecs import hookimpl
 from agentsvc.http.keys import BACKENDS, SANDBOXES
-from agentsvc.plugins import BackendRegistry, PluginHost
+from agentsvc.plugins import PluginHost
+from agentsvc.registry import BackendRegistry
 from agentsvc.sandboxconfig import SandboxesConfig, SpecConfig
 from agentsvc.testing.backend import FakeBackend, FakeWorld
 from tests.conftest import FAST

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from agentsvc.config import Config
-from agentsvc.plugins import BackendRegistry, PluginHost
+from agentsvc.plugins import PluginHost
+from agentsvc.registry import BackendRegistry
 from tests.plugins import part
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from agentsvc.config import Config
-from agentsvc.plugins import BackendRegistry, PluginHost
+from agentsvc.plugins import PluginHost
+from agentsvc.registry import BackendRegistry
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 SECTION = README.partition("### Sandboxes on another machine\n")[2].partition("\n### ")[0]
