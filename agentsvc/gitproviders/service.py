@@ -294,11 +294,13 @@ class GitProviders:
 
     def _check_literal(self, provider: Provider, base: str) -> None:
         """Look at a host that is an address, which no resolver is asked about."""
-        url = URL(base)
         try:
+            url = URL(base)
             self._check(url.raw_host or "", url.port or 0, ())
         except NotPublic as exc:
             raise not_public(provider, exc) from exc
+        except ValueError as exc:
+            raise unavailable(provider, str(exc)) from exc
 
     async def _hosting_of(self, user_id: str, provider: Provider) -> Hosting:
         token = (await self._tokens(user_id, provider))[provider]

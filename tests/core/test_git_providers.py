@@ -162,6 +162,11 @@ async def test_a_provider_without_host_or_api_cannot_be_asked(
         await providers.identify(provider, token(None))
 
 
+async def test_a_host_that_cannot_be_meant_is_not_asked(providers: GitProviders) -> None:
+    with pytest.raises(GitProviderUnavailable):
+        await providers.identify(Provider.GITHUB, token("http:[::1]:4711/"))
+
+
 async def test_a_provider_that_takes_too_long_cannot_be_asked(providers: GitProviders) -> None:
     # 192.0.2.0/24 is for documentation: nothing answers there, or the network says so at once.
     with pytest.raises(GitProviderUnavailable):

@@ -10,6 +10,7 @@ from tests.campaign.rows import (
     canaries,
     capacity,
     clean_stop,
+    inside_calls,
     kills,
     malformed,
     origins,
@@ -37,6 +38,7 @@ ROWS: Final[tuple[Row, ...]] = (
     origins.ROW,
     canaries.ROW,
     sealed.ROW,
+    inside_calls.ROW,
     malformed.ROW,
     revocation.ROW,
 )
