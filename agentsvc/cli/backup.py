@@ -20,7 +20,7 @@ from agentsvc.cli.options import (
     load_config,
 )
 from agentsvc.datadir import DataDir
-from agentsvc.db import check_file, copy_running
+from agentsvc.dbfile import check_file, copy_running
 from agentsvc.values import now
 
 DATABASE: Final = "agentsvc.db"

@@ -13,7 +13,8 @@ from agentsvc.cli.options import config_option, data_dir_option, example
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns
 from agentsvc.datadir import DataDir
-from agentsvc.db import Database, lock_data_dir
+from agentsvc.db import Database
+from agentsvc.dbfile import lock_data_dir
 from agentsvc.devices import DeviceLogins
 from agentsvc.errors import NotFound
 from agentsvc.installation import change_master_key

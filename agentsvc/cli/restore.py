@@ -14,7 +14,7 @@ from agentsvc.cli import CommandFailed
 from agentsvc.cli.backup import ABOUT, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 from agentsvc.datadir import DataDir
-from agentsvc.db import check_file, lock_data_dir
+from agentsvc.dbfile import check_file, lock_data_dir
 from agentsvc.installation import Installation
 
 _FILES: Final = (ABOUT, DATABASE, INSTANCE_ID, MASTER_KEY)

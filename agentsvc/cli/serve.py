@@ -24,7 +24,7 @@ from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 from agentsvc.config import BOOTSTRAP_KEY_VARIABLE, Config, Loaded
 from agentsvc.datadir import DataDir
-from agentsvc.db import lock_data_dir
+from agentsvc.dbfile import lock_data_dir
 from agentsvc.errors import NotAuthenticated, StartFailed
 from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
 from agentsvc.http.links import prefix_of

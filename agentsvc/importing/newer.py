@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.conversations.model import Generation
-from agentsvc.db import read_foreign
+from agentsvc.dbfile import read_foreign
 from agentsvc.errors import BadRequest
 from agentsvc.importing.files import Entry, Tree
 from agentsvc.importing.model import Found, History, Unreadable

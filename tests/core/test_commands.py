@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from agentsvc.agent_answers import CommandResult
 from agentsvc.cli import cli
-from agentsvc.db import lock_data_dir
+from agentsvc.dbfile import lock_data_dir
 from agentsvc.testing.agent import FakeAgent
 from tests.live.scripts import SCRIPTS
 from tests.service import Client, Service

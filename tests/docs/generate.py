@@ -8,7 +8,7 @@ from typing import Final
 
 from agentsvc import errors
 from agentsvc.configfile import render_default
-from agentsvc.db import render_schema
+from agentsvc.dbfile import render_schema
 from agentsvc.errors import AgentsvcError, StartFailed
 
 TOP: Final = Path(__file__).parents[2]

@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.db import (
-    Database,
-    Transaction,
-    check_file,
-    copy_running,
-    read_foreign,
-    vacuum_file,
-)
+from agentsvc.db import Database, Transaction
+from agentsvc.dbfile import check_file, copy_running, read_foreign, vacuum_file
 from agentsvc.errors import BadRequest, StartFailed
 from agentsvc.values import new_id
 

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.db import (
-    APPLICATION_ID,
-    MIGRATIONS,
-    Database,
-    lock_data_dir,
-    render_schema,
-    write_schema,
-)
+from agentsvc.db import Database
+from agentsvc.dbfile import APPLICATION_ID, MIGRATIONS, lock_data_dir, render_schema, write_schema
 from agentsvc.errors import StartFailed
 
 
@@ -140,7 +134,7 @@ async def test_programs_that_start_together_migrate_once(db_path: Path, migratio
 
 _HOLDER = """
 import pathlib, sys
-from agentsvc.db import lock_data_dir
+from agentsvc.dbfile import lock_data_dir
 with lock_data_dir(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

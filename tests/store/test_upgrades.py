@@ -14,7 +14,8 @@ from agentsvc.auth import KeyRing
 from agentsvc.conversations.pending import PendingTable
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
-from agentsvc.db import MIGRATIONS, Database, check_file
+from agentsvc.db import Database
+from agentsvc.dbfile import MIGRATIONS, check_file
 from agentsvc.errors import NotAuthenticated
 from agentsvc.events import EventLog
 from agentsvc.sandboxes.table import SandboxTable

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from agentsvc.cli import cli
 from agentsvc.datadir import DataDir
-from agentsvc.db import lock_data_dir
+from agentsvc.dbfile import lock_data_dir
 from agentsvc.installation import Installation
 
 CLEAN = dict.fromkeys(

@@ -13,7 +13,8 @@ from agentsvc.announcements import Announcements
 from agentsvc.backend import IdleRules
 from agentsvc.cli import cli
 from agentsvc.datadir import DataDir
-from agentsvc.db import Database, lock_data_dir
+from agentsvc.db import Database
+from agentsvc.dbfile import lock_data_dir
 from agentsvc.events import EventLog, EventQuery
 from agentsvc.installation import Installation
 from agentsvc.settings import Settings, SettingsStore
