@@ -66,7 +66,7 @@ class AuditLog:
     async def note(self, entry: Entry) -> None:
         """Store an entry; a full disk only warns, since what it tells of is done."""
         try:
-            await self._db.write(lambda tx: AuditTable.insert(tx, entry))
+            await self._db.write_apart(lambda tx: AuditTable.insert(tx, entry))
         except CapacityExceeded as exc:
             log.warning(
                 "change is not in the audit log",
