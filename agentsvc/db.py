@@ -17,6 +17,7 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Mapping,
+    Sized,
 )
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -144,6 +145,26 @@ class _Attempt(msgspec.Struct, frozen=True, kw_only=True):
     callbacks: list[Callable[[], None]]
     result: Any = None
     failure: BaseException | None = None
+
+
+class _Batch:
+    """Bodies that share a commit; it comes with the end of the last one, when no other waits."""
+
+    def __init__(self) -> None:
+        self.tried: list[_Job] = []
+        self.attempts: list[_Attempt] = []
+        self.is_durable = False
+
+    def begin(self, raw: sqlite3.Connection) -> None:
+        if not self.tried:
+            raw.execute("BEGIN IMMEDIATE")
+        raw.execute("SAVEPOINT body")
+
+    def end(self, failure: BaseException | None, waiting: Sized, raw: sqlite3.Connection) -> None:
+        _end_body(failure, raw)
+        if not waiting or len(self.tried) >= _LARGEST_BATCH:
+            raw.execute("COMMIT")
+            self.is_durable = True
 
 
 class Database:
@@ -289,63 +310,52 @@ class Database:
                 await self._write_batch()
 
     async def _write_batch(self) -> None:
-        tried: list[_Job] = []
-        attempts: list[_Attempt] = []
+        batch = _Batch()
         try:
-            if self._jobs[0].is_apart:
-                attempts += await self._writer.call(partial(self._write_apart, tried))
-            else:
-                await self._write_together(tried, attempts)
+            while not batch.is_durable:
+                if self._jobs[0].is_apart:
+                    await self._writer.call(partial(self._attempt_apart, batch))
+                else:
+                    await self._attempt(batch)
         except sqlite3.Error as exc:
             await self._undo()
-            lost = tried or self._take_all()
+            lost = batch.tried or self._take_all()
             log.exception("transaction lost", extra={"writes": len(lost)})
             for job in lost:
                 _fail(job, _cannot_store(exc))
         else:
-            for attempt in attempts:
+            for attempt in batch.attempts:
                 _settle(attempt)
 
-    async def _write_together(self, tried: list[_Job], attempts: list[_Attempt]) -> None:
-        await self._writer.call(_run("BEGIN IMMEDIATE"))
-        while self._jobs and len(tried) < _LARGEST_BATCH:
-            if self._jobs[0].is_apart:
-                attempts += await self._writer.call(partial(self._attempt_apart, tried))
-            else:
-                tried.append(self._jobs.popleft())
-                attempts.append(await self._attempt(tried[-1]))
-        await self._writer.call(_run("COMMIT"))
-
-    async def _attempt(self, job: _Job) -> _Attempt:
+    async def _attempt(self, batch: _Batch) -> None:
         tx = Transaction(self._writer)
-        await self._writer.call(_run("SAVEPOINT body"))
+        await self._writer.call(batch.begin)
+        job = self._jobs.popleft()
+        batch.tried.append(job)
         task = asyncio.create_task(_call(job.body, tx), name="write", context=job.context)
         self._body = task
         await asyncio.wait([task])
         failure = asyncio.CancelledError() if task.cancelled() else task.exception()
-        await self._writer.call(partial(_end_body, failure))
         result = None if failure else task.result()
-        return _Attempt(job=job, callbacks=tx.callbacks, result=result, failure=failure)
+        batch.attempts.append(
+            _Attempt(job=job, callbacks=tx.callbacks, result=result, failure=failure)
+        )
+        await self._writer.call(partial(batch.end, failure, self._jobs))
 
     async def _undo(self) -> None:
         # If even this fails, the next transaction does not begin, and its callers hear it.
         with contextlib.suppress(sqlite3.Error):
             await self._writer.call(sqlite3.Connection.rollback)
 
-    def _write_apart(self, tried: list[_Job], raw: sqlite3.Connection) -> list[_Attempt]:
-        """Do all of it without going back to the loop, which may have much else to do."""
-        raw.execute("BEGIN IMMEDIATE")
-        attempts = self._attempt_apart(tried, raw)
-        raw.execute("COMMIT")
-        return attempts
-
-    def _attempt_apart(self, tried: list[_Job], raw: sqlite3.Connection) -> list[_Attempt]:
+    def _attempt_apart(self, batch: _Batch, raw: sqlite3.Connection) -> None:
         """Attempt the next bodies, while they are of those that run apart; the loop adds others."""
-        attempts = []
-        while self._jobs and self._jobs[0].is_apart and len(tried) < _LARGEST_BATCH:
-            tried.append(self._jobs.popleft())
-            attempts.append(_attempt_here(tried[-1], raw))
-        return attempts
+        while not batch.is_durable and self._jobs[0].is_apart:
+            batch.begin(raw)
+            job = self._jobs.popleft()
+            batch.tried.append(job)
+            attempt = _attempt_here(job, raw)
+            batch.attempts.append(attempt)
+            batch.end(attempt.failure, self._jobs, raw)
 
     def _take_all(self) -> list[_Job]:
         jobs = list(self._jobs)
@@ -363,13 +373,11 @@ async def _call[T](body: Callable[[Transaction], Awaitable[T]], tx: Transaction)
 
 def _attempt_here(job: _Job, raw: sqlite3.Connection) -> _Attempt:
     tx = Transaction(_Here(raw))
-    raw.execute("SAVEPOINT body")
     result, failure = None, None
     try:
         result = job.context.run(_finish, _call(job.body, tx))
     except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001  # its caller hears it
         failure = exc
-    _end_body(failure, raw)
     return _Attempt(job=job, callbacks=tx.callbacks, result=result, failure=failure)
 
 
@@ -392,10 +400,6 @@ def _end_body(failure: BaseException | None, raw: sqlite3.Connection) -> None:
     if failure:
         raw.execute("ROLLBACK TO body")
     raw.execute("RELEASE body")
-
-
-def _run(sql: str) -> Callable[[sqlite3.Connection], object]:
-    return lambda raw: raw.execute(sql)
 
 
 def _settle(attempt: _Attempt) -> None:
