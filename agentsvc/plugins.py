@@ -30,6 +30,7 @@ from agentsvc.backend import (
 from agentsvc.backends import process
 from agentsvc.errors import StartFailed
 from agentsvc.hookspecs import NAME, Event
+from agentsvc.supervisor import is_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -192,37 +193,60 @@ class PluginHost:
 
 
 class Notifier:
-    """Tells plugins what has happened, in order, one plugin after another."""
+    """Tells plugins what has happened, each of them in order and at its own pace."""
 
     def __init__(self, host: PluginHost, *, time_limit: float = EVENT_SECONDS) -> None:
-        self._listeners = host.listeners()
+        self._listeners = [_Listener(name, call, time_limit) for name, call in host.listeners()]
+
+    def publish(self, event: Event) -> None:
+        """Have an event told soon; call it after the event's transaction has committed."""
+        for listener in self._listeners:
+            listener.publish(event)
+
+    async def run(self) -> None:
+        """Tell published events until cancelled."""
+        await asyncio.gather(*(listener.run() for listener in self._listeners))
+
+    async def tell(self, event: Event) -> None:
+        """Tell every plugin one event; a failure or a hang harms nobody else and is logged."""
+        await asyncio.gather(*(listener.tell(event) for listener in self._listeners))
+
+
+class _Listener:
+    """One plugin that hears events, and those it was not told yet."""
+
+    def __init__(self, name: str, call: pluggy.HookCaller, time_limit: float) -> None:
+        self._name = name
+        self._call = call
         self._time_limit = time_limit
         self._queue: asyncio.Queue[Event] = asyncio.Queue(_QUEUE_SIZE)
 
     def publish(self, event: Event) -> None:
-        """Have an event told soon; call it after the event's transaction has committed."""
-        if not self._listeners:
-            return
         try:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
-            log.warning("plugins are too slow, an event is not told", extra={"event": event.kind})
+            log.warning(
+                "plugin is too slow, an event is not told",
+                extra={"plugin": self._name, "event": event.kind},
+            )
 
     async def run(self) -> None:
-        """Tell published events until cancelled."""
         while True:
             await self.tell(await self._queue.get())
 
     async def tell(self, event: Event) -> None:
-        """Tell every plugin one event; a failure or a hang harms nobody else and is logged."""
-        for name, call in self._listeners:
-            try:
-                async with asyncio.timeout(self._time_limit):
-                    for result in call(event=event):
-                        if inspect.isawaitable(result):
-                            await result
-            except Exception:
-                log.exception("plugin failed", extra={"plugin": name, "event": event.kind})
+        try:
+            async with asyncio.timeout(self._time_limit):
+                for result in self._call(event=event):
+                    if inspect.isawaitable(result):
+                        await result
+        except asyncio.CancelledError:
+            # It may be that of something the plugin waited for.
+            if is_cancelled():
+                raise
+            log.warning("plugin failed", extra={"plugin": self._name, "event": event.kind})
+        except (Exception, SystemExit):
+            log.exception("plugin failed", extra={"plugin": self._name, "event": event.kind})
 
 
 # Loading

@@ -101,6 +101,10 @@ class BackendRegistry:
                     "backend cannot be opened",
                     extra={"backend": name, "reason": f"{exc.message} {exc.detail}".strip()},
                 )
+            except AgentsvcError:
+                raise
+            except (Exception, SystemExit):  # a plugin may raise anything; the others are opened
+                log.exception("backend cannot be opened", extra={"backend": name})
             else:
                 self._open.add(name)
 
@@ -151,6 +155,9 @@ class BackendRegistry:
             return Health(ok=False, reason=exc.message)
         except TimeoutError:
             return Health(ok=False, reason=f"it gave no answer within {time_limit:g} s")
+        except (Exception, SystemExit) as exc:  # a plugin may raise anything
+            log.exception("backend failed", extra={"backend": name})
+            return Health(ok=False, reason=f"it failed as it should not: {type(exc).__name__}")
 
     def rooms(self) -> dict[str, RoomConfig]:
         """Return how much may run at a time at each configured backend."""

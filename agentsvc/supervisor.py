@@ -113,14 +113,19 @@ def back_off(wait_seconds: float, every_seconds: float) -> float:
     return min(longest, max(wait_seconds * 2, _SHORTEST_BACK_OFF_SECONDS))
 
 
+def is_cancelled() -> bool:
+    """Whether somebody cancels the task that asks, and not only something it waited for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 async def _succeeds(name: str, body: Callable[[], Awaitable[None]]) -> bool:
     try:
         await body()
     except asyncio.CancelledError:
         # A body may also leak the cancellation of something it waited for; that is a failure
         # like any other, unless it is this loop that somebody cancels.
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if is_cancelled():
             raise
         log.warning("loop body was cancelled from inside", extra={"task": name})
         return False

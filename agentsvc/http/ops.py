@@ -1,6 +1,7 @@
 """What whoever operates the server asks: is it alive, is it ready, what does it use."""
 
 import asyncio
+import logging
 import os
 import resource
 import shutil
@@ -12,7 +13,7 @@ from aiohttp import web
 
 from agentsvc import __version__
 from agentsvc.backend import Health, RuntimeBackend
-from agentsvc.errors import BackendUnavailable
+from agentsvc.errors import AgentsvcError, BackendUnavailable
 from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE
 from agentsvc.http.middleware import ACTIVITY, Activity
 from agentsvc.http.routes import Route, Scope
@@ -21,6 +22,8 @@ from agentsvc.registry import BackendRegistry
 
 INTERFACE_VERSION: Final = "1.58.0"
 """The version of the agent server whose interface this one serves: the `agent` extra's."""
+
+log = logging.getLogger(__name__)
 
 _PROC: Final = Path("/proc")
 
@@ -115,19 +118,24 @@ async def _health_of(registry: BackendRegistry, name: str, *, time_limit: float)
     """Ask a backend how it is; of a group, one that takes sandboxes is enough."""
     members = registry.members(name)
     if members == (name,):
-        return await _probe(registry.get(name), time_limit=time_limit)
+        return await _probe(name, registry.get(name), time_limit=time_limit)
     known = {member: health for member, health in registry.health().items() if member in members}
     is_usable = any(health.ok for health in known.values())
     reasons = [f"`{member}`: {health.reason}" for member, health in known.items()]
     return Health(ok=is_usable, reason=". ".join(reasons))
 
 
-async def _probe(backend: RuntimeBackend[Any], *, time_limit: float) -> Health:
+async def _probe(name: str, backend: RuntimeBackend[Any], *, time_limit: float) -> Health:
     try:
         async with asyncio.timeout(time_limit):
             return await backend.probe()
     except TimeoutError:
         return Health(ok=False, reason="it does not answer")
+    except AgentsvcError:
+        raise
+    except (Exception, SystemExit):  # a plugin may raise anything
+        log.exception("backend failed", extra={"backend": name})
+        return Health(ok=False, reason="it failed in a way it should not")
 
 
 def _resources(activity: Activity) -> Resources:

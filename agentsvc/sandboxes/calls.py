@@ -9,6 +9,7 @@ import msgspec
 from agentsvc.backend import Handle, PartlyScanned, RuntimeBackend
 from agentsvc.errors import AgentsvcError, BackendBroken, BackendUnavailable
 from agentsvc.registry import BackendRegistry
+from agentsvc.supervisor import is_cancelled
 
 type Backend = RuntimeBackend[msgspec.Struct]
 
@@ -37,11 +38,13 @@ class BackendCalls:
             raise BackendUnavailable(
                 f"The backend `{name}` gave no answer within {self._time_limit:g} s"
             ) from exc
-        except Exception as exc:  # a plugin may raise anything; one must not harm the others
-            raise BackendBroken(
-                f"The backend `{name}` failed in a way it should not",
-                detail=f"{type(exc).__name__}: {exc}",
-            ) from exc
+        except asyncio.CancelledError as exc:
+            if is_cancelled():
+                raise
+            raise _broken(name, exc) from exc
+        except (Exception, SystemExit) as exc:
+            # A plugin may raise anything; one must not harm the others.
+            raise _broken(name, exc) from exc
 
     async def log_tail(self, name: str, handle: Handle | None, lines: int) -> str:
         """Return the last lines a sandbox wrote, or nothing where they cannot be had."""
@@ -53,6 +56,13 @@ class BackendCalls:
         except AgentsvcError:
             return ""
         return "\n".join(found)
+
+
+def _broken(name: str, exc: BaseException) -> BackendBroken:
+    return BackendBroken(
+        f"The backend `{name}` failed in a way it should not",
+        detail=f"{type(exc).__name__}: {exc}",
+    )
 
 
 async def find_handle(backend: Backend, sandbox_id: str) -> Handle | None:

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import logging
+import sys
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,24 @@ async def test_a_backend_that_cannot_be_opened_is_out_of_reach_until_it_can(
         registry.get("moody")
 
 
+async def test_a_backend_that_fails_as_it_should_not_keeps_no_other_from_being_opened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Bad(FakeBackend):
+        world = FakeWorld()
+
+        async def open(self) -> None:
+            raise KeyError("no idea")
+
+    good = FakeWorld().backend()
+    registry = BackendRegistry({"bad": Bad(good.config, good.context), "good": good}, [])
+    await registry.open()
+    assert registry.get("good") is good
+    with pytest.raises(BackendUnavailable, match="`bad` cannot be reached"):
+        registry.get("bad")
+    assert [record.__dict__["backend"] for record in caplog.records] == ["bad"]
+
+
 def test_a_backend_that_is_not_configured_any_more_is_out_of_reach(tmp_path: Path) -> None:
     registry = BackendRegistry({}, [])
     with pytest.raises(BackendUnavailable, match="`old` is not configured"):
@@ -426,6 +445,25 @@ class Hangs:
         return asyncio.sleep(60)
 
 
+class Ends:
+    """Tries to end the server."""
+
+    @hookimpl
+    def agentsvc_on_event(self) -> None:
+        sys.exit(3)
+
+
+class IsCancelled:
+    """Waits for something that somebody cancels."""
+
+    @hookimpl
+    def agentsvc_on_event(self) -> Awaitable[None]:
+        async def wait() -> None:
+            raise asyncio.CancelledError
+
+        return wait()
+
+
 def host_of(**plugins: object) -> PluginHost:
     host = PluginHost()
     for name, plugin in plugins.items():
@@ -435,11 +473,29 @@ def host_of(**plugins: object) -> PluginHost:
 
 async def test_one_bad_plugin_cannot_silence_another(caplog: pytest.LogCaptureFixture) -> None:
     first, last = Hears(), HearsLater()
-    host = host_of(first=first, at_once=FailsAtOnce(), later=FailsLater(), hangs=Hangs(), last=last)
-    await Notifier(host, time_limit=0.05).tell(event())
+    bad = {
+        "at_once": FailsAtOnce(),
+        "later": FailsLater(),
+        "hangs": Hangs(),
+        "ends": Ends(),
+        "cancelled": IsCancelled(),
+    }
+    host = host_of(first=first, **bad, last=last)
+    await Notifier(host, time_limit=1).tell(event())
     assert first.kinds == last.kinds == ["sandbox.changed"]
     failed = [record.__dict__["plugin"] for record in caplog.records]
-    assert sorted(failed) == ["at_once", "hangs", "later"]
+    assert sorted(failed) == sorted(bad)
+
+
+async def test_a_plugin_that_hangs_or_is_cancelled_keeps_no_event_from_another() -> None:
+    hears = Hears()
+    notifier = Notifier(host_of(hangs=Hangs(), cancelled=IsCancelled(), hears=hears), time_limit=60)
+    for kind in ("a", "b", "c"):
+        notifier.publish(event(kind))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await notifier.run()
+    assert hears.kinds == ["a", "b", "c"]
 
 
 async def test_published_events_are_told_in_order() -> None:
@@ -460,7 +516,7 @@ async def test_events_beyond_what_plugins_can_take_are_dropped(
     for _ in range(1001):
         notifier.publish(event())
     assert [record.message for record in caplog.records] == [
-        "plugins are too slow, an event is not told"
+        "plugin is too slow, an event is not told"
     ]
 
 

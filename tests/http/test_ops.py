@@ -50,6 +50,20 @@ async def test_a_server_whose_backend_does_not_answer_is_not_ready(
     assert answer.json()["detail"] == "Backend fake is not usable: it does not answer"
 
 
+async def test_a_server_whose_backend_fails_as_it_should_not_is_alive_and_not_ready(
+    anyone: Client, fake_world: FakeWorld
+) -> None:
+    answer = None
+    async with asyncio.timeout(anyone.patience):
+        # The server asks its backend in the background, too, which may take the failure.
+        while answer is None or answer.status == 200:
+            fake_world.fail_next = KeyError("no idea")
+            answer = await anyone.get("/ready")
+    assert answer.status == 503
+    assert answer.json()["detail"].endswith("it failed in a way it should not")
+    assert (await anyone.get("/alive")).status == 200
+
+
 async def test_server_info_says_what_the_server_uses(anyone: Client) -> None:
     info = (await anyone.get("/server_info")).json()
     assert info["agentsvc_version"] == __version__

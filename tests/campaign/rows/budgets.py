@@ -1,0 +1,169 @@
+"""A conversation costs no more than its budget and at most one call, whoever asks its model how often.
+
+Models are asked through the server with the token that the agent has, by several at once as sub-agents
+do, until they are refused; the server stops and starts meanwhile. What counts is what the model itself
+was asked, at prices that are known.
+"""
+
+import asyncio
+import contextlib
+import math
+from collections import Counter
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from agentsvc.modelhosts import host_of_url
+from agentsvc.testing.llm import ScriptedModel, say
+from agentsvc.values import Secret
+from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
+from tests.campaign.server import Server, serving
+from tests.http.gateway.steps import until
+from tests.live.client import PATIENCE
+
+RUNS: Final = 500
+_AT_ONCE: Final = 8
+"""Runs between which the server is stopped once."""
+_KEY: Final = "sk-the-key-of-the-campaign"
+_PRICES: Final = {"input_cost_per_token": 0.01, "output_cost_per_token": 0.02}
+_COST: Final = 0.2
+"""Of one call: ten tokens in, five out."""
+_TOOL: Final = {"type": "function", "function": {"name": "finish", "parameters": {}}}
+
+
+class Inside(msgspec.Struct, frozen=True, kw_only=True):
+    """One conversation, as its agent knows it."""
+
+    conversation_id: str
+    token: str
+    budget: float
+    askers: int
+
+
+class Found(msgspec.Struct, kw_only=True):
+    """What all runs have shown."""
+
+    runs: int = 0
+    calls: int = 0
+    restarts: int = 0
+    over: list[str] = []
+    wrong: list[str] = []
+    most_over: int = 0
+
+
+async def run(ground: Ground) -> Outcome:
+    wanted = ground.count(RUNS, least=_AT_ONCE)
+    found = Found()
+    reply = say("Hello!", prompt_tokens=10, completion_tokens=5)
+    async with ScriptedModel(script=[reply], follow_up=[reply], key=Secret(_KEY)) as model:
+        config = {"sandboxes": {"model_hosts": [host_of_url(model.url)], "max_running": 50}}
+        async with serving(ground.place("server"), config=config) as server:
+            await _settle(server, model)
+            while found.runs < wanted:
+                await _run_some(ground, server, model, found)
+    return Outcome(
+        did=(
+            f"calls of {_COST} dollars through the server, of 1 to 4 askers at once for each budget of"
+            f" 0.1 to 2 dollars, streamed or not, until they were refused; {found.restarts} stops and"
+            " starts of the server in the midst; counted at the model"
+        ),
+        figures=(
+            Figure(what="runs", value=found.runs, at_least=wanted),
+            Figure(what="calls", value=found.calls, at_least=wanted),
+            Figure(what="calls over a budget at most", value=found.most_over, at_most=1),
+            zero("runs more than one call over", found.over),
+            zero("runs that could not spend their budget, or other answers", found.wrong),
+        ),
+        problems=tuple(found.over + found.wrong),
+    )
+
+
+async def _settle(server: Server, model: ScriptedModel) -> None:
+    llm = {"model": "openai/scripted", "api_key": _KEY, "base_url": model.url, **_PRICES}
+    body = {"agent_settings_diff": {"llm": llm}}
+    answer = await server.client.post("/api/v1/settings", json=body)
+    assert answer.status == 200, answer.text
+
+
+async def _run_some(ground: Ground, server: Server, model: ScriptedModel, found: Found) -> None:
+    """Spend some budgets at once, the server being stopped meanwhile, and count."""
+    some = [await _lend(ground, server) for _ in range(_AT_ONCE)]
+    before = len(model.requests)
+    async with asyncio.TaskGroup() as group:
+        for one in some:
+            for _ in range(one.askers):
+                group.create_task(_spend(server, one, found))
+        # A few calls go before, however slow this machine is.
+        wanted = before + ground.chance.randint(1, 3 * _AT_ONCE)
+        await until(lambda: len(model.requests) >= wanted, time_limit=PATIENCE)
+        await server.installation.stop()
+        await server.start()
+        found.restarts += 1
+    asked = Counter(_tag_of(body) for body in model.requests[before:])
+    for one in some:
+        calls = asked[one.conversation_id]
+        over = calls - math.floor(one.budget / _COST + 1e-9)
+        found.most_over = max(found.most_over, over)
+        if over > 1:
+            found.over.append(f"{calls} calls for {one.budget:.2f}, {one.askers} askers")
+        if calls * _COST < one.budget - 1e-9:
+            found.wrong.append(f"{calls} calls only for {one.budget:.2f}")
+        await server.client.delete(f"/api/v1/app-conversations/{one.conversation_id}")
+    found.runs += len(some)
+    found.calls += sum(asked.values())
+
+
+async def _lend(ground: Ground, server: Server) -> Inside:
+    """Start a conversation with a budget; its agent has a token for the model."""
+    budget = round(ground.chance.uniform(0.1, 2.0), 2)
+    await server.client.post("/api/settings", json={"max_budget_per_task": budget})
+    conversation_id = await server.client.start_conversation(None)
+    hex_id = conversation_id.replace("-", "")
+    [token] = [
+        body["agent"]["llm"]["api_key"]
+        for sandbox in server.place.agent.sandboxes.values()
+        for path, body in sandbox.bodies
+        if path.endswith("/api/conversations")
+        and body["conversation_id"].replace("-", "") == hex_id
+    ]
+    return Inside(
+        conversation_id=conversation_id,
+        token=token,
+        budget=budget,
+        askers=ground.chance.randint(1, 4),
+    )
+
+
+async def _spend(server: Server, inside: Inside, found: Found) -> None:
+    """Ask until it is refused for the budget; a server that is away is asked again."""
+    client = server.client_with(None)
+    number = 0
+    while True:
+        number += 1
+        body = {
+            "model": "scripted",
+            "stream": number % 2 == 0,
+            "messages": [{"role": "user", "content": inside.conversation_id}],
+            "tools": [_TOOL],
+        }
+        headers = {"Authorization": f"Bearer {inside.token}"}
+        with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+            answer = await client.post("/llm/v1/chat/completions", json=body, headers=headers)
+            if answer.status == 402:
+                return
+            if answer.status not in (200, 503):
+                found.wrong.append(f"{answer.status} {answer.text[:200]}")
+                return
+        await asyncio.sleep(0.01)
+
+
+def _tag_of(body: dict[str, Any]) -> str:
+    """Return whose call it is."""
+    content = body["messages"][0]["content"]
+    return content if isinstance(content, str) else str(content[0]["text"])
+
+
+ROW: Final = Row(
+    name="budget", half=Half.LOST, promise="a budget is kept to within one call", run=run
+)
