@@ -101,10 +101,10 @@ def _ready(url: str, place: Path) -> Engine:
     with engines.one_at_a_time(place, "image"):
         engines.make_base(Path(url.removeprefix("unix://")))
         build(url)
-    return Engine(url=url, address=_own_address())
+    return Engine(url=url, address=own_address())
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """Return an address of this machine that is not loopback; nothing is sent to find it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))

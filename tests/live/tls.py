@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import ipaddress
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,16 +16,20 @@ from cryptography.x509.oid import NameOID
 from agentsvc.values import now
 
 
-def make_certificates(directory: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
-    """Return two directories with ca.pem, cert.pem and key.pem: a server's and a client's."""
+def make_certificates(directory: Path, *addresses: str) -> tuple[Path, Path]:
+    """Return two directories with ca.pem, cert.pem and key.pem: a server's and a client's.
+
+    Without addresses they are for this machine's own.
+    """
+    addresses = addresses or ("127.0.0.1",)
     authority_key = ec.generate_private_key(ec.SECP256R1())
-    authority = _sign("the authority", authority_key, "the authority", authority_key, address)
+    authority = _sign("the authority", authority_key, "the authority", authority_key, addresses)
     found = []
     for name in ("server", "client"):
         place = directory / name
         place.mkdir()
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _sign(name, key, "the authority", authority_key, address)
+        certificate = _sign(name, key, "the authority", authority_key, addresses)
         (place / "ca.pem").write_bytes(authority.public_bytes(serialization.Encoding.PEM))
         (place / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         (place / "key.pem").write_bytes(
@@ -44,7 +48,7 @@ def _sign(
     key: ec.EllipticCurvePrivateKey,
     signer: str,
     signing_key: ec.EllipticCurvePrivateKey,
-    address: str,
+    addresses: Sequence[str],
 ) -> x509.Certificate:
     is_authority = name == signer
     ours = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -58,7 +62,9 @@ def _sign(
         .not_valid_before(now() - timedelta(days=1))
         .not_valid_after(now() + timedelta(days=1))
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]),
+            x509.SubjectAlternativeName(
+                [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+            ),
             critical=False,
         )
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)

@@ -21,10 +21,16 @@ VERSION: Final = "1.20.2"
 
 PAUSE: Final = "pause"
 """What holds the network of a pod; the only thing in its image."""
-SERVICES: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+SERVICES: Final = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubelet",
+)
 
 _PACKAGE: Final = "1.20.5+really1.20.2-1.1+deb12u1"
-_RECIPE: Final = 1
+_RECIPE: Final = 2
 """Another number has everything built anew."""
 _GO: Final = Path("/usr/lib/go-1.19")
 _NEWER_REFLECT: Final = Path("/usr/share/gocode/src/github.com/modern-go/reflect2")
@@ -33,6 +39,7 @@ _NEEDED: Final = {
     "socat": "socat",
     "ip": "iproute2",
     "iptables": "iptables",
+    "conntrack": "conntrack",
     "dockerd": "docker.io",
 }
 _COMPILERS: Final = {

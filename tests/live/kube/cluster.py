@@ -19,7 +19,7 @@ from tests.live import engines, podman
 from tests.live.engines import EngineFailed
 from tests.live.kube import build
 from tests.live.kube.api import Api
-from tests.live.kube.plan import Plan
+from tests.live.kube.plan import API_SERVICE, Plan
 from tests.live.kube.world import START_SECONDS
 from tests.live.tls import make_certificates
 
@@ -176,7 +176,7 @@ class ClusterLease:
         plan.save()
         plan.write_files()
         (plan.place / "tls").mkdir()
-        make_certificates(plan.place / "tls", plan.control)
+        make_certificates(plan.place / "tls", plan.control, API_SERVICE)
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         (plan.place / "accounts.pem").write_bytes(
             key.private_bytes(

@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from tests.live.kube.build import PAUSE
+from tests.live.kube.dns import DOMAIN
 
 API_PORT: Final = 6443
 PAUSE_IMAGE: Final = "tests/pause:1"
@@ -15,6 +16,8 @@ ISSUER: Final = "https://kubernetes.default.svc"
 
 _ETCD: Final = "http://127.0.0.1:2379"
 _SERVICE_ADDRESSES: Final = "10.96.0.0/16"
+API_SERVICE: Final = "10.96.0.1"
+"""Where pods find the API server."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,16 +179,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             *(f"{self.programs}/kubelet", f"--kubeconfig={self.kubeconfig}"),
             *(f"--hostname-override=node{number}", f"--node-ip={self.node_address(number)}"),
             f"--container-runtime-endpoint=unix://{place}/shim.sock",
-            f"--docker-endpoint=unix://{self.engine(number)}",
+            # One is for making containers, the other for measuring them.
+            *(f"--{name}=unix://{self.engine(number)}" for name in ("docker-endpoint", "docker")),
             f"--experimental-dockershim-root-directory={place}/shim",
             f"--pod-infra-container-image={PAUSE_IMAGE}",
             *(f"--root-dir={place}/kubelet", f"--cert-dir={place}/certs"),
             f"--resolv-conf={self.place}/resolv.conf",
+            *(f"--cluster-dns={self.control}", f"--cluster-domain={DOMAIN}"),
             *("--fail-swap-on=false", "--eviction-hard=", "--image-gc-high-threshold=100"),
             *("--cgroup-driver=cgroupfs", "--cgroups-per-qos=false"),
             "--enforce-node-allocatable=",
             *("--anonymous-auth=true", "--authorization-mode=AlwaysAllow"),
             *("--read-only-port=0", "--healthz-port=0", "--node-status-update-frequency=3s"),
+        )
+
+    def proxy(self, number: int) -> Sequence[str]:
+        """Return what leads from the addresses of services to pods; it leaves limits alone."""
+        return (
+            *(f"{self.programs}/kube-proxy", f"--kubeconfig={self.kubeconfig}"),
+            *(f"--hostname-override=node{number}", "--proxy-mode=iptables"),
+            *("--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0s"),
+            *("--conntrack-tcp-timeout-close-wait=0s", "--iptables-min-sync-period=200ms"),
+            *("--healthz-bind-address=", "--metrics-bind-address=127.0.0.1:10249"),
         )
 
     def kubeconfig_of(self, token: str) -> dict[str, Any]:

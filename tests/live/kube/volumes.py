@@ -4,6 +4,7 @@ All nodes of a cluster of the tests see the same files, so a claim follows its p
 """
 
 import http.client
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -18,6 +19,8 @@ _NAME: Final = "tests.agentsvc/directories"
 _CLASSES: Final = "/apis/storage.k8s.io/v1/storageclasses"
 _VOLUMES: Final = "/api/v1/persistentvolumes"
 _PAUSE_SECONDS: Final = 0.3
+_GROUP: Final = 1000
+"""Of all pods here."""
 
 
 def serve(api: Api, directory: Path, ended: threading.Event) -> None:
@@ -38,8 +41,9 @@ def _look(api: Api, directory: Path) -> None:
         if _is_wanted(claim) and name not in volumes:
             place = directory / name
             place.mkdir(exist_ok=True)
-            # Whoever the pod's user is.
-            place.chmod(0o777)
+            # As a kubelet gives a disk to the group of a pod, which it does not with directories.
+            os.chown(place, 0, _GROUP)
+            place.chmod(0o2775)
             api.create(_VOLUMES, _volume(name, place, claim))
     for name, volume in volumes.items():
         if volume["status"].get("phase") == "Released" and name.startswith("claim-"):

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from tests.live import engines
 from tests.live.engines import EngineFailed
-from tests.live.kube import volumes
+from tests.live.kube import dns, fences, volumes
 from tests.live.kube.api import Api
 from tests.live.kube.plan import PAUSE_IMAGE, Plan
 
@@ -41,6 +41,8 @@ class _World:
         self._commands: dict[str, Sequence[str]] = {}
         self._services: dict[str, subprocess.Popen[bytes]] = {}
         self._holders: list[subprocess.Popen[bytes]] = []
+        self._nodes: dict[str, Sequence[str]] = {}
+        """By name, what enters them."""
 
     def run(self) -> None:
         threading.Thread(target=self._wait_for_the_end, daemon=True).start()
@@ -52,16 +54,18 @@ class _World:
         self._until(self.api.is_ready, "the API server is ready")
         for name, command in self.plan.control_services().items():
             self._start(name, command)
-        provisioner = threading.Thread(
-            target=volumes.serve, args=(self.api, self.plan.volumes, self._ended), daemon=True
-        )
-        provisioner.start()
+        self._begin(volumes.serve, self.api, self.plan.volumes)
+        self._begin(dns.serve, self.api, self.plan.control)
         for number in range(1, self.plan.nodes + 1):
             self._add_node(number)
+        self._begin(fences.serve, self.api, self._nodes)
         self._until(self._are_nodes_ready, "the nodes are ready")
         (self.plan.place / "ready").touch()
         while not self._ended.wait(0.1):
             self._look_after_services()
+
+    def _begin(self, serve: Callable[..., None], *about: object) -> None:
+        threading.Thread(target=serve, args=(*about, self._ended), daemon=True).start()
 
     def _wait_for_the_end(self) -> None:
         sys.stdin.buffer.read()
@@ -94,8 +98,12 @@ class _World:
         self.plan.node(number).mkdir()
         alone = ("unshare", "--net", "--mount", "--propagation", "private")
         mounts = " && ".join(" ".join((*_BARE, place)) for place in ("/run", "/var/log"))
-        forward = "echo 1 >/proc/sys/net/ipv4/ip_forward"
-        say = f"ip link set lo up && {mounts} && {forward} && echo ready && exec sleep infinity"
+        # What is between two pods of a node does not leave its bridge, and is held there, too.
+        switches = " && ".join(
+            f"echo 1 >/proc/sys/net/{name}"
+            for name in ("ipv4/ip_forward", "bridge/bridge-nf-call-iptables")
+        )
+        say = f"ip link set lo up && {mounts} && {switches} && echo ready && exec sleep infinity"
         holder = subprocess.Popen([*alone, "sh", "-c", say], stdout=subprocess.PIPE)
         self._holders.append(holder)
         assert holder.stdout is not None
@@ -107,6 +115,8 @@ class _World:
             f"--mount=/proc/{holder.pid}/ns/mnt",
         )
         link = f"node{number}"
+        self._nodes[link] = enter
+        fences.load(enter, fences.BEGIN)
         address = self.plan.node_address(number)
         _do(
             *("ip", "link", "add", link, "type", "veth"),
@@ -122,6 +132,7 @@ class _World:
         self._until(lambda: engines.answers(socket), f"the engine of node {number} answers")
         _import_pause(socket, self.plan.pause_program)
         self._start(f"kubelet{number}", [*enter, *self.plan.kubelet(number)])
+        self._start(f"proxy{number}", [*enter, *self.plan.proxy(number)])
 
     def _are_nodes_ready(self) -> bool:
         found = self.api.items("/api/v1/nodes")
