@@ -90,6 +90,8 @@ class PrivateServer:
             **kept,
             BOOTSTRAP_KEY_VARIABLE: self._key.reveal(),
             f"{PREFIX}SANDBOXES__ON_SHUTDOWN": "delete",
+            # To load one takes as long as the one plain start that is wanted here.
+            f"{PREFIX}BACKENDS__PROCESS__ZYGOTE": "false",
             "XDG_CONFIG_HOME": str(self._directory / "config"),
         }
 

@@ -17,7 +17,7 @@ import pytest_asyncio
 from agentsvc.modelhosts import host_of_url
 from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
-from tests.live.client import LiveClient
+from tests.live.client import PATIENCE, LiveClient
 from tests.live.containers import Engine, our_engine, our_podman
 from tests.live.engines import EngineFailed
 from tests.live.installation import Installation, secret
@@ -99,6 +99,8 @@ async def shared(
         # Its many agent servers are forks of one; most with a server of their own start anew.
         "AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "true",
         "AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS": "80",
+        # Whoever has waited so long starts plainly, which takes its time, too.
+        "AGENTSVC_SANDBOXES__START_SECONDS": str(2 * PATIENCE),
         "AGENTSVC_SANDBOXES__MODEL_HOSTS": json.dumps([host_of_url(model.url)]),
         # The first request of an agent server waits for much to be loaded, on a busy machine long.
         "AGENTSVC_CONVERSATIONS__FIRST_ANSWER_SECONDS": "30",
@@ -115,7 +117,8 @@ async def sandbox_id(shared: Installation) -> str:
     client = shared.client()
     answer = await client.post("/api/v1/sandboxes")
     found: str = answer.json()["id"]
-    await client.wait_for_sandbox(found, "RUNNING")
+    # It may be the first of all, which takes longest.
+    await client.wait_for_sandbox(found, "RUNNING", time_limit=2 * PATIENCE)
     return found
 
 

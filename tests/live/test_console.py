@@ -29,7 +29,8 @@ from tests.live.scripts import DONE, run
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(240),
+    # Whichever is the first has the server, its first sandbox and the browser started.
+    pytest.mark.timeout(480),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
@@ -70,7 +71,8 @@ async def somebody(shared: Installation) -> LiveClient:
     client = await new_user(shared)
     await usual_settings(client)
     answer = await client.post("/api/v1/sandboxes")
-    await client.wait_for_sandbox(answer.json()["id"], "RUNNING")
+    # It may be the first of all, which takes longest.
+    await client.wait_for_sandbox(answer.json()["id"], "RUNNING", time_limit=2 * PATIENCE)
     return client
 
 

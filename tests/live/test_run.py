@@ -12,7 +12,7 @@ import pytest
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.scripts import run
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(360), pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_a_run_without_a_server_changes_a_directory_and_leaves_nothing_else(
