@@ -94,17 +94,21 @@ def table(figures: Iterable[Figure]) -> str:
     return "\n".join(lines)
 
 
-def document(sections: Iterable[Section], facts: Sequence[tuple[str, str]]) -> str:
-    """Return all of what was measured as a document."""
-    parts = [
-        "# What the server costs",
-        _ABOUT,
-        "\n".join(f"- {name}: {value}" for name, value in facts),
-    ]
-    for section in sections:
-        parts += [f"## {section.title}", section.about]
-        parts += [table(section.figures)] if section.figures else []
+def document(
+    sections: Iterable[Section], facts: Sequence[tuple[str, str]], former: str = ""
+) -> str:
+    """Return what was measured as a document, with what a former one says of other parts."""
+    chapters = {text.partition("\n")[0]: text.strip() for text in former.split("\n## ")[1:]}
+    chapters |= {section.title: _chapter(section, facts) for section in sections}
+    parts = ["# What the server costs", _ABOUT, *(f"## {text}" for text in chapters.values())]
     return "\n\n".join(parts) + "\n"
+
+
+def _chapter(section: Section, facts: Sequence[tuple[str, str]]) -> str:
+    parts = [section.title, section.about]
+    parts += ["\n".join(f"- {name}: {value}" for name, value in facts)] if facts else []
+    parts += [table(section.figures)] if section.figures else []
+    return "\n\n".join(parts)
 
 
 def percentile(values: Sequence[float], part: float) -> float:

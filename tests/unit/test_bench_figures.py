@@ -63,6 +63,24 @@ def test_a_percentile_is_one_of_the_values() -> None:
     assert percentile([1.0], 0.99) == 1.0
 
 
+def test_what_other_parts_found_stays_in_a_document() -> None:
+    one, two = (Figure(name=name, unit="s", ours=(1.0,)) for name in ("early", "late"))
+    first, second = (
+        Section(title=title, about="About it.", figures=(one,)) for title in ("First", "Second")
+    )
+    former = document([first, second], [("date", "then")])
+    again = Section(title="First", about="Anew.", figures=(two,))
+    third = Section(title="Third", about="More.", figures=(two,))
+    text = document([again, third], [("date", "now")], former)
+    assert [line for line in text.splitlines() if line.startswith(("## ", "- "))] == [
+        *("## First", "- date: now"),
+        *("## Second", "- date: then"),
+        *("## Third", "- date: now"),
+    ]
+    assert text.count("| early") == 1
+    assert document([], [], text) == text
+
+
 async def test_requests_are_made_as_often_as_is_said() -> None:
     calls = 0
 
