@@ -5,6 +5,7 @@ from typing import Final
 from tests.campaign.book import Row
 from tests.campaign.rows import (
     access,
+    arguments,
     backups,
     bad_disk,
     bad_plugins,
@@ -17,6 +18,7 @@ from tests.campaign.rows import (
     malformed,
     origins,
     orphans,
+    path_escapes,
     power_loss,
     repeats,
     revocation,
@@ -44,5 +46,7 @@ ROWS: Final[tuple[Row, ...]] = (
     sealed.ROW,
     inside_calls.ROW,
     malformed.ROW,
+    path_escapes.ROW,
+    arguments.ROW,
     revocation.ROW,
 )
