@@ -16,6 +16,7 @@ from tests.campaign.rows import (
     inside_calls,
     kills,
     malformed,
+    model_key,
     origins,
     orphans,
     path_escapes,
@@ -49,4 +50,5 @@ ROWS: Final[tuple[Row, ...]] = (
     path_escapes.ROW,
     arguments.ROW,
     revocation.ROW,
+    model_key.ROW,
 )
