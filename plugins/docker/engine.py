@@ -38,6 +38,7 @@ _PODMANS: Final = {
     404: re.compile(r"no such (container|network|volume|exec session|object)"),
     409: re.compile(r"name .* is already in use"),
 }
+_PODMAN_WITH_GATEWAY: Final = 5
 _LOOPBACK: Final = "127.0.0.1"
 _PEER_SECONDS: Final = 1.0
 _HUB: Final = ("docker.io", "index.docker.io")
@@ -71,6 +72,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def is_podman(self) -> bool:
         """Whether it is Podman."""
         return self.kind == "podman"
+
+    @property
+    def knows_its_machine(self) -> bool:
+        """Whether the address that it calls `host-gateway` leads containers to its machine."""
+        if self.is_podman:
+            major = self.version.partition(".")[0]
+            return major.isdecimal() and int(major) >= _PODMAN_WITH_GATEWAY
+        # Without root it is one of the engine's own network.
+        return not self.is_rootless
 
     def shown(self) -> dict[str, str]:
         """Return it for the operator."""
@@ -283,7 +293,9 @@ def to_facts(info: Json, version: Json, *, is_beside: bool) -> Facts:
     kind = "podman" if _is_podman(version) else "docker"
     security = " ".join(info.get("SecurityOptions") or [])
     is_rootless = "rootless" in security or bool(info.get("Rootless"))
-    has_v1 = str(info.get("CgroupVersion", "1")) == "1"
+    is_old = str(info.get("CgroupVersion", "1")) == "1"
+    # Podman says there that it has limits, and keeps none.
+    is_powerless = is_rootless and (is_old or info.get("CgroupDriver") == "none")
     status = {name: value for name, value, *_ in info.get("DriverStatus") or []}
     has_quota = info.get("Driver") in ("btrfs", "zfs") or (
         status.get("Backing Filesystem") == "xfs" and info.get("Driver") == "overlay2"
@@ -295,10 +307,10 @@ def to_facts(info: Json, version: Json, *, is_beside: bool) -> Facts:
         runtimes=tuple(sorted(info.get("Runtimes") or {})),
         default_runtime=info.get("DefaultRuntime") or "",
         has_init=kind == "podman" or bool(info.get("InitBinary")),
-        has_pids=bool(info.get("PidsLimit")),
-        has_memory=bool(info.get("MemoryLimit")),
-        has_cpus=bool(info.get("CpuCfsQuota") or info.get("CPUCfsQuota")),
-        can_freeze=not (is_rootless and has_v1),
+        has_pids=bool(info.get("PidsLimit")) and not is_powerless,
+        has_memory=bool(info.get("MemoryLimit")) and not is_powerless,
+        has_cpus=bool(info.get("CpuCfsQuota") or info.get("CPUCfsQuota")) and not is_powerless,
+        can_freeze=not is_powerless,
         is_rootless=is_rootless,
         has_quota=has_quota,
         cpus=int(info.get("NCPU") or 1),

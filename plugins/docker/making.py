@@ -45,8 +45,11 @@ from .streams import untar
 _CONFLICT = 409
 _GONE = 404
 _IN_USE = (_GONE, _CONFLICT)
+_NOT_TIDIED = "stopped"
 _NO_INIT = re.compile(r"catatonit|container-init|init binary")
 _RESOLVE_SECONDS = 3.0
+_ELSEWHERE = "192.0.2.1"
+"""An address of documents, on no network but by chance."""
 _REMOVE_TRIES = 40
 _REMOVE_SECONDS = 0.25
 
@@ -93,7 +96,20 @@ class Maker:
         # The machine forgets its rules when it is started anew.
         if bars := await self.bars(sandbox_id, container):
             await firewall.close(*bars)
+        await self._tidied(container["Id"])
         await self.start(container["Id"])
+
+    async def _tidied(self, container_id: str) -> None:
+        """Wait until what a container had in its last run is taken down.
+
+        Podman does that after it has said that the container ended; one that is started before,
+        without root, has no ports.
+        """
+        for _ in range(_REMOVE_TRIES):
+            found = await self._engine.get(f"containers/{container_id}/json")
+            if ((found or {}).get("State") or {}).get("Status") != _NOT_TIDIED:
+                return
+            await asyncio.sleep(_REMOVE_SECONDS)
 
     async def bars(self, sandbox_id: str, container: Json) -> tuple[str, list[int], str] | None:
         """Return the bridge whose way to this machine is closed, and what is open on it."""
@@ -254,7 +270,10 @@ class Maker:
             return (f"{host}:{bridge}",), await self._listens(near, port)
         if self._engine.is_remote:
             return (), False
-        return (f"{host}:host-gateway",), True
+        if facts.knows_its_machine:
+            return (f"{host}:host-gateway",), True
+        near = _own_address(_ELSEWHERE)
+        return (f"{host}:{near}",), await self._listens(near, port)
 
     async def _listens(self, address: str, port: int) -> bool:
         try:

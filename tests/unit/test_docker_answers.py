@@ -5,7 +5,7 @@ import contextlib
 import json
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from agentsvc.values import new_id
 from tests.plugins import part
 
 if TYPE_CHECKING:
-    from docker import backend, engine, firewall, images, look, plan, settings, watch
+    from docker import backend, engine, firewall, images, look, making, plan, settings, watch
 else:
     backend, engine, firewall = (
         part("docker.backend"),
@@ -37,6 +37,7 @@ else:
     )
     images, look, plan = part("docker.images"), part("docker.look"), part("docker.plan")
     settings, watch = part("docker.settings"), part("docker.watch")
+    making = part("docker.making")
 
 PODMAN = {
     "Version": "4.3.1",
@@ -45,6 +46,7 @@ PODMAN = {
 }
 INFO = {"PidsLimit": True, "MemoryLimit": True, "CpuCfsQuota": True, "DefaultRuntime": "runc"}
 BRIDGE = {"IPAM": {"Config": [{"Gateway": "192.0.2.1"}]}}
+INSTANCE = new_id()
 STARTED = "2026-01-02T03:04:05.123456789Z"
 
 
@@ -57,12 +59,14 @@ class Answers:
             "/info": (200, INFO),
             "/networks/bridge": (200, BRIDGE),
         }
+        self.in_turn: dict[str, Iterator[tuple[int, Any]]] = {}
         self.asked: list[str] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         path = "/" + request.path.removeprefix("/v1.41").lstrip("/")
         self.asked.append(path)
-        status, said = self.given.get(path, (404, {"message": "no such page"}))
+        known = self.given.get(path, (404, {"message": "no such page"}))
+        status, said = next(self.in_turn[path]) if path in self.in_turn else known
         return web.json_response(said, status=status)
 
 
@@ -85,6 +89,17 @@ def fresh(url: str) -> engine.Engine:
     return engine.Engine(settings.Host(host=url), time_limit=30)
 
 
+@contextlib.asynccontextmanager
+async def a_maker() -> AsyncIterator[tuple[Answers, making.Maker]]:
+    async with an_engine() as (answers, url):
+        asked = fresh(url)
+        config = settings.DockerConfig(host=url, guard_host=False)
+        try:
+            yield answers, making.Maker(asked, config, images.Images(""), INSTANCE)
+        finally:
+            await asked.close()
+
+
 async def test_what_podman_says_of_things_that_went_meanwhile_is_what_docker_says() -> None:
     async with an_engine() as (answers, url):
         gone = "container 1 does not exist in database: no such container"
@@ -103,6 +118,16 @@ async def test_what_podman_says_of_things_that_went_meanwhile_is_what_docker_say
                     await podman.ask("GET", path, expect=(expect,))
         finally:
             await podman.close()
+
+
+async def test_a_container_is_not_started_before_podman_has_taken_down_what_it_had() -> None:
+    async with a_maker() as (answers, maker):
+        path, start = "/containers/1/json", "/containers/1/start"
+        answers.given[start] = (200, None)
+        states = ("stopped", "stopped", "exited")
+        answers.in_turn[path] = iter([(200, {"State": {"Status": one}}) for one in states])
+        await maker.start_again(new_id(), {"Id": "1"})
+        assert [one for one in answers.asked if one in (path, start)] == [path, path, path, start]
 
 
 async def test_podman_in_the_same_network_is_beside_although_its_bridge_is_not_there() -> None:

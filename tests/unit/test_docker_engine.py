@@ -248,7 +248,9 @@ def test_an_engine_says_what_it_can_do() -> None:
 
 
 def test_podman_without_root_on_old_control_groups_can_neither_freeze_nor_be_dialled() -> None:
-    info = {"SecurityOptions": ["name=rootless"], "CgroupVersion": "1", "NCPU": 1}
+    # It says that it has limits all the same.
+    said = {"PidsLimit": True, "MemoryLimit": True, "CpuCfsQuota": True}
+    info = {"SecurityOptions": ["name=rootless"], "CgroupVersion": "1", "NCPU": 1, **said}
     version = {"Version": "4.3", "Components": [{"Name": "Podman Engine"}]}
     facts = engine.to_facts(info, version, is_beside=True)
     assert facts.kind == "podman"
@@ -256,6 +258,29 @@ def test_podman_without_root_on_old_control_groups_can_neither_freeze_nor_be_dia
     assert not facts.can_freeze
     assert not facts.is_beside
     assert facts.shown()["limits"] == "none"
+    on_new = engine.to_facts({**info, "CgroupVersion": "2"}, version, is_beside=True)
+    assert on_new.shown()["limits"] == "cpus, memory, pids"
+    assert on_new.can_freeze
+    without = {**info, "CgroupVersion": "2", "CgroupDriver": "none"}
+    assert not engine.to_facts(without, VERSION, is_beside=False).can_freeze
+
+
+@pytest.mark.parametrize(
+    ("version", "security", "knows"),
+    [
+        (VERSION, "name=seccomp", True),
+        (VERSION, "name=rootless", False),
+        *(
+            ({"Version": number, "Components": [{"Name": "Podman Engine"}]}, "name=rootless", knows)
+            for number, knows in (("4.3.1", False), ("5.4.2", True), ("12.0.0", True), ("", False))
+        ),
+    ],
+)
+def test_not_every_engine_leads_its_containers_to_its_machine(
+    version: dict[str, Any], security: str, knows: bool
+) -> None:
+    info = {"SecurityOptions": [security], "NCPU": 1}
+    assert engine.to_facts(info, version, is_beside=False).knows_its_machine is knows
 
 
 def test_logins_are_those_of_docker_login() -> None:
