@@ -17,8 +17,9 @@ import pytest_asyncio
 from agentsvc.modelhosts import host_of_url
 from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
+from tests.live import rootless
 from tests.live.client import PATIENCE, LiveClient
-from tests.live.containers import Engine, our_engine, our_podman
+from tests.live.containers import Engine, our_engine, our_podman, without_root
 from tests.live.engines import EngineFailed
 from tests.live.installation import Installation, secret
 from tests.live.scripts import SCRIPTS
@@ -74,6 +75,38 @@ def podman(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator
     try:
         with our_podman(
             base.parent if "PYTEST_XDIST_WORKER" in os.environ else base, engine
+        ) as found:
+            yield found
+    except EngineFailed as exc:
+        unavailable(str(exc))
+
+
+@pytest.fixture(scope="session")
+def rootless_docker(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Engine]:
+    """Return Docker without root, with a base image, the same one for all workers."""
+    yield from _rootless("docker", tmp_path_factory, request)
+
+
+@pytest.fixture(scope="session")
+def rootless_podman(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Engine]:
+    """Return Podman without root, with a base image, the same one for all workers."""
+    yield from _rootless("podman", tmp_path_factory, request)
+
+
+def _rootless(
+    kind: str, factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Engine]:
+    if reason := rootless.why_not(kind):
+        pytest.skip(reason)
+    engine = request.getfixturevalue("engine")
+    base = factory.getbasetemp()
+    try:
+        with without_root(
+            base.parent if "PYTEST_XDIST_WORKER" in os.environ else base, kind, engine
         ) as found:
             yield found
     except EngineFailed as exc:

@@ -22,6 +22,7 @@ from agentsvc.values import monotonic
 from tests.live import engines, podman
 from tests.live.engines import EngineFailed, Lease
 from tests.live.podman import PodmanLease
+from tests.live.rootless import RootlessLease
 
 VARIABLE = "TEST_ENGINE"
 """An engine to use, by its URL, or the directory of one that CI has begun."""
@@ -92,6 +93,15 @@ def our_podman(directory: Path, source: Engine) -> Iterator[Engine]:
     if reason := podman.why_not():
         raise EngineFailed(reason)
     with PodmanLease(directory / "podman") as lease:
+        with engines.one_at_a_time(lease.directory, "image"):
+            podman.carry_image(engines.BASE, source.socket, lease.socket)
+        yield Engine(url=lease.url, address=source.address, image=engines.BASE)
+
+
+@contextmanager
+def without_root(directory: Path, kind: str, source: Engine) -> Iterator[Engine]:
+    """Give `docker` or `podman` of an ordinary user, with the base image; raises EngineFailed."""
+    with RootlessLease(directory / f"rootless-{kind}", kind) as lease:
         with engines.one_at_a_time(lease.directory, "image"):
             podman.carry_image(engines.BASE, source.socket, lease.socket)
         yield Engine(url=lease.url, address=source.address, image=engines.BASE)
