@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
+from agentsvc.backends import spaces
 from agentsvc.backends.landlock import put_away
 
 _PR_SET_NAME: Final = 15
@@ -26,6 +27,7 @@ _PIPE_SIZE_MAX: Final = 1024 * 1024
 _REQUEST_MAX: Final = 4 * 1024 * 1024
 _REQUEST_SECONDS: Final = 10.0
 _NO_ROOM: Final = 126
+_NO_USER: Final = 1
 _CONNECT_SECONDS: Final = 0.4
 _DEFAULTS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD]
 """What a command finds as if nobody had changed it."""
@@ -337,6 +339,28 @@ def execute(
         os._exit(126 if getattr(exc, "errno", 0) == errno.EACCES else 127)
     finally:
         os._exit(127)
+
+
+def starting_as(user: int) -> Become:
+    """Return what turns a fresh child of root into a command of that user."""
+
+    def turn_into(
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str,
+        umask: int,
+        out: int,
+        err: int,
+    ) -> None:
+        try:
+            spaces.become(user)
+        except OSError as exc:
+            os.write(err, f"user {user} cannot be had: {exc.strerror}\n".encode())
+            os._exit(_NO_USER)
+        execute(argv, env, cwd=cwd, umask=umask, out=out, err=err)
+
+    return turn_into
 
 
 def become_reaper(name: bytes) -> None:

@@ -38,6 +38,7 @@ from agentsvc.backends.children import (
     kill_descendants,
     numbers_of,
     start_time,
+    starting_as,
     take,
     wake_on_child,
 )
@@ -178,7 +179,7 @@ class Shim:
                 umask=self.umask,
                 keep=[*files.values(), *namespaces, theirs.fileno()],
                 is_deaf=True,
-                become=spaces.starting_as(user) if user else None,
+                become=starting_as(user) if user else None,
             )
         if user:
             # What is written to by name, such as /dev/stdout, has to be its own.

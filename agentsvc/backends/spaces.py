@@ -1,6 +1,7 @@
 """User namespaces in which a sandbox has a user of its own, made by root before it gives up being root.
 
-Used by what starts bubblewrap for a server that is root, with the standard library alone. What sets
+Used by what starts bubblewrap for a server that is root, with the standard library alone and little
+of that: a server that starts waits for a trial of it. What sets
 a sandbox up has to open what only root may enter; what runs in it must never be root to anything.
 So there are two namespaces, one in the other: the outer one knows root and the sandbox's user, and
 only bubblewrap is in it; the inner one knows the sandbox's user alone.
@@ -11,21 +12,17 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Final, NoReturn
+from collections.abc import Callable, Iterator, Sequence
 
-from agentsvc.backends.children import Become, execute
-
-INSIDE: Final = 1000
+INSIDE = 1000
 """What a sandbox's user is called inside, whoever it is outside."""
 
-_MAPS: Final = ("gid_map", "uid_map")
-_PR_SET_KEEPCAPS: Final = 8
-_CAPABILITY_VERSION_3: Final = 0x20080522
-_CAPABILITY_BYTES: Final = 24
-_MESSAGE_MAX: Final = 4096
-_FAILED: Final = 1
+_MAPS = ("gid_map", "uid_map")
+_PR_SET_KEEPCAPS = 8
+_CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITY_BYTES = 24
+_MESSAGE_MAX = 4096
+_FAILED = 1
 
 
 class NotMade(OSError):
@@ -93,28 +90,6 @@ def become(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def starting_as(user: int) -> Become:
-    """Return what turns a fresh child of root into a command of that user."""
-
-    def turn_into(
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        cwd: str,
-        umask: int,
-        out: int,
-        err: int,
-    ) -> None:
-        try:
-            become(user)
-        except OSError as exc:
-            os.write(err, f"user {user} cannot be had: {exc.strerror}\n".encode())
-            os._exit(_FAILED)
-        execute(argv, env, cwd=cwd, umask=umask, out=out, err=err)
-
-    return turn_into
-
-
 def main() -> None:
     """Become bubblewrap as a user of its own: USER PROGRAM ARGUMENTS-FILE COMMAND..."""
     user, program, number, *command = sys.argv[1:]
@@ -169,7 +144,7 @@ def _become_with_rights(user: int) -> None:
     _check(libc.capset(header, struct.pack("=6I", *fields)))
 
 
-def _answer(said: int, hold: Callable[[], None]) -> NoReturn:
+def _answer(said: int, hold: Callable[[], None]) -> None:
     try:
         hold()
     except OSError as exc:
@@ -180,7 +155,11 @@ def _answer(said: int, hold: Callable[[], None]) -> NoReturn:
 
 def _map(pid: int, lines: str) -> None:
     for name in _MAPS:
-        Path(f"/proc/{pid}/{name}").write_text(lines)
+        number = os.open(f"/proc/{pid}/{name}", os.O_WRONLY)
+        try:
+            os.write(number, lines.encode())
+        finally:
+            os.close(number)
 
 
 def _expect(answer: bytes) -> int:
