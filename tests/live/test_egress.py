@@ -3,6 +3,8 @@
 import asyncio
 import shutil
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -73,7 +75,6 @@ async def test_curl_and_python_reach_a_listed_host_and_no_other(tmp_path: Path) 
         allow_hosts=(LISTED, *inner),
     )
     handle = await backend.create(order, save)
-    handles = [handle]
     try:
         reached = [await run(backend, handle, *argv, URL) for argv in (CURL, PYTHON)]
         if reached != [(0, "200"), (0, "200\n")]:
@@ -93,19 +94,25 @@ async def test_curl_and_python_reach_a_listed_host_and_no_other(tmp_path: Path) 
         code, _ = await run(backend, handle, *CURL, "--noproxy", "*", "http://1.1.1.1/")
         assert code == 7
         if not uplink.why_not():
-            handles.append(await open_in_own_network(backend, context))
-            assert [
-                await run(backend, handles[1], *argv, URL) for argv in (CURL, PYTHON)
-            ] == reached
+            async with in_own_network(backend, context) as own:
+                assert [await run(backend, own, *argv, URL) for argv in (CURL, PYTHON)] == reached
     finally:
-        for one in handles:
-            await backend.delete(one)
+        await backend.delete(handle)
         await backend.close()
 
 
-async def open_in_own_network(backend: ProcessBackend, context: BackendContext) -> Handle:
-    """Return a sandbox whose network is open and its own."""
-    other = ProcessBackend(msgspec.structs.replace(backend.config, own_network=True), context)
+@asynccontextmanager
+async def in_own_network(backend: ProcessBackend, context: BackendContext) -> AsyncIterator[Handle]:
+    """Give a sandbox whose network is open and its own."""
+    config = msgspec.structs.replace(backend.config, own_network=True)
+    other = ProcessBackend(config, context)
     await other.open()
-    order = Order(sandbox_id=new_id(), command=("sleep", "600"), network=Network.OPEN)
-    return await other.create(order, save)
+    try:
+        order = Order(sandbox_id=new_id(), command=("sleep", "600"), network=Network.OPEN)
+        handle = await other.create(order, save)
+        try:
+            yield handle
+        finally:
+            await other.delete(handle)
+    finally:
+        await other.close()
