@@ -13,6 +13,8 @@ from tests.campaign.rows import (
     canaries,
     capacity,
     clean_stop,
+    containment,
+    egress,
     inside_calls,
     kills,
     malformed,
@@ -49,6 +51,8 @@ ROWS: Final[tuple[Row, ...]] = (
     malformed.ROW,
     path_escapes.ROW,
     arguments.ROW,
+    containment.ROW,
+    egress.ROW,
     revocation.ROW,
     model_key.ROW,
 )

@@ -1,0 +1,216 @@
+"""Where a sandbox may connect: destinations tried from inside, straight and by the server's proxy.
+
+One sandbox has the network `none`, one an allow-list with one place on it, which has to be reached:
+by that the others are seen to be refused, and not only away. What listens outside notes who comes.
+"""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
+from tests.campaign.real import own_address, real_server
+
+DESTINATIONS: Final = 200
+_HOSTS: Final = (
+    *("127.0.0.1", "127.1", "0x7f000001", "2130706433", "0177.0.0.1", "localhost", "LOCALHOST."),
+    *("0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::]", "{own}", "{own}."),  # noqa: S104  # destinations
+    *("10.0.0.1", "172.17.0.1", "192.168.0.1", "100.64.0.1", "169.254.169.254", "2852039166"),
+    *(
+        "1.1.1.1",
+        "8.8.8.8",
+        "93.184.215.14",
+        "example.org",
+        "EXAMPLE.ORG",
+        "metadata.google.internal",
+    ),
+    *("allowed.test@{own}", "{own}#allowed.test", "{own}%00.allowed.test", "allowed.test.{own}"),
+    *(
+        "{own}.nip.io",
+        "[fe80::1]",
+        "[fd00::1]",
+        "[2606:4700:4700::1111]",
+        "224.0.0.1",
+        "255.255.255.255",
+    ),
+    *("evil.allowed.test.example.org", "xn--80ak6aa92e.com", "%31%32%37.0.0.1", "①②⑦.0.0.1", ""),
+)
+PROGRAM: Final = r"""
+import base64, json, os, socket, sys, urllib.parse
+know = json.loads(base64.b64decode(sys.argv[1]))
+proxy = urllib.parse.urlsplit(os.environ.get("HTTP_PROXY") or os.environ.get("http_proxy") or "")
+through, tried = [], 0
+
+def says(stream, lines):
+    stream.sendall(lines.encode())
+    return stream.recv(200)
+
+def plain(host, port):
+    kind = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_STREAM) as stream:
+        stream.settimeout(3)
+        stream.connect((host.strip("[]"), port))
+        return True
+
+def packet(host, port):
+    kind = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_DGRAM) as stream:
+        stream.settimeout(0.2)
+        stream.sendto(b"egress", (host.strip("[]"), port))
+        return bool(stream.recv(10))
+
+def named(host, port):
+    return bool(socket.getaddrinfo(host, port)) and not host.strip("[]").replace(".", "").isdigit() and ":" not in host and host.lower().rstrip(".") != "localhost" and not host.lower().startswith("0x")
+
+def asked(lines):
+    def work(host, port):
+        with socket.create_connection((proxy.hostname, proxy.port), timeout=10) as stream:
+            stream.settimeout(30)
+            answer = says(stream, lines.format(host=host, port=port))
+            words = answer.split(b"\r\n")[0].split()
+            # The proxy's own refusals are 4xx and 5xx; what listens outside answers 200.
+            return len(words) > 1 and words[1].startswith(b"2")
+    return work
+
+WAYS = {
+    "tcp": plain,
+    "udp": packet,
+    "name": named,
+    "connect": asked("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"),
+    "connect, another host": asked("CONNECT {host}:{port} HTTP/1.1\r\nHost: allowed.test\r\n\r\n"),
+    "get": asked("GET http://{host}:{port}/ HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"),
+    "get, another host": asked("GET http://{host}:{port}/ HTTP/1.1\r\nHost: allowed.test\r\nConnection: close\r\n\r\n"),
+    "get, in the host only": asked("GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"),
+}
+for way, host, port in know["destinations"]:
+    tried += 1
+    try:
+        if WAYS[way](host, port):
+            through.append(f"{way} {host} {port}")
+    except (OSError, UnicodeError, ValueError, OverflowError):
+        pass
+allowed = []
+for way in ("connect", "get"):
+    try:
+        if WAYS[way](*know["allowed"]):
+            allowed.append(way)
+    except OSError:
+        pass
+print(json.dumps({"through": through, "tried": tried, "allowed": allowed, "proxy": bool(proxy.port)}))
+"""
+_WAYS: Final = (
+    *("tcp", "udp", "name", "connect", "connect, another host", "get", "get, another host"),
+    "get, in the host only",
+)
+
+
+class Listener:
+    """Something outside that answers whoever comes, and counts them."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("", 0))
+        self.port = int(self._socket.getsockname()[1])
+        self.came = 0
+        threading.Thread(target=self._take, daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _take(self) -> None:
+        while True:
+            try:
+                stream, _ = self._socket.accept()
+            except OSError:
+                return
+            self.came += 1
+            threading.Thread(target=self._answer, args=(stream,), daemon=True).start()
+
+    def _answer(self, stream: socket.socket) -> None:
+        with stream:
+            stream.settimeout(10)
+            try:
+                if stream.recv(1000):
+                    stream.sendall(
+                        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                    )
+            except OSError:
+                return
+
+
+@contextmanager
+def listening() -> Iterator[tuple[Listener, Listener]]:
+    """Give one that may be reached and one that may not."""
+    pair = Listener(), Listener()
+    try:
+        yield pair
+    finally:
+        for one in pair:
+            one.close()
+
+
+def _destinations(ground: Ground, trap: int) -> list[tuple[str, str, int]]:
+    own = own_address()
+    every = [
+        (way, host.format(own=own), port)
+        for way in _WAYS
+        for host in _HOSTS
+        for port in (trap, 80, 443, 22)
+        if host or way not in ("tcp", "udp", "name")
+    ]
+    return ground.chance.sample(every, ground.count(DESTINATIONS, least=40))
+
+
+async def run(ground: Ground) -> Outcome:
+    problems: list[str] = []
+    tried = 0
+    levels: set[str] = set()
+    with listening() as (allowed, trap):
+        place = ("127.0.0.1", allowed.port)
+        environment = {
+            "AGENTSVC_SPECS__SHUT__BACKEND": "process",
+            "AGENTSVC_SPECS__SHUT__NETWORK": "none",
+            "AGENTSVC_SPECS__LISTED__BACKEND": "process",
+            "AGENTSVC_SPECS__LISTED__NETWORK": "allowlist",
+            "AGENTSVC_SPECS__LISTED__ALLOW_HOSTS": msgspec.json.encode(
+                [f"127.0.0.1:{allowed.port}"]
+            ).decode(),
+        }
+        async with real_server(ground.place("server"), environment) as server:
+            for spec in ("shut", "listed"):
+                inside = await server.sandbox(spec)
+                shown = await server.client.sandbox(inside.id)
+                levels.add(str((shown or {}).get("isolation")))
+                know: dict[str, Any] = {
+                    "destinations": _destinations(ground, trap.port),
+                    "allowed": place,
+                }
+                said = await inside.run(PROGRAM, msgspec.json.encode(know).decode())
+                tried += said["tried"]
+                problems += [f"{spec}: {one}" for one in said["through"]]
+                reached = ["connect", "get"] if spec == "listed" else []
+                if said["allowed"] != reached or not said["proxy"]:
+                    problems.append(f"{spec}: the listed place is reached by {said['allowed']}")
+        problems += [f"{trap.came} connections came outside"] if trap.came else []
+    return Outcome(
+        did=(
+            "destinations tried from inside of real sandboxes, one with the network `none` and one"
+            " with `allowlist`, straight, by names and by the server's proxy, in"
+            f" {len(_WAYS)} ways, at the level {', '.join(sorted(levels))}; what is listed was reached"
+            " by the second only. Containers were not tried here"
+        ),
+        figures=(
+            Figure(
+                what="destinations", value=tried, at_least=2 * ground.count(DESTINATIONS, least=40)
+            ),
+            zero("through", problems),
+        ),
+        problems=tuple(problems),
+    )
+
+
+ROW: Final = Row(name="egress", half=Half.IN, promise="egress", run=run)
