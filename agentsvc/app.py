@@ -105,6 +105,7 @@ from agentsvc.vault import Vault
 
 log = logging.getLogger(__name__)
 
+_LOOKS_IN_SILENCE: Final = 3
 _REMOVE_FAILED_SECONDS: Final = 60.0
 _FORGET_DELIVERIES_SECONDS: Final = 600.0
 _FORGET_AUDIT_SECONDS: Final = 3600.0
@@ -429,6 +430,11 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
         "events out of reach",
         conversations.poll,
         every_seconds=config.conversations.poll_seconds,
+    )
+    supervisor.loop(
+        "silent agents",
+        conversations.watch,
+        every_seconds=config.conversations.silent_seconds / _LOOKS_IN_SILENCE,
     )
     supervisor.loop("open connections", app[ADMITTED].look, every_seconds=LOOK_SECONDS)
     supervisor.loop("sandboxes", app[SANDBOXES].sweep, every_seconds=sweep_seconds)

@@ -267,6 +267,14 @@ class ConversationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             description="Time between two fetches of events from sandboxes that cannot deliver them",
         ),
     ] = 2.0
+    silent_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="How long the agent server of a run may give no answer before its state"
+            " counts as unknown",
+        ),
+    ] = 15.0
     webhook_flush_seconds: Annotated[
         float, Meta(gt=0, description="Longest time the agent server may hold back events")
     ] = 0.5

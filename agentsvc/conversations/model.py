@@ -146,6 +146,8 @@ class ConversationView(msgspec.Struct, frozen=True, kw_only=True):
 
     conversation: Conversation
     sandbox: Sandbox | None
+    is_silent: bool = False
+    """Whether the agent server has not answered for long."""
 
     @property
     def sandbox_status(self) -> SandboxStatus:
@@ -159,9 +161,9 @@ class ConversationView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def execution_status(self) -> ExecutionStatus | None:
-        """What the agent is doing, or None where nobody can know because nothing runs."""
-        is_running = self.sandbox_status is SandboxStatus.RUNNING
-        return self.conversation.execution_status if is_running else None
+        """What the agent is doing, or None where nobody can know: nothing runs, or answers."""
+        is_known = self.sandbox_status is SandboxStatus.RUNNING and not self.is_silent
+        return self.conversation.execution_status if is_known else None
 
     @property
     def agent_url(self) -> str | None:

@@ -21,6 +21,7 @@ from agentsvc.conversations import facts
 from agentsvc.conversations.agent_body import text_of, to_agent_message
 from agentsvc.conversations.masking import mask_state
 from agentsvc.conversations.model import Conversation, Facts, TitleSource
+from agentsvc.conversations.silence import Silence
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.usage import find_usage
 from agentsvc.db import Database, Transaction
@@ -67,6 +68,7 @@ class Recorder:
         self._config = config
         self._stale: set[str] = set()
         self._failing: set[str] = set()
+        self.silence = Silence(config.silent_seconds)
 
     async def record(
         self, conversation_id: str, raw: Sequence[bytes], *, sandbox_id: str | None = None
@@ -184,6 +186,22 @@ class Recorder:
         for conversation_id in list(self._stale):
             self.sync_soon(conversation_id)
 
+    async def watch(self) -> None:
+        """Ask the agent servers of runs whether they are there; called every few seconds."""
+        asked = self.silence.all()
+        for conversation_id in list(self._stale):
+            found = await self._table.find(conversation_id)
+            if found is not None and found.execution_status is ExecutionStatus.RUNNING:
+                asked.add(found.sandbox_id or "")
+        await asyncio.gather(*(self._listen(sandbox_id) for sandbox_id in asked))
+
+    async def _listen(self, sandbox_id: str) -> None:
+        agent = await self._agent_of(sandbox_id)
+        if agent is None:
+            self.silence.forget(sandbox_id)
+        else:
+            self.silence.note(sandbox_id, is_alive=await agent.is_alive())
+
     def sync_soon(self, conversation_id: str, *, wait_seconds: float = 0.0) -> None:
         """Sync in the background; one that does not work out is tried again later."""
         name = f"sync {conversation_id}"
@@ -214,6 +232,8 @@ class Recorder:
 
     def sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
         """Sync the conversations of a sandbox that has begun to run."""
+        if after is None or after.status is not before.status:
+            self.silence.forget(before.id)
         is_up = after is not None and after.status is SandboxStatus.RUNNING
         if is_up and before.status is not SandboxStatus.RUNNING:
             self._supervisor.spawn(f"sync sandbox {before.id}", lambda: self._sync_sandbox(before))

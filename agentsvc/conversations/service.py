@@ -477,6 +477,10 @@ class Conversations:
         """Fetch the events of sandboxes that cannot reach this server."""
         await self._recorder.sync_uncalled()
 
+    async def watch(self) -> None:
+        """Ask the agent servers of runs whether they are there."""
+        await self._recorder.watch()
+
     # Inside
 
     async def _go_on(self) -> None:
@@ -544,7 +548,9 @@ class Conversations:
         found = dict(zip(ids, await self._sandboxes.find_many(user_id, ids), strict=True))
         return [
             ConversationView(
-                conversation=one, sandbox=found.get(one.sandbox_id) if one.sandbox_id else None
+                conversation=one,
+                sandbox=found.get(one.sandbox_id) if one.sandbox_id else None,
+                is_silent=self._recorder.silence.lasts(one.sandbox_id),
             )
             for one in listed
         ]
