@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Cause, Isolation, Limits, Network, Phase
+from agentsvc.backend import Cause, Isolation, Limits, Network, PausedAs, Phase
 from agentsvc.backends import cgroup
 from agentsvc.backends.places import Exit, Place, Record, State
 from agentsvc.backends.shim import ZYGOTE
@@ -54,6 +54,14 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """A pause was begun and not finished."""
     is_ended: bool = False
     """It is paused and its processes have been ended, or are about to be."""
+
+    @property
+    def paused_as(self) -> PausedAs | None:
+        """What a pause has made of its processes, if it is paused."""
+        if self.phase is not Phase.PAUSED:
+            return None
+        has_ended = self.is_ended and not self.is_half_paused
+        return PausedAs.STOPPED if has_ended else PausedAs.FROZEN
 
     def ports(self) -> dict[str, int]:
         """Return the ports the sandbox has been given."""

@@ -8,13 +8,12 @@ server, and a later one finds it by these alone.
 """
 
 import asyncio
-import importlib.metadata
 import logging
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 import msgspec
@@ -33,7 +32,6 @@ from agentsvc.backend import (
     LogLine,
     Network,
     Order,
-    PausedAs,
     Phase,
     Report,
     RuntimeBackend,
@@ -59,7 +57,8 @@ from agentsvc.backends.groups import Groups
 from agentsvc.backends.look import MACHINES_NETWORK, OWN_NETWORK, Look, look_at
 from agentsvc.backends.meter import usage_of
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
-from agentsvc.backends.specs import DEFAULT_SPEC, ZYGOTE, check
+from agentsvc.backends.processconfig import ProcessConfig
+from agentsvc.backends.specs import DEFAULT_SPEC, ZYGOTE, agent_version, check
 from agentsvc.backends.threads import finish, reach, until_none
 from agentsvc.backends.tree import Tree, boot_id, marks, reap, snapshot
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
@@ -76,57 +75,6 @@ _BY_PROCESS = frozenset({"disk_bytes", "open_files"})
 _BY_USER = frozenset({"pids"})
 """Limits that need none where each sandbox has a user of its own."""
 _FOLLOW_SECONDS = 0.2
-
-type Positive = Annotated[float, msgspec.Meta(gt=0)]
-
-
-class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[backends.process]` table."""
-
-    path: str = ""
-    """PATH in a sandbox; empty for the server's own, without the server's virtual environment."""
-    pass_env: tuple[str, ...] = ()
-    """Names of variables of the server's environment that sandboxes see, too, such as proxies."""
-    temp_dir: str = ""
-    """Where the sandboxes' temporary directories go; a short path. Empty for the system's."""
-    use_bubblewrap: bool = True
-    """Whether bubblewrap holds sandboxes where it works."""
-    uids: str = "1900000000-1900065535"
-    """Of which numbers each sandbox that bubblewrap holds for root gets one, as its user outside;
-    nobody else may have them. Empty to run them as root there."""
-    own_network: bool = False
-    """Whether a sandbox that bubblewrap holds and whose network is `open` has one of its own all the
-    same, in which nothing of this machine is reached; needs the program slirp4netns."""
-    use_landlock: bool = True
-    """Whether Landlock confines sandboxes where bubblewrap does not hold them, and the kernel has it."""
-    readable: tuple[str, ...] = ()
-    """Directories that held sandboxes may read besides the system and the server's Python."""
-    use_cgroups: bool = True
-    """Whether to use control groups where they can be used. Without them signals pause sandboxes,
-    and of the limits only `disk_bytes` and `open_files` are enforced."""
-    zygote: bool = True
-    """Whether agent servers are forks of a process that has loaded one, instead of loading it each."""
-    zygote_delay_seconds: Positive = 5.0
-    """How long after the server that process is started, unless a sandbox asks for it before."""
-    zygote_seconds: Positive = 30.0
-    """How long a sandbox waits for that process to have loaded before it is started without it."""
-    zygote_bytes: Annotated[int, msgspec.Meta(ge=1)] = 1024 * 1024 * 1024
-    """How much memory that process may take; one that takes more is replaced."""
-    log_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 10 * 1024 * 1024
-    """How much of a sandbox's output is kept."""
-    launch_seconds: Positive = 20.0
-    """How long the start of the process that holds a sandbox may take."""
-    connect_seconds: Positive = 0.5
-    """How long one attempt to reach a port may take."""
-    pause_seconds: Positive = 10.0
-    """How long the processes of a sandbox may take to stop for a pause."""
-    stop_seconds: Annotated[float, msgspec.Meta(ge=0)] = 3.0
-    """How long a sandbox that is deleted has to end by itself."""
-    kill_seconds: Positive = 20.0
-    """How long the kernel may take to end what is killed."""
-
-    def __post_init__(self) -> None:
-        users.parse(self.uids)
 
 
 class ProcessBackend(RuntimeBackend[ProcessConfig]):
@@ -174,7 +122,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def open(self) -> None:
         """Make the state directory, find out what can be used, and open the doors there are."""
         await reach(self._open)
-        if _agent_version():
+        if agent_version():
             self._zygote.begin()
         for place, record in await reach(self._records):
             await self._doors.open_again(place, record)
@@ -266,7 +214,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             exit_code=look.exit_code,
             working_dir=look.working_dir(),
             isolation=look.state.isolation if look.state else None,
-            paused_as=_paused_as(look),
+            paused_as=look.paused_as,
             cause=look.cause,
             enforced=look.enforced(),
             facts=look.facts(),
@@ -421,7 +369,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     def _probe(self) -> Health:
         free = shutil.disk_usage(self.context.state_dir).free
-        agent = _agent_version()
+        agent = agent_version()
         facts = {
             "python": sys.executable,
             "agent server": agent or "not installed",
@@ -646,19 +594,6 @@ def _to_handle(place: Place, record: places.Record | None) -> Handle:
 def _own(mark: str, instance_id: str) -> str:
     owner, _, sandbox_id = mark.rpartition("/")
     return sandbox_id if owner == instance_id else ""
-
-
-def _agent_version() -> str:
-    try:
-        return importlib.metadata.version("openhands-agent-server")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _paused_as(look: Look) -> PausedAs | None:
-    if look.phase is not Phase.PAUSED:
-        return None
-    return PausedAs.STOPPED if look.is_ended and not look.is_half_paused else PausedAs.FROZEN
 
 
 def _url_of(port: int, socket_path: str | None) -> str:

@@ -1,5 +1,6 @@
 """What a process sandbox runs: the spec that exists without configuration, and what any must be."""
 
+import importlib.metadata
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,14 @@ DEFAULT_SPEC: Final = Spec(
     ),
 )
 """The spec that exists without any configuration."""
+
+
+def agent_version() -> str:
+    """Return the version of the agent server that is installed here, or nothing."""
+    try:
+        return importlib.metadata.version("openhands-agent-server")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def check(asked: Spec | Order) -> None:

@@ -34,6 +34,7 @@ from agentsvc.testing.looks import (
     still_seconds,
     stopped_and_started,
 )
+from agentsvc.testing.promises import CHECKS, Check, check, needs
 from agentsvc.testing.rig import (
     Backend,
     KitOptions,
@@ -45,6 +46,8 @@ from agentsvc.testing.rig import (
     web_url,
 )
 from agentsvc.values import new_id, new_key
+
+__all__ = ["CHECKS", "Check"]
 
 CANCEL_AFTER: Final = (0.0, 0.001, 0.004, 0.015, 0.04, 0.1)
 _MOST_NAMED: Final = 10
@@ -58,45 +61,6 @@ LIMITS: Final[tuple[Limits, ...]] = (
     Limits(pids=64),
     Limits(open_files=512),
 )
-
-type Body = Callable[[Rig], Awaitable[None]]
-type SkipReason = Callable[[type[Backend], KitOptions], str]
-
-
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise of the contract and how it is checked."""
-
-    name: str
-    body: Body
-    why_skipped: SkipReason
-    """Returns why a backend cannot be held to it, or an empty text."""
-
-
-CHECKS: Final[list[Check]] = []
-"""All of them, in the order of the contract."""
-
-
-def _always(_kind: type[Backend], _options: KitOptions) -> str:
-    return ""
-
-
-def check(why_skipped: SkipReason = _always) -> Callable[[Body], Body]:
-    """Enter a function into the kit."""
-
-    def enter(body: Body) -> Body:
-        CHECKS.append(Check(name=body.__name__, body=body, why_skipped=why_skipped))
-        return body
-
-    return enter
-
-
-def needs(capability: Capability) -> SkipReason:
-    """Skip a check for backends that do not declare the capability."""
-
-    def why(kind: type[Backend], _options: KitOptions) -> str:
-        return "" if capability in kind.capabilities else f"it does not declare {capability}"
-
-    return why
 
 
 @check()

@@ -16,7 +16,8 @@ import msgspec
 
 from agentsvc.agent import AgentClient
 from agentsvc.backend import BackendContext, Handle, Order, Phase
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
 from agentsvc.values import Secret, monotonic, new_id, new_key
 

@@ -31,7 +31,8 @@ from agentsvc.backend import (
     Spec,
     Usage,
 )
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.errors import BackendUnavailable
 from agentsvc.testing import (
     WORKLOAD,

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from agentsvc.backend import RuntimeBackend
 from agentsvc.backends.ahead import Ahead
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.testing import WORKLOAD, KitOptions, backend_contract
 
 

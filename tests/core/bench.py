@@ -11,7 +11,8 @@ import pytest
 
 from agentsvc.backend import BackendContext, Handle, Order, Phase, Port, Report
 from agentsvc.backends import places, tree
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.values import new_id
 
 SERVE = (

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agentsvc.backend import BackendContext, Handle, Isolation, Order, Phase, Port
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.values import new_id
 
 SERVE = "import http.server, sys; http.server.test(port=int(sys.argv[1]), bind='127.0.0.1')"

@@ -21,7 +21,8 @@ import pytest
 
 from agentsvc.backend import BackendContext, Handle, Isolation, Network, Phase, Report
 from agentsvc.backends import bubblewrap, landlock, seccomp
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.errors import OrderRejected
 from agentsvc.testing.rig import ask, web_url
 from agentsvc.values import Secret

@@ -9,7 +9,8 @@ import pytest
 
 from agentsvc.backend import BackendContext, Order, Phase
 from agentsvc.backends import places, tree
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.errors import BackendUnavailable, Conflict
 from agentsvc.values import new_id
 from tests.core.bench import (

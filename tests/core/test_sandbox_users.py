@@ -14,7 +14,8 @@ import pytest
 
 from agentsvc.backend import Handle, Limits, Network, Phase
 from agentsvc.backends import bubblewrap
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.errors import CapacityExceeded
 from tests.core.bench import Bench, no_save, on_bench, until
 from tests.core.test_zygote import Probes

@@ -18,7 +18,8 @@ import tests
 from agentsvc.backend import Handle, Order, Phase, Port, Report
 from agentsvc.backends import bubblewrap
 from agentsvc.backends.ahead import Ahead, Application
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.backends.shim import ZYGOTE
 from agentsvc.backends.tree import MARK
 from agentsvc.errors import Conflict, OrderRejected

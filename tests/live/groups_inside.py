@@ -12,7 +12,8 @@ from typing import Any
 
 from agentsvc.backend import BackendContext, Handle, Limits, Order, Phase
 from agentsvc.backends import groups, watch
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.values import new_id
 from tests.live.uml import tell
 

@@ -13,7 +13,8 @@ import pytest
 
 from agentsvc.backend import BackendContext, Handle, Network, Order
 from agentsvc.backends import launch, uplink
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.egress.addresses import is_public
 from agentsvc.values import new_id
 from tests.live.conftest import unavailable

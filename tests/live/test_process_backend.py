@@ -13,7 +13,8 @@ import pytest
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.backend import BackendContext, Handle, Order, Phase, Report
 from agentsvc.backends import places, tree
-from agentsvc.backends.process import ProcessBackend, ProcessConfig
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.testing.llm import ScriptedModel, call, finish
 from agentsvc.values import Secret, new_id, new_key

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agentsvc.backends import bubblewrap, users
-from agentsvc.backends.process import ProcessConfig
+from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.errors import CapacityExceeded
 
 

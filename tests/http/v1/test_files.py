@@ -10,7 +10,8 @@ from agentsvc.auth import Role
 from agentsvc.conversations.files import listing_command
 from agentsvc.http.keys import DATABASE, SETTINGS
 from agentsvc.settings import SettingsPatch
-from agentsvc.testing.agent import FakeAgent, FakeSandbox
+from agentsvc.testing.agent import FakeAgent
+from agentsvc.testing.fake_sandbox import FakeSandbox
 from tests.service import Client, Service
 
 PATH = "/api/v1/app-conversations"

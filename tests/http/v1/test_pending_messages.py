@@ -7,7 +7,8 @@ import pytest
 
 from agentsvc.agent_answers import CommandResult
 from agentsvc.auth import Role
-from agentsvc.testing.agent import FakeAgent, FakeSandbox
+from agentsvc.testing.agent import FakeAgent
+from agentsvc.testing.fake_sandbox import FakeSandbox
 from agentsvc.values import dashed, new_id
 from tests.service import Answer, Client, Service
 
