@@ -139,12 +139,18 @@ def why_not(kind: str) -> str:
 def _be(kind: str, place: Path, first: int) -> None:
     """Become the user that an engine belongs to, and then the engine."""
     _know(place, first)
-    home, run = place / "home", place / "run"
-    for directory in (home, run):
+    home, run, passing = place / "home", place / "run", place / "passing"
+    for directory in (home, run, passing):
         directory.mkdir(mode=0o700)
         os.chown(directory, first, first)
     place.chmod(0o711)
-    environment = {"HOME": str(home), "XDG_RUNTIME_DIR": str(run), "PATH": _PATH, "USER": "asvc"}
+    environment = {
+        "HOME": str(home),
+        "XDG_RUNTIME_DIR": str(run),
+        "TMPDIR": str(passing),
+        "PATH": _PATH,
+        "USER": "asvc",
+    }
     if kind == "podman":
         (place / "containers.conf").write_text(_config())
         (place / "storage.conf").write_text('[storage]\ndriver = "overlay"\n')
