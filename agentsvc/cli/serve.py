@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,18 +26,21 @@ from agentsvc.config import BOOTSTRAP_KEY_VARIABLE, Config, Loaded
 from agentsvc.datadir import DataDir
 from agentsvc.dbfile import lock_data_dir
 from agentsvc.errors import NotAuthenticated, StartFailed
-from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
+from agentsvc.http.keys import CONFIG, DATABASE, KEYRING, LOGINS, SANDBOXES, SUPERVISOR
 from agentsvc.http.links import prefix_of
 from agentsvc.http.routes import LOGIN_PATH
 from agentsvc.http.server import make_runner
 from agentsvc.installation import Installation
-from agentsvc.logins import LINK_LIFETIME, Logins
+from agentsvc.logins import LINK_LIFETIME
+from agentsvc.logs import Masker
 from agentsvc.values import Secret
 
 log = logging.getLogger(__name__)
 
 FIRST_USER: Final = "admin"
 LINK_MINUTES: Final = round(LINK_LIFETIME.total_seconds() / 60)
+type Greet = Callable[[web.Application], Awaitable[None]]
+
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only compared with
 
 
@@ -80,20 +83,16 @@ def command(
         places.prepare()
         with lock_data_dir(places.path):
             config = with_addresses(loaded.config, listener)
-            first_key = asyncio.run(ensure_first_key(places, bootstrap_key))
-            if first_key is not None:
-                masker.add(first_key)
-            if first_key is not None and bootstrap_key is None:
-                click.echo("This is a new installation. Its admin API key, shown only this once:")
-                click.echo(f"\n    {first_key.reveal()}\n")
-                link = asyncio.run(make_login_link(places, config, listener, first_key))
-                masker.add(Secret(link.rpartition("=")[2]))
-                click.echo(
-                    f"Or log a browser in with this link, once, within {LINK_MINUTES} minutes:"
-                )
-                click.echo(f"\n    {link}\n")
-            _say_where(places, loaded.path)
-            _run(config, places, listener, manager, Reload(manager, loaded, read))
+            greet = partial(
+                _greet,
+                places=places,
+                listener=listener,
+                config_file=loaded.path,
+                bootstrap_key=bootstrap_key,
+                masker=masker,
+            )
+            reload = Reload(manager, loaded, read)
+            _run(config, places, listener, manager, reload=reload, greet=greet)
 
 
 def read_bootstrap_key(environ: Mapping[str, str]) -> Secret | None:
@@ -161,31 +160,51 @@ async def ensure_first_key(places: DataDir, bootstrap_key: Secret | None) -> Sec
     """
     installation = await Installation.open(places)
     try:
-        keys = KeyRing(installation.database)
-        if not await keys.has_keys():
-            user_id = await keys.find_user(FIRST_USER)
-            user_id = user_id or await keys.create_user(FIRST_USER, Role.ADMIN)
-            return (await keys.create_key(user_id, "first key", key=bootstrap_key))[1]
-        if bootstrap_key is not None:
-            await _note_unused(keys, bootstrap_key)
-        return None
+        return await _first_key(KeyRing(installation.database), bootstrap_key)
     finally:
         await installation.close()
 
 
-async def make_login_link(
-    places: DataDir, config: Config, listener: socket.socket, key: Secret
-) -> str:
+async def _first_key(keys: KeyRing, bootstrap_key: Secret | None) -> Secret | None:
+    if not await keys.has_keys():
+        user_id = await keys.find_user(FIRST_USER)
+        user_id = user_id or await keys.create_user(FIRST_USER, Role.ADMIN)
+        return (await keys.create_key(user_id, "first key", key=bootstrap_key))[1]
+    if bootstrap_key is not None:
+        await _note_unused(keys, bootstrap_key)
+    return None
+
+
+async def _greet(
+    app: web.Application,
+    *,
+    places: DataDir,
+    listener: socket.socket,
+    config_file: Path | None,
+    bootstrap_key: Secret | None,
+    masker: Masker,
+) -> None:
+    """Say where everything is, and at the first start how to get in."""
+    first_key = await _first_key(app[KEYRING], bootstrap_key)
+    if first_key is not None:
+        masker.add(first_key)
+    if first_key is not None and bootstrap_key is None:
+        click.echo("This is a new installation. Its admin API key, shown only this once:")
+        click.echo(f"\n    {first_key.reveal()}\n")
+        link = await _make_login_link(app, listener, first_key)
+        masker.add(Secret(link.rpartition("=")[2]))
+        click.echo(f"Or log a browser in with this link, once, within {LINK_MINUTES} minutes:")
+        click.echo(f"\n    {link}\n")
+    click.echo(f"  database    {places.database}")
+    click.echo(f"  master key  {places.master_key} (keep a copy: it opens the stored secrets)")
+    click.echo("  logs        standard error")
+    click.echo(f"  config      {config_file or 'defaults, no file was read'}\n")
+
+
+async def _make_login_link(app: web.Application, listener: socket.socket, key: Secret) -> str:
     """Return a URL that logs a browser in, once, with a key."""
-    installation = await Installation.open(places)
-    try:
-        keyring = KeyRing(installation.database)
-        lifetime = timedelta(seconds=config.server.login_seconds)
-        logins = Logins(installation.database, keyring, lifetime=lifetime)
-        token = await logins.make_link((await keyring.identify(key.reveal())).key_id)
-    finally:
-        await installation.close()
-    base = config.server.public_url.rstrip("/") or url_of(listener)
+    token = await app[LOGINS].make_link((await app[KEYRING].identify(key.reveal())).key_id)
+    base = app[CONFIG].server.public_url.rstrip("/") or url_of(listener)
     return f"{base}{LOGIN_PATH}?token={token.reveal()}"
 
 
@@ -199,22 +218,17 @@ async def _note_unused(keys: KeyRing, bootstrap_key: Secret) -> None:
         )
 
 
-def _say_where(places: DataDir, config_file: Path | None) -> None:
-    click.echo(f"  database    {places.database}")
-    click.echo(f"  master key  {places.master_key} (keep a copy: it opens the stored secrets)")
-    click.echo("  logs        standard error")
-    click.echo(f"  config      {config_file or 'defaults, no file was read'}\n")
-
-
 def _run(
     config: Config,
     places: DataDir,
     listener: socket.socket,
     manager: Manager,
+    *,
     reload: Callable[[], None],
+    greet: Greet,
 ) -> None:
     try:
-        asyncio.run(_serve(config, places, listener, manager, reload))
+        asyncio.run(_serve(config, places, listener, manager, reload=reload, greet=greet))
     except asyncio.CancelledError:
         click.echo("agentsvc has stopped", err=True)
 
@@ -224,7 +238,9 @@ async def _serve(
     places: DataDir,
     listener: socket.socket,
     manager: Manager,
+    *,
     reload: Callable[[], None],
+    greet: Greet,
 ) -> None:
     """Serve until a signal cancels this task; what was started is stopped on the way out."""
     _cancel_on_signal()
@@ -234,6 +250,7 @@ async def _serve(
     runner = make_runner(app, grace_seconds=grace_seconds, prefix=prefix, limits=config.server)
     try:
         await runner.setup()
+        await greet(app)
         await _listen(runner, listener, config)
         former = await _former_addresses(config, places, app)
         with callbacks.bound(former, bind) as listeners:
