@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from agentsvc import layers
+from agentsvc.egress.policy import parse_policy
 from agentsvc.errors import StartFailed
 from agentsvc.layers import Origin
 from agentsvc.sandboxconfig import ArchivesConfig, SandboxesConfig, SpecConfig
@@ -473,6 +474,10 @@ class GitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             " asks for every user, as `allow_hosts` names them; for administrators it asks all"
         ),
     ] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse hosts that cannot be meant; the loader says where they stand."""
+        parse_policy("allowlist", self.private_hosts)
 
 
 class PluginsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ import pytest
 
 from agentsvc.agentoptions import Llm
 from agentsvc.backend import Spec
+from agentsvc.config import GitConfig
 from agentsvc.modelhosts import host_of
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.order import with_models
@@ -70,6 +71,11 @@ def test_only_what_the_operator_lists_may_be_anywhere(known: str, *, is_known: b
     assert (spec.reaches, spec.models) == ((named, ()) if is_known else ((), named))
 
 
-def test_a_listed_host_that_cannot_be_meant_is_refused_with_its_place() -> None:
+@pytest.mark.parametrize(
+    ("key", "section"), [("model_hosts", SandboxesConfig), ("private_hosts", GitConfig)]
+)
+def test_a_listed_host_that_cannot_be_meant_is_refused_with_its_place(
+    key: str, section: type
+) -> None:
     with pytest.raises(msgspec.ValidationError, match="cannot be allowed"):
-        msgspec.convert({"model_hosts": ["a b"]}, SandboxesConfig)
+        msgspec.convert({key: ["a b"]}, section)
