@@ -132,6 +132,7 @@ async def shared(
         # Its many agent servers are forks of one; most with a server of their own start anew.
         "AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "true",
         "AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS": "80",
+        "AGENTSVC_SANDBOXES__CALL_SECONDS": "100",
         # Whoever has waited so long starts plainly, which takes its time, too.
         "AGENTSVC_SANDBOXES__START_SECONDS": str(2 * PATIENCE),
         "AGENTSVC_SANDBOXES__MODEL_HOSTS": json.dumps([host_of_url(model.url)]),

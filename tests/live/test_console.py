@@ -35,6 +35,9 @@ pytestmark = [
 ]
 
 MANY = 10_000
+MOST_STOPS = 100
+IS_MARKED = """(one) => getComputedStyle(one).outlineStyle !== 'none'
+  || getComputedStyle(one.closest('.composer') ?? one).boxShadow !== 'none'"""
 PAGES = (
     *("new", "setup", "sandboxes", "settings", "settings/agent", "settings/git"),
     *("settings/sandboxes", "settings/secrets", "settings/mcp", "settings/keys"),
@@ -211,6 +214,36 @@ async def test_a_conversation_is_interrupted_and_goes_on_and_its_sandbox_sleeps_
     await page.goto(f"{address}/files")
     await expect(page.get_by_role("heading", name="workspace")).to_be_visible()
     await expect(page.get_by_text("The sandbox does not run")).to_be_hidden()
+
+
+async def reach(page: Page, wanted: Locator) -> None:
+    """Move on with the tabulator until something has the focus, and is seen to have it."""
+    await expect(wanted).to_be_visible()
+    for _ in range(MOST_STOPS):
+        await page.keyboard.press("Tab")
+        if await wanted.evaluate("(one) => one === document.activeElement"):
+            assert await wanted.evaluate(IS_MARKED)
+            return
+    raise AssertionError(f"the keyboard does not come to {wanted}")
+
+
+async def test_a_conversation_is_had_with_the_keyboard_alone(console: Console) -> None:
+    page = await console.page("new")
+    await reach(page, page.get_by_label("Message"))
+    await page.keyboard.insert_text(run("echo by-hand-$((8 + 1))"))
+    await reach(page, page.get_by_role("button", name="Start"))
+    await page.keyboard.press("Enter")
+    await expect(the_end(page)).to_be_visible()
+    await reach(page, page.locator(".fold-head").filter(has_text="by-hand"))
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".output", has_text="by-hand-9")).to_be_visible()
+    await reach(page, page.get_by_label("Message to the agent"))
+    await page.keyboard.insert_text("[script:say]")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".bubble.agent", has_text="Hello.")).to_be_visible()
+    await reach(page, page.get_by_role("link", name="Sandboxes"))
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="Sandboxes", exact=True)).to_be_visible()
 
 
 async def test_two_tabs_and_a_reload_in_the_middle_see_the_same(console: Console) -> None:

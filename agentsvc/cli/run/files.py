@@ -199,7 +199,10 @@ class _Place:
     def download(self) -> bytes:
         """Return an archive of it."""
         where, what = shlex.quote(self._directory), shlex.quote(self._packed)
-        self._run(f"cd {where} && tar -czf {what} --exclude=./.git --exclude={self._name} .")
+        # Made beforehand, lest tar see the directory change by its own archive, which it refuses.
+        self._run(
+            f"cd {where} && : >{what} && tar -czf {what} --exclude=./.git --exclude={self._name} ."
+        )
         query = {"path": self._packed}
         with self._api.open("GET", f"{self._agent}/file/download", query=query) as answer:
             packed = answer.read(MOST_BYTES + 1)
