@@ -27,6 +27,7 @@ from agentsvc.backend import (
     RuntimeBackend,
     SaveHandle,
     Spec,
+    Usage,
     check_hosts,
 )
 from agentsvc.backendparts import finish
@@ -41,6 +42,7 @@ from .names import Kind
 from .reach import answers
 from .settings import KubernetesConfig
 from .tunnels import Tunnels
+from .usage import Meter
 from .watch import Watch
 
 log = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
         self._way = settings.way_to_pods(config, is_inside=is_inside)
         self._api = Api(config)
         self._watch = Watch(self._api, context.instance_id)
+        self._meter = Meter(self._api, context.instance_id)
         self._tunnels = Tunnels(self._api, context.state_dir, context.instance_id)
         self._places: dict[str, str] = {}
 
@@ -217,6 +220,13 @@ class KubernetesBackend(RuntimeBackend[KubernetesConfig]):
                 if self.context.instance_id in str(one)
             ]
         return found
+
+    async def usage(self, handle: Handle) -> Usage | None:
+        """Say what the cluster's metrics, or the pod's kubelet, tell; None where neither does."""
+        pod = await self._maker(handle).find_pod(handle.sandbox_id)
+        if pod is None or names.is_ending(pod) or not look.has_begun(pod):
+            return None
+        return await self._meter.find(pod)
 
     async def delete(self, handle: Handle) -> None:
         """Remove the pod, what goes with it, and the claim."""

@@ -67,7 +67,10 @@ def service(order: Order, place: Place, owner: Json) -> Json:
 
 
 def policy(order: Order, place: Place, owner: Json) -> Json:
-    """Return what may connect to the gateway: its sandbox; where it goes, its proxy decides."""
+    """Return what may connect to the gateway: its sandbox; where it goes, its proxy decides.
+
+    It says so, since a namespace that lets nothing out unless told would hold the proxy, too.
+    """
     sandbox = {"podSelector": {"matchLabels": _selector(order, place, "sandbox")}}
     ports = [{"protocol": "TCP", "port": plan.PROXY_PORT}]
     return {
@@ -76,8 +79,9 @@ def policy(order: Order, place: Place, owner: Json) -> Json:
         "metadata": _metadata(order, place, owner),
         "spec": {
             "podSelector": {"matchLabels": _selector(order, place, "gateway")},
-            "policyTypes": ["Ingress"],
+            "policyTypes": ["Ingress", "Egress"],
             "ingress": [{"from": [sandbox], "ports": ports}],
+            "egress": objects.everywhere(place.config),
         },
     }
 

@@ -100,7 +100,7 @@ def policy(order: Order, place: Place, owner: Json) -> Json:
         ports = [{"protocol": "TCP", "port": plan.PROXY_PORT}]
         egress = [{"to": [gateway], "ports": ports}]
     else:
-        egress = _everywhere(config)
+        egress = everywhere(config)
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -314,21 +314,28 @@ def _selector(order: Order, place: Place, role: str) -> dict[str, str]:
 
 
 def _callers(config: KubernetesConfig) -> list[Json]:
-    callers: list[Json] = [{"ipBlock": {"cidr": cidr}} for cidr in config.server_cidrs]
-    if config.server_labels:
-        server: Json = {"podSelector": {"matchLabels": config.server_labels}}
-        callers.append({**server, "namespaceSelector": {}})
-    return callers
+    return [{"ipBlock": {"cidr": cidr}} for cidr in config.server_cidrs] + _servers(config)
 
 
-def _everywhere(config: KubernetesConfig) -> list[Json]:
+def _servers(config: KubernetesConfig) -> list[Json]:
+    if not config.server_labels:
+        return []
+    server = {"podSelector": {"matchLabels": config.server_labels}}
+    return [{**server, "namespaceSelector": {}}]
+
+
+def everywhere(config: KubernetesConfig) -> list[Json]:
+    """Return where an open network leads: to names, to the server, to all but closed addresses."""
+    anywhere = [{"ipBlock": {"cidr": cidr}} for cidr in ("0.0.0.0/0", "::/0")]
     closed: dict[bool, list[str]] = {False: [], True: []}
     for cidr in config.closed_cidrs:
         closed[":" in cidr].append(cidr)
     return [
-        {"to": [{"namespaceSelector": {}}, {"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": _DNS},
+        {"to": [{"namespaceSelector": {}}, *anywhere], "ports": _DNS},
         {
             "to": [
+                # Some networks take addresses for those outside of the cluster only.
+                *_servers(config),
                 {"ipBlock": {"cidr": "0.0.0.0/0", "except": closed[False]}},
                 {"ipBlock": {"cidr": "::/0", "except": closed[True]}},
             ]

@@ -46,6 +46,10 @@ class KubeApi:
         self.refusals: dict[tuple[str, str], Refused] = {}
         """What is answered to a method for a kind."""
         self.namespaces = {"default": new_id()}
+        self.metrics: list[Json] | None = None
+        """What pods use, as a server of metrics tells it; None where there is none."""
+        self.summaries: dict[str, Json] = {}
+        """What kubelets tell, by node; of others this server may not hear."""
         self.requests: list[tuple[str, str, str]] = []
         """Method, path and query of each."""
 
@@ -106,6 +110,10 @@ class KubeApi:
         app.router.add_get("/version", self._version)
         app.router.add_post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", self._review)
         app.router.add_get("/api/v1/namespaces/{namespace}", self._namespace)
+        app.router.add_get(
+            "/apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods", self._metrics
+        )
+        app.router.add_get("/api/v1/nodes/{node}/proxy/stats/summary", self._summary)
         app.router.add_get(_POD + "/exec", self._exec)
         app.router.add_get(_POD + "/portforward", self._forward)
         app.router.add_get(_POD + "/log", self._log)
@@ -169,6 +177,18 @@ class KubeApi:
             raise Refused(404, "NotFound", f'namespaces "{name}" not found')
         metadata = {"name": name, "uid": self.namespaces[name]}
         return web.json_response({"kind": "Namespace", "metadata": metadata})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        if self.metrics is None:
+            return web.Response(status=404, text="404 page not found\n")
+        return web.json_response({"kind": "PodMetricsList", "items": self.metrics})
+
+    async def _summary(self, request: web.Request) -> web.Response:
+        node = request.match_info["node"]
+        if node not in self.summaries:
+            said = f'nodes "{node}" is forbidden: cannot get resource "nodes/proxy"'
+            raise Refused(403, "Forbidden", said)
+        return web.json_response(self.summaries[node])
 
     async def _get(self, request: web.Request) -> web.Response:
         return web.json_response(self.store.get(*_key(request)))

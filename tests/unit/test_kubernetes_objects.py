@@ -220,7 +220,13 @@ def test_an_open_sandbox_reaches_all_but_the_closed_addresses() -> None:
     policy = objects.policy(make_order(), place_of(FULL), OWNER)["spec"]
     names_rule, rule = policy["egress"]
     assert {port["port"] for port in names_rule["ports"]} == {53}
-    blocks = [one["ipBlock"] for one in rule["to"]]
+    assert names_rule["to"][0] == {"namespaceSelector": {}}
+    server, *others = rule["to"]
+    assert server == {
+        "podSelector": {"matchLabels": {"app": "agentsvc"}},
+        "namespaceSelector": {},
+    }
+    blocks = [one["ipBlock"] for one in others]
     assert blocks == [
         {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16", "10.0.0.0/8"]},
         {"cidr": "::/0", "except": ["fe80::/10"]},
@@ -242,6 +248,10 @@ def test_a_fenced_sandbox_reaches_its_gateway_only(network: Network) -> None:
     gateway = gateways.pod(order, place_of(), ["proxy.py"])
     assert to["podSelector"]["matchLabels"].items() <= gateway["metadata"]["labels"].items()
     assert rule["ports"] == [{"protocol": "TCP", "port": 3128}]
+    # Where a namespace lets nothing out by itself, its proxy has to be let out.
+    outside = gateways.policy(order, place_of(), OWNER)["spec"]
+    assert outside["policyTypes"] == ["Ingress", "Egress"]
+    assert outside["egress"] == objects.policy(make_order(), place_of(), OWNER)["spec"]["egress"]
     program = gateways.program(order, place_of(), OWNER, {"proxy.py": "text"})["data"]
     assert json.loads(program["policy.json"]) == {
         "mode": network,

@@ -21,11 +21,13 @@ from agentsvc.images import default_name
 from agentsvc.values import now
 from tests.live import engines
 from tests.live.containers import our_engine
-from tests.live.kube import build, record
+from tests.live.kube import build, images, record
 from tests.live.kube.cluster import VARIABLE, Cluster, ClusterLease
 
 _PASSED: Final = re.compile(r"(\d+) passed")
-_IMAGES: Final = (engines.BASE, default_name())
+_IMAGES: Final = (engines.BASE, default_name(), images.SERVER)
+_ALONE: Final = ("tests/live/kube/test_inside.py", "tests/live/kube/test_faults.py")
+"""There is one namespace of the server's, and faults are everybody's."""
 _SUITE: Final = (
     (
         "-n",
@@ -33,11 +35,10 @@ _SUITE: Final = (
         "--dist",
         "worksteal",
         "tests/live/kube",
-        "--ignore=tests/live/kube/test_faults.py",
+        *(f"--ignore={file}" for file in _ALONE),
     ),
-    ("-n", "0", "tests/live/kube/test_faults.py"),
+    ("-n", "0", *_ALONE),
 )
-"""Faults are everybody's: whoever is tested then is tested alone."""
 
 
 def _hold(directory: Path | None, nodes: int) -> None:
@@ -80,6 +81,7 @@ def _load_images(cluster: Cluster) -> None:
         return
     directory = Path(tempfile.mkdtemp(prefix="tkube-engine-"))
     with our_engine(directory) as engine:
+        images.build_server(engine.socket)
         for image in _IMAGES:
             cluster.load(image, engine.socket)
     # It goes with its last user, in its own time.

@@ -1,6 +1,7 @@
 """Whole conversations in pods of our own image, through a real server on a real cluster."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -106,3 +107,42 @@ async def test_a_server_that_nothing_can_call_reaches_its_pods_through_the_api(
         AGENTSVC_SERVER__HOST="127.0.0.1",
     )
     await converse(own, own.client(), cluster)
+
+
+async def test_a_conversation_gets_a_pod_that_was_there_before_it(
+    start: Start, cluster: Cluster
+) -> None:
+    own = await start(**AGENT, AGENTSVC_SPECS__AGENT__POOL="1")
+    client = own.client()
+
+    def spares() -> set[str]:
+        return {
+            pod["metadata"]["uid"]
+            for pod in manifests.pods_of(cluster, own.instance_id)
+            if ("Ready", "True")
+            in [(one["type"], one["status"]) for one in pod["status"].get("conditions", ())]
+        }
+
+    async def wait_for(is_so: Callable[[], bool], what: str) -> None:
+        await asyncio.to_thread(engines.wait, is_so, START_SECONDS, what)
+
+    await wait_for(lambda: "spare sandbox ready" in own.log, "a pod waits for somebody")
+    [waiting] = spares()
+    conversation_id = await client.start_conversation(
+        run("echo $((6 * 7))"), time_limit=START_SECONDS
+    )
+    await client.wait_for_execution(conversation_id, "finished", time_limit=START_SECONDS)
+    assert outputs(await client.events(conversation_id)) == ["42"]
+    sandbox = await sandbox_of(client, conversation_id)
+    pods = await asyncio.to_thread(manifests.pods_of, cluster, own.instance_id)
+    assert waiting in [
+        pod["metadata"]["uid"] for pod in pods if pod["metadata"]["name"].endswith(sandbox["id"])
+    ]
+    await wait_for(lambda: len(spares() - {waiting}) == 1, "another waits in its place")
+
+    answer = await client.delete(f"/api/v1/app-conversations/{conversation_id}")
+    assert answer.status == 200, answer.text
+    await wait_for(lambda: waiting not in spares(), "what was somebody's is gone")
+    # What waits for nobody goes with the server.
+    assert await own.stop() == 0
+    assert await asyncio.to_thread(manifests.left, cluster, own.instance_id) == []
