@@ -68,6 +68,7 @@ class Recorder:
         self._config = config
         self._stale: set[str] = set()
         self._failing: set[str] = set()
+        self._syncing: set[str] = set()
         self.silence = Silence(config.silent_seconds)
 
     async def record(
@@ -189,7 +190,7 @@ class Recorder:
     async def watch(self) -> None:
         """Ask the agent servers of runs whether they are there; called every few seconds."""
         asked = self.silence.all()
-        for conversation_id in list(self._stale):
+        for conversation_id in self._stale | self._syncing:
             found = await self._table.find(conversation_id)
             if found is not None and found.execution_status is ExecutionStatus.RUNNING:
                 asked.add(found.sandbox_id or "")
@@ -212,12 +213,15 @@ class Recorder:
 
         async def work() -> None:
             await asyncio.sleep(wait_seconds)
+            self._syncing.add(conversation_id)
             try:
                 await self.sync(conversation_id)
             except AgentsvcError as exc:
                 self._put_off(conversation_id, exc)
             else:
                 self._failing.discard(conversation_id)
+            finally:
+                self._syncing.discard(conversation_id)
 
         self._supervisor.spawn(name, work)
 

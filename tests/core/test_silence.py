@@ -21,12 +21,12 @@ async def test_a_run_whose_agent_server_is_silent_is_not_said_to_run(
     conversation.set_status("running")
     await client.wait_for_execution(conversation.id, "running")
     sandbox = sandbox_of(fake_agent, conversation)
-    sandbox.is_down = True
+    sandbox.slow_seconds = 3600.0
     found = await client.wait_for_conversation(
         conversation.id, lambda seen: seen["execution_status"] is None
     )
     assert found["sandbox_status"] == "RUNNING"
-    sandbox.is_down = False
+    sandbox.slow_seconds = 0.0
     await client.wait_for_execution(conversation.id, "running")
 
 

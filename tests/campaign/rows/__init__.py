@@ -28,6 +28,7 @@ from tests.campaign.rows import (
     revocation,
     sealed,
     settings_races,
+    stuck,
     two_users,
 )
 
@@ -36,6 +37,7 @@ ROWS: Final[tuple[Row, ...]] = (
     power_loss.ROW,
     bad_disk.ROW,
     orphans.ROW,
+    stuck.ROW,
     settings_races.ROW,
     repeats.ROW,
     capacity.ROW,

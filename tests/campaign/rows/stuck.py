@@ -1,31 +1,26 @@
 """No conversation is stuck when its agent server freezes or dies in the middle of a step.
 
 Within half a minute nobody says any more that the agent works; when the agent server is back, by
-itself or because its sandbox was resumed as the answer says, a plain new message goes on. In most
-cases the agent server is a fake; in some it is a real one, in a sandbox of the `process` backend.
+itself or because its sandbox was resumed, a plain new message goes on. The agent servers are fakes;
+real ones are killed in the live tests.
 """
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
 
-from agentsvc.testing.llm import Script, ScriptedModel, call, finish, say
+from agentsvc.testing.llm import Script, call, say
 from agentsvc.values import monotonic
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, serving
-from tests.live.client import PATIENCE, LiveClient
-from tests.live.installation import Installation
-from tests.live.scripts import SCRIPTS
-from tests.live.scripts import run as run_commands
+from tests.http.gateway.steps import until
+from tests.live.client import PATIENCE
 from tests.service import Client
 
 CASES: Final = 200
 HONEST_SECONDS: Final = 30.0
-_OF_REAL: Final = 0.05
 _AT_ONCE: Final = 6
 _V1: Final = "/api/v1/app-conversations"
 _SAYS_IT_RUNS: Final = "running"
@@ -34,7 +29,12 @@ _LONG: Final[Script] = (
     call("terminal", command="true"),
     say("That took long.", delay_seconds=3600.0),
 )
-_SCRIPTS: Final[dict[str, Script]] = {"long": _LONG, "hello": (say("Hello again."),)}
+_STEP: Final[Script] = (say("That took a minute.", delay_seconds=60.0),)
+_SCRIPTS: Final[dict[str, Script]] = {
+    "long": _LONG,
+    "step": _STEP,
+    "hello": (say("Hello again."),),
+}
 _FROZEN_SECONDS: Final = 3600.0
 WAYS: Final = ("killed", "restarted", "frozen")
 
@@ -50,15 +50,13 @@ class Found(msgspec.Struct, kw_only=True):
 
 async def run(ground: Ground) -> Outcome:
     cases = ground.count(CASES, least=6)
-    real = max(2, round(cases * _OF_REAL))
     found = Found()
-    await _with_fakes(ground, cases - real, found)
-    await _with_real_ones(ground, real, found)
+    await _with_fakes(ground, cases, found)
     told = ", ".join(f"{count} {way}" for way, count in sorted(found.cases.items()))
     done = sum(found.cases.values())
     return Outcome(
         did=(
-            f"agent servers in the middle of a step: {told}; then looked at until nobody says that"
+            f"fake agent servers in the middle of a step: {told}; then looked at until nobody says that"
             " the agent works, resumed if the sandbox has failed, and a new message sent"
         ),
         figures=(
@@ -97,7 +95,9 @@ async def _one_fake(server: Server, way: str, found: Found) -> None:
     client, agent = server.client, server.place.agent
     sandbox_id = (await client.post("/api/v1/sandboxes")).json()["id"]
     await client.wait_for_sandbox(sandbox_id, "RUNNING")
-    conversation_id = await client.start_conversation("go [script:long]", sandbox_id=sandbox_id)
+    # What only froze ends its step when it goes on.
+    text = f"go [script:{'step' if way == 'frozen' else 'long'}]"
+    conversation_id = await client.start_conversation(text, sandbox_id=sandbox_id)
     await client.wait_for_execution(conversation_id, "running")
     if way == "frozen":
         agent.sandboxes[sandbox_id].slow_seconds = _FROZEN_SECONDS
@@ -111,7 +111,7 @@ async def _one_fake(server: Server, way: str, found: Found) -> None:
     async def bring_back() -> None:
         agent.sandboxes[sandbox_id].slow_seconds = 0.0
 
-    await _look(client, conversation_id, f"a fake {way}", bring_back, found)
+    await _look(client, conversation_id, way, bring_back, found)
     await client.delete(f"/api/v1/sandboxes/{sandbox_id}")
 
 
@@ -153,9 +153,11 @@ async def _go_on(client: Client, conversation_id: str) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "And now? [script:hello]"}]}
     answer = await client.post(f"{_V1}/{conversation_id}/send-message", json=message)
     assert answer.status == 200, answer.text
-    async with asyncio.timeout(PATIENCE):
-        while _said(await client.events(conversation_id)) <= before:
-            await asyncio.sleep(0.1)
+
+    async def has_answered() -> bool:
+        return _said(await client.events(conversation_id)) > before
+
+    await until(has_answered, time_limit=PATIENCE)
     await client.wait_for_conversation(
         conversation_id, lambda seen: seen["execution_status"] in _OVER
     )
@@ -164,41 +166,6 @@ async def _go_on(client: Client, conversation_id: str) -> None:
 def _said(events: list[dict[str, object]]) -> int:
     """Return how often the agent has said something."""
     return sum(one["kind"] == "MessageEvent" and one["source"] == "agent" for one in events)
-
-
-async def _with_real_ones(ground: Ground, cases: int, found: Found) -> None:
-    directory = ground.place("real")
-    scripts = {**SCRIPTS, "hello": (say("Hello again."), finish("Done."))}
-    async with ScriptedModel(scripts=scripts) as model:
-        installation = Installation(directory, model)
-        try:
-            await installation.start()
-            client = installation.client()
-            await client.save_settings()
-            for number in range(cases):
-                await _one_real(installation, client, ("killed", "frozen")[number % 2], found)
-        finally:
-            await installation.close()
-
-
-async def _one_real(installation: Installation, client: LiveClient, way: str, found: Found) -> None:
-    """Kill or stop a real agent server while a command runs."""
-    sandbox_id = (await client.post("/api/v1/sandboxes")).json()["id"]
-    await client.wait_for_sandbox(sandbox_id, "RUNNING")
-    marker = installation.at_home("begun")
-    conversation_id = await client.start_conversation(
-        run_commands(f"touch {marker}; sleep 20"), sandbox_id=sandbox_id
-    )
-    await client.wait_for_execution(conversation_id, "running")
-    [pid] = installation.agent_servers(sandbox_id)
-    os.kill(pid, signal.SIGKILL if way == "killed" else signal.SIGSTOP)
-
-    async def bring_back() -> None:
-        if way == "frozen":
-            os.kill(pid, signal.SIGCONT)
-
-    await _look(client, conversation_id, f"real {way}", bring_back, found)
-    await client.delete(f"/api/v1/sandboxes/{sandbox_id}")
 
 
 ROW: Final = Row(name="stuck", half=Half.LOST, promise="no conversation is stuck", run=run)
