@@ -4,6 +4,7 @@ from typing import Final
 
 from tests.campaign.book import Row
 from tests.campaign.rows import (
+    abuse,
     access,
     arguments,
     backups,
@@ -59,4 +60,5 @@ ROWS: Final[tuple[Row, ...]] = (
     egress.ROW,
     revocation.ROW,
     model_key.ROW,
+    abuse.ROW,
 )
