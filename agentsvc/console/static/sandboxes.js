@@ -92,7 +92,7 @@ function SandboxCard({ sandbox, usage, living, attempt, onDelete }) {
         <${Fact} name="Spec" value=${sandbox.sandbox_spec_id} />
         <${Fact} name="Isolation" value=${sandbox.isolation ?? "not known yet"} />
         <${Fact} name="Limits in force" value=${sandbox.enforced_limits.join(", ").replace(/_/g, " ") || "none"} />
-        <${Fact} name="Age" value=${html`<time datetime=${sandbox.created_at} title=${moment(sandbox.created_at)}>${ago(sandbox.created_at)}</time>`} />
+        <${Fact} name="Made" value=${html`<time datetime=${sandbox.created_at} title=${moment(sandbox.created_at)}>${ago(sandbox.created_at)}</time>`} />
         <${Fact} name="Memory" value=${usage?.memory_bytes != null && bytes(usage.memory_bytes)} />
         <${Fact} name="CPU time" value=${usage?.cpu_seconds != null && span(usage.cpu_seconds)} />
         <${Fact} name="Processes" value=${usage?.processes != null && String(usage.processes)} />
