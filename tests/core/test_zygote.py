@@ -280,9 +280,11 @@ async def test_a_zygote_that_is_being_loaded_ends_with_a_server_that_is_killed(
         *(sys.executable, "-c", code, str(tmp_path)),
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    await until(lambda: list(tmp_path.glob("agentsvc-zygote-*/*/awaited")) != [])
-    server.kill()
-    await server.wait()
+    try:
+        await until(lambda: list(tmp_path.glob("agentsvc-zygote-*/*/awaited")) != [])
+    finally:
+        server.kill()
+        await server.wait()
     await until(lambda: list(tmp_path.glob("agentsvc-zygote-*")) == [])
 
 
