@@ -76,7 +76,8 @@ class Recorder:
     ) -> list[StoredEvent]:
         """Store events that are new and keep what they say; return the new ones.
 
-        What is secret in a state that they tell is masked before. With a `sandbox_id` the conversation has to live there; raises NotFound.
+        What is secret in a state that they tell is masked before. With a `sandbox_id` the
+        conversation has to live there; raises NotFound.
         """
         news: list[StoredEvent] = []
         raw = [mask_state(event) for event in raw]

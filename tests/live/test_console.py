@@ -216,6 +216,32 @@ async def test_a_conversation_is_interrupted_and_goes_on_and_its_sandbox_sleeps_
     await expect(page.get_by_text("The sandbox does not run")).to_be_hidden()
 
 
+STATES = """async ([script, states]) => {
+    const { Timeline } = await import(script);
+    const timeline = new Timeline();
+    states.forEach((state, i) => timeline.add({ id: `${i}`, kind: "ConversationStateUpdateEvent", ...state }));
+    return [timeline.run, timeline.cost];
+}"""
+
+
+async def test_a_state_that_is_told_late_is_no_news(console: Console) -> None:
+    page = await console.page()
+    script = await page.locator("script[type=module]").evaluate(
+        "(one) => new URL('timeline.js', one.src).href"
+    )
+
+    def state(time: str, status: str, cost: float) -> dict[str, Any]:
+        usage = {"usage_to_metrics": {"agent": {"accumulated_cost": cost}}}
+        value = {"execution_status": status, "stats": usage}
+        return {"timestamp": f"2026-01-01T00:00:0{time}", "key": "full_state", "value": value}
+
+    running = {"timestamp": "2026-01-01T00:00:02", "key": "execution_status", "value": "running"}
+    states = [state("1", "idle", 0.5), running, state("0", "paused", 0.25)]
+    assert await page.evaluate(STATES, [script, states]) == ["running", 0.5]
+    states.append(state("3", "finished", 0.75))
+    assert await page.evaluate(STATES, [script, states]) == ["finished", 0.75]
+
+
 async def reach(page: Page, wanted: Locator) -> None:
     """Move on with the tabulator until something has the focus, and is seen to have it."""
     await expect(wanted).to_be_visible()

@@ -20,6 +20,8 @@ export class Timeline {
   #seen = new Set();
   #byAction = new Map();
   #byCall = new Map();
+  #runAt = "";
+  #countedAt = "";
 
   add(event) {
     if (this.#seen.has(event.id)) return;
@@ -115,18 +117,26 @@ export class Timeline {
     this.#push(event, "error", "Error", { title: event.code, text: event.detail, remedy: REMEDIES.retry });
   }
 
-  onConversationStateUpdateEvent({ key, value }) {
-    if (key === "execution_status") this.run = value;
-    else if (key === "stats") this.#count(value);
+  onConversationStateUpdateEvent({ key, value, timestamp }) {
+    if (key === "execution_status") this.#learn(value, timestamp);
+    else if (key === "stats") this.#count(value, timestamp);
     else if (key === "full_state") {
-      this.run = value?.execution_status ?? this.run;
-      this.#count(value?.stats);
+      this.#learn(value?.execution_status, timestamp);
+      this.#count(value?.stats, timestamp);
     }
   }
 
-  #count(stats) {
+  /** What was told later may have come before: the state at a start is often reported after the run has begun. */
+  #learn(run, at) {
+    if (!run || at < this.#runAt) return;
+    this.run = run;
+    this.#runAt = at;
+  }
+
+  #count(stats, at) {
     const all = Object.values(stats?.usage_to_metrics ?? {});
-    if (!all.length) return;
+    if (!all.length || at < this.#countedAt) return;
+    this.#countedAt = at;
     this.cost = all.reduce((sum, one) => sum + (one.accumulated_cost ?? 0), 0);
     this.tokens = all.reduce((sum, { accumulated_token_usage: used }) => sum + (used?.prompt_tokens ?? 0) + (used?.completion_tokens ?? 0), 0);
     this.budget = all.find((one) => one.max_budget_per_task != null)?.max_budget_per_task ?? this.budget;
