@@ -1,60 +1,114 @@
-"""`poe campaign`: tries every promise at full size, one after the other, and writes RESULTS.md."""
+"""`poe campaign`: tries every promise at full size, several at a time, and writes RESULTS.md."""
 
 import asyncio
-import tempfile
-import traceback
+import signal
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
 import click
 
-from agentsvc.values import monotonic
-from tests.campaign.book import Figure, Ground, Outcome, Row
-from tests.campaign.results import RESULTS, line_of, machine, write
+from agentsvc.values import monotonic, now
+from tests.campaign.apart import Run, run_apart
+from tests.campaign.book import Row
+from tests.campaign.results import RESULTS, line_of, machine, seconds_of, write
 from tests.campaign.rows import ROWS
+
+_AT_ONCE: Final = 3
 
 
 @click.command()
 @click.option("--only", multiple=True, metavar="ROW", help="Only this row; may be repeated.")
 @click.option("--scale", default=1.0, help="Part of the full counts; 1 is all.")
 @click.option("--seed", default=8, help="What chance begins with.")
+@click.option("--at-once", default=_AT_ONCE, help="How many rows run beside each other.")
 @click.option(
     "--results",
     type=click.Path(path_type=Path, dir_okay=False),
     help="File for the results; otherwise RESULTS.md beside this program for full counts.",
 )
-def main(*, only: tuple[str, ...], scale: float, seed: int, results: Path | None) -> None:
+def main(
+    *, only: tuple[str, ...], scale: float, seed: int, at_once: int, results: Path | None
+) -> None:
     """Run the rows, print what they find, and fail if a promise is broken."""
     unknown = set(only) - {row.name for row in ROWS}
     if unknown:
         names = ", ".join(row.name for row in ROWS)
         raise click.BadParameter(f"no row {', '.join(sorted(unknown))}; there are {names}")
     file = results or (RESULTS if scale == 1 else None)
-    click.echo(f"seed {seed}, scale {scale:g}, {machine()}")
+    click.echo(f"seed {seed}, scale {scale:g}, {at_once} at once, {machine()}")
     chosen = [row for row in ROWS if not only or row.name in only]
-    # A list, so that no row is left out after one that fails.
-    met = [_try(row, scale, seed, file) for row in chosen]
-    click.echo(f"{sum(met)} of {len(met)} rows met")
-    raise SystemExit(0 if all(met) else 1)
+    began, begun_on = monotonic(), machine()
+    try:
+        met = asyncio.run(_run(chosen, Run(scale=scale, seed=seed), at_once, file))
+    except asyncio.CancelledError as exc:
+        raise click.ClickException("It was asked to end") from exc
+    said = f"{met} of {len(chosen)} rows met, in {(monotonic() - began) / 60:.1f} minutes"
+    click.echo(said)
+    if file is not None and not only:
+        asked = f"poe campaign --scale {scale:g} --seed {seed} --at-once {at_once}"
+        write(file, ROWS, [], whole=f"`{asked}`, {now():%Y-%m-%d %H:%M} UTC: {said}; {begun_on}")
+    raise SystemExit(0 if met == len(chosen) else 1)
 
 
-def _try(row: Row, scale: float, seed: int, file: Path | None) -> bool:
-    """Run a row and note what it has found; one that breaks off is missed."""
-    began = monotonic()
-    with tempfile.TemporaryDirectory(prefix="campaign-") as directory:
+async def _run(rows: list[Row], run: Run, at_once: int, file: Path | None) -> int:
+    """Run the rows and note what each has found as it ends; return how many promises are met."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    met = 0
+
+    async def one(row: Row, share: Callable[[], None]) -> None:
+        nonlocal met
+        took = await run_apart(row, run, share)
+        line = line_of(row, took.outcome, scale=run.scale, seed=run.seed, seconds=took.seconds)
+        click.echo(f"\n{line.text}")
+        for problem in took.outcome.problems[:50]:
+            click.echo(f"  {problem}", err=True)
+        if file is not None:
+            write(file, ROWS, [line])
+        met += took.outcome.is_met
+
+    await run_all(in_order(rows, seconds_of(RESULTS)), at_once, one)
+    return met
+
+
+def in_order(rows: Iterable[Row], seconds: Mapping[str, float]) -> list[Row]:
+    """Return in which order rows are begun, by how long they took before.
+
+    Those that need the machine for themselves come first, the longest of them last, as it may share;
+    then the others, the longest first.
+    """
+
+    def rank(row: Row) -> tuple[bool, float]:
+        took = seconds.get(row.name, 0.0)
+        return (False, took) if row.is_alone else (True, -took)
+
+    return sorted(rows, key=rank)
+
+
+async def run_all(
+    rows: Iterable[Row],
+    at_once: int,
+    run: Callable[[Row, Callable[[], None]], Awaitable[None]],
+) -> None:
+    """Run the rows in this order, so many at once, and nothing beside one that is alone."""
+
+    async def one(row: Row, shared: asyncio.Event) -> None:
         try:
-            outcome = asyncio.run(row.run(Ground(Path(directory), scale=scale, seed=seed)))
-        except Exception as exc:  # noqa: BLE001  # whatever it is, the other rows go on
-            click.echo(traceback.format_exc(), err=True)
-            broken = Figure(what="runs that broke off", value=1, at_most=0)
-            outcome = Outcome(did=f"broke off: {type(exc).__name__}", figures=(broken,))
-    seconds = monotonic() - began
-    line = line_of(row, outcome, scale=scale, seed=seed, seconds=seconds)
-    click.echo(f"\n{line.text}")
-    for problem in outcome.problems[:50]:
-        click.echo(f"  {problem}", err=True)
-    if file is not None:
-        write(file, ROWS, [line])
-    return outcome.is_met
+            await run(row, shared.set)
+        finally:
+            shared.set()
+
+    going: set[asyncio.Task[None]] = set()
+    async with asyncio.TaskGroup() as group:
+        for row in rows:
+            while len(going) >= (1 if row.is_alone else at_once):
+                _, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+            shared = asyncio.Event()
+            going.add(group.create_task(one(row, shared)))
+            if row.is_alone:
+                await shared.wait()
 
 
 if __name__ == "__main__":

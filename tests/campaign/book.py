@@ -57,13 +57,21 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return all(figure.is_met for figure in self.figures)
 
 
+def _nobody() -> None:
+    """Tell nobody."""
+
+
 class Ground:
     """What a row runs on: a directory that is removed, chance that can be repeated, and a size."""
 
-    def __init__(self, directory: Path, *, scale: float, seed: int) -> None:
+    def __init__(
+        self, directory: Path, *, scale: float, seed: int, share: Callable[[], None] = _nobody
+    ) -> None:
         self.directory = directory
         self.scale = scale
         self.seed = seed
+        self.share = share
+        """Says that a row which runs alone has measured its times: others may run beside the rest."""
         self.chance = random.Random(seed)  # noqa: S311  # chance that has to be repeatable
 
     def count(self, full: int, *, least: int = 1) -> int:
@@ -84,6 +92,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     half: Half
     promise: str
     run: Callable[[Ground], Coroutine[Any, Any, Outcome]]
+    is_alone: bool = False
+    """Whether it has the machine for itself, as its figures are times: until it ends, or `share`s."""
 
 
 def zero(what: str, found: int | list[str]) -> Figure:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +22,8 @@ Written by the campaign itself (`poe campaign`, or `poe campaign --only ROW`); e
 last run of its row and says when, how large and on what that was. The server is always
 `agentsvc serve`, a process of its own on real SQLite. Chance comes from the seed, which repeats it.
 """
+_WHOLE: Final = "Last run of all rows: "
+_TOOK: Final = re.compile(r"--scale ([0-9.e-]+) .* ([0-9]+) s; agentsvc ")
 _COLUMNS: Final = "| row | promise | what was done | figures | verdict | run |"
 
 
@@ -53,23 +56,38 @@ def machine() -> str:
     )
 
 
-def write(file: Path, rows: Iterable[Row], lines: Iterable[Line]) -> None:
-    """Replace the lines of these rows; the others stay as they are."""
+def write(file: Path, rows: Iterable[Row], lines: Iterable[Line], *, whole: str = "") -> None:
+    """Replace the lines of these rows, and what is said of the whole; the others stay as they are."""
     known = {line.name: line for line in read(file)} | {line.name: line for line in lines}
-    text = _HEAD
+    whole = f"{_WHOLE}{whole}\n" if whole else _whole(file)
+    text = _HEAD + (f"\n{whole}" if whole else "")
     ordered = list(rows)
     for half in Half:
         found = [known[row.name].text for row in ordered if row.half is half and row.name in known]
         text += f"\n## {half}\n\n{_COLUMNS}\n|---|---|---|---|---|---|\n" + "".join(
             f"{line}\n" for line in found
         )
-    file.write_text(text)
+    # All of it or nothing, whenever this is broken off.
+    made = file.with_name(f"{file.name}.new")
+    made.write_text(text)
+    made.replace(file)
 
 
 def read(file: Path) -> list[Line]:
     """Return the lines of the table that a file has."""
     texts = file.read_text().splitlines() if file.exists() else []
     return [Line(name=text.split("`")[1], text=text) for text in texts if text.startswith("| `")]
+
+
+def seconds_of(file: Path) -> dict[str, float]:
+    """Return how long each row of a file would have taken at full size, going by its last run."""
+    found = {line.name: _TOOK.search(line.text) for line in read(file)}
+    return {name: float(took[2]) / float(took[1]) for name, took in found.items() if took}
+
+
+def _whole(file: Path) -> str:
+    texts = file.read_text().splitlines() if file.exists() else []
+    return "".join(f"{text}\n" for text in texts if text.startswith(_WHOLE))
 
 
 def _cell(text: str) -> str:

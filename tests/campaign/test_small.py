@@ -1,9 +1,12 @@
 """Rows of the campaign at a small scale, and what they compare with: tried at every change."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.campaign.__main__ import in_order, run_all
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row
 from tests.campaign.results import Line, line_of, read, write
 from tests.campaign.rows import ROWS
@@ -39,6 +42,7 @@ def test_a_run_replaces_the_line_of_its_row_only(tmp_path: Path) -> None:
     file = tmp_path / "RESULTS.md"
     lines = [line_of(row, good, scale=1, seed=8, seconds=1) for row in rows]
     write(file, rows, lines)
+    write(file, rows, [], whole="all of it")
     write(file, rows, [line_of(rows[1], bad, scale=1, seed=8, seconds=1)])
 
     found = {line.name: line.text for line in read(file)}
@@ -48,7 +52,42 @@ def test_a_run_replaces_the_line_of_its_row_only(tmp_path: Path) -> None:
     ]
     assert "**missed**" in found["second"]
     assert "1 done (at least 2)" in found["second"]
-    assert file.read_text().index("## Nothing lost") < file.read_text().index("## Nobody in")
+    parts = ["Last run of all rows: all of it", "## Nothing lost", "## Nobody in"]
+    places = [file.read_text().index(part) for part in parts]
+    assert places == sorted(places)
+
+
+async def test_a_row_that_is_alone_has_nothing_beside_it_until_it_shares() -> None:
+    def row(name: str, *, is_alone: bool = False) -> Row:
+        return Row(name=name, half=Half.LOST, promise=name, run=nothing, is_alone=is_alone)
+
+    rows = [row(name) for name in ("short", "other", "long")]
+    alone = [row("memory", is_alone=True), row("abuse", is_alone=True)]
+    seconds = {"memory": 1800, "abuse": 150, "short": 1, "other": 2, "long": 3}
+    going: set[str] = set()
+    seen: dict[str, set[str]] = {}
+    rest_is_done = asyncio.Event()
+
+    async def run(row: Row, share: Callable[[], None]) -> None:
+        seen[row.name] = set(going)
+        going.add(row.name)
+        await asyncio.sleep(0)
+        assert not row.is_alone or going == {row.name}
+        if row.name == "memory":
+            share()
+            await rest_is_done.wait()
+        going.discard(row.name)
+        if len(seen) == len(rows + alone) and going == {"memory"}:
+            rest_is_done.set()
+
+    await run_all(in_order(rows + alone, seconds), 2, run)
+    assert seen == {
+        "abuse": set(),
+        "memory": set(),
+        "long": {"memory"},
+        "other": {"memory"},
+        "short": {"memory"},
+    }
 
 
 def test_what_is_lost_or_half_applied_is_found() -> None:

@@ -142,4 +142,4 @@ async def run(ground: Ground) -> Outcome:
     )
 
 
-ROW: Final = Row(name="abuse", half=Half.IN, promise="abuse", run=run)
+ROW: Final = Row(name="abuse", half=Half.IN, promise="abuse", run=run, is_alone=True)

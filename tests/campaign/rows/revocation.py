@@ -113,4 +113,4 @@ async def run(ground: Ground) -> Outcome:
     )
 
 
-ROW: Final = Row(name="revocation", half=Half.IN, promise="revocation", run=run)
+ROW: Final = Row(name="revocation", half=Half.IN, promise="revocation", run=run, is_alone=True)
