@@ -5,8 +5,9 @@ status and cost of a conversation are kept from them, in the same transaction.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC
 from typing import Final
 
@@ -40,6 +41,9 @@ QUOTA_CODE: Final = "QuotaReached"
 
 _MOST_SHOWN: Final = 100_000
 _SETTLE_SECONDS: Final = 1.0
+_AT_ONCE: Final = 8
+_PATIENCE_SECONDS: Final = 0.5
+"""How long, after a start, a sync keeps waiting the one that comes after it."""
 _RUN_IS_OVER = frozenset(
     {ExecutionStatus.FINISHED, ExecutionStatus.ERROR, ExecutionStatus.STUCK, ExecutionStatus.PAUSED}
 )
@@ -173,9 +177,24 @@ class Recorder:
             await self._stop_for_budget(conversation, agent if is_running else None)
 
     async def sync_all(self) -> None:
-        """Sync every conversation in a running sandbox; called once after a start."""
-        for conversation in await self._table.all_active():
-            self.sync_soon(conversation.id)
+        """Sync every conversation in a running sandbox, in the background; called once after a start.
+
+        A few at a time, those that were running first: all at once would keep waiting whoever
+        asks the server for anything.
+        """
+        self._supervisor.spawn("syncs after the start", self._sync_active)
+
+    async def _sync_active(self) -> None:
+        left = iter(await self._table.active_ids())
+        await asyncio.gather(*(self._sync_each(left) for _ in range(_AT_ONCE)))
+
+    async def _sync_each(self, conversation_ids: Iterator[str]) -> None:
+        for conversation_id in conversation_ids:
+            self.sync_soon(conversation_id)
+            # An agent server that does not answer holds up nobody else's for long.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await self._supervisor.join(f"sync {conversation_id}")
 
     async def sync_uncalled(self) -> None:
         """Sync every conversation in a sandbox that delivers nothing by itself."""

@@ -217,13 +217,14 @@ class ConversationTable:
         )
         return [_from_row(row) for row in rows]
 
-    async def all_active(self) -> list[Conversation]:
-        """Return the ready conversations that live in a sandbox."""
+    async def active_ids(self) -> list[str]:
+        """Return the ready conversations of running sandboxes: those that run first, newest first."""
         rows = await self._db.all(
-            _SELECT + " JOIN sandboxes AS b ON b.id = c.sandbox_id"
-            " WHERE c.ready_at IS NOT NULL AND b.phase = 'running'",
+            "SELECT c.id FROM conversations AS c JOIN sandboxes AS b ON b.id = c.sandbox_id"
+            " WHERE c.ready_at IS NOT NULL AND b.phase = 'running'"
+            " ORDER BY c.execution_status = 'running' DESC, c.updated_at DESC",
         )
-        return [_from_row(row) for row in rows]
+        return [row["id"] for row in rows]
 
     async def all_uncalled(self) -> list[Conversation]:
         """Return the ready conversations of sandboxes that cannot reach this server."""

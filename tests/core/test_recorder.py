@@ -212,6 +212,23 @@ async def test_what_happened_while_the_server_was_down_is_fetched(
     await wait_for_all_events(client, conversation)
 
 
+async def test_after_a_start_agent_servers_that_are_silent_hold_up_nobody_elses_events(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    other, _ = await quiet(client, service, fake_agent)
+    first, _ = await quiet(client, service, fake_agent)
+    silent = sandbox_of(fake_agent, first)
+    # More than are asked at a time, and asked before the other, which is older.
+    for _ in range(9):
+        await client.start_conversation(None, sandbox_id=silent.sandbox_id)
+    await service.stop()
+    sandbox_of(fake_agent, other).has_webhooks = False
+    other.set_status("error")
+    silent.slow_seconds = 3600.0
+    await service.start()
+    await client.wait_for_execution(other.id, "error")
+
+
 async def test_a_status_that_is_fetched_comes_after_the_events_that_led_to_it(
     client: Client, service: Service, fake_agent: TroubledAgent, direct: list[Client]
 ) -> None:
