@@ -1,12 +1,14 @@
 """No conversation is stuck when its agent server freezes or dies in the middle of a step.
 
 Within half a minute nobody says any more that the agent works; when the agent server is back, by
-itself or because its sandbox was resumed, a plain new message goes on. The agent servers are fakes;
-real ones are killed in the live tests.
+itself or because its sandbox was resumed, a plain new message goes on. A few agent servers are real
+ones, processes of this machine.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -14,14 +16,18 @@ import msgspec
 from agentsvc.testing.llm import Script, call, say
 from agentsvc.values import monotonic
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
+from tests.campaign.real import RealServer, real_server
 from tests.campaign.server import Server, serving
 from tests.http.gateway.steps import until
 from tests.live.client import PATIENCE
+from tests.live.scripts import run as running
 from tests.service import Client
 
 CASES: Final = 200
 HONEST_SECONDS: Final = 30.0
-_AT_ONCE: Final = 6
+_OF_REAL: Final = 0.04
+_AT_ONCE: Final = 40
+_REAL_AT_ONCE: Final = 4
 _V1: Final = "/api/v1/app-conversations"
 _SAYS_IT_RUNS: Final = "running"
 _OVER: Final = ("finished", "idle")
@@ -33,10 +39,12 @@ _STEP: Final[Script] = (say("That took a minute.", delay_seconds=60.0),)
 _SCRIPTS: Final[dict[str, Script]] = {
     "long": _LONG,
     "step": _STEP,
-    "hello": (say("Hello again."),),
+    "say": (say("Hello again."),),
 }
 _FROZEN_SECONDS: Final = 3600.0
+_STEP_SECONDS: Final = 20
 WAYS: Final = ("killed", "restarted", "frozen")
+_REAL_WAYS: Final = ("killed", "frozen")
 
 
 class Found(msgspec.Struct, kw_only=True):
@@ -50,14 +58,18 @@ class Found(msgspec.Struct, kw_only=True):
 
 async def run(ground: Ground) -> Outcome:
     cases = ground.count(CASES, least=6)
+    of_real = max(len(_REAL_WAYS), round(cases * _OF_REAL))
     found = Found()
-    await _with_fakes(ground, cases, found)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_with_real(ground, of_real, found))
+        group.create_task(_with_fakes(ground, cases - of_real, found))
     told = ", ".join(f"{count} {way}" for way, count in sorted(found.cases.items()))
     done = sum(found.cases.values())
     return Outcome(
         did=(
-            f"fake agent servers in the middle of a step: {told}; then looked at until nobody says that"
-            " the agent works, resumed if the sandbox has failed, and a new message sent"
+            f"agent servers in the middle of a step, {of_real} of them real: {told}; then looked at until"
+            " nobody says that the agent works, resumed if the sandbox has failed, and a new message"
+            " sent"
         ),
         figures=(
             Figure(what="cases", value=done, at_least=cases),
@@ -84,10 +96,30 @@ async def _with_fakes(ground: Ground, cases: int, found: Found) -> None:
                 server.place.agent.restart(sandbox_id)
 
         server.place.on_call = on_call
-        for first in range(0, cases, _AT_ONCE):
-            async with asyncio.TaskGroup() as group:
-                for number in range(first, min(first + _AT_ONCE, cases)):
-                    group.create_task(_one_fake(server, WAYS[number % len(WAYS)], found))
+        ways = [WAYS[number % len(WAYS)] for number in range(cases)]
+        await _all_of(ways, _AT_ONCE, lambda way: _one_fake(server, way, found))
+
+
+async def _with_real(ground: Ground, cases: int, found: Found) -> None:
+    environment = {"AGENTSVC_SANDBOXES__MAX_RUNNING": str(2 * _REAL_AT_ONCE)}
+    async with real_server(ground.place("real"), environment) as server:
+        ways = [_REAL_WAYS[number % len(_REAL_WAYS)] for number in range(cases)]
+        await _all_of(ways, _REAL_AT_ONCE, lambda way: _one_real(server, way, found))
+
+
+async def _all_of(
+    ways: Iterable[str], at_once: int, try_one: Callable[[str], Awaitable[None]]
+) -> None:
+    """Try a case for each of the ways, so many at a time."""
+    left = iter(ways)
+
+    async def some() -> None:
+        for way in left:
+            await try_one(way)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(some())
 
 
 async def _one_fake(server: Server, way: str, found: Found) -> None:
@@ -113,6 +145,25 @@ async def _one_fake(server: Server, way: str, found: Found) -> None:
 
     await _look(client, conversation_id, way, bring_back, found)
     await client.delete(f"/api/v1/sandboxes/{sandbox_id}")
+
+
+async def _one_real(server: RealServer, way: str, found: Found) -> None:
+    """Have a real agent server end or freeze while its agent's command runs."""
+    client = server.client
+    sandbox = await server.sandbox()
+    conversation_id = await client.start_conversation(
+        running(f"sleep {_STEP_SECONDS}"), sandbox_id=sandbox.id
+    )
+    await client.wait_for_execution(conversation_id, "running")
+    [pid] = server.installation.agent_servers(sandbox.id)
+    os.kill(pid, signal.SIGSTOP if way == "frozen" else signal.SIGKILL)
+
+    async def bring_back() -> None:
+        if way == "frozen":
+            os.kill(pid, signal.SIGCONT)
+
+    await _look(client, conversation_id, f"{way} of the real ones", bring_back, found)
+    await client.delete(f"/api/v1/sandboxes/{sandbox.id}")
 
 
 async def _look(
@@ -150,7 +201,7 @@ async def _go_on(client: Client, conversation_id: str) -> None:
         assert answer.status == 200, answer.text
         await client.wait_for_sandbox(seen["sandbox_id"], "RUNNING")
     before = _said(await client.events(conversation_id))
-    message = {"role": "user", "content": [{"type": "text", "text": "And now? [script:hello]"}]}
+    message = {"role": "user", "content": [{"type": "text", "text": "And now? [script:say]"}]}
     answer = await client.post(f"{_V1}/{conversation_id}/send-message", json=message)
     assert answer.status == 200, answer.text
 
