@@ -379,6 +379,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         archives=archives,
         supervisor=app[SUPERVISOR],
     )
+    await grants.recover()
     await sandboxes.recover()
     await archives.go_on()
     await conversations.recover()

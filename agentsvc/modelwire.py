@@ -14,6 +14,8 @@ OPENAI_URL: Final = "https://api.openai.com/v1"
 _SERVERS: Final = frozenset({"custom_openai", "hosted_vllm", "litellm_proxy"})
 """What servers of one's own are called that take requests as OpenAI does."""
 _LONGEST_LINE: Final = 4 * 1024 * 1024
+_BYTES_OF_TOKEN: Final = 4
+"""About how long a token is."""
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +88,12 @@ def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
     return msgspec.json.encode(fields)
 
 
+def guess_usage(upstream: Upstream, asked_bytes: int) -> Usage:
+    """Return about what a call uses at the least, before there is an answer."""
+    prompt = asked_bytes // _BYTES_OF_TOKEN
+    return Usage(prompt_tokens=prompt, dollars=_price(upstream, prompt, 0, None))
+
+
 class UsageReader:
     """Finds in an answer, which is read as it comes, what it says it has used."""
 
@@ -122,8 +130,9 @@ class UsageReader:
         found = self._found
         if found is None:
             # It broke off, or does not count: about what a reader would.
-            count = self._chunks if self._is_stream else self._bytes // 4
-            found = _Counts(prompt_tokens=self._asked_bytes // 4, completion_tokens=count)
+            count = self._chunks if self._is_stream else self._bytes // _BYTES_OF_TOKEN
+            prompt_tokens = self._asked_bytes // _BYTES_OF_TOKEN
+            found = _Counts(prompt_tokens=prompt_tokens, completion_tokens=count)
         prompt = max(found.prompt_tokens or found.input_tokens, 0)
         completion = max(found.completion_tokens or found.output_tokens, 0)
         given = told_dollars if found.cost is None else found.cost

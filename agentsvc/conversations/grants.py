@@ -20,12 +20,18 @@ from agentsvc.auth import UserTable
 from agentsvc.backend import NOT_CALLING
 from agentsvc.conversations import facts
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.conversations.usage import add_usage, find_usage
+from agentsvc.conversations.usage import (
+    add_usage,
+    find_usage,
+    forget_call,
+    note_call,
+    open_calls,
+)
 from agentsvc.db import Database, Queryable, Row, Transaction
-from agentsvc.errors import ModelBudgetReached, NotAuthenticated, QuotaExceeded
-from agentsvc.modelwire import Upstream, Usage, through, upstream_of
+from agentsvc.errors import AgentsvcError, ModelBudgetReached, NotAuthenticated, QuotaExceeded
+from agentsvc.modelwire import Upstream, Usage, guess_usage, through, upstream_of
 from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.values import Secret, new_key, now, sha256, to_stored
+from agentsvc.values import Secret, new_id, new_key, now, sha256, to_stored
 from agentsvc.vault import Vault
 
 PATH: Final = "/llm/v1"
@@ -45,6 +51,15 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: str
     user_id: str
     upstream: Upstream
+
+
+class Call(msgspec.Struct, kw_only=True, eq=False):
+    """A question to a model that was let through."""
+
+    id: str
+    grant: Grant
+    is_open: bool = True
+    """Whether nobody has said yet what it has used."""
 
 
 class _Load:
@@ -107,11 +122,25 @@ class Grants:
             upstream=_open(self._vault, row),
         )
 
+    async def recover(self) -> None:
+        """Count the calls that were under way when the server ended; called once at the start.
+
+        Nobody knows what they have used, so that is what was noted when they began.
+        """
+
+        async def body(tx: Transaction) -> None:
+            for row in await open_calls(tx):
+                await self._settle(tx, row["id"], row["conversation_id"])
+
+        if await open_calls(self._db):
+            await self._db.write(body)
+
     @contextlib.asynccontextmanager
-    async def calling(self, grant: Grant) -> AsyncIterator[None]:
+    async def calling(self, grant: Grant, asked_bytes: int) -> AsyncIterator[Call]:
         """Hold a place for a call; raises ModelBudgetReached where no more may be spent.
 
-        Near a limit one call at a time is let through, so that no more than one goes over it.
+        Near a limit one call at a time is let through, so that no more than one goes over it. It is
+        noted before it is made; one that is broken off counts as what was noted.
         """
         load = self._loads[grant.user_id]
         try:
@@ -120,13 +149,28 @@ class Grants:
             await self._let_stop(grant)
             raise
         try:
-            yield
+            async with self._noted(grant, guess_usage(grant.upstream, asked_bytes)) as call:
+                yield call
         finally:
             async with load.changed:
                 load.running -= 1
                 load.changed.notify_all()
             if not load.running and not load.waiting:
                 self._loads.pop(grant.user_id, None)
+
+    @contextlib.asynccontextmanager
+    async def _noted(self, grant: Grant, guess: Usage) -> AsyncIterator[Call]:
+        call = Call(id=new_id(), grant=grant)
+        try:
+            await self._db.write(lambda tx: note_call(tx, call.id, grant.conversation_id, guess))
+            yield call
+        except AgentsvcError:
+            await self.release(call)
+            raise
+        finally:
+            if call.is_open:
+                call.is_open = False
+                await self._db.write(lambda tx: self._settle(tx, call.id, grant.conversation_id))
 
     async def _enter(self, grant: Grant, load: _Load) -> None:
         async with load.changed:
@@ -147,24 +191,41 @@ class Grants:
         if conversation is not None and conversation.facts.budget_stop_cost is not None:
             await asyncio.sleep(_STOP_SECONDS)
 
-    async def count(self, grant: Grant, usage: Usage) -> None:
+    async def count(self, call: Call, usage: Usage) -> None:
         """Count what a call has used; nothing is left of it if the conversation is gone."""
-        load = self._loads[grant.user_id]
+        call.is_open = False
+        load = self._loads[call.grant.user_id]
         dollars = usage.dollars or 0.0
         load.largest = dollars if math.isinf(load.largest) else max(load.largest, dollars)
 
         async def body(tx: Transaction) -> None:
-            conversation = await self._table.find(grant.conversation_id, tx)
-            if conversation is None:
-                return
-            reported = facts.cost_of(conversation)
-            before = max(reported, (await find_usage(tx, conversation.id)).dollars or 0.0)
-            await add_usage(tx, conversation.id, usage)
-            after = max(reported, (await find_usage(tx, conversation.id)).dollars or 0.0)
-            if after > before:
-                await quotas.note_spend(tx, grant.user_id, after - before)
+            await forget_call(tx, call.id)
+            await self._book(tx, call.grant.conversation_id, usage)
 
         await self._db.write(body)
+
+    async def release(self, call: Call) -> None:
+        """Forget a call that the model has refused, or never heard of; nothing is counted."""
+        if call.is_open:
+            call.is_open = False
+            await self._db.write(lambda tx: forget_call(tx, call.id))
+
+    async def _settle(self, tx: Transaction, call_id: str, conversation_id: str) -> None:
+        """Count a call as what was noted of it, if it was not counted yet."""
+        noted = await forget_call(tx, call_id)
+        if noted is not None:
+            await self._book(tx, conversation_id, noted)
+
+    async def _book(self, tx: Transaction, conversation_id: str, usage: Usage) -> None:
+        conversation = await self._table.find(conversation_id, tx)
+        if conversation is None:
+            return
+        reported = facts.cost_of(conversation)
+        before = max(reported, (await find_usage(tx, conversation.id)).dollars or 0.0)
+        await add_usage(tx, conversation.id, usage)
+        after = max(reported, (await find_usage(tx, conversation.id)).dollars or 0.0)
+        if after > before:
+            await quotas.note_spend(tx, conversation.user_id, after - before)
 
     async def _left(self, grant: Grant) -> float:
         """Return how many dollars may be spent; raises ModelBudgetReached if there are none."""

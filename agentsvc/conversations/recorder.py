@@ -31,7 +31,7 @@ from agentsvc.events import EventHead, EventLog, StoredEvent, read_head
 from agentsvc.orders import ExecutionStatus, Message
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.supervisor import Supervisor
-from agentsvc.values import dashed, new_id, now
+from agentsvc.values import dashed, monotonic, new_id, now
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +221,8 @@ class Recorder:
         if agent is None:
             self.silence.forget(sandbox_id)
         else:
-            self.silence.note(sandbox_id, is_alive=await agent.is_alive())
+            asked_at = monotonic()
+            self.silence.note(sandbox_id, is_alive=await agent.is_alive(), asked_at=asked_at)
 
     def sync_soon(self, conversation_id: str, *, wait_seconds: float = 0.0) -> None:
         """Sync in the background; one that does not work out is tried again later."""

@@ -10,12 +10,12 @@ class Silence:
         self._longest_seconds = longest_seconds
         self._since: dict[str, float] = {}
 
-    def note(self, sandbox_id: str, *, is_alive: bool) -> None:
-        """Keep whether one has answered now."""
+    def note(self, sandbox_id: str, *, is_alive: bool, asked_at: float) -> None:
+        """Keep whether one has answered what it was asked then, by the monotonic clock."""
         if is_alive:
             self._since.pop(sandbox_id, None)
         else:
-            self._since.setdefault(sandbox_id, monotonic())
+            self._since.setdefault(sandbox_id, asked_at)
 
     def forget(self, sandbox_id: str) -> None:
         """Know nothing any more of one that is gone, or begins anew."""

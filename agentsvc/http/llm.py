@@ -59,14 +59,16 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
     except BadQuestion as exc:
         raise BadRequest(str(exc), extra={"error": {"message": str(exc), "code": None}}) from exc
     async with (
-        grants.calling(grant),
+        grants.calling(grant, len(body)) as call,
         request.app[MODELS].ask(grant.upstream, path, body) as answer,
     ):
         try:
             return await _pass_on(request, answer)
         finally:
             if answer.is_good:
-                await grants.count(grant, answer.usage)
+                await grants.count(call, answer.usage)
+            else:
+                await grants.release(call)
 
 
 async def _pass_on(request: web.Request, answer: Answer) -> web.StreamResponse:

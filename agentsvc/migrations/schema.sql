@@ -556,4 +556,13 @@ CREATE TABLE model_usage (
     prompt_tokens INTEGER NOT NULL,
     completion_tokens INTEGER NOT NULL,
     dollars REAL NOT NULL
+, largest REAL NOT NULL DEFAULT 0) STRICT;
+
+CREATE TABLE model_calls (
+    id TEXT NOT NULL PRIMARY KEY,
+    conversation_id TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+    prompt_tokens INTEGER NOT NULL,
+    dollars REAL NOT NULL
 ) STRICT;
+
+CREATE INDEX model_calls_by_conversation ON model_calls (conversation_id);

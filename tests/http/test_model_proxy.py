@@ -1,10 +1,13 @@
 """Models that sandboxes ask through the server: with a token in place of the key, within a budget."""
 
 import asyncio
+import contextlib
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
@@ -18,10 +21,10 @@ from agentsvc.modelhosts import host_of_url
 from agentsvc.modelproxy import ModelProxy
 from agentsvc.modelwire import Upstream
 from agentsvc.testing.agent import FakeAgent
-from agentsvc.testing.llm import ScriptedModel, say
+from agentsvc.testing.llm import ScriptedModel, make_playbook, say
 from agentsvc.values import Secret
 from tests.conftest import FAST
-from tests.core.troubles import TroubledWorld
+from tests.core.troubles import TroubledWorld, eventually
 from tests.plugins import load_plugins
 from tests.service import Answer, Client, Service
 
@@ -214,6 +217,35 @@ async def test_calls_stop_at_the_budget_and_one_at_the_most_goes_over_it(
     assert refused.json()["error"]["code"] == "insufficient_quota"
     assert "budget" in refused.json()["error"]["message"]
     assert len(model.requests) == 3
+
+
+async def test_a_call_that_ends_with_its_server_counts_as_the_dearest_before_it(
+    client: Client, service: Service, model: ScriptedModel, lend: Lend, fake_world: TroubledWorld
+) -> None:
+    assert (await client.post("/api/settings", json={"max_budget_per_task": 0.3})).status == 200
+    conversation_id, inside = await lend(client)
+    assert (await inside.ask()).status == 200
+    model.playbook = make_playbook([say("Too late.", delay_seconds=3600.0)])
+
+    async def ask_in_vain() -> None:
+        with contextlib.suppress(aiohttp.ClientError):
+            await inside.ask()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ask_in_vain())
+        await eventually(lambda: len(model.requests) == 2)
+        # What a server finds whose forerunner was killed at this moment.
+        copy = service.data_dir.with_name("killed")
+        shutil.copytree(service.data_dir, copy)
+        following = Service(copy, service.config, lambda: load_plugins(fake=fake_world.plugin()))
+        await following.start()
+        assert (await Inside(following, inside.token).ask()).status == 402
+        await following.close()
+        await service.restart()
+    assert (await inside.ask()).status == 402
+    used = await service.app[DATABASE].read(lambda reader: find_usage(reader, conversation_id))
+    assert used.dollars == pytest.approx(0.4)
+    assert len(model.requests) == 2
 
 
 async def test_calls_stop_at_the_quota_of_the_user(

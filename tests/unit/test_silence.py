@@ -1,0 +1,24 @@
+"""Since when an agent server counts as silent."""
+
+from agentsvc.conversations.silence import Silence
+from agentsvc.values import monotonic
+
+LONG = 3600.0
+
+
+def test_a_silence_begins_with_the_question_that_was_not_answered() -> None:
+    silence = Silence(LONG)
+    silence.note("first", is_alive=False, asked_at=monotonic() - LONG)
+    silence.note("second", is_alive=False, asked_at=monotonic())
+    assert (silence.lasts("first"), silence.lasts("second")) == (True, False)
+    assert silence.all() == {"first", "second"}
+
+
+def test_a_later_question_without_an_answer_leaves_the_beginning_and_an_answer_ends_it() -> None:
+    silence = Silence(LONG)
+    silence.note("first", is_alive=False, asked_at=monotonic() - LONG)
+    silence.note("first", is_alive=False, asked_at=monotonic())
+    assert silence.lasts("first")
+    silence.note("first", is_alive=True, asked_at=monotonic())
+    assert not silence.lasts("first")
+    assert silence.all() == set()
