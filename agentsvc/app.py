@@ -152,6 +152,7 @@ async def build_app(
         hosts=known_hosts(config),
         before_callers=(gateway.divert,),
         limits=config.limits,
+        most_held=config.server.max_connections // 2,
     )
     app.cleanup_ctx.extend(
         (

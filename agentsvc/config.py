@@ -350,7 +350,7 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             le=10**9,
             description="Requests a minute without a good key from one address; 0 is no limit",
         ),
-    ] = 60_000
+    ] = 300
 
 
 class IdempotencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from agentsvc.config import (
     Config,
     ConversationsConfig,
     GitConfig,
+    LimitsConfig,
     ModelsConfig,
     RuntimeApiConfig,
 )
@@ -38,6 +39,8 @@ FAST = Config(
     runtime_api=RuntimeApiConfig(enabled=True),
     # What agents get is looked at as it was asked for; `test_model_proxy` turns it on.
     models=ModelsConfig(proxy=False),
+    # Tests show bad keys without a pause; `test_limits` looks at what comes of that.
+    limits=LimitsConfig(refused_per_minute=0),
     backends={"fake": {}},
 )
 """A configuration in which nothing takes longer than a test may."""

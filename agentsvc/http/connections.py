@@ -20,6 +20,7 @@ from agentsvc.http.crowds import Crowd
 from agentsvc.http.keys import AWAITS_CONTINUE
 from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.passage import Passage, Rest, SizedRest, Taker
+from agentsvc.http.patience import HOLD_SECONDS, Seldom
 from agentsvc.http.wire import error_body
 from agentsvc.values import new_id
 
@@ -34,7 +35,7 @@ def connection_options(limits: ServerConfig, crowd: Crowd, measures: Measures) -
 
     Until a request has come, aiohttp closes what is older than its keep-alive time.
     """
-    own = {"limits": limits, "crowd": crowd, "measures": measures}
+    own = {"limits": limits, "crowd": crowd, "measures": measures, "seldom": Seldom()}
     return {**own, "keepalive_timeout": limits.idle_seconds}
 
 
@@ -113,6 +114,8 @@ class BoundedConnection(web.RequestHandler):
         "_next_look",
         "_passage",
         "_passed_body",
+        "_refusal",
+        "_seldom",
         "_trailers",
         "_wire",
     )
@@ -124,12 +127,15 @@ class BoundedConnection(web.RequestHandler):
         limits: ServerConfig,
         crowd: Crowd,
         measures: Measures,
+        seldom: Seldom,
         **options: Any,
     ) -> None:
         super().__init__(manager, **options)
         self._limits = limits
         self._crowd = crowd
         self._measures = measures
+        self._seldom = seldom
+        self._refusal = b""
         self._entered_as = ""
         # Kept until the client is gone; what aiohttp knows is forgotten when it is to be closed.
         self._wire: asyncio.Transport | None = None
@@ -146,11 +152,12 @@ class BoundedConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for requests, or refuse the connection if there are too many."""
+        if isinstance(transport, asyncio.Transport) and not self._is_welcome(transport):
+            return
         super().connection_made(transport)
         self._wire = self.transport
         if self._manager is not None:
             self._check_number(len(self._manager.connections))
-            self._check_address()
         self._look()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -160,7 +167,10 @@ class BoundedConnection(web.RequestHandler):
         self._wire = self._next_look = None
         self._crowd.leave(self._entered_as)
         self._entered_as = ""
-        super().connection_lost(exc)
+        if self._refusal:
+            self._crowd.go()
+        else:
+            super().connection_lost(exc)
 
     def resume_writing(self) -> None:
         """Go on with an answer of which the client has taken most that was waiting."""
@@ -178,6 +188,8 @@ class BoundedConnection(web.RequestHandler):
         What follows trailers on a connection is not taken: to aiohttp (3.14.5) the last one of
         them is the first header of the next request, be that somebody else's.
         """
+        if self._refusal:
+            return
         if self._passage is not None:
             data = self._pass_on(self._passage, data)
             if not data:
@@ -338,26 +350,38 @@ class BoundedConnection(web.RequestHandler):
     def _check_number(self, number: int) -> None:
         if number <= self._limits.max_connections or self._wire is None:
             return
-        log.info("connection refused", extra={"connections": number})
+        if self._seldom.is_due(""):
+            log.info("connection refused", extra={"connections": number})
+        self._measures.refuse(Refusal.CONNECTIONS)
         full = CapacityExceeded("The server has too many connections now")
-        self._turn_away(self._wire, full, Refusal.CONNECTIONS)
+        self._wire.write(_refusal(full))
+        self.force_close()
 
-    def _check_address(self) -> None:
-        if self._wire is None or self._wire.is_closing():
-            return
-        address = (self._wire.get_extra_info("peername") or ("",))[0]
-        entered_as = self._crowd.enter(str(address))
+    def _is_welcome(self, wire: asyncio.Transport) -> bool:
+        """Say whether there are not too many of this address; one too many waits to be told.
+
+        Nothing is begun for it, and little is done until then: it may be one of very many.
+        """
+        address = str((wire.get_extra_info("peername") or ("",))[0])
+        entered_as = self._crowd.enter(address)
         if entered_as is not None:
             self._entered_as = entered_as
-            return
-        log.info("connection refused", extra={"address": address})
-        crowded = TooManyRequests("Too many connections come from this address")
-        self._turn_away(self._wire, crowded, Refusal.ADDRESS_CONNECTIONS)
+            return True
+        if self._seldom.is_due(address):
+            log.info("connection refused", extra={"address": address})
+        self._measures.refuse(Refusal.ADDRESS_CONNECTIONS)
+        self._refusal = _refusal(TooManyRequests("Too many connections come from this address"))
+        self._wire = wire
+        if self._crowd.stay(self._limits.max_connections):
+            self._next_look = self._loop.call_later(HOLD_SECONDS, self._tell_refusal)
+        else:
+            self._tell_refusal()
+        return False
 
-    def _turn_away(self, wire: asyncio.Transport, error: AgentsvcError, reason: Refusal) -> None:
-        self._measures.refuse(reason)
-        wire.write(_refusal(error))
-        self.force_close()
+    def _tell_refusal(self) -> None:
+        if self._wire is not None:
+            self._wire.write(self._refusal)
+            self._wire.close()
 
 
 def _refusal(error: AgentsvcError) -> bytes:

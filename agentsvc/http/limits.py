@@ -17,6 +17,7 @@ from agentsvc.values import monotonic
 
 _WINDOW_SECONDS: Final = 60
 _MOST_CALLERS: Final = 10_000
+_MISTAKES: Final = 30
 _REFUSED: Final = {
     "key": "Too many requests with this key",
     "address": "Too many requests without a good key come from this address",
@@ -52,22 +53,16 @@ class Limit:
         self._rate = most / _WINDOW_SECONDS
         self._left: OrderedDict[object, tuple[float, float]] = OrderedDict()
 
-    def look(self, caller: object) -> State | None:
-        """Return what a caller has left, counting nothing; None without a limit."""
-        return self._count(caller, 0) if self._most else None
-
     def take(self, caller: object) -> State | None:
         """Count a request, unless nothing is left; None without a limit."""
-        return self._count(caller, 1) if self._most else None
-
-    def _count(self, caller: object, number: int) -> State:
+        if not self._most:
+            return None
         moment = monotonic()
         left, at = self._left.pop(caller, (float(self._most), moment))
         left = min(self._most, left + (moment - at) * self._rate)
         is_over = left < 1
-        left -= 0 if is_over else number
-        if left < self._most:
-            self._left[caller] = left, moment
+        left -= 0 if is_over else 1
+        self._left[caller] = left, moment
         if len(self._left) > _MOST_CALLERS:
             self._left.popitem(last=False)
         return State(
@@ -90,6 +85,11 @@ class Limits:
 LIMITS: Final[web.AppKey[Limits]] = web.AppKey("limits", Limits)
 STATE: Final[web.RequestKey[State]] = web.RequestKey("limit_state", State)
 """What the caller of a request has left, where that is limited."""
+
+
+def is_many(state: State) -> bool:
+    """Whether a caller has sent more, of what is limited, than a mistake explains."""
+    return state.left < state.most - _MISTAKES
 
 
 def enforce(request: web.Request, state: State | None) -> None:

@@ -21,6 +21,7 @@ from agentsvc.errors import (
     AgentsvcError,
     BadRequest,
     BodyTooLarge,
+    CapacityExceeded,
     MalformedBody,
     MethodNotAllowed,
     NotAuthenticated,
@@ -48,10 +49,11 @@ from agentsvc.http.keys import (
     SANDBOX,
     SANDBOXES,
 )
-from agentsvc.http.limits import LIMITS, STATE, Limits, enforce
+from agentsvc.http.limits import LIMITS, STATE, Limits, enforce, is_many
 from agentsvc.http.links import address_of, is_from_proxy
 from agentsvc.http.login_cookie import login_token
 from agentsvc.http.measures import Measures, Refusal
+from agentsvc.http.patience import BENCH, IS_HELD, SELDOM, Bench, Seldom, hold_back
 from agentsvc.http.repeats import answer_once
 from agentsvc.http.routes import KEY_PARAMETER, Handler, Scope, check_scope, is_page, route_of
 from agentsvc.http.wire import error_body
@@ -111,6 +113,7 @@ _ALWAYS: Final = {
 }
 
 
+_MOST_HELD: Final = 250
 _NO_LIMITS: Final = LimitsConfig(requests_per_minute=0, refused_per_minute=0)
 
 
@@ -122,18 +125,21 @@ def install(
     hosts: KnownHosts = _EVERY_HOST,
     before_callers: Sequence[Middleware] = (),
     limits: LimitsConfig = _NO_LIMITS,
+    most_held: int = _MOST_HELD,
 ) -> None:
     """Surround the application; `*` among the origins stands for every one.
 
-    `before_callers` see a request before it is asked for its key.
+    `before_callers` see a request before it is asked for its key. `most_held` answers to those who
+    are turned away may be kept back at a time.
     """
     app[ACTIVITY] = Activity()
     app[MEASURES] = Measures()
     app[LIMITS] = Limits(limits)
+    app[BENCH], app[SELDOM] = Bench(most_held), Seldom()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_REQUEST_SECONDS] = request_seconds
     app[_KNOWN_HOSTS] = hosts
-    app.middlewares.extend((trace_request, close_on_bad_body, note_change))
+    app.middlewares.extend((hold_back, trace_request, close_on_bad_body, note_change))
     app.middlewares.extend((map_errors, check_host, answer_preflight))
     app.middlewares.extend((*before_callers, authenticate, limit_time, continue_body))
     app.middlewares.append(answer_once)
@@ -176,8 +182,10 @@ async def map_errors(request: web.Request, handler: Handler) -> web.StreamRespon
     """Turn whatever is raised into a response of the one error shape."""
     try:
         return await handler(request)
+    except NotAuthenticated as exc:
+        failure: Exception = _count_stranger(request) or exc
     except AgentsvcError as exc:
-        failure: Exception = exc
+        failure = exc
     except web.HTTPException as exc:
         if exc.status < web.HTTPBadRequest.status_code:
             raise
@@ -230,18 +238,24 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
     scope = Scope.OPEN if route is None else route.scope
     if scope is Scope.OPEN:
         return await handler(request)
-    limits, address = request.app[LIMITS], address_of(request)
-    enforce(request, limits.addresses.look(address))
-    try:
-        await _identify(request, scope)
-    except NotAuthenticated:
-        limits.addresses.take(address)
-        raise
-    request.pop(STATE, None)
+    await _identify(request, scope)
     if PRINCIPAL in request:
-        enforce(request, limits.keys.take(request[PRINCIPAL].key_id))
+        enforce(request, request.app[LIMITS].keys.take(request[PRINCIPAL].key_id))
         check_scope(scope, request[PRINCIPAL])
     return await handler(request)
+
+
+def _count_stranger(request: web.Request) -> TooManyRequests | None:
+    """Count a request without a good key; return what to answer if its address sends too many."""
+    if PRINCIPAL in request:
+        return None
+    state = request.app[LIMITS].addresses.take(address_of(request))
+    request[IS_HELD] = state is not None and is_many(state)
+    try:
+        enforce(request, state)
+    except TooManyRequests as exc:
+        return exc
+    return None
 
 
 async def _identify(request: web.Request, scope: Scope) -> None:
@@ -378,6 +392,8 @@ async def _identify_grant(request: web.Request) -> Grant:
 def _answer(request: web.Request, failure: Exception) -> web.Response:
     error = failure if isinstance(failure, AgentsvcError) else _foreseen(failure)
     request[_ERROR_CODE] = error.code
+    if _is_flood(request, error):
+        request[IS_HELD] = True
     _write_failure(error, failure)
     reason = _refusal_of(request, error)
     if reason is not None:
@@ -397,6 +413,12 @@ def _answer(request: web.Request, failure: Exception) -> web.Response:
     if isinstance(failure, web.HTTPMethodNotAllowed):
         response.headers[hdrs.ALLOW] = failure.headers[hdrs.ALLOW]
     return response
+
+
+def _is_flood(request: web.Request, error: AgentsvcError) -> bool:
+    """Whether a caller that is turned away has come too often."""
+    is_crowd = isinstance(error, CapacityExceeded) and wants_socket(request)
+    return is_crowd or isinstance(error, TooManyRequests)
 
 
 def _refusal_of(request: web.Request, error: AgentsvcError) -> Refusal | None:
@@ -465,7 +487,10 @@ def _measure(request: web.Request, status: int, seconds: float) -> None:
 
 
 def _write_access_line(request: web.Request, status: int, duration_ms: float) -> None:
-    level = logging.DEBUG if request.path in _HEALTH_PATHS else logging.INFO
+    is_dull = request.path in _HEALTH_PATHS or (
+        request.get(IS_HELD, False) and not request.app[SELDOM].is_due(address_of(request))
+    )
+    level = logging.DEBUG if is_dull else logging.INFO
     extra = {
         "method": request.method,
         "path": request.rel_url.raw_path,

@@ -1,5 +1,7 @@
 """Limits on requests: of one key, and of one address without a good key."""
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,6 +10,8 @@ import pytest
 
 from agentsvc.config import LimitsConfig, ServerConfig
 from agentsvc.http.limits import Limit
+from agentsvc.http.patience import HOLD_SECONDS, Bench, Seldom
+from agentsvc.values import monotonic
 from tests.conftest import FAST
 from tests.core.troubles import TroubledWorld
 from tests.plugins import load_plugins
@@ -45,14 +49,20 @@ async def test_a_key_is_told_what_it_has_left_and_refused_beyond(service: Servic
     assert (await other.get(PATH)).status == 200
 
 
-async def test_an_address_without_a_good_key_is_refused_and_no_other(service: Service) -> None:
+async def test_an_address_without_a_good_key_is_refused_but_not_who_has_one(
+    service: Service,
+) -> None:
     stranger, user = service.client_with("asvc_nonsense"), await service.make_client()
     far = {"X-Forwarded-For": "198.51.100.7"}
     statuses = [(await stranger.get(PATH, headers=far)).status for _ in range(3)]
     assert statuses == [401, 401, 429]
-    refused = await user.get(PATH, headers=far)
+    refused = await stranger.get(PATH, headers=far)
     assert refused.headers["RateLimit"].startswith('"address";r=0')
-    assert (await user.get(PATH, headers={"X-Forwarded-For": "198.51.100.8"})).status == 200
+    assert refused.headers["RateLimit-Policy"] == '"address";q=2;w=60'
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert (await user.get(PATH, headers=far)).status == 200
+    elsewhere = {"X-Forwarded-For": "198.51.100.8"}
+    assert (await stranger.get(PATH, headers=elsewhere)).status == 401
     assert (await stranger.get("/alive", headers=far)).status == 200
 
 
@@ -61,12 +71,49 @@ def test_who_was_not_seen_for_longest_is_forgotten() -> None:
     assert limit.take("first") is not None
     for number in range(10_000):
         limit.take(number)
-    first, last = limit.look("first"), limit.look(9_999)
+    last, first = limit.take(9_999), limit.take("first")
     assert first is not None
     assert last is not None
-    assert (first.left, last.left) == (1, 0)
+    assert (first.retry_seconds, last.retry_seconds > 0) == (0, True)
 
 
 def test_without_a_limit_nothing_is_counted() -> None:
     assert Limit("key", 0).take("anybody") is None
-    assert Limit("key", 0).look("anybody") is None
+
+
+async def test_who_is_turned_away_again_and_again_waits_and_good_keys_do_not(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = msgspec.structs.replace(service.config.server, max_connections=8)
+    limits = LimitsConfig(requests_per_minute=0, refused_per_minute=31)
+    service.config = msgspec.structs.replace(service.config, limits=limits, server=server)
+    await service.restart()
+    stranger, user = service.client_with("asvc_nonsense"), await service.make_client()
+    assert [(await stranger.get(PATH)).status for _ in range(31)] == [401] * 31
+    began = monotonic()
+    with caplog.at_level("DEBUG", "agentsvc.http.middleware"):
+        late = [asyncio.ensure_future(stranger.get(PATH)) for _ in range(6)]  # noqa: TID251  # clients
+        assert (await user.get(PATH)).status == 200
+        answers = await asyncio.gather(*late)
+    assert monotonic() - began >= HOLD_SECONDS
+    assert [answer.status for answer in answers] == [429] * 6
+    ends = [answer.headers.get("Connection") == "close" for answer in answers]
+    # Four can be kept waiting, which is half of the connections.
+    assert sum(ends) <= 2
+    levels = [one.levelno for one in caplog.records if getattr(one, "status", None) == 429]
+    assert sorted(levels) in ([logging.DEBUG] * 6, [*[logging.DEBUG] * 5, logging.INFO])
+
+
+async def test_there_are_so_many_places_to_wait_in() -> None:
+    bench = Bench(1, seconds=0.05)
+    assert sorted(await asyncio.gather(bench.sit(), bench.sit())) == [False, True]
+    assert await bench.sit()
+
+
+def test_a_caller_is_told_of_seldom() -> None:
+    seldom = Seldom(every_seconds=1000)
+    assert [seldom.is_due(caller) for caller in ("a", "a", "b", "a")] == [True, False, True, False]
+    for number in range(1000):
+        seldom.is_due(str(number))
+    assert seldom.is_due("a")
+    assert not seldom.is_due("999")

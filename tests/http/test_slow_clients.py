@@ -168,6 +168,22 @@ async def test_one_address_has_so_many_connections_and_leaves_room_to_others(ser
     held[1][1].close()
 
 
+async def test_connections_that_are_refused_are_told_so_however_many_there_are(
+    serve: Serve,
+) -> None:
+    runner = await serve(ServerConfig(max_connections_per_address=1, max_connections=8))
+    _, writer = await connect(runner)
+    await eventually(lambda: count(runner) == 1)
+    refused = [await connect(runner) for _ in range(12)]
+    async with asyncio.timeout(PATIENCE):
+        answers = [await reader.readline() for reader, _ in refused]
+    assert answers == [b"HTTP/1.1 429 Too Many Requests\r\n"] * 12
+    assert count(runner) == 1
+    assert (await ask(runner, source="127.0.0.2")).endswith(b"hello")
+    for _, other in (*refused, (None, writer)):
+        other.close()
+
+
 @pytest.mark.parametrize(
     "limits",
     [
