@@ -1,6 +1,7 @@
 """`agentsvc serve`: runs the server until it is told to stop."""
 
 import asyncio
+import contextlib
 import errno
 import gc
 import logging
@@ -248,13 +249,14 @@ async def _serve(
     grace_seconds = config.server.shutdown_grace_seconds
     prefix = prefix_of(config.server.public_url)
     runner = make_runner(app, grace_seconds=grace_seconds, prefix=prefix, limits=config.server)
-    try:
-        await runner.setup()
-        await greet(app)
-        await _listen(runner, listener, config)
-        former = await _former_addresses(config, places, app)
-        with callbacks.bound(former, bind) as listeners:
-            for one in listeners:
+    # What it listens at is closed by the runner, and by nobody before.
+    with contextlib.ExitStack() as held:
+        try:
+            await runner.setup()
+            await greet(app)
+            await _listen(runner, listener, config)
+            former = await _former_addresses(config, places, app)
+            for one in held.enter_context(callbacks.bound(former, bind)):
                 await web.SockSite(runner, one).start()
             note_url(places, url_of(listener))
             url = config.server.public_url or url_of(listener)
@@ -264,9 +266,9 @@ async def _serve(
             # What a server is made of stays: no collection has to look at it again.
             gc.freeze()
             await asyncio.Event().wait()
-    finally:
-        manager.tell("STOPPING=1")
-        await runner.cleanup()
+        finally:
+            manager.tell("STOPPING=1")
+            await runner.cleanup()
 
 
 def _stay_in_touch(app: web.Application, manager: Manager, reload: Callable[[], None]) -> None:

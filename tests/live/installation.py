@@ -202,7 +202,9 @@ class Installation:
         return file.read_text().strip() if file.exists() else "none"
 
     def _said_url(self, known: int) -> str:
-        said = self._log.read_bytes()[known:].decode(errors="replace")
+        with self._log.open("rb") as log:
+            log.seek(known)
+            said = log.read().decode(errors="replace")
         found = _READY.search(said)
         assert found or self._process is None or self._process.poll() is None, said[-2000:]
         return found[1] if found else ""
