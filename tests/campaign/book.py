@@ -94,6 +94,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     run: Callable[[Ground], Coroutine[Any, Any, Outcome]]
     is_alone: bool = False
     """Whether it has the machine for itself, as its figures are times: until it ends, or `share`s."""
+    is_first: bool = False
+    """Whether it goes before those that run beside it, as it has to be quick."""
+
+
+def shares(count: int, lanes: int) -> list[int]:
+    """Divide something among lanes, of which each has at least one."""
+    lanes = max(1, min(lanes, count))
+    return [count // lanes + (lane < count % lanes) for lane in range(lanes)]
 
 
 def zero(what: str, found: int | list[str]) -> Figure:

@@ -2,8 +2,8 @@
 
 `disk.c` writes down what the server does to its files. What is modelled: a write is safe once a sync
 of its file that began after it has ended; of the others any page of 4 KiB may be there or not, in
-any order. Files that are made, renamed and removed are so in order, as by a journal: all of it up
-to the last sync of anything, and any part of what came after. What is not modelled: torn pages.
+any order, or be torn: then any of its sectors of 512 bytes is there or not. Files that are made, renamed and removed are so in order, as by a journal: all of it up
+to the last sync of anything, and any part of what came after.
 """
 
 import struct
@@ -17,6 +17,8 @@ import msgspec
 
 SOURCE: Final = Path(__file__).with_name("disk.c")
 PAGE: Final = 4096
+SECTOR: Final = 512
+_TORN: Final = 0.25
 _HEAD: Final = struct.Struct("<cHQI")
 
 
@@ -105,9 +107,8 @@ class Disk:
         for file in self._safe.values():
             for record in file.pending:
                 unsafe += 1
-                for page in _pages(record):
-                    if chance.random() < keep:
-                        _apply(file.safe, page)
+                for part in _what_is_left(record, chance, keep):
+                    _apply(file.safe, part)
         for found in sorted(self._directory.rglob("*")):
             if found.is_file() and str(found) not in self._safe:
                 found.unlink()
@@ -150,14 +151,27 @@ class Disk:
         del self._moves[:count]
 
 
-def _pages(record: Record) -> Iterator[Record]:
-    """Yield a write page by page; what is cut is cut at once."""
-    if record.kind == "T":
+def _what_is_left(record: Record, chance: Random, keep: float) -> Iterator[Record]:
+    """Yield what is left of a write, page by page of its file; what is cut is cut at once."""
+    if record.kind == "T" and chance.random() < keep:
         yield record
-    for at in range(0, len(record.data), PAGE):
-        yield msgspec.structs.replace(
-            record, offset=record.offset + at, data=record.data[at : at + PAGE]
-        )
+    for page in _parts(record, PAGE):
+        if chance.random() >= keep:
+            continue
+        if chance.random() >= _TORN:
+            yield page
+            continue
+        yield from (sector for sector in _parts(page, SECTOR) if chance.random() < 0.5)
+
+
+def _parts(record: Record, size: int) -> Iterator[Record]:
+    """Divide a write where the pages or sectors of its file begin."""
+    at, end = record.offset, record.offset + len(record.data)
+    while at < end:
+        until = min(end, (at // size + 1) * size)
+        data = record.data[at - record.offset : until - record.offset]
+        yield msgspec.structs.replace(record, offset=at, data=data)
+        at = until
 
 
 def _apply(content: bytearray, record: Record) -> None:

@@ -11,20 +11,50 @@ import sqlite3
 from pathlib import Path
 from typing import Any, Final
 
-from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
+import msgspec
+
+from tests.campaign.book import Figure, Ground, Half, Outcome, Row, shares, zero
 from tests.campaign.rows.kills import Journal, Writers, compare_with
 from tests.campaign.server import Server, command, serving
 
 TRIPS: Final = 100
 _STARTS: Final = 10
 """One restored installation of so many is started and asked."""
+_LANES: Final = 2
+
+
+class Found(msgspec.Struct, kw_only=True):
+    """What the round trips of all servers have shown."""
+
+    differences: list[str] = []
+    trips: int = 0
+    started: int = 0
+    acknowledged: int = 0
 
 
 async def run(ground: Ground) -> Outcome:
     trips = ground.count(TRIPS, least=1)
-    differences: list[str] = []
-    started = 0
-    directory = ground.place("server")
+    found = Found()
+    async with asyncio.TaskGroup() as group:
+        for lane, share in enumerate(shares(trips, _LANES)):
+            group.create_task(_make_trips(ground, f"lane{lane}", share, found))
+    return Outcome(
+        did=(
+            "`agentsvc backup` while writers write, `agentsvc restore` to another directory,"
+            f" compared with the journal; {found.started} of them started and asked; one more of each server at rest,"
+            " compared row by row"
+        ),
+        figures=(
+            Figure(what="round trips", value=found.trips, at_least=trips),
+            Figure(what="acknowledged writes", value=found.acknowledged),
+            zero("differences", found.differences),
+        ),
+        problems=tuple(found.differences),
+    )
+
+
+async def _make_trips(ground: Ground, name: str, count: int, found: Found) -> None:
+    directory = ground.place(name)
     async with serving(directory) as server:
         feeder = await server.feeder()
         journal = Journal(directory / "journal")
@@ -32,7 +62,7 @@ async def run(ground: Ground) -> Outcome:
         await server.client.post(
             "/api/settings", json={"llm_api_key": "sealed-key", "language": "de"}
         )
-        for number in range(trips):
+        for number in range(count):
             await writers.write(40)
             before = journal.copy()
             file = directory / f"{number}.tar.gz"
@@ -43,32 +73,22 @@ async def run(ground: Ground) -> Outcome:
             read = await asyncio.to_thread(
                 command, "restore", str(file), "--data-dir", str(restored)
             )
+            found.trips += 1
             if made.returncode or read.returncode:
-                differences.append(f"{made.stderr} {read.stderr}")
+                found.differences.append(f"{made.stderr} {read.stderr}")
                 continue
-            differences += await asyncio.to_thread(
+            found.differences += await asyncio.to_thread(
                 _compare, restored / "agentsvc.db", feeder.conversation_id, before, journal
             )
             if number % _STARTS == 0:
-                differences += await _start(server, ground.place("elsewhere"), restored)
-                started += 1
+                elsewhere = ground.place(f"{name}-elsewhere")
+                found.differences += await _start(server, elsewhere, restored)
+                found.started += 1
             file.unlink()
             await asyncio.to_thread(shutil.rmtree, restored, ignore_errors=True)
-        differences += await _round_trip(server, directory)
+        found.differences += await _round_trip(server, directory)
+        found.acknowledged += journal.acknowledged
         journal.close()
-    return Outcome(
-        did=(
-            "`agentsvc backup` while writers write, `agentsvc restore` to another directory,"
-            f" compared with the journal; {started} of them started and asked; one more at rest,"
-            " compared row by row"
-        ),
-        figures=(
-            Figure(what="round trips", value=trips, at_least=trips),
-            Figure(what="acknowledged writes", value=journal.acknowledged),
-            zero("differences", differences),
-        ),
-        problems=tuple(differences),
-    )
 
 
 def _compare(database: Path, conversation_id: str, before: Journal, after: Journal) -> list[str]:

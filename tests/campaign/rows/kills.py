@@ -19,7 +19,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
+from tests.campaign.book import Figure, Ground, Half, Outcome, Row, shares, zero
 from tests.campaign.server import Server, serving
 from tests.http.gateway.steps import until
 from tests.http.v1.streaming import Feeder, events
@@ -31,6 +31,8 @@ READY_SECONDS: Final = 3.0
 DUMPS: Final = Path(__file__).parents[2] / "data" / "db"
 BATCH: Final = 4
 _WRITERS: Final = 12
+_LANES: Final = 2
+"""Servers beside each other, so that both cores have work and each is back soon enough."""
 
 
 class Journal:
@@ -231,13 +233,13 @@ async def run(ground: Ground) -> Outcome:
     found = Found()
     kills = ground.count(KILLS, least=3)
     migrations = max(1, kills // 20)
-    lanes = 2 if kills >= 100 else 1
+    lanes = _LANES if kills >= 100 else 1
     async with asyncio.TaskGroup() as group:
-        for lane in range(lanes):
-            share = (kills - migrations) // lanes
+        for lane, share in enumerate(shares(kills - migrations, lanes)):
             group.create_task(_lives(ground, f"lane{lane}", share, found))
-    for i in range(kills - found.kills):
-        await _kill_migration(ground, i, found)
+    async with asyncio.TaskGroup() as group:
+        for lane, share in enumerate(shares(migrations, lanes)):
+            group.create_task(_kill_migrations(ground, lane, share, found))
     return Outcome(
         did=(
             f"{_WRITERS} writers of events, secrets and titles; SIGKILL at a random moment of"
@@ -312,14 +314,19 @@ async def _end_life(
     await server.kill()
 
 
-async def _kill_migration(ground: Ground, number: int, found: Found) -> None:
+async def _kill_migrations(ground: Ground, lane: int, count: int, found: Found) -> None:
+    for number in range(count):
+        await _kill_migration(ground, f"migration{lane}-{number}", found)
+
+
+async def _kill_migration(ground: Ground, name: str, found: Found) -> None:
     """Kill a server while it brings a database of a former version up to date."""
-    dumps = sorted(DUMPS.glob("[0-9]*.sql"))
-    directory = ground.place(f"migration{number}")
+    dump = ground.chance.choice(sorted(DUMPS.glob("[0-9]*.sql")))
+    directory = ground.place(name)
     async with serving(directory, is_started=False) as server:
         data = server.installation.data
         data.path.mkdir(mode=0o700)
-        before = await asyncio.to_thread(_lay, dumps[number % len(dumps)], data.database)
+        before = await asyncio.to_thread(_lay, dump, data.database)
         shutil.copyfile(DUMPS / "master.key", data.master_key)
         data.master_key.chmod(0o600)
         server.installation.spawn()
@@ -330,7 +337,7 @@ async def _kill_migration(ground: Ground, number: int, found: Found) -> None:
         found.slowest_seconds = max(found.slowest_seconds, server.slowest_start_seconds)
         after = await asyncio.to_thread(_counts, data.database, list(before))
         found.lost += [
-            f"{table} of version {dumps[number % len(dumps)].stem}: {count} became {after[table]}"
+            f"{table} of version {dump.stem}: {count} became {after[table]}"
             for table, count in before.items()
             if after[table] < count and table != "sandboxes"
         ]
@@ -358,4 +365,5 @@ ROW: Final = Row(
     half=Half.LOST,
     promise="an acknowledged write is never lost",
     run=run,
+    is_first=True,
 )

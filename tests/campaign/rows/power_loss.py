@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
+from tests.campaign.book import Figure, Ground, Half, Outcome, Row, shares, zero
 from tests.campaign.disk import Disk, build, read_log
 from tests.campaign.rows.kills import Journal, Writers, compare
 from tests.campaign.server import Server, serving
@@ -21,6 +21,7 @@ CYCLES: Final = 200
 _STOPS: Final = 4
 """In one cycle of so many the power goes while the server stops."""
 _LYING_CYCLES: Final = 2
+_LANES: Final = 2
 
 
 class Cycles(msgspec.Struct, kw_only=True):
@@ -29,23 +30,27 @@ class Cycles(msgspec.Struct, kw_only=True):
     lost: list[str] = []
     half: list[str] = []
     faults: list[str] = []
+    cycles: int = 0
     acknowledged: int = 0
     unsafe: int = 0
 
 
 async def run(ground: Ground) -> Outcome:
     cycles = ground.count(CYCLES, least=2)
-    found = await _fail_often(ground, cycles, "server")
-    lied_to = await _fail_often(ground, _LYING_CYCLES, "lied-to", lies=True)
+    found, lied_to = Cycles(), Cycles()
+    async with asyncio.TaskGroup() as group:
+        for lane, share in enumerate(shares(cycles, _LANES)):
+            group.create_task(_fail_often(ground, share, f"lane{lane}", found))
+    await _fail_often(ground, _LYING_CYCLES, "lied-to", lied_to, lies=True)
     return Outcome(
         did=(
             "writers of events, secrets and titles; the server killed at any moment, one time in"
             f" {_STOPS} of its stop; any part of the {found.unsafe} writes that no sync had made safe"
-            " dropped, page by page, and names in order (an LD_PRELOAD library writes down what is"
-            " done and synced); then the same on a disk that lies, to see that losses are found"
+            " dropped, page by page or in part of a page's sectors, and names in order (an LD_PRELOAD"
+            " library writes down what is done and synced); then the same on a disk that lies, to see that losses are found"
         ),
         figures=(
-            Figure(what="cycles", value=cycles, at_least=cycles),
+            Figure(what="cycles", value=found.cycles, at_least=cycles),
             Figure(what="acknowledged writes", value=found.acknowledged, at_least=cycles),
             Figure(what="writes not safe", value=found.unsafe, at_least=1),
             zero("lost", found.lost),
@@ -61,7 +66,9 @@ async def run(ground: Ground) -> Outcome:
     )
 
 
-async def _fail_often(ground: Ground, cycles: int, name: str, *, lies: bool = False) -> Cycles:
+async def _fail_often(
+    ground: Ground, cycles: int, name: str, found: Cycles, *, lies: bool = False
+) -> None:
     """Let the power fail so often; a disk that lies says it has synced and has not."""
     directory = ground.place(name)
     library = await asyncio.to_thread(build, directory)
@@ -72,16 +79,13 @@ async def _fail_often(ground: Ground, cycles: int, name: str, *, lies: bool = Fa
         "DISK_LOG": str(log),
         **({"DISK_LIES": "1"} if lies else {}),
     }
-    found = Cycles()
     async with serving(directory, environment=environment) as server:
         feeder = await server.feeder()
         journal = Journal(directory / "journal")
         writers = Writers(server, feeder, journal)
         await server.installation.stop()
+        disk = await _start(server, log)
         for number in range(cycles):
-            disk = await asyncio.to_thread(Disk, server.installation.data.path)
-            log.unlink(missing_ok=True)
-            await server.start()
             await writers.write(ground.chance.randint(10, 150))
             if number % _STOPS == _STOPS - 1:
                 server.installation.tell(signal.SIGTERM)
@@ -89,31 +93,32 @@ async def _fail_often(ground: Ground, cycles: int, name: str, *, lies: bool = Fa
             await server.kill()
             await writers.end()
             found.unsafe += await asyncio.to_thread(_fail, disk, log, ground)
-            if not await _recovers(server, feeder.conversation_id, journal, found):
+            try:
+                # What recovers it is itself the next to lose its power.
+                disk = await _start(server, log)
+            except AssertionError as exc:
+                found.faults.append(f"no start: {exc}")
                 break
-        found.acknowledged = journal.acknowledged
+            lost, half = await asyncio.to_thread(compare, server, feeder.conversation_id, journal)
+            found.lost += lost
+            found.half += half
+            found.faults += await asyncio.to_thread(server.faults)
+            found.cycles += 1
+        found.acknowledged += journal.acknowledged
         journal.close()
-    return found
+
+
+async def _start(server: Server, log: Path) -> Disk:
+    """Start the server, and write down what it does to the files that there are."""
+    disk = await asyncio.to_thread(Disk, server.installation.data.path)
+    await asyncio.to_thread(log.unlink, missing_ok=True)
+    await server.start()
+    return disk
 
 
 def _fail(disk: Disk, log: Path, ground: Ground) -> int:
     disk.play(read_log(log))
     return disk.fail(ground.chance)
-
-
-async def _recovers(server: Server, conversation_id: str, journal: Journal, found: Cycles) -> bool:
-    """Have the server itself recover what is left, compare, and say whether it did recover."""
-    try:
-        await server.start()
-    except AssertionError as exc:
-        found.faults.append(f"no start: {exc}")
-        return False
-    lost, half = await asyncio.to_thread(compare, server, conversation_id, journal)
-    found.lost += lost
-    found.half += half
-    found.faults += await asyncio.to_thread(server.faults)
-    await server.installation.stop()
-    return True
 
 
 ROW: Final = Row(

@@ -14,7 +14,7 @@ from agentsvc.datadir import DataDir
 from agentsvc.errors import AgentsvcError
 from agentsvc.installation import Installation
 from agentsvc.secretstore import SecretStore
-from agentsvc.values import new_key
+from agentsvc.values import monotonic, new_key
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, command, serving
 from tests.http.gateway.steps import until
@@ -38,14 +38,14 @@ async def run(ground: Ground) -> Outcome:
         user_id = (await server.client.get("/api/v1/users/me")).json()["id"]
         await server.installation.stop()
         places = server.installation.data
+        began = monotonic()
+        unreadable += await _rotate(places)
+        whole_seconds = monotonic() - began
         for number in range(kills):
-            await _break_off(ground, places, is_late=number % 2 == 0)
+            await _break_off(ground, places, whole_seconds, is_late=number % 2 == 0)
             if places.next_master_key.exists():
                 halfway += 1
-            done = await asyncio.to_thread(
-                command, "keys", "rotate-master", "--data-dir", str(places.path)
-            )
-            unreadable += [done.stderr] if done.returncode else []
+            unreadable += await _rotate(places)
             unreadable += await _read(places, user_id.replace("-", ""), secrets)
         moved = await _move(places, ground.place("moved"), user_id.replace("-", ""))
         wrong = await _wrong_key(server)
@@ -68,7 +68,15 @@ async def run(ground: Ground) -> Outcome:
     )
 
 
-async def _break_off(ground: Ground, places: DataDir, *, is_late: bool) -> None:
+async def _rotate(places: DataDir) -> list[str]:
+    """Rotate the master key, and return what went wrong."""
+    done = await asyncio.to_thread(command, "keys", "rotate-master", "--data-dir", str(places.path))
+    return [done.stderr] if done.returncode else []
+
+
+async def _break_off(
+    ground: Ground, places: DataDir, whole_seconds: float, *, is_late: bool
+) -> None:
     """Kill a rotation: once it has made its key and a moment more, or at any time."""
     program = (sys.executable, "-m", "agentsvc", "keys", "rotate-master")
     process = subprocess.Popen(  # noqa: ASYNC220  # it is waited for in a thread
@@ -81,7 +89,7 @@ async def _break_off(ground: Ground, places: DataDir, *, is_late: bool) -> None:
         )
         await asyncio.sleep(ground.chance.uniform(0, 0.1))
     else:
-        await asyncio.sleep(ground.chance.uniform(0.2, 2.0))
+        await asyncio.sleep(ground.chance.uniform(0, whole_seconds))
     process.kill()
     await asyncio.to_thread(process.wait, PATIENCE)
 
