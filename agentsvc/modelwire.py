@@ -16,6 +16,7 @@ _SERVERS: Final = frozenset({"custom_openai", "hosted_vllm", "litellm_proxy"})
 _LONGEST_LINE: Final = 4 * 1024 * 1024
 _BYTES_OF_TOKEN: Final = 4
 """About how long a token is."""
+_FEWEST_BYTES: Final = 3
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +90,11 @@ def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
 
 
 def guess_usage(upstream: Upstream, asked_bytes: int) -> Usage:
-    """Return about what a call uses at the least, before there is an answer."""
-    prompt = asked_bytes // _BYTES_OF_TOKEN
+    """Return what a call is taken to use of which there is no answer.
+
+    Its tokens are rather too many than too few, since what it is answered costs, too.
+    """
+    prompt = asked_bytes // _FEWEST_BYTES
     return Usage(prompt_tokens=prompt, dollars=_price(upstream, prompt, 0, None))
 
 
