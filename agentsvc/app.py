@@ -87,7 +87,7 @@ from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.outgoing.sender import Sender
 from agentsvc.plugins import Notifier, PluginHost
 from agentsvc.quotas import QuotaBook
-from agentsvc.registry import BackendRegistry
+from agentsvc.registry import BackendRegistry, kinds_of
 from agentsvc.repeats import Repeats
 from agentsvc.sandboxconfig import OnShutdown
 from agentsvc.sandboxes import Sandbox, Sandboxes, Target
@@ -143,6 +143,7 @@ async def build_app(
     app[_HOST] = plugins or PluginHost.load(
         dirs=[Path(folder) for folder in config.plugins.dirs],
         disable=config.plugins.disable,
+        kinds=kinds_of(config),
         is_traced=bool(os.environ.get(TRACE_PLUGINS_VARIABLE)),
     )
     install(

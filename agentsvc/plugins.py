@@ -5,6 +5,7 @@ Nothing else imports a plugin or a backend class by name. What a plugin may do i
 """
 
 import asyncio
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
@@ -38,8 +39,16 @@ BUILT_IN: Final = "built-in"
 EVENT_SECONDS: Final = 5.0
 """How long a plugin may take over one event."""
 
+FIRST_PARTY: Final[Mapping[str, frozenset[str]]] = {
+    "docker": frozenset({"docker"}),
+    "kubernetes": frozenset({"kubernetes"}),
+    "remote": frozenset({"agentsvc", "remote"}),
+}
+"""What kinds of backends the plugins offer that come with the core, so that none is imported to ask."""
+
 _QUEUE_SIZE = 1000
 _PACKAGE = "agentsvc_plugins"
+_ENTRY_POINTS: Final = "entry_points.txt"
 
 type Backend = RuntimeBackend[Any]
 type BackendType = type[RuntimeBackend[Any]]
@@ -62,12 +71,14 @@ def installed_points() -> Iterator[importlib.metadata.EntryPoint]:
 
     Where a package is there twice, the one that Python imports counts.
     """
+    if not _has_other_finders() and not any(map(_may_offer, sys.path)):
+        return
     for found in importlib.metadata.distributions():
         # Few say it, and to take all of their texts apart takes longer than to read them.
-        text = found.read_text("entry_points.txt") or ""
+        text = found.read_text(_ENTRY_POINTS) or ""
         if f"[{NAME}]" in text:
             first = importlib.metadata.distribution(found.name)
-            if first.read_text("entry_points.txt") == text:
+            if first.read_text(_ENTRY_POINTS) == text:
                 yield from found.entry_points.select(group=NAME)
 
 
@@ -88,6 +99,7 @@ class PluginHost:
         dirs: Sequence[Path] = (),
         disable: Collection[str] = (),
         points: Iterable[importlib.metadata.EntryPoint] | None = None,
+        kinds: Collection[str] | None = None,
         is_traced: bool = False,
     ) -> "PluginHost":
         """Load the built-in plugins, those of installed packages, then those of each directory.
@@ -95,6 +107,8 @@ class PluginHost:
         Raises StartFailed for whatever does not import, does not fit, or exists twice: a plugin
         that is silently absent costs more than a start that fails. Names in `disable` are not
         even imported. `points` is what installed packages offer, for who has looked already.
+        With `kinds`, those of the backends that are configured, the plugins of our own are left
+        out that offer none of them.
         """
         host = cls(is_traced=is_traced)
         if "process" not in disable:
@@ -103,7 +117,11 @@ class PluginHost:
         for point in sorted(offered, key=lambda point: point.name):
             if point.name not in disable:
                 host._add_entry_point(point)
-        for directory in (*_bundled(), *dirs):
+        for directory in _bundled():
+            for name, file in _files(directory):
+                if name not in disable and _is_needed(name, kinds):
+                    host._add_file(name, file)
+        for directory in dirs:
             for name, file in _files(directory):
                 if name not in disable:
                     host._add_file(name, file)
@@ -273,6 +291,50 @@ def _bundled() -> list[Path]:
     is_source_tree = (package.parent / "pyproject.toml").is_file()
     beside = package.parent / "plugins"
     return [beside] if is_source_tree and beside.is_dir() else []
+
+
+def _is_needed(name: str, kinds: Collection[str] | None) -> bool:
+    """Whether a plugin of our own offers one of these kinds of backends, or may be asked for."""
+    known = frozenset[str]({"process"}).union(*FIRST_PARTY.values())
+    # A kind of somebody else's may build on one of ours; one that nobody offers is told them all.
+    if kinds is None or not known.issuperset(kinds):
+        return True
+    return not FIRST_PARTY.get(name, known).isdisjoint(kinds)
+
+
+def _may_offer(entry: str) -> bool:
+    """Whether what lies at an entry of the import path may offer plugins; False is certain.
+
+    What is installed is much, and this takes a tenth of the time that to look at all of it does.
+    """
+    try:
+        names = os.listdir(entry or os.curdir)  # noqa: PTH208  # paths are what takes the time
+    except NotADirectoryError:
+        return True
+    except OSError:
+        return False
+    wanted = f"[{NAME}]".encode()
+    return any(
+        wanted in _read(f"{entry or os.curdir}/{name}/{_ENTRY_POINTS}")
+        for name in names
+        if name.lower().endswith((".dist-info", ".egg-info")) or name.lower() == "egg-info"
+    )
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # as above
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _has_other_finders() -> bool:
+    """Whether packages may be installed in places that only somebody else's code knows."""
+    return any(
+        finder is not importlib.machinery.PathFinder and hasattr(finder, "find_distributions")
+        for finder in sys.meta_path
+    )
 
 
 def _files(directory: Path) -> list[tuple[str, Path]]:

@@ -190,6 +190,15 @@ class BackendRegistry:
         return found
 
 
+def kinds_of(config: Config) -> frozenset[str]:
+    """Return the kinds of the backends that are configured, whether there are such or not."""
+    return frozenset(
+        str(table.get("type", name))
+        for name, table in config.backends.items()
+        if _POOL_KEY not in table
+    )
+
+
 def _pool(name: str, tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the members of a group of backends; raises StartFailed for what is none."""
     table = tables[name]

@@ -245,6 +245,8 @@ async def _serve(
 ) -> None:
     """Serve until a signal cancels this task; what was started is stopped on the way out."""
     _cancel_on_signal()
+    # What is made until it is ready is not garbage.
+    gc.disable()
     app = await build_app(config, data_dir=places.path)
     grace_seconds = config.server.shutdown_grace_seconds
     prefix = prefix_of(config.server.public_url)
@@ -265,6 +267,7 @@ async def _serve(
             manager.tell("READY=1", f"STATUS=listening at {url}")
             # What a server is made of stays: no collection has to look at it again.
             gc.freeze()
+            gc.enable()
             await asyncio.Event().wait()
         finally:
             manager.tell("STOPPING=1")

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import logging
+import subprocess
 import sys
 from collections.abc import Awaitable
 from pathlib import Path
@@ -17,8 +18,8 @@ from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.config import Config
 from agentsvc.errors import BackendUnavailable, StartFailed
 from agentsvc.hookspecs import Event, hookimpl
-from agentsvc.plugins import BUILT_IN, Notifier, Plugin, PluginHost
-from agentsvc.registry import BackendRegistry
+from agentsvc.plugins import BUILT_IN, FIRST_PARTY, Notifier, Plugin, PluginHost
+from agentsvc.registry import BackendRegistry, kinds_of
 from agentsvc.sandboxconfig import LimitsConfig, SandboxesConfig, SpecConfig
 from agentsvc.testing import FakeBackend, FakeWorld
 from agentsvc.values import now
@@ -120,6 +121,52 @@ def test_a_disabled_plugin_is_not_even_imported(tmp_path: Path) -> None:
     write(tmp_path, broken="1 / 0")
     host = PluginHost.load(dirs=[tmp_path], disable=[*OURS, "broken"])
     assert host.plugins() == []
+
+
+def test_what_first_party_plugins_offer_is_known_without_them() -> None:
+    offered = {
+        plugin.name: frozenset(kind.name for kind in plugin.backends)
+        for plugin in PluginHost.load(disable=["process"], points=()).plugins()
+    }
+    assert offered == FIRST_PARTY
+
+
+@pytest.mark.parametrize(
+    ("kinds", "loaded"),
+    [
+        (set(), ["process"]),
+        ({"process"}, ["process"]),
+        ({"docker", "agentsvc"}, ["process", "docker", "remote"]),
+        ({"process", "nobodys"}, ["process", "docker", "kubernetes", "remote"]),
+    ],
+)
+def test_first_party_plugins_of_no_configured_backend_are_left_out(
+    kinds: set[str], loaded: list[str]
+) -> None:
+    host = PluginHost.load(points=(), kinds=kinds)
+    assert [plugin.name for plugin in host.plugins()] == loaded
+
+
+def test_the_kinds_of_the_configured_backends_are_known_without_plugins() -> None:
+    tables: dict[str, dict[str, Any]] = {
+        "docker": {},
+        "big": {"type": "agentsvc"},
+        "both": {"pool": ["big", "docker"]},
+    }
+    assert kinds_of(Config(backends=tables)) == {"docker", "agentsvc"}
+
+
+def test_a_server_without_tables_of_backends_imports_none_of_their_plugins(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys; from pathlib import Path; from agentsvc.app import build_app;"
+        "from agentsvc.config import Config;"
+        f"asyncio.run(build_app(Config(), data_dir=Path({str(tmp_path)!r})));"
+        "print(*[name for name in sys.modules if name.startswith('agentsvc_plugins')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""
 
 
 def test_an_installed_package_is_found_by_its_entry_point(
