@@ -29,7 +29,7 @@ from agentsvc.values import monotonic
 
 PAGE_SIZE: Final = 100
 
-_FIRST_POLL_SECONDS: Final = 0.05
+_FIRST_POLL_SECONDS: Final = 0.01
 _LAST_POLL_SECONDS: Final = 0.5
 
 

@@ -29,6 +29,8 @@ _REQUEST_SECONDS: Final = 10.0
 _NO_ROOM: Final = 126
 _NO_USER: Final = 1
 _CONNECT_SECONDS: Final = 0.4
+_LOOK_SECONDS: Final = 0.01
+_WAIT_SECONDS_MAX: Final = 5.0
 _DEFAULTS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD]
 """What a command finds as if nobody had changed it."""
 
@@ -154,15 +156,18 @@ class Execution:
         if request is None:
             return
         if "connect" in request:
-            self._tell_open(connection, request["connect"])
+            self._tell_open(connection, request)
             return
         text = b"cannot run it: there is no room for another process\n"
         head = {"exit_code": _NO_ROOM, "timed_out": False, "truncated": False, "stdout": 0}
         connection.sendall(json.dumps({**head, "stderr": len(text)}).encode() + b"\n" + text)
 
-    def _tell_open(self, connection: socket.socket, ports: Sequence[int]) -> None:
-        answer = {"open": all(_answers(port) for port in ports)}
-        connection.sendall(json.dumps(answer).encode() + b"\n")
+    def _tell_open(self, connection: socket.socket, request: Json) -> None:
+        """Say whether all ports answer, at once or as soon as they do within some seconds."""
+        end = time.monotonic() + min(request.get("wait", 0.0), _WAIT_SECONDS_MAX)
+        while not (is_open := all(map(_answers, request["connect"]))) and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+        connection.sendall(json.dumps({"open": is_open}).encode() + b"\n")
 
     def serve(self, connection: socket.socket) -> None:
         """Read one request, run it, answer: a line of JSON, then both streams."""
@@ -173,7 +178,7 @@ class Execution:
         if request is None:
             return
         if "connect" in request:
-            self._tell_open(connection, request["connect"])
+            self._tell_open(connection, request)
             return
         env = {**self.orders["env"], **request["env"]}
         command = Command(
@@ -363,11 +368,15 @@ def starting_as(user: int) -> Become:
     return turn_into
 
 
+def take_name(name: bytes) -> None:
+    """Have the process table call this process so."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
+
+
 def become_reaper(name: bytes) -> None:
     """Have orphaned descendants become children of this process, and name it."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    take_name(name)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def wake_on_child() -> int:

@@ -64,9 +64,12 @@ async def execute(path: Path, request: Request) -> ExecResult:
         )
 
 
-async def answer(path: Path, ports: Sequence[int]) -> bool:
-    """Say whether something listens at every port inside; raises OSError, BadAnswer."""
-    async with _asked(path, {"connect": ports}) as reader:
+async def answer(path: Path, ports: Sequence[int], *, wait_seconds: float = 0) -> bool:
+    """Say whether something listens at every port inside, as soon as it does within that time.
+
+    Raises OSError, BadAnswer.
+    """
+    async with _asked(path, {"connect": ports, "wait": wait_seconds}) as reader:
         return _open.decode(await reader.readuntil(b"\n")).open
 
 

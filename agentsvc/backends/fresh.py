@@ -51,26 +51,34 @@ class Asked:
 
     def __init__(self) -> None:
         self.found: dict[str, str | None] = {}
+        self.made: dict[str, str] = {}
+        """What loading itself has set, as it does in each process."""
         self._begun_with = dict(os.environ)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Note what is asked meanwhile."""
         kind: Any = type(os.environ)
-        before = kind.__getitem__
+        read, write = kind.__getitem__, kind.__setitem__
 
         def listen(environ: Any, name: Any) -> Any:
             text = os.fsdecode(name) if isinstance(name, str | bytes) else str(name)
+            if text in self.made:
+                return read(environ, name)
             self.found.setdefault(text, None)
-            value = before(environ, name)
+            value = read(environ, name)
             self.found[text] = os.fsdecode(value)
             return value
 
-        kind.__getitem__ = listen
+        def note(environ: Any, name: Any, value: Any) -> None:
+            write(environ, name, value)
+            self.made[os.fsdecode(name)] = os.fsdecode(value)
+
+        kind.__getitem__, kind.__setitem__ = listen, note
         try:
             yield
         finally:
-            kind.__getitem__ = before
+            kind.__getitem__, kind.__setitem__ = read, write
 
     def refusal(self, env: Mapping[str, str]) -> str:
         """Return why what has been loaded is not right for an environment, or nothing."""

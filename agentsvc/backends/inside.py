@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
 from typing import Final
 
 from agentsvc.backends.children import (
@@ -28,6 +30,7 @@ from agentsvc.backends.children import (
     kill_descendants,
     numbers_of,
     take,
+    take_name,
     wake_on_child,
 )
 from agentsvc.backends.joining import lose_capabilities
@@ -120,7 +123,6 @@ class Inside:
             f"@{number}={port}"
             for number, port in zip(self.listeners, self.ports.values(), strict=True)
         ]
-        argv = [sys.executable, "-I", "-S", self.orders["relay"], *inward, *self.orders["outward"]]
         ready, said = os.pipe()
         try:
             pid = os.fork()
@@ -130,13 +132,7 @@ class Inside:
             return 0
         if pid == 0:
             try:
-                for number in self.listeners:
-                    os.set_inheritable(number, True)
-                for number in (signal.SIGTERM, signal.SIGCHLD):
-                    signal.signal(number, signal.SIG_DFL)
-                os.setsid()
-                os.dup2(said, 1)
-                os.execv(argv[0], argv)  # noqa: S606  # running it is what it is for
+                self._relay([*inward, *self.orders["outward"]], said)
             finally:
                 os._exit(127)
         os.close(said)
@@ -144,6 +140,24 @@ class Inside:
         select.select([ready], [], [], _RELAY_SECONDS)
         os.close(ready)
         return pid
+
+    def _relay(self, arguments: Sequence[str], said: int) -> None:
+        """Be the relay, and have nothing open that is not for it; never returns."""
+        signal.set_wakeup_fd(-1)
+        for signum in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(signum, signal.SIG_DFL)
+        os.setsid()
+        os.dup2(said, 1)
+        first = 3
+        for number in sorted(self.listeners):
+            os.closerange(first, number)
+            first = number + 1
+        os.closerange(first, FILES_AT_MOST)
+        take_name(b"agentsvc-relay")
+        # Starting an interpreter for it would take longer than all else that is done here.
+        module = ModuleType("relay")
+        SourceFileLoader("relay", self.orders["relay"]).exec_module(module)
+        module.main(arguments)
 
     def _attend(self, command: Command, channel: socket.socket, wake: int) -> None:
         poller = select.poll()

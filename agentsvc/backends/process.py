@@ -63,7 +63,7 @@ from agentsvc.backends.threads import finish, reach, until_none
 from agentsvc.backends.tree import Tree, boot_id, marks, reap, snapshot
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
 from agentsvc.hookspecs import hookimpl
-from agentsvc.values import now
+from agentsvc.values import monotonic, now
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,8 @@ _BY_PROCESS = frozenset({"disk_bytes", "open_files"})
 _BY_USER = frozenset({"pids"})
 """Limits that need none where each sandbox has a user of its own."""
 _FOLLOW_SECONDS = 0.2
+_WAIT_SECONDS = 0.4
+_LOOK_SECONDS = 0.01
 
 
 class ProcessBackend(RuntimeBackend[ProcessConfig]):
@@ -542,13 +544,24 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         return look
 
     async def _answers(self, look: Look) -> bool:
+        """Wait a moment for what listens inside: a fork does within it, and nobody looks again."""
         if look.state is not None and look.state.sockets and look.record is not None:
             path = launch.control_path(look.record.temp)
             try:
-                async with asyncio.timeout(self.config.connect_seconds):
-                    return await control.answer(path, look.awaited_ports())
+                async with asyncio.timeout(self.config.connect_seconds + _WAIT_SECONDS):
+                    return await control.answer(
+                        path, look.awaited_ports(), wait_seconds=_WAIT_SECONDS
+                    )
             except (OSError, control.BadAnswer):
                 return False
+        end = monotonic() + _WAIT_SECONDS
+        is_open = await self._connects(look)
+        while not is_open and monotonic() < end:
+            await asyncio.sleep(_LOOK_SECONDS)
+            is_open = await self._connects(look)
+        return is_open
+
+    async def _connects(self, look: Look) -> bool:
         for port in look.awaited_ports():
             try:
                 async with asyncio.timeout(self.config.connect_seconds):

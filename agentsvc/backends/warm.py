@@ -271,6 +271,7 @@ class Warm:
         os.umask(umask)
         os.chdir(cwd)
         fresh.take_signals()
+        env = {**env, **self.asked.made}
         self.kept.replace({**env, fresh.HERE: cwd})
         fresh.begin_anew(argv, env, mark=orders["mark"], moments=self.ahead["moments"])
         self.built.offer()

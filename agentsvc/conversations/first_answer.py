@@ -4,7 +4,6 @@ A refused key or an unknown model shows only in the run, a tenth of a second aft
 accepted. Waiting a moment for the first sign of life makes it a failed start with a cause.
 """
 
-import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import Final
@@ -12,6 +11,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.agent import AgentServer
+from agentsvc.conversations.model_memory import Watched
 from agentsvc.errors import AgentUnavailable, StartRefused
 from agentsvc.orders import ExecutionStatus
 from agentsvc.values import Secret, monotonic
@@ -26,6 +26,11 @@ _REMEDIES: Final = {
 }
 
 _OTHER_REMEDY: Final = "Start the conversation anew, or with another model"
+
+_UNREACHABLE: Final = (
+    "The language model cannot be asked: {}\nCheck `llm_base_url` in the settings, and whether"
+    " what is to answer there runs"
+)
 
 _UNDECIDED: Final = frozenset(
     {ExecutionStatus.IDLE, ExecutionStatus.RUNNING, ExecutionStatus.ERROR}
@@ -48,29 +53,40 @@ _event = msgspec.json.Decoder(_Event)
 
 
 async def watch_first_answer(
-    agent: AgentServer, conversation_id: str, time_limit: float, *, hide: Sequence[Secret] = ()
-) -> None:
-    """Return at the first sign of life or at the time limit.
+    agent: AgentServer,
+    conversation_id: str,
+    time_limit: float,
+    watched: Watched,
+    *,
+    hide: Sequence[Secret] = (),
+) -> bool:
+    """Wait for the first sign of life, and say whether it came before the time limit.
 
-    Raises StartRefused on an error before any sign of life, without the values in `hide`, and
-    AgentUnavailable when the agent server has lost the conversation.
+    Raises StartRefused where the model could not be asked, or on an error before any sign of life,
+    without the values in `hide`, and AgentUnavailable when the agent server has lost the
+    conversation.
     """
     end = monotonic() + time_limit
     pause = _FIRST_LOOK_SECONDS
     while monotonic() < end:
-        await asyncio.sleep(pause)
+        await watched.wait(pause)
+        if watched.is_good:
+            return True
+        if watched.trouble:
+            raise StartRefused(_UNREACHABLE.format(watched.trouble))
         pause = min(pause * 1.5, _LAST_LOOK_SECONDS)
         info = await agent.find_conversation(conversation_id)
         if info is None:
             raise AgentUnavailable("The agent server has lost the conversation")
         if info.execution_status not in _UNDECIDED:
-            return
+            return True
         events = await _read_events(agent, conversation_id)
         if any(_is_alive(event) for event in events):
-            return
+            return True
         errors = [event for event in events if event.kind == "ConversationErrorEvent"]
         if errors and info.execution_status == ExecutionStatus.ERROR:
             raise StartRefused(_explain(errors[-1], hide))
+    return False
 
 
 async def _read_events(agent: AgentServer, conversation_id: str) -> list[_Event]:

@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
@@ -19,6 +20,7 @@ from agentsvc.announcements import Announcements
 from agentsvc.auth import UserTable
 from agentsvc.backend import NOT_CALLING
 from agentsvc.conversations import facts
+from agentsvc.conversations.model_memory import ModelMemory
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.usage import (
     add_usage,
@@ -40,6 +42,7 @@ PATH: Final = "/llm/v1"
 TOKEN_PREFIX: Final = "asmt_"  # noqa: S105  # what tokens begin with
 
 _STOP_SECONDS: Final = 5.0
+_TURNED_DOWN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 
 type MayReach = Callable[[str], Awaitable[bool]]
 """Says whether this server asks models at a base URL."""
@@ -92,6 +95,7 @@ class Grants:
         self._is_on = is_on
         self._table = ConversationTable(db, announcements)
         self._loads: defaultdict[str, _Load] = defaultdict(_Load)
+        self.memory = ModelMemory()
 
     async def lend(self, sandbox: Sandbox, conversation_id: str, llm: Llm) -> Llm:
         """Return a model as a sandbox gets it: through this server where that can be done.
@@ -134,6 +138,13 @@ class Grants:
 
         if await open_calls(self._db):
             await self._db.write(body)
+
+    def hear(self, grant: Grant, status: int) -> None:
+        """Remember the HTTP status that a model has answered with."""
+        if status < HTTPStatus.BAD_REQUEST:
+            self.memory.hear(grant.conversation_id, grant.upstream)
+        elif status in _TURNED_DOWN:
+            self.memory.hear_refusal(grant.upstream)
 
     @contextlib.asynccontextmanager
     async def calling(self, grant: Grant, asked_bytes: int) -> AsyncIterator[Call]:

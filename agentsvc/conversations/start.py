@@ -6,7 +6,7 @@ start has come; nothing else is remembered between steps.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer, ConversationInfo
-from agentsvc.agentoptions import llm_to_agent, secrets_of
+from agentsvc.agentoptions import Llm, llm_to_agent, secrets_of
 from agentsvc.announcements import Announcements
 from agentsvc.archives import Archives
 from agentsvc.config import ConversationsConfig
@@ -63,7 +63,7 @@ from agentsvc.orders import Provider, StartStatus
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
-from agentsvc.values import now
+from agentsvc.values import Secret, now
 from agentsvc.vault import Vault
 
 log = logging.getLogger(__name__)
@@ -228,9 +228,10 @@ class Starter:
             start.workspace = await self._restore(start, order.archive_id, base)
         elif repository is None or order.parent_conversation_id:
             start.workspace = Workspace(agent, base)
-            await start.workspace.set_credentials(start.tokens)
-            if not order.parent_conversation_id:
-                await start.workspace.make_empty()
+            if order.parent_conversation_id:
+                await start.workspace.set_credentials(start.tokens)
+            else:
+                await start.workspace.make_empty(start.tokens)
         else:
             hosts: dict[str, str | None] = {name: url for name, (url, _) in start.tokens.items()}
             remote = locate(repository, start.conversation.git_provider, hosts)
@@ -266,7 +267,7 @@ class Starter:
 
     async def _load_hooks(self, start: Start) -> None:
         # Skills of the project and the user are loaded by the agent itself, in the sandbox.
-        start.hook_config = await made(start.agent).load_hooks(made(start.workspace).project_dir)
+        start.hook_config = await made(start.workspace).load_hooks()
 
     async def _start_conversation(self, start: Start) -> None:
         sandbox, agent = made(start.sandbox), made(start.agent)
@@ -300,15 +301,25 @@ class Starter:
             info = await agent.start_conversation(make_agent_body(inputs), hide=hidden)
         await self._carrier.check(start.conversation.id, agent, history)
         if inputs.first_message is not None:
-            with timed(start, "first_answer"):
-                await watch_first_answer(
-                    agent, start.conversation.id, self._config.first_answer_seconds, hide=hidden
-                )
+            await self._watch_first_answer(start, agent, model, hidden)
         if steps:
             info = await play(
                 agent, start.conversation.id, steps, lambda: self._check_replay(start)
             )
         await self._finish(start, info)
+
+    async def _watch_first_answer(
+        self, start: Start, agent: AgentServer, model: Llm, hide: Sequence[Secret]
+    ) -> None:
+        """Find out whether the model answers, unless it has just done so for this user."""
+        memory, user_id = self._grants.memory, start.task.user_id
+        if memory.is_trusted(user_id, model):
+            return
+        conversation_id = start.conversation.id
+        limit = self._config.first_answer_seconds
+        with timed(start, "first_answer"), memory.watching(conversation_id, model) as watched:
+            if await watch_first_answer(agent, conversation_id, limit, watched, hide=hide):
+                memory.trust(user_id, model)
 
     async def _bring_history(self, start: Start) -> str | None:
         """Give the agent of a copied conversation its history; returns as `Carrier.bring`."""

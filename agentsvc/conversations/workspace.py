@@ -7,7 +7,7 @@ carries a credential: git finds tokens through a credential file outside the wor
 import logging
 from collections.abc import Mapping
 from shlex import quote
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote as url_quote
 from urllib.parse import urlsplit
 
@@ -44,11 +44,17 @@ _WORK_BRANCH: Final = (
     "git -C {target} rev-parse --verify -q {branch} || git -C {target} checkout -q -b {branch}"
 )
 
-_INIT: Final = """
+# One command for all: each costs a start as long as all that it does.
+_MAKE_EMPTY: Final = """
+mkdir -p {target} && cd {target} || exit $?
 git init -q || exit $?
-git config --global --get-all safe.directory | grep -Fxq -- {target} ||
-  git config --global --add safe.directory {target}
+if [ ! -O . ]; then
+  git config --global --get-all safe.directory | grep -Fxq -- {target} ||
+    git config --global --add safe.directory {target} || exit $?
+fi
+if [ ! -e .openhands ]; then echo {bare}; fi
 """
+_BARE: Final = "agentsvc: nothing of its own"
 
 _SETUP: Final = """
 [ -f .openhands/setup.sh ] || exit 0
@@ -100,6 +106,8 @@ class Workspace:
     def __init__(self, agent: AgentServer, project_dir: str) -> None:
         self._agent = agent
         self.project_dir = project_dir
+        self.is_bare = False
+        """It is known to say nothing of itself: no set-up, no hooks."""
 
     async def set_identity(self, name: str | None, email: str | None) -> None:
         """Tell git in the sandbox who commits."""
@@ -138,14 +146,18 @@ class Workspace:
             "setting up git",
         )
 
-    async def make_empty(self) -> None:
-        """Make the project directory a fresh git repository, unless it is one."""
-        await self._must(f"mkdir -p {quote(self.project_dir)}", "making the workspace")
-        await self._must(
-            _HOME_LOCK + _INIT.format(target=quote(self.project_dir)),
-            "making the workspace",
-            cwd=self.project_dir,
-        )
+    async def make_empty(self, hosts: Mapping[Provider, tuple[str, Secret]]) -> None:
+        """Make the project directory a fresh git repository, unless it is one.
+
+        Tokens are set as by `set_credentials`.
+        """
+        script = _HOME_LOCK + _MAKE_EMPTY.format(target=quote(self.project_dir), bare=quote(_BARE))
+        if hosts:
+            await self.set_credentials(hosts)
+        else:
+            script = f"{_FORGET}\n{script}"
+        result = await self._must(script, "making the workspace")
+        self.is_bare = _BARE in result.stdout.splitlines()
 
     async def clone(self, clone: Clone) -> None:
         """Bring a repository in; one that is there already stays as it is.
@@ -181,10 +193,14 @@ class Workspace:
 
     async def run_setup_script(self, time_limit: float) -> str | None:
         """Run `.openhands/setup.sh` once, if there is one; return what went wrong, if anything."""
+        if self.is_bare:
+            return None
         return await self._may(self._lock() + _SETUP, ".openhands/setup.sh", time_limit)
 
     async def install_hooks(self) -> str | None:
         """Make `.openhands/pre-commit.sh` the pre-commit hook; return what went wrong."""
+        if self.is_bare:
+            return None
         return await self._may(_HOOK, ".openhands/pre-commit.sh", _STEP_SECONDS)
 
     def _lock(self) -> str:
@@ -193,10 +209,15 @@ class Workspace:
     def _name(self) -> str:
         return sha256(self.project_dir)[:16]
 
-    async def _must(self, command: str, what: str, *, cwd: str | None = None) -> None:
-        result = await self._agent.run_command(command, cwd=cwd, time_limit=_STEP_SECONDS)
+    async def load_hooks(self) -> dict[str, Any] | None:
+        """Return what `.openhands/hooks.json` says, or None if there is none."""
+        return None if self.is_bare else await self._agent.load_hooks(self.project_dir)
+
+    async def _must(self, command: str, what: str) -> CommandResult:
+        result = await self._agent.run_command(command, time_limit=_STEP_SECONDS)
         if result.exit_code != 0:
             raise StartRefused(f"The sandbox failed at {what}:\n{_tail(result)}")
+        return result
 
     async def _may(self, script: str, what: str, time_limit: float) -> str | None:
         result = await self._agent.run_command(script, cwd=self.project_dir, time_limit=time_limit)

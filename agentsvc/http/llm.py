@@ -58,17 +58,22 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
         body = to_question(await read_text(request), grant.upstream.model, wants_usage=wants_usage)
     except BadQuestion as exc:
         raise BadRequest(str(exc), extra={"error": {"message": str(exc), "code": None}}) from exc
-    async with (
-        grants.calling(grant, len(body)) as call,
-        request.app[MODELS].ask(grant.upstream, path, body) as answer,
-    ):
-        try:
-            return await _pass_on(request, answer)
-        finally:
-            if answer.is_good:
-                await grants.count(call, answer.usage)
-            else:
-                await grants.release(call)
+    try:
+        async with (
+            grants.calling(grant, len(body)) as call,
+            request.app[MODELS].ask(grant.upstream, path, body) as answer,
+        ):
+            grants.hear(grant, answer.status)
+            try:
+                return await _pass_on(request, answer)
+            finally:
+                if answer.is_good:
+                    await grants.count(call, answer.usage)
+                else:
+                    await grants.release(call)
+    except ModelUnavailable as exc:
+        grants.memory.hear(grant.conversation_id, grant.upstream, exc.message)
+        raise
 
 
 async def _pass_on(request: web.Request, answer: Answer) -> web.StreamResponse:

@@ -383,11 +383,11 @@ async def test_what_relays_inside_is_started_again_when_somebody_ends_it(box: Be
     handle = await box.serve()
     code = (
         "import json, os, signal\n"
-        "def line(pid):\n"
-        "    try: return open(f'/proc/{pid}/cmdline').read().split(chr(0))\n"
-        "    except OSError: return ['']\n"
-        "def is_relay(pid): return any(part.endswith('/relay.py') for part in line(pid))\n"
-        "ended = [int(name) for name in os.listdir('/proc') if name.isdigit() and is_relay(name)]\n"
+        "def name_of(pid):\n"
+        "    try: return open(f'/proc/{pid}/comm').read().strip()\n"
+        "    except OSError: return ''\n"
+        "pids = [int(name) for name in os.listdir('/proc') if name.isdigit()]\n"
+        "ended = [pid for pid in pids if name_of(pid) == 'agentsvc-relay']\n"
         "for pid in ended: os.kill(pid, signal.SIGKILL)\n"
         "print(json.dumps(len(ended)))"
     )

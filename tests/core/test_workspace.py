@@ -1,6 +1,7 @@
 """The place where an agent works, prepared by a real shell and cloned from a real git server."""
 
 import asyncio
+import os
 import stat
 from collections.abc import AsyncIterable, AsyncIterator
 from pathlib import Path
@@ -219,7 +220,7 @@ async def test_a_set_up_script_that_fails_is_quoted_and_may_run_again(shell: She
     (place / ".openhands").mkdir(parents=True)
     (place / ".openhands/setup.sh").write_text("echo no network >&2\nexit 7\n")
     workspace = Workspace(shell, str(place))
-    await workspace.make_empty()
+    await workspace.make_empty({})
     expected = ".openhands/setup.sh ended with exit code 7:\nno network"
     assert await workspace.run_setup_script(8) == expected
     assert await workspace.run_setup_script(8) == expected
@@ -232,7 +233,7 @@ async def test_what_a_set_up_script_leaves_running_does_not_block_the_next(
     (place / ".openhands").mkdir(parents=True)
     (place / ".openhands/setup.sh").write_text("sleep 3 >/dev/null 2>&1 &\nexit 1\n")
     workspace = Workspace(shell, str(place))
-    await workspace.make_empty()
+    await workspace.make_empty({})
     for _ in range(2):
         problem = await workspace.run_setup_script(2)
         assert problem is not None
@@ -256,7 +257,7 @@ async def test_the_hook_runs_beside_the_one_that_was_there(shell: Shell, server:
 
 async def test_without_scripts_nothing_is_run_or_installed(shell: Shell) -> None:
     workspace = Workspace(shell, f"{shell.directory}/project")
-    await workspace.make_empty()
+    await workspace.make_empty({})
     assert await workspace.run_setup_script(8) is None
     assert await workspace.install_hooks() is None
     assert not (Path(workspace.project_dir) / ".git/hooks/pre-commit").exists()
@@ -267,10 +268,35 @@ async def test_an_empty_workspace_is_a_repository_and_making_it_again_changes_no
 ) -> None:
     workspace = Workspace(shell, f"{shell.directory}/a project")
     for _ in range(2):
-        await workspace.make_empty()
+        await workspace.make_empty({})
     assert (Path(workspace.project_dir) / ".git").is_dir()
+    # It is the sandbox's own, which git trusts by itself.
+    assert not (shell.directory / ".gitconfig").exists()
+
+
+async def test_a_workspace_of_somebody_else_is_one_that_git_trusts(shell: Shell) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a directory away takes root")
+    place = shell.directory / "a project"
+    place.mkdir()
+    os.chown(place, 12345, 12345)
+    workspace = Workspace(shell, str(place))
+    for _ in range(2):
+        await workspace.make_empty({})
     config = (shell.directory / ".gitconfig").read_text()
     assert config.count("a project") == 1
+
+
+async def test_set_up_and_hooks_are_looked_for_where_there_may_be_any(shell: Shell) -> None:
+    for name, is_bare in (("new", True), ("old", False)):
+        place = shell.directory / name
+        (place / "src" if is_bare else place / ".openhands").mkdir(parents=True)
+        workspace = Workspace(shell, str(place))
+        await workspace.make_empty({})
+        count = len(shell.commands)
+        assert await workspace.run_setup_script(8) is None
+        assert await workspace.install_hooks() is None
+        assert (len(shell.commands) == count) is is_bare
 
 
 async def test_many_conversations_of_a_sandbox_set_up_git_at_once(
@@ -279,13 +305,12 @@ async def test_many_conversations_of_a_sandbox_set_up_git_at_once(
     workspaces = [Workspace(shell, f"{shell.directory}/{number}") for number in range(5)]
 
     async def set_up(workspace: Workspace) -> None:
-        await workspace.set_credentials(token_of(server))
-        await workspace.make_empty()
+        await workspace.make_empty(token_of(server))
         await workspace.set_identity("Ada's", "ada@example.com")
 
     await asyncio.gather(*(set_up(workspace) for workspace in workspaces))
     config = (shell.directory / ".gitconfig").read_text()
-    assert all(workspace.project_dir in config for workspace in workspaces)
+    assert all((Path(workspace.project_dir) / ".git").is_dir() for workspace in workspaces)
     assert "name = Ada's" in config
     credentials = (shell.directory / ".config/agentsvc/git-credentials").read_text()
     assert credentials == f"http://oauth2:{server.token.reveal()}@{server.host}\n"

@@ -117,6 +117,7 @@ if __name__ == "__main__":
         "pid": os.getpid(),
         "environ": Path("/proc/self/environ").read_bytes().decode(),
         "memory": sorted(zygote_settings.SEEN),
+        "set while loading": zygote_settings.OWN,
         "is loaded ahead": "tests.core.zygote_later" in sys.modules,
         "application": application(),
         "age": time.clock_gettime(time.CLOCK_REALTIME) - zygote_settings.BEGAN,

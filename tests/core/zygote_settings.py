@@ -11,6 +11,9 @@ KEPT = Path.home() / "kept"
 TEXT = f"{Path.home()}/text"
 GENERATOR = random.random
 COUNTS_EARLY = os.environ.get("PROBE_COUNTS_EARLY", "")
+os.environ.setdefault("PROBE_DEFAULT", "of the program")
+os.environ["PROBE_OWN"] = "of the program"
+OWN = os.environ["PROBE_DEFAULT"], os.environ["PROBE_OWN"]
 SEEN = set(os.environ)
 BEGAN = time.clock_gettime(time.CLOCK_REALTIME)
 

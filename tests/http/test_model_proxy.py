@@ -24,7 +24,7 @@ from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import ScriptedModel, make_playbook, say
 from agentsvc.values import Secret
 from tests.conftest import FAST
-from tests.core.troubles import TroubledWorld, eventually
+from tests.core.troubles import TroubledWorld, eventually, reconfigure
 from tests.plugins import load_plugins
 from tests.service import Answer, Client, Service
 
@@ -341,3 +341,44 @@ async def test_no_key_is_stored_in_the_clear(client: Client, service: Service, l
     stored = b"".join(file.read_bytes() for file in service.data_dir.glob("*.db*"))
     assert stored
     assert KEY.encode() not in stored
+
+
+@pytest.fixture
+async def waiting(service: Service, fake_agent: FakeAgent, model: ScriptedModel) -> Client:
+    """Return a client whose starts wait long for what their models say; agents say nothing."""
+    await reconfigure(service, conversations={"first_answer_seconds": 60.0})
+    fake_agent.playbook = make_playbook([say("at last", delay_seconds=60)])
+    client = await service.make_client()
+    await settle(client, model)
+    return client
+
+
+async def test_a_start_ends_as_soon_as_the_model_cannot_be_asked(
+    waiting: Client, service: Service, fake_agent: FakeAgent, model: ScriptedModel
+) -> None:
+    task = await waiting.start_task()
+    await eventually(lambda: bool(started(fake_agent)))
+    await model.stop()
+    token = started(fake_agent)[-1]["agent"]["llm"]["api_key"]
+    assert (await Inside(service, token).ask()).status == 502
+    ended = await waiting.end_of_start(task["id"])
+    assert ended["status"] == "ERROR"
+    assert "Nothing answers at the address of the model" in ended["detail"]
+    assert "Check `llm_base_url`" in ended["detail"]
+
+
+async def test_a_model_that_has_just_answered_is_waited_for_no_more(
+    waiting: Client, service: Service, fake_agent: FakeAgent
+) -> None:
+    first = await waiting.start_task()
+    await eventually(lambda: bool(started(fake_agent)))
+    token = started(fake_agent)[-1]["agent"]["llm"]["api_key"]
+    assert (await Inside(service, token).ask()).status == 200
+    second = await waiting.start_task()
+    parts = []
+    for task in (first, second):
+        ended = await waiting.end_of_start(task["id"])
+        assert ended["status"] == "READY", ended["detail"]
+        [stage] = [one for one in ended["stages"] if one["status"] == "STARTING_CONVERSATION"]
+        parts.append(list(stage["parts"]))
+    assert parts == [["conversation", "first_answer"], ["conversation"]]
