@@ -103,7 +103,7 @@ class WorkspaceCalls(AgentCalls):
                 await self._read_output(command_id, output)
                 return output.result(timed_out=True)
             await asyncio.sleep(min(pause, max(0.0, end - monotonic())))
-            pause = min(pause * 1.5, _LAST_POLL_SECONDS)
+            pause = min(pause * 1.3, _LAST_POLL_SECONDS)
 
     async def _read_output(self, command_id: str, output: "Output") -> None:
         query: dict[str, Any] = {

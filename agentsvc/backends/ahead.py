@@ -60,22 +60,12 @@ AGENT_SERVER: Final = Ahead(
         "litellm._service_logger",
         "litellm.litellm_core_utils.default_encoding",
         "litellm.types.litellm_core_utils.streaming_chunk_builder_utils",
-        "screeninfo",
-        *("cdp_use.cdp.library", "cdp_use.cdp.registry", "cdp_use.cdp.registration_library"),
-        *("browser_use.browser.events", "browser_use.dom.service"),
-        *("browser_use.dom.markdown_extractor", "browser_use.filesystem.file_system"),
-        *("browser_use.llm.openai.chat", "browser_use.llm.aws.chat_bedrock"),
-        *(
-            "browser_use.tokens.service",
-            "browser_use.tools.views",
-            "browser_use.agent.cloud_events",
-        ),
+        # Where it is before the browser's tools, they are right for each sandbox.
+        *("agentsvc.backends.browser", "openhands.tools.browser_use.impl"),
     ),
     alone=(
         # Both take services that are made of the environment.
         *("openhands.agent_server.api", "openhands.agent_server.sockets"),
-        # It finds out whether it runs in a container, and makes a directory for downloads.
-        "browser_use.browser.profile",
     ),
     moments=(
         ("openhands.agent_server.server_details_router", "_start_time"),
@@ -103,5 +93,5 @@ AGENT_SERVER: Final = Ahead(
         asked_again=("OH", "SESSION_API_KEY", "OPENHANDS_AGENT_SERVER_CONFIG_PATH"),
     ),
 )
-"""What is known of the agent server. Nearly all of it is its browser tool's, which it looks for at
-each start, also where there is no browser."""
+"""What is known of the agent server. Much of it is its browser tool's, which it looks for at each
+start, also where there is no browser."""
