@@ -42,6 +42,13 @@ IntegrityError = sqlite3.IntegrityError
 _READERS = 3
 _LARGEST_BATCH = 64
 _NO_PARAMS: Params = {}
+# SQLite takes a disk that cannot be read for a damaged database, as it cannot tell.
+_OF_DISK = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_CORRUPT,
+)
 _WRITER_SETUP = """
     PRAGMA synchronous = FULL;
     PRAGMA foreign_keys = ON;
@@ -234,7 +241,10 @@ class Database:
         return await self._enqueue(body, is_apart=True)
 
     async def read[T](self, body: Callable[[Reader], Awaitable[T]]) -> T:
-        """Run queries that all see the same state; they never wait for writers."""
+        """Run queries that all see the same state; they never wait for writers.
+
+        Like every query, it raises CapacityExceeded when the disk cannot be read.
+        """
         async with self._lend() as connection:
             # What is sent to a connection is run in order even if nobody waits for it any
             # more, so a cancelled reader still leaves it without an open transaction.
@@ -242,7 +252,9 @@ class Database:
                 await connection.execute("BEGIN")
                 return await body(_reader(connection))
             finally:
-                await connection.execute("COMMIT")
+                # Where a fault of the disk keeps it from that, the next to have it does it.
+                with contextlib.suppress(sqlite3.Error):
+                    await connection.execute("COMMIT")
 
     async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
         """Return the first row of a query, or None."""
@@ -284,7 +296,13 @@ class Database:
         self._check_open()
         connection = await self._idle.get()
         try:
+            if connection.in_transaction:
+                await connection.rollback()
             yield connection
+        except sqlite3.Error as exc:
+            if not _is_of_disk(exc):
+                raise
+            raise _cannot_read(exc) from exc
         finally:
             self._idle.put_nowait(connection)
 
@@ -407,7 +425,7 @@ def _settle(attempt: _Attempt) -> None:
     if isinstance(failure, asyncio.CancelledError):
         job.done.cancel()
     elif failure:
-        _fail(job, _cannot_store(failure) if _is_full(failure) else failure)
+        _fail(job, _cannot_store(failure) if _is_of_disk(failure) else failure)
     else:
         # The loop runs these before it wakes the caller, and reports one that raises.
         for callback in attempt.callbacks:
@@ -423,8 +441,8 @@ def _fail(job: _Job, failure: BaseException) -> None:
         job.done.set_exception(failure)
 
 
-def _is_full(failure: BaseException) -> bool:
-    return isinstance(failure, sqlite3.Error) and primary_code(failure) == sqlite3.SQLITE_FULL
+def _is_of_disk(failure: BaseException) -> bool:
+    return isinstance(failure, sqlite3.Error) and primary_code(failure) in _OF_DISK
 
 
 def _cannot_store(cause: BaseException) -> CapacityExceeded:
@@ -434,6 +452,14 @@ def _cannot_store(cause: BaseException) -> CapacityExceeded:
     )
     failure.__cause__ = cause
     return failure
+
+
+def _cannot_read(cause: sqlite3.Error) -> CapacityExceeded:
+    log.error("database not readable", extra={"reason": str(cause)})
+    return CapacityExceeded(
+        "the server cannot read what it has stored: its disk fails or is damaged",
+        detail=str(cause),
+    )
 
 
 def _reader(connection: aiosqlite.Connection) -> Reader:

@@ -6,7 +6,8 @@
  * C created, W written, T truncated, B a sync begins, S it has ended, R renamed (data is the new
  * path), U unlinked. A directory's path ends in a slash. A record of a change comes before the change,
  * those of a sync around it. With DISK_LIES, no sync ever ends. DISK_FAULT is a file of two integers
- * that may change at any time: an error, and what has it: 1 writes, 2 syncs, 4 names, or their sum.
+ * that may change at any time: an error, and what has it: 1 writes, 2 syncs, 4 names, 8 reads, or their
+ * sum.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -35,7 +36,7 @@ static char *paths[FILES];
 static const char *top;
 static int output = -1;
 static const volatile int32_t *fault;
-enum { WRITES = 1, SYNCS = 2, NAMES = 4 };
+enum { WRITES = 1, SYNCS = 2, NAMES = 4, READS = 8 };
 
 #define REAL(result, name, ...) \
     static result (*real)(__VA_ARGS__); \
@@ -143,6 +144,19 @@ ssize_t write(int fd, const void *data, size_t length) {
     }
 PWRITE(pwrite, off_t)
 PWRITE(pwrite64, off64_t)
+
+ssize_t read(int fd, void *data, size_t length) {
+    REAL(ssize_t, "read", int, void *, size_t);
+    return path_of(fd) && fails(READS) ? -1 : real(fd, data, length);
+}
+
+#define PREAD(name, kind) \
+    ssize_t name(int fd, void *data, size_t length, kind offset) { \
+        REAL(ssize_t, #name, int, void *, size_t, kind); \
+        return path_of(fd) && fails(READS) ? -1 : real(fd, data, length, offset); \
+    }
+PREAD(pread, off_t)
+PREAD(pread64, off64_t)
 
 #define TRUNCATE(name, kind) \
     int name(int fd, kind length) { \

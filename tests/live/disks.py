@@ -12,6 +12,7 @@ class Disk:
     """A small disk at a path, seen only by those who are started with `launcher`."""
 
     def __init__(self, path: Path, size_bytes: int = DISK_BYTES) -> None:
+        self._path = path
         user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
         mount = f"mount -t tmpfs -o size={size_bytes},mode=0700 none '{path}'"
         # It ends, and with it the disk, when we close its input.
@@ -38,6 +39,11 @@ class Disk:
                     file.write(bytes(4096))
             except OSError:
                 return
+
+    def mount(self, how: str) -> None:
+        """Mount it once more, `ro` or `rw`; raises CalledProcessError, if files are open to write."""
+        command = [*self.launcher, "mount", "-o", f"remount,{how}", str(self._path)]
+        subprocess.run(command, check=True, capture_output=True)
 
     def make_room(self) -> None:
         self._ballast.unlink()

@@ -319,6 +319,49 @@ async def test_a_full_disk_reaches_its_caller_and_later_writes_work(
     assert "transaction lost" in caplog.text
 
 
+def disk_error() -> sqlite3.OperationalError:
+    failure = sqlite3.OperationalError("disk I/O error")
+    failure.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ
+    return failure
+
+
+async def test_a_disk_that_cannot_be_read_reaches_its_caller_and_later_reads_work(
+    db: Database,
+) -> None:
+    async def fail(reader: Reader) -> None:
+        # As SQLite does after some of these faults.
+        await reader.all("ROLLBACK")
+        raise disk_error()
+
+    for _ in range(10):
+        with pytest.raises(CapacityExceeded, match="cannot read what it has stored"):
+            await db.read(fail)
+    await db.write(adding("a"))
+    assert await user_ids(db) == ["a"]
+
+
+async def test_who_reads_is_not_kept_in_a_transaction_of_before(db: Database) -> None:
+    await db.all("BEGIN")
+    assert await user_ids(db) == []
+    await db.write(adding("a"))
+    assert await user_ids(db) == ["a"]
+
+
+async def test_a_disk_that_cannot_be_read_in_a_transaction_undoes_it(db: Database) -> None:
+    async def fail(tx: Transaction) -> None:
+        await adding("a")(tx)
+        raise disk_error()
+
+    with pytest.raises(CapacityExceeded):
+        await db.write(fail)
+    assert await user_ids(db) == []
+
+
+async def test_a_query_that_is_wrong_is_no_fault_of_the_disk(db: Database) -> None:
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        await db.all("SELECT id FROM nowhere")
+
+
 async def test_a_full_disk_reaches_every_caller_of_the_batch(db: Database) -> None:
     await set_page_limit(db, 1)
 

@@ -1,7 +1,9 @@
 """A disk that is full, fails or may not be written to refuses writes, loses nothing, and recovers.
 
-Full is a small disk that is filled up; errors of writes and syncs, and a disk that became read-only,
-come from `tests.campaign.disk` between the server and its files. The server goes on all the time.
+Full is a small disk that is filled up; errors of reads, writes and syncs, and a disk that became
+read-only, come from `tests.campaign.disk` between the server and its files. The server goes on all the
+time. Linux itself does not mount a disk read-only on which a server has files open to write, so that
+is tried with a server that starts.
 """
 
 import asyncio
@@ -30,9 +32,11 @@ _REFUSED: Final = (503, 507)
 _READS: Final = ("/api/settings", "/api/v1/secrets/search", "/api/v1/app-conversations/search")
 _FILLER: Final = "x" * 20_000
 _ALL: Final = 7
+_OF_READS: Final = "errors of reads"
 _FAULTS: Final = {
     "errors of writes": (errno.EIO, 1),
     "errors of syncs": (errno.EIO, 2),
+    _OF_READS: (errno.EIO, 8),
     "no room, injected": (errno.ENOSPC, 5),
     "a disk that is read-only": (errno.EROFS, _ALL),
 }
@@ -49,6 +53,8 @@ class Found(msgspec.Struct, kw_only=True):
     stuck: list[str] = []
     refused: dict[str, int] = {}
     acknowledged: int = 0
+    unread: int = 0
+    mounted: list[str] = []
 
 
 class Clients:
@@ -82,7 +88,9 @@ class Clients:
     async def read_all(self, fault: str) -> None:
         for path in (*_READS, f"/api/v1/conversation/{self._feeder.conversation_id}/events/search"):
             answer = await self._server.client.get(path)
-            if answer.status != 200:
+            if fault == _OF_READS and answer.status in _REFUSED:
+                self._found.unread += 1
+            elif answer.status != 200:
                 self._found.reads.append(f"{fault}: {path}: {answer.status} {answer.text[:200]}")
 
     async def recover(self, fault: str) -> None:
@@ -136,7 +144,8 @@ async def run(ground: Ground) -> Outcome:
         did=(
             f"a tmpfs filled up, and errors injected below the server; {_WRITES} writes of events,"
             f" secrets and titles and {len(_READS) + 1} reads in each round, then written again"
-            f" without a restart, at last killed and compared; refused: {refused}"
+            f" without a restart, at last killed and compared; refused: {refused}; with errors of reads"
+            f" {found.unread} reads were refused, too; a start on a disk mounted read-only"
         ),
         figures=(
             Figure(what="rounds", value=rounds, at_least=rounds),
@@ -149,12 +158,19 @@ async def run(ground: Ground) -> Outcome:
             zero("refused otherwise than with 503 or 507", found.wrong),
             zero("reads that failed", found.reads),
             zero("writes refused when it was over", found.stuck),
+            zero("starts on a read-only disk that were not refused, or changed it", found.mounted),
             zero("lost", found.lost),
             zero("half applied", found.half),
             zero("faults of the database", found.faults),
         ),
         problems=tuple(
-            found.wrong + found.reads + found.stuck + found.lost + found.half + found.faults
+            found.wrong
+            + found.reads
+            + found.stuck
+            + found.mounted
+            + found.lost
+            + found.half
+            + found.faults
         ),
     )
 
@@ -182,6 +198,7 @@ async def _on_full_disk(ground: Ground, rounds: int, found: Found) -> None:
 
             # SQLite itself does not find the way to where others see it.
             await _try(server, rounds, full, found, copied_from=disk.seen_at)
+            found.mounted += await _start_read_only(server, disk)
     finally:
         await asyncio.to_thread(disk.remove)
 
@@ -233,6 +250,27 @@ async def _try(
     found.half += half
     found.faults += await asyncio.to_thread(server.faults)
     found.acknowledged += journal.acknowledged
+
+
+async def _start_read_only(server: Server, disk: Disk) -> list[str]:
+    """Start the server on its disk mounted read-only; then, with nothing else done, as before."""
+    before = await asyncio.to_thread(_contents, disk.seen_at)
+    await asyncio.to_thread(disk.mount, "ro")
+    try:
+        await server.start()
+        wrong = ["it starts"]
+        await server.installation.stop()
+    except AssertionError as exc:
+        wrong = [] if "hint:" in str(exc) else [f"it says: {exc}"]
+    await asyncio.to_thread(disk.mount, "rw")
+    if await asyncio.to_thread(_contents, disk.seen_at) != before:
+        wrong.append("the disk was changed")
+    await server.start()
+    return wrong
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def _write(file: Path, number: int, what: int) -> None:
