@@ -6,13 +6,17 @@ accepted. Waiting a moment for the first sign of life makes it a failed start wi
 
 import contextlib
 from collections.abc import Sequence
+from shlex import quote
 from typing import Final
 
 import msgspec
 
 from agentsvc.agent import AgentServer
+from agentsvc.agentoptions import Llm
 from agentsvc.conversations.model_memory import Watched
+from agentsvc.egress.addresses import split_port
 from agentsvc.errors import AgentUnavailable, StartRefused
+from agentsvc.modelhosts import host_of
 from agentsvc.orders import ExecutionStatus
 from agentsvc.values import Secret, monotonic
 
@@ -31,6 +35,14 @@ _UNREACHABLE: Final = (
     "The language model cannot be asked: {}\nCheck `llm_base_url` in the settings, and whether"
     " what is to answer there runs"
 )
+
+_NOBODY: Final = 9
+_PROBE_SECONDS: Final = 8.0
+_PROBE: Final = """
+if [ -n "$HTTP_PROXY$HTTPS_PROXY$ALL_PROXY$http_proxy$https_proxy$all_proxy" ]; then exit 0; fi
+command -v timeout >/dev/null && command -v bash >/dev/null || exit 0
+timeout 4 bash -c 'exec 3<>"/dev/tcp/$1/$2"' bash {host} {port} || exit {nobody}
+"""
 
 _UNDECIDED: Final = frozenset(
     {ExecutionStatus.IDLE, ExecutionStatus.RUNNING, ExecutionStatus.ERROR}
@@ -87,6 +99,22 @@ async def watch_first_answer(
         if errors and info.execution_status == ExecutionStatus.ERROR:
             raise StartRefused(_explain(errors[-1], hide))
     return False
+
+
+async def check_address(agent: AgentServer, model: Llm) -> None:
+    """Raise StartRefused where the sandbox finds nobody at a model's own address.
+
+    Only what is asked straight is looked for, and only where there is something to do it with.
+    """
+    host, port = split_port(host_of(model.model or "", model.base_url))
+    if not model.base_url or port is None:
+        return
+    script = _PROBE.format(host=quote(host.strip("[]")), port=port, nobody=_NOBODY)
+    result = await agent.run_command(script, time_limit=_PROBE_SECONDS)
+    if result.exit_code == _NOBODY:
+        raise StartRefused(
+            _UNREACHABLE.format(f"nothing answers the sandbox at port {port} of {host}")
+        )
 
 
 async def _read_events(agent: AgentServer, conversation_id: str) -> list[_Event]:

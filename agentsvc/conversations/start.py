@@ -27,7 +27,7 @@ from agentsvc.conversations.agent_body import (
 )
 from agentsvc.conversations.carrying import Carrier
 from agentsvc.conversations.failure import explain_error, explain_sandbox, with_tail
-from agentsvc.conversations.first_answer import watch_first_answer
+from agentsvc.conversations.first_answer import check_address, watch_first_answer
 from agentsvc.conversations.grants import Grants
 from agentsvc.conversations.lookups import Passes, make_lookups
 from agentsvc.conversations.progress import (
@@ -301,7 +301,7 @@ class Starter:
             info = await agent.start_conversation(make_agent_body(inputs), hide=hidden)
         await self._carrier.check(start.conversation.id, agent, history)
         if inputs.first_message is not None:
-            await self._watch_first_answer(start, agent, model, hidden)
+            await self._watch_first_answer(start, model, hidden, is_lent=lent is not model)
         if steps:
             info = await play(
                 agent, start.conversation.id, steps, lambda: self._check_replay(start)
@@ -309,17 +309,20 @@ class Starter:
         await self._finish(start, info)
 
     async def _watch_first_answer(
-        self, start: Start, agent: AgentServer, model: Llm, hide: Sequence[Secret]
+        self, start: Start, model: Llm, hide: Sequence[Secret], *, is_lent: bool
     ) -> None:
         """Find out whether the model answers, unless it has just done so for this user."""
         memory, user_id = self._grants.memory, start.task.user_id
         if memory.is_trusted(user_id, model):
             return
-        conversation_id = start.conversation.id
+        agent, conversation_id = made(start.agent), start.conversation.id
         limit = self._config.first_answer_seconds
         with timed(start, "first_answer"), memory.watching(conversation_id, model) as watched:
             if await watch_first_answer(agent, conversation_id, limit, watched, hide=hide):
                 memory.trust(user_id, model)
+            elif not is_lent:
+                # The agent would repeat what it asks for more than a minute before it says so.
+                await check_address(agent, model)
 
     async def _bring_history(self, start: Start) -> str | None:
         """Give the agent of a copied conversation its history; returns as `Carrier.bring`."""

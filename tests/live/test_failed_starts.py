@@ -1,5 +1,6 @@
 """Starts that cannot work: each says what went wrong, where, and what to do."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ async def test_an_unknown_model_is_a_failed_start(client: LiveClient, sandbox_id
     await client.save_settings(llm_model="nobody/knows-this")
     ended = await fail_to_start(client, "[script:say]", sandbox_id=sandbox_id)
     assert "Check `llm_model`" in ended["detail"]
+
+
+async def test_a_model_whose_address_nobody_answers_at_is_a_failed_start(
+    client: LiveClient, sandbox_id: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    await client.save_settings(llm_base_url=f"http://127.0.0.1:{port}/v1")
+    ended = await fail_to_start(client, "[script:say]", sandbox_id=sandbox_id)
+    assert f"nothing answers the sandbox at port {port} of 127.0.0.1" in ended["detail"]
+    assert "Check `llm_base_url`" in ended["detail"]
 
 
 async def fail_to_start(client: LiveClient, text: str, **order: Any) -> dict[str, Any]:
