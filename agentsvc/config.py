@@ -278,7 +278,7 @@ class ConversationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 15.0
     webhook_flush_seconds: Annotated[
         float, Meta(gt=0, description="Longest time the agent server may hold back events")
-    ] = 0.5
+    ] = 0.2
     public_skills: Annotated[
         bool, Meta(description="Load the public skills repository, which needs the internet")
     ] = False
