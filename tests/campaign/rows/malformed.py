@@ -16,6 +16,7 @@ import msgspec
 
 from agentsvc.http.routes import OF_USERS, Scope
 from agentsvc.values import monotonic
+from tests.campaign.allowed import Said, run_schemathesis
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.rows.access import OPERATIONS
 from tests.campaign.server import Server, serving
@@ -24,6 +25,8 @@ from tests.description import Operation, example_path
 REQUESTS: Final = 100_000
 SECONDS: Final = 5.0
 _AT_ONCE: Final = 16
+_WHOLE: Final = 0.02
+"""From which scale on schemathesis is run, which takes more than a minute."""
 _STREAMS: Final = re.compile(r"stream|/download|zip-directory")
 _STATUS: Final = re.compile(rb"\AHTTP/\d\.\d (\d{3}) ")
 _LENGTH: Final = re.compile(rb"\r\nContent-Length: (\d+)\r\n", re.IGNORECASE)
@@ -247,9 +250,14 @@ async def run(ground: Ground) -> Outcome:
         # A viewer's key would be refused before its body is read; this user may do what users may.
         user = await server.add_user("fuzz")
         await user.save_settings()
+        own = await user.start_conversation(None)
         fuzz = Fuzz(server, ground.chance, ids, str(user.key))
         await asyncio.gather(*(fuzz.send_many(count) for count in _shares(requests, _AT_ONCE)))
         half_open = await _half_open(server, sockets)
+        said = Said(told="schemathesis was left out at this size")
+        if ground.scale >= _WHOLE:
+            made = ground.place("allowed")
+            said = await run_schemathesis(server, user, await user.conversation(own), made)
         bugs = server.installation.log.count("request failed on a bug")
         # And it is as it was before.
         assert (await server.client.get("/api/settings")).status == 200
@@ -257,15 +265,16 @@ async def run(ground: Ground) -> Outcome:
     return Outcome(
         did=(
             f"requests of {len(OPERATIONS)} operations, mutated in bytes and JSON, with floods of"
-            f" headers, over {_AT_ONCE} sockets; {sockets} half-open ones; statuses {told}"
+            f" headers, over {_AT_ONCE} sockets; {sockets} half-open ones; statuses {told};"
+            f" {said.told}"
         ),
         figures=(
             Figure(what="requests", value=fuzz.sent, at_least=requests),
-            zero("answers that are a 500", fuzz.failures),
+            zero("answers that are a 500", [*fuzz.failures, *said.failures]),
             zero("bugs in the log", bugs),
             zero(f"hangs over {SECONDS:.0f} s", fuzz.hangs + half_open),
         ),
-        problems=tuple(fuzz.failures + fuzz.hangs + half_open),
+        problems=(*fuzz.failures, *fuzz.hangs, *half_open, *said.failures),
     )
 
 

@@ -23,6 +23,10 @@ pytestmark = [
 
 _ROOT = Path(__file__).parents[3]
 _SERVER = f"""
+# It asks with bad keys, too.
+[limits]
+refused_per_minute = 0
+
 [git]
 check_tokens = false
 
