@@ -12,6 +12,7 @@ import posixpath
 import re
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -333,7 +334,8 @@ class Maker:
             is_podman=facts.is_podman,
         )
         container_id = await self._create(names.container(order.sandbox_id), body)
-        await self._put(container_id, PRIVATE, private_archive(order.secret_env))
+        fence = Path(__file__).with_name("fence_program.py").read_bytes()
+        await self._put(container_id, PRIVATE, private_archive(order.secret_env, fence))
         await self._give_workspace(order, image, container_id)
         return container_id
 

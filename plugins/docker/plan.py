@@ -28,6 +28,7 @@ CALLBACK_NAME: Final = "agentsvc.internal"
 
 _CALLBACK_VARIABLE: Final = "OH_WEBHOOKS_0_BASE_URL"
 _ENV_FILE: Final = f"{PRIVATE}/env"
+_FENCE_FILE: Final = f"{PRIVATE}/fence.py"
 _OWNER: Final = 1000
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{2,62}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -37,7 +38,13 @@ _DEAD_SOCKETS: Final = ("docker.sock", "podman.sock", "containerd.sock", "crio.s
 _SOCKET_DIRS: Final = ("/run", "/var/run", "/var/lib/docker", "/var/lib/containers")
 
 # What comes before the command: the secrets, which the engine is not told of, and the directories.
-ENTRY: Final = f'. {_ENV_FILE} && mkdir -p "$0" && cd "$0" && exec "$@"'
+# Where the image has a Python, not one that the agent could have put there, it closes io_uring.
+ENTRY: Final = (
+    f'. {_ENV_FILE} && mkdir -p "$0" && cd "$0" && '
+    "for python in /usr/local/bin/python3 /usr/bin/python3; do "
+    f'if [ -x $python ] && [ -r {_FENCE_FILE} ]; then exec $python -I -S {_FENCE_FILE} "$@"; fi; '
+    'done && exec "$@"'
+)
 INSIDE: Final = f'. {_ENV_FILE}; exec "$@"'
 
 _GVISOR: Final = re.compile(r"runsc|gvisor", re.IGNORECASE)
@@ -315,12 +322,15 @@ def mounts(order: Order, options: Options) -> list[Json]:
     ]
 
 
-def private_archive(secret_env: Mapping[str, Secret]) -> bytes:
-    """Return the archive with the file that the entry reads, readable inside for everyone."""
+def private_archive(secret_env: Mapping[str, Secret], fence: bytes) -> bytes:
+    """Return the archive with the files that the entry reads, readable inside for everyone.
+
+    `fence` is the program that runs the command.
+    """
     text = "".join(
         f"export {name}={shlex.quote(value.reveal())}\n" for name, value in secret_env.items()
     )
-    return _archive([_file("env", text.encode(), 0o444)])
+    return _archive([_file("env", text.encode(), 0o444), _file("fence.py", fence, 0o444)])
 
 
 def workspace_archive(

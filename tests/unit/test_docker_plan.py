@@ -1,6 +1,8 @@
 """What the docker backend asks an engine to make of an order."""
 
 import io
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +16,11 @@ from agentsvc.values import Secret, new_id
 from tests.plugins import part
 
 if TYPE_CHECKING:
-    from docker import gateways, making, names, plan, settings
+    from docker import fence_program, gateways, making, names, plan, settings
 else:
     gateways, making, names = part("docker.gateways"), part("docker.making"), part("docker.names")
     plan, settings = part("docker.plan"), part("docker.settings")
+    fence_program = part("docker.fence_program")
 
 CONFIG = settings.DockerConfig()
 IMAGE = plan.Image(id="sha256:1", entrypoint=("serve",), command=("--default",))
@@ -69,10 +72,13 @@ def test_the_command_stands_behind_the_images_entry() -> None:
 def test_secrets_are_in_an_archive_and_nowhere_in_the_request() -> None:
     order = make_order(secret_env={"KEY": Secret("it's a $word\nof two lines")})
     assert "word" not in str(body_of(order))
-    with tarfile.open(fileobj=io.BytesIO(plan.private_archive(order.secret_env))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(plan.private_archive(order.secret_env, b"fence"))) as tar:
         file = tar.extractfile("env")
         assert file is not None
         assert file.read() == b"export KEY='it'\"'\"'s a $word\nof two lines'\n"
+        fence = tar.extractfile("fence.py")
+        assert fence is not None
+        assert fence.read() == b"fence"
     with pytest.raises(OrderRejected, match="name of a variable"):
         plan.check(make_order(secret_env={"A;B": Secret("x")}), CONFIG)
 
@@ -265,3 +271,23 @@ def test_the_numbers_of_a_user(user: str, passwd: str, found: tuple[int, int] | 
 )
 def test_a_runtime_says_how_far_it_isolates(runtime: str, isolation: Isolation) -> None:
     assert plan.isolation_of(runtime) is isolation
+
+
+RING = """
+import ctypes, errno, sys
+ctypes.CDLL(None, use_errno=True).syscall(425, 1, ctypes.create_string_buffer(256))
+print(ctypes.get_errno() == errno.ENOSYS, sys.argv[1:])
+"""
+
+
+def test_what_the_fence_runs_has_no_rings_and_its_own_arguments() -> None:
+    program = [sys.executable, "-I", "-S", fence_program.__file__]
+    command = [sys.executable, "-c", RING, "a b", "--c"]
+    done = subprocess.run([*program, *command], capture_output=True, text=True, check=True)
+    assert done.stdout == "True ['a b', '--c']\n"
+    absent = subprocess.run(
+        [*program, "no-such-command"], capture_output=True, text=True, check=False
+    )
+    assert (absent.returncode, absent.stderr) == (127, "no-such-command: not found\n")
+    barred = subprocess.run([*program, "/"], capture_output=True, check=False)
+    assert barred.returncode == 126
