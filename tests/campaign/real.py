@@ -1,6 +1,8 @@
 """A server under test with sandboxes of its own: real agent servers, as processes of this machine."""
 
+import asyncio
 import base64
+import itertools
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -33,6 +35,14 @@ class Inside:
         self.id = str(sandbox["id"])
         self.key = str(sandbox["session_api_key"])
         self._agent = agent
+
+    async def until_it_answers(self) -> None:
+        """Wait for the agent server; a gateway takes connections before it."""
+        async with asyncio.timeout(SECONDS):
+            for pause in itertools.repeat(0.2):
+                if (await self._agent.get("/alive")).status == 200:
+                    return
+                await asyncio.sleep(pause)
 
     async def run(self, program: str, *arguments: str) -> Any:
         """Run a program in Python that prints one line of JSON at its end; return that."""
@@ -69,7 +79,9 @@ class RealServer:
         query = f"?sandbox_spec_id={spec}" if spec else ""
         answer = await self.client.post(f"/api/v1/sandboxes{query}")
         assert answer.status in (200, 201), answer.text
-        return self.of(await self.client.wait_for_sandbox(answer.json()["id"], "RUNNING"))
+        made = self.of(await self.client.wait_for_sandbox(answer.json()["id"], "RUNNING"))
+        await made.until_it_answers()
+        return made
 
     def of(self, sandbox: Mapping[str, Any]) -> Inside:
         """Return a sandbox that there is."""
@@ -85,10 +97,11 @@ class RealServer:
 
 @asynccontextmanager
 async def real_server(
-    directory: Path, environment: Mapping[str, str] | None = None
+    directory: Path, environment: Mapping[str, str] | None = None, *, model_at: str = "127.0.0.1"
 ) -> AsyncIterator[RealServer]:
-    """Give a server that has a model of its own; all of it ends with it."""
-    async with ScriptedModel(scripts=SCRIPTS, key=Secret(new_key("model-").reveal())) as model:
+    """Give a server that has a model of its own, at this address; all of it ends with it."""
+    key = Secret(new_key("model-").reveal())
+    async with ScriptedModel(scripts=SCRIPTS, key=key, host=model_at) as model:
         hosts = msgspec.json.encode([host_of_url(model.url)]).decode()
         installation = Installation(
             directory,

@@ -17,7 +17,9 @@ from typing import Any, Final
 import msgspec
 
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
+from tests.campaign.contained import engine_or_why_not, parts_of, server_of_containers
 from tests.campaign.real import Inside, RealServer, own_address, real_server
+from tests.live.containers import Engine
 
 PROBES: Final = 60
 _HELD: Final = {"AGENTSVC_SPECS__PROCESS__NETWORK": "none"}
@@ -127,13 +129,15 @@ for pid in others[:1] or [know["pid"]]:
     probe("open others by a descriptor", lambda: os.pidfd_open(pid) >= 0 and is_theirs)
     probe("give others another priority", lambda: os.setpriority(os.PRIO_PROCESS, pid, 5) is None and is_theirs)
 for path in ("/var/run/docker.sock", "/run/docker.sock", "/run/containerd/containerd.sock", "/run/podman/podman.sock",
-             "/run/dbus/system_bus_socket", "/run/systemd/private", know["socket"]):
+             "/run/dbus/system_bus_socket", "/run/systemd/private", know["socket"], know["engine"]):
     probe(f"connect to {path}", lambda: connects(path, socket.AF_UNIX))
 probe("connect to an abstract socket", lambda: connects("\0" + know["abstract"], socket.AF_UNIX))
 for host in ("127.0.0.1", "0.0.0.0", "::1", know["address"]):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The server itself is reached from inside, at the port it has; nothing else is.
     probe(f"connect to {host}", lambda: connects((host, know["trap"]), family))
+for host, port in know["dials"]:
+    probe(f"connect to {host}:{port}", lambda: connects((host, port)))
 CLONE_NEWUSER, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000, 0x20000000, 0x40000000
 for name, flag in (("user", CLONE_NEWUSER), ("mount", CLONE_NEWNS), ("process", CLONE_NEWPID), ("network", CLONE_NEWNET)):
     probe(f"make a namespace: {name}", lambda: forked(lambda: libc.unshare(flag) == 0))
@@ -203,19 +207,30 @@ def _left_outside(server: RealServer) -> list[str]:
     return [f"made {place} outside" for place in places if place.exists()]
 
 
-async def _probe(server: RealServer, inside: Inside, other: Inside, ground: Ground) -> Any:
-    directories = {one.id: server.installation.sandbox_dir(one.id) for one in (inside, other)}
-    secret = directories[other.id] / "workspace" / "secret"
-    secret.write_text("of another")
+class _Neighbour(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is of another sandbox and of the engine, to be looked for from inside."""
+
+    id: str
+    secret: Path
+    directory: Path
+    own: str
+    dials: tuple[tuple[str, int], ...] = ()
+    engine: str = "/nowhere"
+
+
+async def _probe(server: RealServer, inside: Inside, other: _Neighbour, ground: Ground) -> Any:
+    other.secret.write_text("of another")
     port = int(server.installation.url.rpartition(":")[2])
     with _traps(ground.directory) as traps:
         know = {
             **traps,
             "mark": _MARK,
-            "foreign": _foreign(server, other),
+            "foreign": _foreign(other.id),
             "data": str(server.installation.data.path),
-            "own": directories[inside.id].name,
-            "other": str(directories[other.id]),
+            "own": other.own,
+            "other": str(other.directory),
+            "dials": [*other.dials, *((host, traps["trap"]) for host, _ in other.dials)],
+            "engine": other.engine,
             "log": str(server.installation.directory / "server.log"),
             "home_of_server": str(Path.home()),
             "pid": server.installation.pid,
@@ -225,9 +240,9 @@ async def _probe(server: RealServer, inside: Inside, other: Inside, ground: Grou
         return await inside.run(PROGRAM, msgspec.json.encode(know).decode())
 
 
-def _foreign(server: RealServer, other: Inside) -> list[str]:
+def _foreign(other_id: str) -> list[str]:
     """Return names that a sandbox does not see in any directory."""
-    names = {"agentsvc.db", "master.key", "instance-id", "backend.json", other.id}
+    names = {"agentsvc.db", "master.key", "instance-id", "backend.json", other_id}
     for home in (Path.home(), Path("/home")):
         if home.exists():
             names |= {one.name for one in home.iterdir() if not _leads_to_python(one)}
@@ -239,33 +254,77 @@ def _leads_to_python(path: Path) -> bool:
     return any(Path(one).is_relative_to(path) for one in (sys.prefix, sys.base_prefix))
 
 
-async def _at(ground: Ground, name: str, environment: dict[str, str]) -> tuple[str, Any, list[str]]:
-    async with real_server(ground.place(name), environment) as server:
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What the probes have found at a level."""
+
+    level: str
+    tried: int
+    problems: tuple[str, ...]
+
+
+async def _look(
+    server: RealServer, inside: Inside, other: _Neighbour, ground: Ground, expected: str
+) -> _Found:
+    said = await _probe(server, inside, other, ground)
+    left = await asyncio.to_thread(_left_outside, server)
+    alive = (await server.client.get("/api/v1/users/me")).status == 200
+    shown = await server.client.sandbox(inside.id)
+    assert shown is not None
+    level = str(shown["isolation"])
+    problems = [f"{level}: {name}" for name in [*said["through"], *left]]
+    problems += [] if alive else [f"{level}: the server has ended"]
+    if level != expected:
+        problems.append(f"{expected} does not work here, the level is {level}")
+    return _Found(level=level, tried=said["tried"], problems=tuple(problems))
+
+
+async def _in_processes(ground: Ground) -> _Found:
+    async with real_server(ground.place("held"), _HELD) as server:
         inside, other = [await server.sandbox() for _ in range(2)]
-        said = await _probe(server, inside, other, ground)
-        left = await asyncio.to_thread(_left_outside, server)
-        alive = (await server.client.get("/api/v1/users/me")).status == 200
-        shown = await server.client.sandbox(inside.id)
-        assert shown is not None
-        wrong = left + ([] if alive else ["the server has ended"])
-        return str(shown["isolation"]), said, wrong
+        own, theirs = (server.installation.sandbox_dir(one.id) for one in (inside, other))
+        neighbour = _Neighbour(
+            id=other.id, secret=theirs / "workspace" / "secret", directory=theirs, own=own.name
+        )
+        return await _look(server, inside, neighbour, ground, "bubblewrap")
+
+
+async def _in_containers(ground: Ground, engine: Engine) -> _Found:
+    specs = {"shut": {"network": "none"}}
+    async with server_of_containers(ground.place("contained"), engine, specs) as server:
+        inside, other = [await server.sandbox() for _ in range(2)]
+        parts = await asyncio.to_thread(parts_of, engine, inside.id, other.id)
+        neighbour = _Neighbour(
+            id=other.id,
+            secret=parts.files / "secret",
+            directory=parts.files,
+            own=inside.id,
+            dials=tuple((host, port) for host in parts.hosts for port in (8000, 2375, 22)),
+            engine=str(engine.socket),
+        )
+        return await _look(server, inside, neighbour, ground, "container")
 
 
 async def run(ground: Ground) -> Outcome:
-    level, held, wrong = await _at(ground, "held", _HELD)
-    problems = [f"{level}: {name}" for name in held["through"]] + wrong
-    if level != "bubblewrap":
-        problems.append(f"bubblewrap does not work here, the level is {level}")
+    found = [await _in_processes(ground)]
+    async with engine_or_why_not() as engine:
+        lacking = "" if isinstance(engine, Engine) else f". Containers were not tried: {engine}"
+        if isinstance(engine, Engine):
+            found.append(await _in_containers(ground, engine))
+    problems = [problem for one in found for problem in one.problems]
     # Nothing keeps its probes from this machine, so it is not asked for what would harm it.
     said, plain = await _level_of_none(ground)
     return Outcome(
         did=(
-            f"{held['tried']} probes from inside a real sandbox at the level {level}, with the network"
-            f" `none`; of the same reads, {plain} get through at the level `{said}`, which says so."
-            " The level `container` was not tried"
+            f"probes from inside of real sandboxes with the network `none`: "
+            f"{', '.join(f'{one.tried} at the level {one.level}' for one in found)}; of the same"
+            f" reads, {plain} get through at the level `{said}`, which says so{lacking}"
         ),
         figures=(
-            Figure(what="probes", value=held["tried"], at_least=PROBES),
+            Figure(
+                what="probes at a level, at least",
+                value=min(one.tried for one in found),
+                at_least=PROBES,
+            ),
             zero("successes", problems),
             Figure(what="reads that get through without isolation", value=plain, at_least=1),
         ),

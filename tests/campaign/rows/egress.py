@@ -13,7 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
-from tests.campaign.real import own_address, real_server
+from tests.campaign.contained import engine_or_why_not, server_of_containers
+from tests.campaign.real import RealServer, own_address, real_server
+from tests.live.containers import Engine
 
 DESTINATIONS: Final = 200
 _HOSTS: Final = (
@@ -165,12 +167,37 @@ def _destinations(ground: Ground, trap: int) -> list[tuple[str, str, int]]:
     return ground.chance.sample(every, ground.count(DESTINATIONS, least=40))
 
 
+class _Tries:
+    """Tries destinations from sandboxes, and remembers what was reached as it may not be."""
+
+    def __init__(self, ground: Ground, trap: int) -> None:
+        self._ground = ground
+        self._trap = trap
+        self.problems: list[str] = []
+        self.tried: dict[str, int] = {}
+
+    async def both(self, server: RealServer, expected: str, place: tuple[str, int]) -> None:
+        """Try from a sandbox of each of the two specs of a server."""
+        for spec in ("shut", "listed"):
+            inside = await server.sandbox(spec)
+            shown = await server.client.sandbox(inside.id)
+            level = str((shown or {}).get("isolation"))
+            if level != expected:
+                self.problems.append(f"{spec}: the level is {level}, not {expected}")
+            destinations = _destinations(self._ground, self._trap)
+            know: dict[str, Any] = {"destinations": destinations, "allowed": place}
+            said = await inside.run(PROGRAM, msgspec.json.encode(know).decode())
+            self.tried[level] = self.tried.get(level, 0) + said["tried"]
+            self.problems += [f"{level} {spec}: {one}" for one in said["through"]]
+            reached = ["connect", "get"] if spec == "listed" else []
+            if said["allowed"] != reached or not said["proxy"]:
+                self.problems.append(f"{level} {spec}: what is listed is reached by {said}")
+
+
 async def run(ground: Ground) -> Outcome:
-    problems: list[str] = []
-    tried = 0
-    levels: set[str] = set()
+    lacking = ""
     with listening() as (allowed, trap):
-        place = ("127.0.0.1", allowed.port)
+        tries = _Tries(ground, trap.port)
         environment = {
             "AGENTSVC_SPECS__SHUT__BACKEND": "process",
             "AGENTSVC_SPECS__SHUT__NETWORK": "none",
@@ -181,31 +208,34 @@ async def run(ground: Ground) -> Outcome:
             ).decode(),
         }
         async with real_server(ground.place("server"), environment) as server:
-            for spec in ("shut", "listed"):
-                inside = await server.sandbox(spec)
-                shown = await server.client.sandbox(inside.id)
-                levels.add(str((shown or {}).get("isolation")))
-                know: dict[str, Any] = {
-                    "destinations": _destinations(ground, trap.port),
-                    "allowed": place,
+            await tries.both(server, "bubblewrap", ("127.0.0.1", allowed.port))
+        async with engine_or_why_not() as engine:
+            if isinstance(engine, Engine):
+                listed = [f"{engine.address}:{allowed.port}"]
+                specs: dict[str, dict[str, Any]] = {
+                    "shut": {"network": "none"},
+                    "listed": {"network": "allowlist", "allow_hosts": listed},
                 }
-                said = await inside.run(PROGRAM, msgspec.json.encode(know).decode())
-                tried += said["tried"]
-                problems += [f"{spec}: {one}" for one in said["through"]]
-                reached = ["connect", "get"] if spec == "listed" else []
-                if said["allowed"] != reached or not said["proxy"]:
-                    problems.append(f"{spec}: the listed place is reached by {said['allowed']}")
+                directory = ground.place("contained")
+                async with server_of_containers(directory, engine, specs) as server:
+                    await tries.both(server, "container", (engine.address, allowed.port))
+            else:
+                lacking = f". Containers were not tried: {engine}"
+        problems = tries.problems
         problems += [f"{trap.came} connections came outside"] if trap.came else []
     return Outcome(
         did=(
             "destinations tried from inside of real sandboxes, one with the network `none` and one"
             " with `allowlist`, straight, by names and by the server's proxy, in"
-            f" {len(_WAYS)} ways, at the level {', '.join(sorted(levels))}; what is listed was reached"
-            " by the second only. Containers were not tried here"
+            f" {len(_WAYS)} ways:"
+            f" {', '.join(f'{count} at the level {one}' for one, count in tries.tried.items())};"
+            f" what is listed was reached by the second only{lacking}"
         ),
         figures=(
             Figure(
-                what="destinations", value=tried, at_least=2 * ground.count(DESTINATIONS, least=40)
+                what="destinations at a level, at least",
+                value=min(tries.tried.values()),
+                at_least=2 * ground.count(DESTINATIONS, least=40),
             ),
             zero("through", problems),
         ),
