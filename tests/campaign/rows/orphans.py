@@ -1,15 +1,18 @@
 """No sandbox is orphaned and none is doubled, wherever in its life the server is killed.
 
 The server is killed at any call of a backend, or a moment after it was asked for something, and
-sandboxes end or vanish behind its back. What is there must soon be what the next server tells.
+sandboxes end or vanish behind its back, or with their engine. What is there must soon be what the next
+server tells.
 Bystanders, which are another installation's or nobody's, must be as they were.
 """
 
 import asyncio
 import contextlib
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +24,9 @@ from agentsvc.backends.places import make_temp, new_temp_name, remove_directory,
 from agentsvc.backends.tree import MARK, marks, send
 from agentsvc.errors import BackendUnavailable
 from agentsvc.values import Secret, monotonic, new_id
-from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
+from tests.campaign import dock
+from tests.campaign.book import Figure, Ground, Half, Outcome, Row, shares, zero
+from tests.campaign.dock import COMMAND, IMAGE, Dock
 from tests.campaign.server import Server, serving
 from tests.core.bench import SERVE
 from tests.live.client import PATIENCE
@@ -30,12 +35,17 @@ from tests.live.installation import command_line
 KILLS: Final = 500
 RECONCILED_SECONDS: Final = 30.0
 _OF_PROCESSES: Final = 0.2
+_OF_CONTAINERS: Final = 0.06
+_LANES: Final = 4
+"""Servers beside each other: each mostly waits."""
 _OUTSIDE: Final = 5
 """One time in so many something ends behind the server's back."""
 _MOST: Final = 4
 _PATH: Final = "/api/v1/sandboxes"
 _LAST_CALL: Final = 4
 _LONGEST_WAIT: Final = 0.6
+_ENOUGH: Final = 40
+"""Kills that are worth several servers."""
 _SETTLED: Final = {"RUNNING": Phase.RUNNING, "PAUSED": Phase.PAUSED}
 _FAILED: Final = ("ERROR", "MISSING")
 _TEMP: Final = Path("/tmp")  # noqa: S108  # where the process backend keeps what must have a short path
@@ -49,6 +59,21 @@ _PROCESS: Final[dict[str, Any]] = {
         }
     },
 }
+_DOCKER: Final[dict[str, Any]] = {
+    "sandboxes": {"default_backend": "docker", "default_spec": "idle", "isolation": "container"},
+    "specs": {
+        "idle": {
+            "backend": "docker",
+            "image": IMAGE,
+            "command": list(COMMAND),
+            "options": {"user": "0:0"},
+        }
+    },
+}
+_INSTALLATION: Final = "agentsvc.installation"
+_SANDBOX: Final = "agentsvc.sandbox"
+_ROLE: Final = "agentsvc.role"
+_ENGINE_ENDS: Final = (signal.SIGTERM, signal.SIGKILL)
 
 
 class Found(msgspec.Struct, kw_only=True):
@@ -56,6 +81,7 @@ class Found(msgspec.Struct, kw_only=True):
 
     kills: int = 0
     outside: int = 0
+    engine_ends: int = 0
     orphans: list[str] = []
     doubles: list[str] = []
     touched: list[str] = []
@@ -148,13 +174,24 @@ async def run(ground: Ground) -> Outcome:
     kills = ground.count(KILLS, least=10)
     found = Found()
     of_processes = max(3, round(kills * _OF_PROCESSES))
-    await _in_place(ground, kills - of_processes, found)
-    await _of_processes(ground, of_processes, found)
+    why_none = dock.why_none()
+    of_containers = 0 if why_none else max(2, round(kills * _OF_CONTAINERS))
+    in_place = kills - of_processes - of_containers
+    async with asyncio.TaskGroup() as group:
+        if of_containers:
+            group.create_task(_of_containers(ground, of_containers, found))
+        group.create_task(_of_processes(ground, of_processes, found))
+        for lane, share in enumerate(shares(in_place, _LANES if in_place >= _ENOUGH else 1)):
+            group.create_task(_in_place(ground, f"place{lane}", share, found))
+    told = (
+        f"{of_containers} over containers of a real engine, which ended {found.engine_ends} times"
+    )
     return Outcome(
         did=(
-            f"{kills - of_processes} kills at a call of a backend that outlives the server, before or"
-            f" after it was done; {of_processes} at a random moment over sandboxes of the `process`"
-            f" backend; {found.outside} sandboxes ended or removed behind the server's back"
+            f"{in_place} kills at a call of a backend that outlives the server, before or after it was"
+            f" done; {of_processes} at a random moment over sandboxes of the `process` backend;"
+            f" {told if of_containers else f'containers were not tried: {why_none}'};"
+            f" {found.outside} sandboxes ended or removed behind the server's back"
         ),
         figures=(
             Figure(what="kill points", value=found.kills, at_least=kills),
@@ -172,9 +209,9 @@ async def run(ground: Ground) -> Outcome:
     )
 
 
-async def _in_place(ground: Ground, kills: int, found: Found) -> None:
+async def _in_place(ground: Ground, name: str, kills: int, found: Found) -> None:
     """Kill a server at the calls of a backend that outlives it."""
-    async with serving(ground.place("place")) as server:
+    async with serving(ground.place(name)) as server:
         world, chance = server.place.world, ground.chance
         mine = server.installation.instance_id
         order = Order(sandbox_id=new_id(), secret_env={"OH_SESSION_API_KEYS_0": Secret("other")})
@@ -238,15 +275,9 @@ async def _of_processes(ground: Ground, kills: int, found: Found) -> None:
             names = {mark.rpartition("/")[2] for mark in marks_there}
             return dict.fromkeys(names | {path.name for path in installation.sandbox_dirs()})
 
-        async def kill(act: Awaitable[None]) -> None:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_join(act))
-                await asyncio.sleep(chance.uniform(0, _LONGEST_WAIT))
-                await server.kill()
-
         life = Life(ground, server, look, found)
         for number in range(kills):
-            await life.cut_short(kill)
+            await life.cut_short(partial(_kill_soon, ground, server))
             workloads = await asyncio.to_thread(_workloads, server)
             found.doubles += [
                 f"{count} workloads of {name}" for name, count in workloads.items() if count > 1
@@ -259,6 +290,59 @@ async def _of_processes(ground: Ground, kills: int, found: Found) -> None:
                 await life.reconcile("ended by others")
         found.touched += [] if alive() else ["a process or a directory of another is gone"]
         found.orphans += await life.end_all(installation.leftovers)
+
+
+async def _kill_soon(ground: Ground, server: Server, act: Awaitable[None]) -> None:
+    """Kill the server a moment after it was asked for something."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_join(act))
+        await asyncio.sleep(ground.chance.uniform(0, _LONGEST_WAIT))
+        await server.kill()
+
+
+async def _of_containers(ground: Ground, kills: int, found: Found) -> None:
+    """Kill a server at any moment of the lives of containers, and their engine now and then."""
+    async with dock.open_dock() as engine:
+        config = {**_DOCKER, "backends": {"docker": {"host": engine.url, "guard_host": False}}}
+        bystanders = [
+            await engine.make({}),
+            await engine.make({_INSTALLATION: new_id(), _SANDBOX: new_id()}),
+        ]
+        async with serving(ground.place("containers"), config=config) as server:
+            await _lives_of_containers(ground, server, engine, kills, found)
+        there = {one["Id"] for one in await asyncio.to_thread(engine.containers)}
+        found.touched += [f"container {one} is gone" for one in bystanders if one not in there]
+
+
+async def _lives_of_containers(
+    ground: Ground, server: Server, engine: Dock, kills: int, found: Found
+) -> None:
+    chance, instance_id = ground.chance, server.installation.instance_id
+    mine = partial(engine.containers, agentsvc_installation=instance_id)
+
+    def look() -> Seen:
+        # One that is stopped may be without a container, as long as its files are there.
+        volumes = engine.volumes(agentsvc_installation=instance_id)
+        seen: Seen = {one["Labels"][_SANDBOX]: Phase.PAUSED for one in volumes}
+        return seen | {one["Labels"][_SANDBOX]: None for one in mine()}
+
+    life = Life(ground, server, look, found)
+    for number in range(kills):
+        await life.cut_short(partial(_kill_soon, ground, server))
+        there = await asyncio.to_thread(mine)
+        names = Counter((one["Labels"][_SANDBOX], one["Labels"][_ROLE]) for one in there)
+        found.doubles += [
+            f"{count} containers of {one}" for one, count in names.items() if count > 1
+        ]
+        if number % _OUTSIDE == 0 and there:
+            await asyncio.to_thread(engine.remove, chance.choice(there)["Id"])
+            found.outside += 1
+            await life.reconcile("container removed by others")
+        if number % _OUTSIDE == _OUTSIDE // 2:
+            await asyncio.to_thread(engine.restart, chance.choice(_ENGINE_ENDS))
+            found.engine_ends += 1
+            await life.reconcile("the engine ended")
+    found.orphans += await life.end_all(lambda: engine.left(instance_id))
 
 
 def _workloads(server: Server) -> dict[str, int]:

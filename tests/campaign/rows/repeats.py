@@ -6,6 +6,7 @@ answer is nearly as old as it may become. In some laps the server is killed in t
 
 import asyncio
 import contextlib
+import itertools
 import sqlite3
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -23,13 +24,19 @@ from tests.service import Answer
 REPEATS: Final = 10_000
 KEPT: Final = timedelta(hours=24)
 _AT_ONCE: Final = 4
-_OF_EACH: Final = 2
-_KILLS: Final = 5
-"""In one lap of so many the server is killed."""
+_OF_EACH: Final = 3
+_RESTARTS: Final = 4
+"""In one lap of so many the server is restarted between two repeats."""
+_KILLS: Final = 3
+"""In one lap of so many it is killed."""
 _ASKED_AGAIN: Final = 200
 _BUSY: Final = ("request_in_progress",)
 _V1: Final = "/api/v1/app-conversations"
+_HOOKS: Final = "/api/v1/webhook-subscriptions"
 _HEADER: Final = "Idempotency-Key"
+_LIVED_IN: Final = "SELECT sandbox_id FROM conversations WHERE sandbox_id IS NOT NULL"
+_PASSING: Final = ("sandbox", "webhook")
+"""Kinds of which what was made is deleted after each lap."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,11 +96,25 @@ KINDS: Final = (
         make=lambda _, tag: ("/api/v1/users", {"name": f"user-{tag}"}),
         count=_rows("users", "name LIKE 'user-%'"),
     ),
-    Kind(name="sandbox", make=lambda _, tag: ("/api/v1/sandboxes", {}), count=_rows("sandboxes")),
+    Kind(
+        name="webhook",
+        make=lambda _, tag: (_HOOKS, {"url": f"https://example.org/{tag}", "description": tag}),
+        count=_rows("webhook_subscriptions"),
+    ),
+    Kind(
+        name="sandbox",
+        make=lambda _, tag: ("/api/v1/sandboxes", {}),
+        count=_rows("sandboxes", f"id NOT IN ({_LIVED_IN})"),
+    ),
     Kind(
         name="start",
         make=lambda to, tag: (_V1, {"title": f"start {tag}", "sandbox_id": to.sandbox_id}),
-        count=_rows("start_tasks"),
+        count=_rows("start_tasks", "generation = 'v1'"),
+    ),
+    Kind(
+        name="start of V0",
+        make=lambda _, tag: ("/api/conversations", {}),
+        count=_rows("start_tasks", "generation = 'v0'"),
     ),
     Kind(
         name="message",
@@ -159,9 +180,10 @@ class Clients:
 
         await asyncio.gather(*(try_it(one) for one in requests for _ in range(_AT_ONCE)))
 
-    async def send_one_by_one(self, requests: list[Request]) -> None:
-        for one in requests:
-            await self.send(one)
+    async def send_again(self, requests: list[Request]) -> None:
+        """Send each once more, a few at a time."""
+        for some in itertools.batched(requests, _AT_ONCE):
+            await asyncio.gather(*map(self.send, some))
 
     async def _ask(self, request: Request) -> Answer:
         headers = {_HEADER: f'"{request.tag}"'}
@@ -189,24 +211,23 @@ async def run(ground: Ground) -> Outcome:
             laps += 1
             kills += is_cut
         at_last = await asyncio.to_thread(_count_all, server, target)
-        # Sandboxes were deleted meanwhile.
         doubled += [
             f"{name}: {at_last[name] - count} in all instead of {laps * _OF_EACH}"
             for name, count in at_first.items()
-            if name != "sandbox" and at_last[name] - count != laps * _OF_EACH
+            if name not in _PASSING and at_last[name] - count != laps * _OF_EACH
         ]
         await server.installation.stop()
         await asyncio.to_thread(_make_older, server.database, KEPT - timedelta(minutes=10))
         await server.start()
         few = ground.chance.sample(clients.requests, min(_ASKED_AGAIN, len(clients.requests)))
-        await clients.send_one_by_one(few)
+        await clients.send_again(few)
     repeats = clients.sent - len(clients.requests)
     return Outcome(
         did=(
             f"{len(clients.requests)} requests of {len(KINDS)} kinds ("
             + ", ".join(kind.name for kind in KINDS)
-            + f"), each {_AT_ONCE} times at once and twice later, one time after a restart; {kills}"
-            f" kills in the midst; {len(few)} of them once more when the answers were almost 24 h old"
+            + f"), each {_AT_ONCE} times at once and twice later, in one lap of {_RESTARTS} after a"
+            f" restart; {kills} kills in the midst; {len(few)} of them once more when the answers were almost 24 h old"
         ),
         figures=(
             Figure(what="repeats", value=repeats, at_least=wanted),
@@ -238,10 +259,10 @@ async def _lap(
             await server.kill()
     if is_cut:
         await server.start()
-    await clients.send_one_by_one(requests)
-    if number % _KILLS == 0:
+    await clients.send_again(requests)
+    if number % _RESTARTS == 0:
         await server.installation.restart()
-    await clients.send_one_by_one(requests)
+    await clients.send_again(requests)
     wrong = await _settled(server, target, before)
     await _tidy(server, target)
     return [f"{'cut off: ' if is_cut else ''}{one}" for one in wrong]
@@ -274,11 +295,12 @@ async def _settled(server: Server, target: Target, before: dict[str, int]) -> li
 
 
 async def _tidy(server: Server, target: Target) -> None:
-    """Delete the sandboxes that were made."""
+    """Delete the sandboxes and the webhooks that were made."""
     page = (await server.client.get("/api/v1/sandboxes/search?limit=100")).json()["items"]
-    for one in page:
-        if one["id"] != target.sandbox_id:
-            await server.client.delete(f"/api/v1/sandboxes/{one['id']}")
+    paths = [f"/api/v1/sandboxes/{one['id']}" for one in page if one["id"] != target.sandbox_id]
+    paths += [f"{_HOOKS}/{one['id']}" for one in (await server.client.get(_HOOKS)).json()]
+    for some in itertools.batched(paths, _AT_ONCE):
+        await asyncio.gather(*map(server.client.delete, some))
 
 
 def _make_older(database: Path, age: timedelta) -> None:

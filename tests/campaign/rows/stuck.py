@@ -16,7 +16,7 @@ import msgspec
 from agentsvc.testing.llm import Script, call, say
 from agentsvc.values import monotonic
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
-from tests.campaign.real import RealServer, real_server
+from tests.campaign.real import SECONDS, RealServer, real_server
 from tests.campaign.server import Server, serving
 from tests.http.gateway.steps import until
 from tests.live.client import PATIENCE
@@ -101,7 +101,11 @@ async def _with_fakes(ground: Ground, cases: int, found: Found) -> None:
 
 
 async def _with_real(ground: Ground, cases: int, found: Found) -> None:
-    environment = {"AGENTSVC_SANDBOXES__MAX_RUNNING": str(2 * _REAL_AT_ONCE)}
+    environment = {
+        "AGENTSVC_SANDBOXES__MAX_RUNNING": str(2 * _REAL_AT_ONCE),
+        # Several are loaded at a time, which takes long on a busy machine.
+        "AGENTSVC_SANDBOXES__START_SECONDS": str(SECONDS),
+    }
     async with real_server(ground.place("real"), environment) as server:
         ways = [_REAL_WAYS[number % len(_REAL_WAYS)] for number in range(cases)]
         await _all_of(ways, _REAL_AT_ONCE, lambda way: _one_real(server, way, found))
