@@ -1,6 +1,7 @@
 """`poe bench`: every figure of the server beside its floor, as a table, and `RESULTS.md`."""
 
 import asyncio
+import gc
 import importlib.metadata
 import os
 import platform
@@ -59,6 +60,8 @@ def main(
     """Print what the server costs; what all parts found is written to tests/bench/RESULTS.md."""
     sizes = SMALL if small else FULL
     began = monotonic()
+    # What this process itself is made of is no part of what its requests take.
+    gc.freeze()
     parts = {name: PARTS[name] for name in only or PARTS}
     if against:
         parts = {"api": partial(_measure_against, against.rstrip("/"), key)}

@@ -10,8 +10,9 @@ from typing import Final
 
 from agentsvc.values import monotonic, new_id
 from tests.bench.figures import Figure, Section, Target, percentile
-from tests.bench.load import as_many_as_can_be, one_by_one, paced
+from tests.bench.load import as_many_as_can_be, paced
 from tests.bench.part_pages import event_of
+from tests.bench.prober import Prober, prober_of
 from tests.bench.processes import serve_bare
 from tests.bench.rig import client_of, feeder_of, run
 from tests.bench.sizes import Sizes
@@ -21,7 +22,6 @@ from tests.service import Client
 EVENTS_PER_SECOND: Final = 4000
 _LONGEST_WAIT_MS: Final = 25.0
 _READS_SLOWED: Final = 1.5
-_PAUSE_SECONDS: Final = 0.01
 _PATIENCE_SECONDS: Final = 300.0
 """A machine that cannot keep up answers late; that is a figure, too."""
 _JSON: Final = {"Content-Type": "application/json"}
@@ -45,13 +45,15 @@ async def measure(sizes: Sizes, folder: Path) -> Section:
             opened.push_async_callback(patient.close)
             feeders.append(Feeder(conversation_id=fed.conversation_id, sandbox=patient))
         figures = await store(sizes, feeders, _bare_commits(folder, sizes))
-        figures += await _waits(sizes, client, feeders, bare_client)
+        prober = await opened.enter_async_context(prober_of(server))
+        figures += await _waits(sizes, prober, feeders, bare_client)
     return Section(
         title="Reported events",
         about=f"Reports of {sizes.batch} events of {sizes.event_bytes} bytes through"
         " `POST /api/v1/webhooks/events/{id}`, each stored at `synchronous=FULL` before it is"
         " answered. The floor of the rate is bare SQLite in one thread, a commit for each report;"
-        " that of the waits is bare aiohttp taking the same bodies.",
+        " that of the waits is bare aiohttp taking the same bodies. The page is read by a process"
+        " of its own, every 10 ms.",
         figures=tuple(figures),
     )
 
@@ -75,21 +77,23 @@ async def store(sizes: Sizes, feeders: list[Feeder], floor: tuple[float, ...] = 
     ]
 
 
-async def _waits(sizes: Sizes, client: Client, feeders: list[Feeder], bare: Client) -> list[Figure]:
+async def _waits(sizes: Sizes, prober: Prober, feeders: list[Feeder], bare: Client) -> list[Figure]:
     report = _reporting(feeders, sizes)
     body = b"[" + b",".join(event_of(n, sizes.event_bytes) for n in range(sizes.batch)) + b"]"
     rate = EVENTS_PER_SECOND / 2 / sizes.batch
-    read = _page_of(client, feeders[0])
+    page = f"/api/v1/conversation/{feeders[0].conversation_id}/events/search?limit=20"
     late, bare_late, idle, busy = [], [], [], []
     for _ in range(sizes.rounds):
-        idle += await one_by_one(read, sizes.requests)
+        idle += await prober.look(page, seconds=sizes.seconds)
         took = await paced(report, per_second=rate, seconds=sizes.seconds)
         late.append(1000 * percentile(took.took_seconds, 0.99))
         took = await paced(
             lambda: bare.post("/sink", data=body), per_second=rate, seconds=sizes.seconds
         )
         bare_late.append(1000 * percentile(took.took_seconds, 0.99))
-        busy += await _while_reported(sizes, report, rate, read)
+        load = paced(report, per_second=rate, seconds=sizes.seconds)
+        meanwhile, _ = await asyncio.gather(prober.look(page, seconds=sizes.seconds), load)
+        busy += meanwhile
     return [
         Figure(
             name=f"99 of 100 reports at {EVENTS_PER_SECOND // 2:,} events/s",
@@ -108,19 +112,6 @@ async def _waits(sizes: Sizes, client: Client, feeders: list[Feeder], bare: Clie
     ]
 
 
-async def _while_reported(sizes: Sizes, post: Post, rate: float, read: Post) -> list[float]:
-    """Return how long reads take while reports come in."""
-    took = []
-    async with asyncio.TaskGroup() as group:
-        load = group.create_task(paced(post, per_second=rate, seconds=sizes.seconds))
-        while not load.done():
-            began = monotonic()
-            await read()
-            took.append(monotonic() - began)
-            await asyncio.sleep(_PAUSE_SECONDS)
-    return took
-
-
 def _reporting(feeders: list[Feeder], sizes: Sizes) -> Post:
     """Return what reports new events, each time of another sandbox."""
     turns = itertools.cycle(feeders)
@@ -134,16 +125,6 @@ def _reporting(feeders: list[Feeder], sizes: Sizes) -> Post:
         assert answer.status == 200, answer.text
 
     return report
-
-
-def _page_of(client: Client, feeder: Feeder) -> Post:
-    path = f"/api/v1/conversation/{feeder.conversation_id}/events/search?limit=20"
-
-    async def read() -> None:
-        answer = await client.get(path)
-        assert answer.status == 200, answer.text
-
-    return read
 
 
 def _bare_commits(folder: Path, sizes: Sizes) -> tuple[float, ...]:

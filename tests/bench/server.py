@@ -4,6 +4,7 @@ Its sandboxes are a fake agent inside it, or all of them one URL.
 """
 
 import asyncio
+import gc
 import os
 import sys
 from contextlib import AsyncExitStack
@@ -61,6 +62,7 @@ async def main(data_dir: Path, sandbox_url: str) -> None:
         opened.push_async_callback(runner.cleanup)
         await runner.setup()
         await web.SockSite(runner, listener).start()
+        gc.freeze()
         url = config.server.internal_url
         await serve_until_told(Running(pid=os.getpid(), url=url, key=key.reveal()))
 
