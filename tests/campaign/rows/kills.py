@@ -31,6 +31,7 @@ READY_SECONDS: Final = 3.0
 DUMPS: Final = Path(__file__).parents[2] / "data" / "db"
 BATCH: Final = 4
 _WRITERS: Final = 12
+_LIVES: Final = 60
 _LANES: Final = 2
 """Servers beside each other, so that both cores have work and each is back soon enough."""
 
@@ -236,7 +237,7 @@ async def run(ground: Ground) -> Outcome:
     lanes = _LANES if kills >= 100 else 1
     async with asyncio.TaskGroup() as group:
         for lane, share in enumerate(shares(kills - migrations, lanes)):
-            group.create_task(_lives(ground, f"lane{lane}", share, found))
+            group.create_task(_live_often(ground, f"lane{lane}", share, found))
     async with asyncio.TaskGroup() as group:
         for lane, share in enumerate(shares(migrations, lanes)):
             group.create_task(_kill_migrations(ground, lane, share, found))
@@ -265,6 +266,13 @@ async def run(ground: Ground) -> Outcome:
         ),
         problems=tuple(found.lost + found.half + found.faults),
     )
+
+
+async def _live_often(ground: Ground, name: str, count: int, found: Found) -> None:
+    """End so many lives, each installation a number of times: to compare much takes long."""
+    for number, lives in enumerate(shares(count, -(-count // _LIVES))):
+        await _lives(ground, f"{name}-{number}", lives, found)
+        await asyncio.to_thread(shutil.rmtree, ground.place(f"{name}-{number}"))
 
 
 async def _lives(ground: Ground, name: str, count: int, found: Found) -> None:
