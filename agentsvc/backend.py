@@ -423,6 +423,14 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
     async def probe(self) -> Health:
         """Say whether a sandbox could be created now, and if not, why. Cheap; changes nothing."""
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether sandboxes use the processors of this server's machine, so that starts take turns.
+
+        No I/O.
+        """
+        return False
+
     def fences(self, asked: Spec | Order) -> Fences:
         """Say how what is made of a spec or an order is held; known once the backend is open.
 

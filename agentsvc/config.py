@@ -223,6 +223,19 @@ class ConversationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     start_seconds: Annotated[
         float, Meta(gt=0, description="Longest time a conversation may take to start")
     ] = 900.0
+    starts_at_once: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**6,
+            description="How many starts work at a time on the server's own machine; others wait"
+            " for their turn, fair between users; 0 is as its processors allow",
+        ),
+    ] = 0
+    turn_seconds: Annotated[
+        float,
+        Meta(gt=0, le=10**6, description="How long one start keeps others waiting at the most"),
+    ] = 5.0
     clone_seconds: Annotated[
         float, Meta(gt=0, description="Longest time cloning a repository may take")
     ] = 120.0

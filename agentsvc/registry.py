@@ -159,6 +159,11 @@ class BackendRegistry:
             log.exception("backend failed", extra={"backend": name})
             return Health(ok=False, reason=f"it failed as it should not: {type(exc).__name__}")
 
+    def runs_here(self, name: str) -> bool:
+        """Say whether a backend, or one of a group, runs sandboxes on this server's machine."""
+        members = (self._backends.get(member) for member in self.members(name))
+        return any(backend is not None and backend.runs_here for backend in members)
+
     def rooms(self) -> dict[str, RoomConfig]:
         """Return how much may run at a time at each configured backend."""
         return dict(self._rooms)

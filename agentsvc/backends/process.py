@@ -121,6 +121,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             )
         )
 
+    @property
+    def runs_here(self) -> bool:
+        """Say that all sandboxes are processes of this machine."""
+        return True
+
     async def open(self) -> None:
         """Make the state directory, find out what can be used, and open the doors there are."""
         await reach(self._open)

@@ -67,7 +67,7 @@ class StartTask(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     queue_position: int | None = None
-    """The place of its sandbox among those that wait for room, counted from 1."""
+    """Its place among those that wait for room or for their turn, counted from 1."""
 
 
 class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,11 +89,13 @@ class Progress:
         task = start.task
         tx.after_commit(lambda: self._on_change(task))
 
-    async def set_position(self, start: Start, position: int | None) -> None:
-        """Store the place in the queue for room, if it has changed; None is the end of the wait."""
+    async def set_position(
+        self, start: Start, position: int | None, *, queue: str = "room"
+    ) -> None:
+        """Store the place in a queue, if it has changed; None is the end of the wait."""
         if position == start.task.queue_position:
             return
-        detail = f"Waiting for room: position {position} in the queue" if position else None
+        detail = f"Waiting for {queue}: position {position} in the queue" if position else None
         start.task = msgspec.structs.replace(
             start.task, queue_position=position, detail=detail, updated_at=now()
         )

@@ -11,6 +11,7 @@ from agentsvc.conversations.failure import unknown_sandbox
 from agentsvc.conversations.grouping import choose_sandbox
 from agentsvc.conversations.progress import Progress, Start, made
 from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.turns import Lane
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import BackendUnavailable, NotFound, StartRefused
 from agentsvc.orders import WhenFull
@@ -54,6 +55,21 @@ class Seats:
             # A backend that is away is waited for in the background.
             with contextlib.suppress(BackendUnavailable):
                 await self._make(tx, start, order.when_full)
+
+    async def find_lane(self, start: Start) -> Lane | None:
+        """Return what a start would need of this machine now; None for nothing to speak of."""
+        task = start.task
+        named = task.sandbox_id or task.request.sandbox_id or start.conversation.sandbox_id
+        if named is None:
+            found = await self._find_joinable(start)
+        else:
+            [found] = await self._sandboxes.find_many(task.user_id, [named])
+            if found is None:
+                return None
+        if not self._sandboxes.runs_here(found.spec if found else self._spec(start)):
+            return None
+        is_running = found is not None and found.status is SandboxStatus.RUNNING
+        return Lane.RUNNING if is_running else Lane.NEW
 
     async def choose(self, start: Start) -> Sandbox:
         """Return the sandbox, asked for and linked to the conversation; raises StartRefused."""

@@ -325,6 +325,7 @@ class Conversations:
         """
         await self.get(user_id, conversation_id, include_starting=True)
         for task_id in await self._remover.remove(conversation_id):
+            self._starter.turns.leave(task_id)
             self._tell_followers(task_id, None)
 
     async def save_workspace(self, user_id: str, conversation_id: str) -> Archive:
@@ -485,10 +486,12 @@ class Conversations:
 
     async def _go_on(self) -> None:
         """Go on with the starts and removals that a stop, a crash or a full disk interrupted."""
-        for task_id in await self._tasks.unfinished():
-            if not self._supervisor.is_running(_start_name(task_id)):
-                log.info("going on with a start", extra={"task_id": task_id})
-                self._run(task_id)
+        unfinished = await self._tasks.unfinished()
+        waiting = [one for one in unfinished if not self._supervisor.is_running(_start_name(one))]
+        self._starter.turns.expect(waiting)
+        for task_id in waiting:
+            log.info("going on with a start", extra={"task_id": task_id})
+            self._run(task_id)
         await self._remover.tell_all()
 
     def _run(self, task_id: str) -> None:

@@ -47,6 +47,7 @@ from agentsvc.conversations.replays import play
 from agentsvc.conversations.seats import Seats
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
+from agentsvc.conversations.turns import Turns
 from agentsvc.conversations.workspace import Clone, Workspace
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import (
@@ -110,6 +111,9 @@ class Starter:
         self._carrier = carrier
         self._on_change = on_change
         self._progress = Progress(db=db, table=self._table, tasks=self._tasks, on_change=on_change)
+        self.turns = Turns(config.starts_at_once, lapse_seconds=config.turn_seconds)
+        """Who works on this machine now, and who waits for that."""
+        sandboxes.on_making(self._holds_back)
         self._seats = Seats(
             db=db,
             table=self._table,
@@ -128,6 +132,8 @@ class Starter:
         start = Start(task=task, conversation=conversation, deadline=now() + time_limit)
         try:
             for status, step in self._steps():
+                if status is StartStatus.PREPARING_REPOSITORY and _waits_for_files(start):
+                    self.turns.give_back(task_id)
                 await self._progress.enter(start, status)
                 await self._retry(start, step)
         except ConversationDeleted:
@@ -138,6 +144,8 @@ class Starter:
         except Exception:
             log.exception("start failed", extra={"task_id": task_id})
             await self._fail(start, "An unexpected error; the server's log has the details", "")
+        finally:
+            self.turns.leave(task_id)
 
     def _steps(self) -> list[tuple[StartStatus, Callable[[Start], Awaitable[None]]]]:
         return [
@@ -167,10 +175,16 @@ class Starter:
                 start.tokens[provider] = (base_url, stored.token)
 
     async def _get_sandbox(self, start: Start) -> None:
+        is_asked_for = start.task.sandbox_id is not None
+        if not is_asked_for:
+            await self._take_turn(start)
         with timed(start, "choice"):
             sandbox = await self._seats.choose(start)
         with timed(start, "room"):
-            await self._wait_for_room(start, sandbox.id)
+            has_waited = await self._wait_for_room(start, sandbox.id)
+        if is_asked_for or has_waited:
+            await self._take_turn(start)
+            await self._sandboxes.make_now(sandbox.id)
         with timed(start, "sandbox"):
             waited = await self._wait_until_it_runs(start, sandbox.id)
         if waited is None or waited.agent_url is None or waited.target.is_rest:
@@ -202,13 +216,40 @@ class Starter:
         await self._progress.set_detail(start, None)
         return seen
 
-    async def _wait_for_room(self, start: Start, sandbox_id: str) -> None:
-        """Wait until it is the sandbox's turn to run; only then the time for the start begins."""
+    async def _take_turn(self, start: Start) -> None:
+        """Wait until few enough work on this machine; only then the time for the start begins."""
+        lane = await self._seats.find_lane(start)
+        with timed(start, "turn"):
+            has_waited = await self.turns.take(
+                start.task,
+                lane,
+                lambda place: self._progress.set_position(start, place, queue="its turn"),
+            )
+        await self._progress.set_position(start, None)
+        if has_waited:
+            start.deadline = now() + timedelta(seconds=self._config.start_seconds)
+
+    async def _holds_back(self, sandbox: Sandbox) -> bool:
+        """Say whether a sandbox is made only when it is the turn of the start that asked for it."""
+        if not self._sandboxes.runs_here(sandbox.spec):
+            return False
+        waiting = await self._tasks.waiting_for(sandbox.id)
+        return bool(waiting) and not any(self.turns.has_had(task_id) for task_id in waiting)
+
+    async def _wait_for_room(self, start: Start, sandbox_id: str) -> bool:
+        """Wait until there is room for the sandbox; says whether there was none at first.
+
+        Only then the time for the start begins.
+        """
+        has_waited = False
         while True:
             seen = await self._sandboxes.find_any(sandbox_id)
             position = await self._sandboxes.gate.find_position(sandbox_id)
             if seen is None or position is None:
                 break
+            has_waited = True
+            # It does not keep others from working meanwhile.
+            self.turns.leave(start.task.id)
             await self._progress.set_position(start, position)
             await self._sandboxes.wait_for(
                 sandbox_id,
@@ -218,6 +259,7 @@ class Starter:
         if start.task.queue_position is not None:
             await self._progress.set_position(start, None)
             start.deadline = now() + timedelta(seconds=self._config.start_seconds)
+        return has_waited
 
     async def _prepare_repository(self, start: Start) -> None:
         sandbox, agent = made(start.sandbox), made(start.agent)
@@ -477,6 +519,13 @@ class Starter:
                 "why": detail,
             },
         )
+
+
+def _waits_for_files(start: Start) -> bool:
+    """Whether a start is about to wait for others, such as a git host, or a script of the user."""
+    order = start.task.request
+    is_cloned = start.conversation.selected_repository and not order.parent_conversation_id
+    return order.archive_id is not None or bool(is_cloned)
 
 
 def _differs_from(reason: str, seen: Sandbox | None) -> bool:

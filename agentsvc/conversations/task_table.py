@@ -109,6 +109,15 @@ class StartTaskTable:
         )
         return {row["id"]: self._from_row(row) for row in rows}
 
+    async def waiting_for(self, sandbox_id: str) -> list[str]:
+        """Return the ids of the tasks that wait for a sandbox to run."""
+        rows = await self._db.all(
+            "SELECT id FROM start_tasks WHERE status IN ('WORKING', 'WAITING_FOR_SANDBOX')"
+            " AND sandbox_id = :sandbox_id",
+            {"sandbox_id": sandbox_id},
+        )
+        return [row["id"] for row in rows]
+
     async def unfinished(self) -> list[str]:
         """Return the ids of the tasks that are not at their end, oldest first."""
         rows = await self._db.all(

@@ -41,6 +41,8 @@ from agentsvc.values import Secret, now, sha256
 
 log = logging.getLogger(__name__)
 
+type IsHeldBack = Callable[[Sandbox], Awaitable[bool]]
+
 LOG_LINES: Final = 15
 """How much of what a sandbox wrote goes with the news that it failed."""
 
@@ -91,6 +93,11 @@ class Driver:
         self._wakes: dict[str, asyncio.Event] = {}
         self._unseen: set[str] = set()
         self._has_seen = asyncio.Event()
+        self._on_making: list[IsHeldBack] = []
+
+    def on_making(self, is_held_back: IsHeldBack) -> None:
+        """Ask before a sandbox is made; one that is held back is asked for again when woken."""
+        self._on_making.append(is_held_back)
 
     def wake(self, sandbox_id: str) -> None:
         """Bring a sandbox to its target in the background; one that waits goes on at once."""
@@ -162,6 +169,10 @@ class Driver:
         if sandbox.target is Target.DELETED:
             due_at = await self._uses.find_removal_due(sandbox.id)
             return None if due_at is None or due_at <= now() else _Progress.BLOCKED
+        if sandbox.handle is None:
+            for is_held_back in self._on_making:
+                if await is_held_back(sandbox):
+                    return _Progress.SETTLED
         return None
 
     async def _fail(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:

@@ -31,7 +31,7 @@ from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.capacity import Load
 from agentsvc.sandboxes.changes import Changes, OnChange
 from agentsvc.sandboxes.clients import ClientOrder, ClientTable
-from agentsvc.sandboxes.driver import LOG_LINES, Driver
+from agentsvc.sandboxes.driver import LOG_LINES, Driver, IsHeldBack
 from agentsvc.sandboxes.gate import Gate, held_of
 from agentsvc.sandboxes.meter import Meter
 from agentsvc.sandboxes.order import CallbackRules, with_floor, with_models
@@ -148,6 +148,10 @@ class Sandboxes:
             f"Sandbox spec not found: {spec_id}" if spec_id else "No sandbox spec exists"
         )
 
+    def runs_here(self, spec: Spec) -> bool:
+        """Say whether sandboxes of a spec may use the processors of this server's machine."""
+        return self._registry.runs_here(spec.backend or self._config.default_backend)
+
     async def find_any(self, sandbox_id: str, reader: Queryable | None = None) -> Sandbox | None:
         """Return a sandbox whoever owns it; for the server's own use."""
         return await self._table.find(sandbox_id, reader)
@@ -206,6 +210,10 @@ class Sandboxes:
         Of a new sandbox both are the same.
         """
         self._changes.listen(listener)
+
+    def on_making(self, is_held_back: IsHeldBack) -> None:
+        """Ask before a sandbox is made, and leave it until `make_now` where it is held back."""
+        self._driver.on_making(is_held_back)
 
     # What is wanted
 
@@ -399,6 +407,19 @@ class Sandboxes:
         wanted = await self._want_now(sandbox_id, Target.DELETED)
         if wanted is not None:
             await self._wait(wanted, lambda seen: seen is None)
+
+    async def make_now(self, sandbox_id: str) -> None:
+        """Make a sandbox that was held back until now; it has all its time to start.
+
+        One that there is already is fine.
+        """
+
+        async def body(tx: Transaction) -> None:
+            found = await self._table.find(sandbox_id, tx)
+            if found is not None and found.handle is None and found.target is Target.RUNNING:
+                await self._let_in(tx, sandbox_id)
+
+        await self._db.write(body)
 
     async def release(self, tx: Transaction, sandbox_id: str) -> None:
         """Ask for the removal of a sandbox in the caller's own transaction, whoever owns it.

@@ -150,6 +150,8 @@ class FakeWorld:
         """What every sandbox is said to use."""
         self.isolation = Isolation.NONE
         """What every report says is in force, be it true or not."""
+        self.is_here = False
+        """Sandboxes are said to use the processors of the server's machine."""
 
     def backend(self, instance_id: str = "test", state_dir: Path = Path()) -> "FakeBackend":
         """Return a backend on this world; a further one is what comes after a restart."""
@@ -226,6 +228,11 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         """Say that all is well, unless a switch says otherwise."""
         await self._call("probe")
         return Health(ok=True, facts={"sandboxes": str(len(self.world.sandboxes))})
+
+    @property
+    def runs_here(self) -> bool:
+        """Say what the world was told to say."""
+        return self.world.is_here
 
     def fences(self, asked: Spec | Order) -> Fences:
         """Say what the world was told to say."""

@@ -38,7 +38,7 @@ from .fleet import Fleet
 from .images import Images
 from .making import Maker
 from .reach import answers
-from .settings import DockerConfig, engines
+from .settings import DockerConfig, address_of, engines
 from .streams import lines, to_time
 from .watch import Watch, has_seen_the_end
 
@@ -77,6 +77,11 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         self._images = Images(config.auth_file)
         self._guard = Guard()
         self._watches = {one.name: Watch(one, context.instance_id) for one in found}
+
+    @property
+    def runs_here(self) -> bool:
+        """Say whether one of the engines is on this machine."""
+        return any(not address_of(engine.url) for engine in self._fleet.engines.values())
 
     async def open(self) -> None:
         """Connect to every engine; raises BackendUnavailable if none answers."""

@@ -47,7 +47,7 @@ async def test_a_start_shows_where_its_time_went(client: Client) -> None:
     shown = (await client.end_of_start(task["id"]))["stages"]
     assert [stage["status"] for stage in shown] == IN_ORDER
     parts = {stage["status"]: stage["parts"] for stage in shown}
-    assert list(parts["WAITING_FOR_SANDBOX"]) == ["choice", "room", "sandbox", "agent"]
+    assert list(parts["WAITING_FOR_SANDBOX"]) == ["turn", "choice", "room", "sandbox", "agent"]
     assert list(parts["STARTING_CONVERSATION"]) == ["conversation", "first_answer"]
     for stage in shown[:-1]:
         # Each part is rounded by itself.

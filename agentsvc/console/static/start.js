@@ -150,7 +150,7 @@ export function StartProgress({ id }) {
           </li>
         `)}
       </ol>
-      ${task.queue_position && html`<p class="hint">Place ${task.queue_position} in the queue: as many sandboxes run as may.</p>`}
+      ${task.queue_position && html`<p class="hint">Place ${task.queue_position} in the queue.</p>`}
       ${isFailed && html`
         <${Problem} title="What happened" error=${{ message: task.detail ?? "The server did not say why" }} />
         <div class="actions">

@@ -122,7 +122,7 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
-    """AppConversationStartTask; `queue_position` counts from 1 while it waits for room.
+    """AppConversationStartTask; `queue_position` counts from 1 while it waits for room, or its turn.
 
     `stages` are those it went through, in order.
     """
