@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from ipaddress import ip_network
@@ -31,8 +32,8 @@ async def engine_or_why_not() -> AsyncIterator[Engine | str]:
             found: Engine | str = await asyncio.to_thread(
                 stack.enter_context, our_engine(directory)
             )
-        except EngineFailed as exc:
-            found = str(exc)
+        except (EngineFailed, OSError, subprocess.SubprocessError) as exc:
+            found = f"there is no engine with our image: {exc}"
         yield found
     await _until_gone(directory)
 

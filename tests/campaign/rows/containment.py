@@ -54,7 +54,7 @@ def lists(path):
 
 def connects(address, family=socket.AF_INET, kind=socket.SOCK_STREAM):
     with socket.socket(family, kind) as trial:
-        trial.settimeout(5)
+        trial.settimeout(3)
         trial.connect(address)
         if kind == socket.SOCK_DGRAM:
             trial.send(MARK.encode())
