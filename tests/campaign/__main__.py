@@ -14,7 +14,7 @@ from tests.campaign.book import Row
 from tests.campaign.results import RESULTS, line_of, machine, seconds_of, write
 from tests.campaign.rows import ROWS
 
-_AT_ONCE: Final = 3
+_AT_ONCE: Final = 4
 
 
 @click.command()
@@ -76,13 +76,12 @@ async def _run(rows: list[Row], run: Run, at_once: int, file: Path | None) -> in
 def in_order(rows: Iterable[Row], seconds: Mapping[str, float]) -> list[Row]:
     """Return in which order rows are begun, by how long they took before.
 
-    Those that need the machine for themselves come first, the longest of them last, as it may share;
-    then the others, the longest first.
+    Those that are alone come first, then those that are so at first, so that the others run beside
+    the rest of them: the longest first.
     """
 
-    def rank(row: Row) -> tuple[bool, float]:
-        took = seconds.get(row.name, 0.0)
-        return (False, took) if row.is_alone else (True, -took)
+    def rank(row: Row) -> tuple[bool, bool, float]:
+        return not row.is_alone, not row.is_alone_at_first, -seconds.get(row.name, 0.0)
 
     return sorted(rows, key=rank)
 
@@ -103,11 +102,12 @@ async def run_all(
     going: set[asyncio.Task[None]] = set()
     async with asyncio.TaskGroup() as group:
         for row in rows:
-            while len(going) >= (1 if row.is_alone else at_once):
+            is_alone = row.is_alone or row.is_alone_at_first
+            while len(going) >= (1 if is_alone else at_once):
                 _, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
             shared = asyncio.Event()
             going.add(group.create_task(one(row, shared)))
-            if row.is_alone:
+            if is_alone:
                 await shared.wait()
 
 

@@ -71,7 +71,7 @@ class Ground:
         self.scale = scale
         self.seed = seed
         self.share = share
-        """Says that a row which runs alone has measured its times: others may run beside the rest."""
+        """Says that a row which is alone at first has taken its times: others run beside the rest."""
         self.chance = random.Random(seed)  # noqa: S311  # chance that has to be repeatable
 
     def count(self, full: int, *, least: int = 1) -> int:
@@ -93,9 +93,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     promise: str
     run: Callable[[Ground], Coroutine[Any, Any, Outcome]]
     is_alone: bool = False
-    """Whether it has the machine for itself, as its figures are times: until it ends, or `share`s."""
-    is_first: bool = False
-    """Whether it goes before those that run beside it, as it has to be quick."""
+    """Whether it has the machine for itself, as its figures are times."""
+    is_alone_at_first: bool = False
+    """Whether it has the machine for itself until it has taken its times, and `share`s it."""
 
 
 def shares(count: int, lanes: int) -> list[int]:

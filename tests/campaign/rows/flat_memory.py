@@ -184,4 +184,6 @@ def _slope(at: Sequence[float], mib: Sequence[float]) -> float:
     return linear_regression(at[first:], mib[first:]).slope * 3600
 
 
-ROW: Final = Row(name="memory", half=Half.LOST, promise="flat memory", run=run, is_alone=True)
+ROW: Final = Row(
+    name="memory", half=Half.LOST, promise="flat memory", run=run, is_alone_at_first=True
+)
