@@ -19,10 +19,13 @@ from agentsvc.backend import BackendContext, Handle, Order, Phase
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
+from agentsvc.errors import AgentsvcError
 from agentsvc.values import Secret, monotonic, new_id, new_key
 
 _KIB_IN_MIB: Final = 1024
 _POLL_SECONDS: Final = 0.02
+_PATIENCE_SECONDS: Final = 180.0
+"""How long anything may take: a machine that is busy is slow, and that is a figure, too."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +49,12 @@ def main(rounds: int, at_once: int, bubblewrap: bool) -> None:  # a click option
 
 async def measure(rounds: int, at_once: int, *, use_bubblewrap: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        config = ProcessConfig(zygote=True, use_bubblewrap=use_bubblewrap)
+        config = ProcessConfig(
+            zygote=True,
+            use_bubblewrap=use_bubblewrap,
+            zygote_seconds=_PATIENCE_SECONDS,
+            launch_seconds=_PATIENCE_SECONDS,
+        )
         context = BackendContext(instance_id=new_id(), state_dir=Path(folder, "state"))
         backend = ProcessBackend(config, context)
         client = AgentClient()
@@ -54,7 +62,8 @@ async def measure(rounds: int, at_once: int, *, use_bubblewrap: bool) -> None:
         await backend.open()
         try:
             bench = Bench(backend, client)
-            await bench.start(is_fork=True)
+            first, _ = await bench.start(is_fork=True)
+            await backend.delete(first)
             for is_fork in (False, True):
                 bench.show(
                     [await bench.once(is_fork=is_fork) for _ in range(rounds)], "one at a time"
@@ -102,8 +111,10 @@ class Bench:
         if report.phase is not Phase.RUNNING:
             raise click.ClickException(report.reason)
         url = next(one.url for one in report.endpoints if one.name == "agent")
-        if not await self.client.at(url, key).is_alive():
-            raise click.ClickException("the agent server is not alive")
+        try:
+            await self.client.at(url, key).wait_ready(_PATIENCE_SECONDS)
+        except AgentsvcError as exc:
+            raise click.ClickException(f"{exc.message} {exc.detail}") from exc
         return handle, monotonic() - began
 
     async def weigh(self, handle: Handle, seconds: float) -> Start:
