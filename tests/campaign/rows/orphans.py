@@ -180,7 +180,8 @@ async def run(ground: Ground) -> Outcome:
     async with asyncio.TaskGroup() as group:
         if of_containers:
             group.create_task(_of_containers(ground, of_containers, found))
-        group.create_task(_of_processes(ground, of_processes, found))
+        for lane, share in enumerate(shares(of_processes, 2 if of_processes >= _ENOUGH else 1)):
+            group.create_task(_of_processes(ground, f"processes{lane}", share, found))
         for lane, share in enumerate(shares(in_place, _LANES if in_place >= _ENOUGH else 1)):
             group.create_task(_in_place(ground, f"place{lane}", share, found))
     told = (
@@ -264,9 +265,9 @@ async def _kill_at_call(
     server.place.on_call = None
 
 
-async def _of_processes(ground: Ground, kills: int, found: Found) -> None:
+async def _of_processes(ground: Ground, name: str, kills: int, found: Found) -> None:
     """Kill a server at any moment of the lives of sandboxes that are processes of this machine."""
-    async with serving(ground.place("processes"), config=_PROCESS) as server, _bystander() as alive:
+    async with serving(ground.place(name), config=_PROCESS) as server, _bystander() as alive:
         installation, chance = server.installation, ground.chance
 
         def look() -> Seen:
