@@ -27,7 +27,7 @@ READY_SECONDS: Final = 2.0
 MEMORY_MIB: Final = 150.0
 SLOPE_MIB: Final = 1.0
 _CLIENTS: Final = 6
-_PAUSE_SECONDS: Final = 0.02
+_PAUSE_SECONDS: Final = 0.05
 _LONG_ENOUGH: Final = 600.0
 """A line through less than that says nothing of an hour."""
 _MIB: Final = 1024 * 1024
