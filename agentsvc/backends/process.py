@@ -47,6 +47,7 @@ from agentsvc.backends import (
     groups,
     landlock,
     launch,
+    listening,
     places,
     uplink,
     users,
@@ -63,20 +64,17 @@ from agentsvc.backends.threads import finish, reach, until_none
 from agentsvc.backends.tree import Tree, boot_id, marks, reap, snapshot
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
 from agentsvc.hookspecs import hookimpl
-from agentsvc.values import monotonic, now
+from agentsvc.values import now
 
 log = logging.getLogger(__name__)
 
 HANDLE_VERSION: Final = 1
 
-_HOST = "127.0.0.1"
 _BY_PROCESS = frozenset({"disk_bytes", "open_files"})
 """Limits that need no control group."""
 _BY_USER = frozenset({"pids"})
 """Limits that need none where each sandbox has a user of its own."""
 _FOLLOW_SECONDS = 0.2
-_WAIT_SECONDS = 0.4
-_LOOK_SECONDS = 0.01
 
 
 class ProcessBackend(RuntimeBackend[ProcessConfig]):
@@ -207,7 +205,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         phase = look.phase
         if phase is Phase.GONE:
             return Report(phase=phase)
-        if phase is Phase.RUNNING and not await self._answers(look):
+        if phase is Phase.RUNNING and not await listening.answers(
+            look, self.config.connect_seconds
+        ):
             phase = Phase.STARTING
         shut = await self._doors.why_stuck(place, look.record)
         sockets = look.state.sockets if look.state else {}
@@ -548,34 +548,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise Conflict("The sandbox is only just being started")
         return look
 
-    async def _answers(self, look: Look) -> bool:
-        """Wait a moment for what listens inside: a fork does within it, and nobody looks again."""
-        if look.state is not None and look.state.sockets and look.record is not None:
-            path = launch.control_path(look.record.temp)
-            try:
-                async with asyncio.timeout(self.config.connect_seconds + _WAIT_SECONDS):
-                    return await control.answer(
-                        path, look.awaited_ports(), wait_seconds=_WAIT_SECONDS
-                    )
-            except (OSError, control.BadAnswer):
-                return False
-        end = monotonic() + _WAIT_SECONDS
-        is_open = await self._connects(look)
-        while not is_open and monotonic() < end:
-            await asyncio.sleep(_LOOK_SECONDS)
-            is_open = await self._connects(look)
-        return is_open
-
-    async def _connects(self, look: Look) -> bool:
-        for port in look.awaited_ports():
-            try:
-                async with asyncio.timeout(self.config.connect_seconds):
-                    _, writer = await asyncio.open_connection(_HOST, port)
-            except OSError:  # which TimeoutError is, too
-                return False
-            writer.transport.abort()
-        return True
-
     async def _end(self, tree: Tree, *, grace_seconds: float) -> None:
         if grace_seconds > 0 and await reach(tree.terminate):
             await until_none(lambda: bool(tree.others()), grace_seconds)
@@ -616,5 +588,5 @@ def _own(mark: str, instance_id: str) -> str:
 
 def _url_of(port: int, socket_path: str | None) -> str:
     if socket_path is None:
-        return f"http://{_HOST}:{port}"
+        return f"http://{listening.LOOPBACK}:{port}"
     return f"http+unix://{quote(socket_path, safe='')}"
