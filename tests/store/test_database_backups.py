@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentsvc.db import Database
+from agentsvc.errors import CapacityExceeded, Conflict
 from tests.store.test_database import adding, names_in, user_ids
 
 
