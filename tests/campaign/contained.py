@@ -26,16 +26,18 @@ async def engine_or_why_not() -> AsyncIterator[Engine | str]:
     """Give a Docker engine with our image, or say why there is none; it ends with its last user."""
     # Of the campaign, which is the parent of what runs a row; no directory of a row, as it outlives it.
     directory = Path(f"/tmp/campaign-engine-{os.getppid()}")  # noqa: S108  # sockets have short names
-    with ExitStack() as stack:
-        try:
-            await asyncio.to_thread(directory.mkdir, mode=0o700, exist_ok=True)
-            found: Engine | str = await asyncio.to_thread(
-                stack.enter_context, our_engine(directory)
-            )
-        except (EngineFailed, OSError, subprocess.SubprocessError) as exc:
-            found = f"there is no engine with our image: {exc}"
-        yield found
-    await _until_gone(directory)
+    try:
+        with ExitStack() as stack:
+            try:
+                await asyncio.to_thread(directory.mkdir, mode=0o700, exist_ok=True)
+                found: Engine | str = await asyncio.to_thread(
+                    stack.enter_context, our_engine(directory)
+                )
+            except (EngineFailed, OSError, subprocess.SubprocessError) as exc:
+                found = f"there is no engine with our image: {exc}"
+            yield found
+    finally:
+        await _until_gone(directory)
 
 
 async def _until_gone(directory: Path) -> None:
