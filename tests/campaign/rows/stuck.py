@@ -26,7 +26,7 @@ from tests.service import Client
 CASES: Final = 200
 HONEST_SECONDS: Final = 30.0
 _OF_REAL: Final = 0.04
-_AT_ONCE: Final = 40
+_AT_ONCE: Final = 24
 _REAL_AT_ONCE: Final = 4
 _V1: Final = "/api/v1/app-conversations"
 _SAYS_IT_RUNS: Final = "running"
