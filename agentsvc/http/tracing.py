@@ -16,6 +16,7 @@ from agentsvc import __version__
 from agentsvc.conversations.model import StartTask
 from agentsvc.errors import StartFailed
 from agentsvc.http.keys import CONVERSATIONS, REQUEST_ID
+from agentsvc.http.middleware import trace_request
 from agentsvc.http.routes import Handler, route_of
 from agentsvc.orders import StartStatus
 
@@ -54,7 +55,7 @@ def install(app: web.Application, environ: Mapping[str, str]) -> None:
             hint=f"install agentsvc[otel], or unset {_ENDPOINTS[0]}",
         ) from exc
     # Behind what gives the request its id, and around what makes its answer.
-    app.middlewares.insert(1, tracing.trace)
+    app.middlewares.insert(app.middlewares.index(trace_request) + 1, tracing.trace)
     app.cleanup_ctx.append(tracing.run)
 
 

@@ -181,6 +181,7 @@ async def test_nobody_waits_for_the_repository_of_another(
     fake_world.stays_starting = False
     is_fetched = fake_agent.hold("git clone", is_command=True)
     first = await client.start_task(selected_repository="acme/widgets")
+    await fake_agent.waits("git clone")
     later = await client.start_task()
     assert (await client.end_of_start(later["id"]))["status"] == "READY"
     assert (await client.task(first["id"]))["status"] == "PREPARING_REPOSITORY"
