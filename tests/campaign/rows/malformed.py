@@ -95,11 +95,11 @@ class Fuzz:
             connection.end()
             try:
                 async with asyncio.timeout(SECONDS):
-                    status, is_open = await connection.answer()
+                    status, _ = await connection.answer()
             except TimeoutError:
                 self.hangs.append(repr(raw[:300]))
                 return False
-            began = monotonic()
+            is_open, began = False, monotonic()
         self.slowest = max(self.slowest, monotonic() - began)
         self.statuses[status] = self.statuses.get(status, 0) + 1
         # What a stand-in of the outside does not answer is told as 502, 503 or 504, with a code.

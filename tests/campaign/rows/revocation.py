@@ -57,11 +57,19 @@ class Revocations:
 
     async def _try(self, kind: str, key: str, revoke: Any) -> None:
         self.kinds[kind] += 1
-        headers = {"X-Session-API-Key": key}
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.ws_connect(self._server.url + _STREAM, heartbeat=None) as socket,
-        ):
+        async with aiohttp.ClientSession(headers={"X-Session-API-Key": key}) as session:
+            took = await self._until_closed(session, revoke)
+            if took is None:
+                self.open.append(f"{kind}: its socket stays open")
+                return
+            self.took.append(took)
+            async with session.get(self._server.url + "/api/keys/current") as answer:
+                if answer.status not in (401, 403):
+                    self.open.append(f"{kind}: its key still opens: {answer.status}")
+
+    async def _until_closed(self, session: aiohttp.ClientSession, revoke: Any) -> float | None:
+        """Open a socket, revoke, and return how long it was open after that; None for ever."""
+        async with session.ws_connect(self._server.url + _STREAM, heartbeat=None) as socket:
             await self._is_answered(socket)
             began = monotonic()
             await revoke()
@@ -69,12 +77,8 @@ class Revocations:
                 while (await socket.receive(timeout=30)).type not in _CLOSED:
                     pass
             except TimeoutError:
-                self.open.append(f"{kind}: its socket stays open")
-                return
-            self.took.append(monotonic() - began)
-        answer = await self._server.client_with(key).get("/api/keys/current")
-        if answer.status not in (401, 403):
-            self.open.append(f"{kind}: its key still opens: {answer.status}")
+                return None
+            return monotonic() - began
 
     async def _is_answered(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Wait until the socket is one that the server knows."""
