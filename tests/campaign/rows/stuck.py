@@ -159,7 +159,8 @@ async def _one_real(server: RealServer, way: str, found: Found) -> None:
         running(f"sleep {_STEP_SECONDS}"), sandbox_id=sandbox.id
     )
     await client.wait_for_execution(conversation_id, "running")
-    [pid] = server.installation.agent_servers(sandbox.id)
+    # What it is just starting looks like it for a moment, and comes after it.
+    pid, *_ = server.installation.agent_servers(sandbox.id)
     os.kill(pid, signal.SIGSTOP if way == "frozen" else signal.SIGKILL)
 
     async def bring_back() -> None:
@@ -219,8 +220,15 @@ async def _go_on(client: Client, conversation_id: str) -> None:
 
 
 def _said(events: list[dict[str, object]]) -> int:
-    """Return how often the agent has said something."""
-    return sum(one["kind"] == "MessageEvent" and one["source"] == "agent" for one in events)
+    """Return how often the agent has said something, be it by its tool that ends a run.
+
+    One that was killed before its first step is told both messages as one, and does what both say.
+    """
+    return sum(
+        one["source"] == "agent"
+        and (one["kind"] == "MessageEvent" or one.get("tool_name") == "finish")
+        for one in events
+    )
 
 
 ROW: Final = Row(name="stuck", half=Half.LOST, promise="no conversation is stuck", run=run)
