@@ -8,12 +8,11 @@ import pytest
 
 from agentsvc.config import (
     Config,
-    ConversationsConfig,
     GitConfig,
     LimitsConfig,
-    ModelsConfig,
     RuntimeApiConfig,
 )
+from agentsvc.conversationconfig import ConversationsConfig, ModelsConfig
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld

@@ -17,7 +17,7 @@ from agentsvc import quotas
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.agent_answers import ConversationInfo
 from agentsvc.announcements import Announcements
-from agentsvc.config import ConversationsConfig
+from agentsvc.conversationconfig import ConversationsConfig
 from agentsvc.conversations import facts
 from agentsvc.conversations.agent_body import text_of, to_agent_message
 from agentsvc.conversations.masking import mask_state

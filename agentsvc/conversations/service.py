@@ -14,7 +14,7 @@ from agentsvc import quotas
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.announcements import Announcements
 from agentsvc.archives import Archive, Archives, ArchiveState
-from agentsvc.config import ConversationsConfig
+from agentsvc.conversationconfig import ConversationsConfig
 from agentsvc.conversations.agent_body import to_agent_message
 from agentsvc.conversations.carrying import Carrier
 from agentsvc.conversations.grants import Grants

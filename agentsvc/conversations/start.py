@@ -17,7 +17,7 @@ from agentsvc.agent import AgentClient, AgentServer, ConversationInfo
 from agentsvc.agentoptions import Llm, llm_to_agent, secrets_of
 from agentsvc.announcements import Announcements
 from agentsvc.archives import Archives
-from agentsvc.config import ConversationsConfig
+from agentsvc.conversationconfig import ConversationsConfig
 from agentsvc.conversations.agent_body import (
     AgentInputs,
     check_secret_names,

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from agentsvc.config import EventsConfig
+from agentsvc.conversationconfig import EventsConfig
 from tests.service import WAIT_SECONDS, Client, Service
 
 

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.backend import Capability, Found, Handle, LogLine, Order, Report, SaveHandle
-from agentsvc.config import ConversationsConfig
+from agentsvc.conversationconfig import ConversationsConfig
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeBackend, FakeWorld

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from agentsvc.auth import Role
-from agentsvc.config import ModelsConfig
+from agentsvc.conversationconfig import ModelsConfig
 from agentsvc.conversations.usage import find_usage
 from agentsvc.errors import ModelUnavailable
 from agentsvc.http.keys import DATABASE
