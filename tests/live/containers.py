@@ -81,7 +81,7 @@ def our_engine(directory: Path) -> Iterator[Engine]:
         yield _ready(told, directory / "engine")
         return
     place = Path(told) if told else directory / "engine"
-    if not told and (reason := engines.why_not()):
+    if not told and not engines.is_used(place) and (reason := engines.why_not()):
         raise EngineFailed(reason)
     with Lease(place) as lease:
         yield _ready(lease.url, place)

@@ -218,6 +218,18 @@ class _Keeper:
             print(f"something is left in {self.directory}", flush=True)  # noqa: T201  # to the log
 
 
+def is_used(directory: Path) -> bool:
+    """Say whether somebody has a share in the engine of a directory, or has just given it back."""
+    try:
+        with directory.with_suffix(".users").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def why_not() -> str:
     """Say why no engine can be started here, or nothing if one can."""
     if os.geteuid() != 0:
