@@ -23,6 +23,17 @@ _STATE: Final = "conversation_registry"
 _CHANGED: Final = frozenset({"routes", "lifespan_context", "_routes_version"})
 """What routes change of a router when they are added to it."""
 
+_NOWHERE: Final[Mapping[str, Any]] = {
+    "type": "http",
+    "method": "GET",
+    "path": "/-",
+    "root_path": "",
+    "path_params": {},
+    "query_string": b"",
+    "headers": [],
+}
+"""A request that none of the routes is for."""
+
 
 class Kept(Exception):  # it is a fact, and no fault
     """Something of what the application was built with is still there."""
@@ -101,6 +112,9 @@ class Built:
             if not changed <= _CHANGED:
                 raise Kept(f"its routes change {min(changed - _CHANGED)}")
             self._routes, self._router = router.routes[start:], router
+            for route in self._routes:
+                # What they keep for themselves they make when they are first looked at.
+                route.matches(dict(_NOWHERE))
             self._registry = type(registry)
             state.clear()
             raise _Recorded

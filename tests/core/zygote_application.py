@@ -2,7 +2,7 @@
 
 import os
 
-from tests.core.zygote_web import Web
+from tests.core.zygote_web import Route, Web
 
 
 class Settings:
@@ -31,7 +31,7 @@ def get_settings() -> Settings:
 
 
 def add_routes(app: Web) -> None:
-    app.router.routes.append(os.environ.get("PROBE_NAME", ""))
+    app.router.routes.append(Route(os.environ.get("PROBE_NAME", "")))
 
 
 def create_app() -> Web:

@@ -83,12 +83,14 @@ def application() -> dict[str, Any]:
     """Return what an application is made of, and whether its routes were made here."""
     is_there = "tests.core.zygote_application" in sys.modules
     module = importlib.import_module("tests.core.zygote_application")
+    routes = module.app.router.routes
     return {
         "is there": is_there,
         "name": module.app.state.settings.name,
         "is the only one": module.get_settings() is module.app.state.settings,
-        "routes": len(module.app.router.routes),
-        "routes made here": os.environ["PROBE_NAME"] in module.app.router.routes,
+        "routes": len(routes),
+        "routes made here": os.environ["PROBE_NAME"] in [one.owner for one in routes],
+        "routes looked at": all(one.seen_by not in (0, os.getpid()) for one in routes),
         "registry": type(module.app.state.conversation_registry).__name__,
     }
 

@@ -1,5 +1,6 @@
 """As much of a framework for web applications as `zygote_application` needs."""
 
+import os
 from typing import Any
 
 
@@ -19,13 +20,25 @@ class State:
             raise AttributeError(name) from None
 
 
+class Route:
+    """One that notes who has first looked at it."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.seen_by = 0
+
+    def matches(self, scope: dict[str, Any]) -> None:
+        assert scope["type"] == "http"
+        self.seen_by = self.seen_by or os.getpid()
+
+
 class APIRouter:
     """A list of routes."""
 
     def __init__(self, provider: object) -> None:
         self.dependency_overrides_provider = provider
         self.lifespan_context = None
-        self.routes: list[str] = []
+        self.routes: list[Route] = []
         self._routes_version = 0
 
     def _mark_routes_changed(self) -> None:
