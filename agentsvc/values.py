@@ -89,6 +89,11 @@ def new_bytes(count: int) -> bytes:
     return secrets.token_bytes(count)
 
 
+def spread(least: float) -> float:
+    """Return a random number from the least to twice that."""
+    return least * (1 + secrets.randbelow(1_000_000) / 1_000_000)
+
+
 def short_id() -> str:
     """Return a fresh random id of 22 base62 characters."""
     return "".join(secrets.choice(_BASE62) for _ in range(22))

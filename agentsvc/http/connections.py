@@ -22,7 +22,7 @@ from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.passage import Passage, Rest, SizedRest, Taker
 from agentsvc.http.patience import HOLD_SECONDS, Seldom
 from agentsvc.http.wire import error_body
-from agentsvc.values import new_id
+from agentsvc.values import new_id, spread
 
 log = logging.getLogger(__name__)
 
@@ -373,7 +373,7 @@ class BoundedConnection(web.RequestHandler):
         self._refusal = _refusal(TooManyRequests("Too many connections come from this address"))
         self._wire = wire
         if self._crowd.stay(self._limits.max_connections):
-            self._next_look = self._loop.call_later(HOLD_SECONDS, self._tell_refusal)
+            self._next_look = self._loop.call_later(spread(HOLD_SECONDS), self._tell_refusal)
         else:
             self._tell_refusal()
         return False

@@ -11,10 +11,11 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc.http.routes import Handler
-from agentsvc.values import monotonic
+from agentsvc.values import monotonic, spread
 
-HOLD_SECONDS: Final = 0.5
-"""How long an answer is kept back."""
+HOLD_SECONDS: Final = 1.0
+"""How long an answer is kept back at least. Some are for up to twice that, so that those who were turned
+away together do not come back together."""
 _TOLD_EVERY_SECONDS: Final = 60.0
 _MOST_CALLERS: Final = 1000
 
@@ -32,7 +33,7 @@ class Bench:
             return False
         self._free -= 1
         try:
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(spread(self._seconds))
         finally:
             self._free += 1
         return True
