@@ -532,6 +532,14 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         del handle
         return None
 
+    async def give_way(self, handles: Sequence[Handle]) -> None:  # noqa: B027  # optional: they may share
+        """Let these sandboxes, and no others, have less of the processors where others want them.
+
+        Asked where `runs_here` while conversations start: what has begun is not to slow the others.
+        Nothing more starts when none is named. Sandboxes that are gone are fine. No sandbox gives way
+        any more once the backend was closed, or is opened after a crash.
+        """
+
     # With a capability. The base class raises Unsupported.
 
     async def pause(self, handle: Handle) -> None:

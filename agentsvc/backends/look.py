@@ -117,7 +117,7 @@ def look_at(place: Place, mark: str) -> Look:
             place=place,
             exists=True,
             record=record,
-            state=_state_of_this_boot(place),
+            state=state_of_this_boot(place),
             phase=Phase.PAUSED,
             is_paused=True,
             is_half_paused=not pause.is_done,
@@ -145,7 +145,8 @@ def describe_exit(code: int | None, reason: str, last_line: str) -> str:
     return f"{reason}: {last_line}" if last_line else reason
 
 
-def _state_of_this_boot(place: Place) -> State | None:
+def state_of_this_boot(place: Place) -> State | None:
+    """Return what the shim wrote, unless that was before this machine was started."""
     # The pids in an older one are other processes' by now.
     state = place.read_state()
     return state if state is not None and state.boot == boot_id() else None

@@ -24,8 +24,8 @@ def usage_of(state: State) -> Usage | None:
     """Return what the sandbox uses now; None where it does not run."""
     if not is_alive(state.shim):
         return None
-    groups = [Path(path) for path in dict.fromkeys((state.cgroup, *state.joined)) if path]
-    pids = list(_pids(state))
+    groups = groups_of(state)
+    pids = list(pids_of(state))
     cpu = next(filter(None, map(_group_cpu, groups)), None)
     memory = next(filter(None, map(_group_memory, groups)), None)
     return Usage(
@@ -35,7 +35,13 @@ def usage_of(state: State) -> Usage | None:
     )
 
 
-def _pids(state: State) -> Iterator[int]:
+def groups_of(state: State) -> list[Path]:
+    """Return the control groups that hold a sandbox or limit it."""
+    return [Path(path) for path in dict.fromkeys((state.cgroup, *state.joined)) if path]
+
+
+def pids_of(state: State) -> Iterator[int]:
+    """Yield every process of a sandbox, its shim first."""
     found = [state.shim[0]]
     if state.cgroup:
         found += cgroup.pids(Path(state.cgroup))

@@ -55,13 +55,20 @@ from agentsvc.backends import (
 )
 from agentsvc.backends.ahead import AGENT_SERVER, Ahead
 from agentsvc.backends.groups import Groups
-from agentsvc.backends.look import MACHINES_NETWORK, OWN_NETWORK, Look, look_at
+from agentsvc.backends.look import (
+    MACHINES_NETWORK,
+    OWN_NETWORK,
+    Look,
+    look_at,
+    state_of_this_boot,
+)
 from agentsvc.backends.meter import usage_of
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
+from agentsvc.backends.priority import Priorities
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC, ZYGOTE, agent_version, check
 from agentsvc.backends.threads import finish, reach, until_none
-from agentsvc.backends.tree import Tree, boot_id, marks, reap, snapshot
+from agentsvc.backends.tree import Tree, marks, reap, snapshot
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
 from agentsvc.hookspecs import hookimpl
 from agentsvc.values import now
@@ -107,6 +114,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._bubblewrap = bubblewrap.Found(reason="the backend is not open")
         self._callback = doors.callback_of(context.callback_url)
         self._doors = doors.Doors()
+        self._priorities = Priorities(context.state_dir / ".giving-way", self._running_state)
         self._zygote = zygote.Zygote(
             zygote.Rules(
                 program=self.program,
@@ -127,6 +135,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def open(self) -> None:
         """Make the state directory, find out what can be used, and open the doors there are."""
         await reach(self._open)
+        await self.give_way(())
         if agent_version():
             self._zygote.begin()
         for place, record in await reach(self._records):
@@ -134,6 +143,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def close(self) -> None:
         """Close the doors; sandboxes go on and wait for the next server to open them."""
+        await self.give_way(())
         await self._zygote.close()
         await self._doors.close_all()
 
@@ -309,10 +319,15 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         place = self._place(handle)
 
         def take() -> Usage | None:
-            state = place.read_state()
-            return usage_of(state) if state is not None and state.boot == boot_id() else None
+            state = state_of_this_boot(place)
+            return usage_of(state) if state is not None else None
 
         return await reach(take)
+
+    async def give_way(self, handles: Sequence[Handle]) -> None:
+        """Lower the priority of their agent servers, and let that of others be as before."""
+        named = frozenset(handle.sandbox_id for handle in handles)
+        await reach(lambda: self._priorities.settle(named))
 
     # What blocks, and therefore runs in a thread
 
@@ -331,6 +346,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                 else "sandboxes are not isolated: they run with the rights of the server's user",
                 extra={"reason": self._bubblewrap.reason, "remedy": self._bubblewrap.remedy},
             )
+
+    def _running_state(self, sandbox_id: str) -> places.State | None:
+        place = places.find_place(self.context.state_dir, sandbox_id)
+        return state_of_this_boot(place) if place is not None else None
 
     def _has_doors(self) -> bool:
         return not self._callback or doors.is_loopback(self._callback)

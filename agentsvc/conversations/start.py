@@ -113,6 +113,8 @@ class Starter:
         self._progress = Progress(db=db, table=self._table, tasks=self._tasks, on_change=on_change)
         self.turns = Turns(config.starts_at_once, lapse_seconds=config.turn_seconds)
         """Who works on this machine now, and who waits for that."""
+        self._begun: dict[str, Sandbox] = {}
+        """What has begun since nobody started."""
         sandboxes.on_making(self._holds_back)
         self._seats = Seats(
             db=db,
@@ -134,6 +136,7 @@ class Starter:
             for status, step in self._steps():
                 if status is StartStatus.PREPARING_REPOSITORY and _waits_for_files(start):
                     self.turns.give_back(task_id)
+                    await self._give_way(start)
                 await self._progress.enter(start, status)
                 await self._retry(start, step)
         except ConversationDeleted:
@@ -146,6 +149,17 @@ class Starter:
             await self._fail(start, "An unexpected error; the server's log has the details", "")
         finally:
             self.turns.leave(task_id)
+        await self._give_way(start)
+
+    async def _give_way(self, start: Start) -> None:
+        """Have what has begun leave this machine to those that start, until none does."""
+        sandbox = start.sandbox
+        is_ready = start.task.status is StartStatus.READY
+        if is_ready and sandbox is not None and self._sandboxes.runs_here(sandbox.spec):
+            self._begun[sandbox.id] = sandbox
+        if self.turns.is_over:
+            self._begun.clear()
+        await self._sandboxes.yielding.settle(self._begun.values())
 
     def _steps(self) -> list[tuple[StartStatus, Callable[[Start], Awaitable[None]]]]:
         return [

@@ -132,6 +132,13 @@ class Turns:
                 await asyncio.wait_for(waiting.is_over.wait(), _TELL_SECONDS)
         return True
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody works, waits, or is expected."""
+        return not self._expected and not any(
+            queue.held or queue.waiting for queue in self._queues.values()
+        )
+
     def has_had(self, task_id: str) -> bool:
         """Say whether it is, or was, a start's turn."""
         return task_id in self._lapses or task_id in self._served
@@ -187,6 +194,6 @@ def _held_of(task: StartTask) -> Held:
 
 
 def _places_of_machine() -> int:
-    # One more than the processors, since each start waits for something now and then.
+    # Twice the processors, since each start waits for something half of its time.
     is_told = hasattr(os, "sched_getaffinity")
-    return 1 + (len(os.sched_getaffinity(0)) if is_told else os.cpu_count() or 1)
+    return 2 * (len(os.sched_getaffinity(0)) if is_told else os.cpu_count() or 1)

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
@@ -10,6 +11,8 @@ from agentsvc.backend import Handle, PartlyScanned, RuntimeBackend
 from agentsvc.errors import AgentsvcError, BackendBroken, BackendUnavailable
 from agentsvc.registry import BackendRegistry
 from agentsvc.supervisor import is_cancelled
+
+log = logging.getLogger(__name__)
 
 type Backend = RuntimeBackend[msgspec.Struct]
 
@@ -56,6 +59,16 @@ class BackendCalls:
         except AgentsvcError:
             return ""
         return "\n".join(found)
+
+    async def give_way(self, name: str, handles: Sequence[Handle]) -> bool:
+        """Let these sandboxes of a backend give way and no others; say whether it took that."""
+        try:
+            async with self.to(name) as backend:
+                await backend.give_way(handles)
+        except AgentsvcError as exc:
+            log.info("sandboxes give no way", extra={"backend": name, "reason": str(exc)})
+            return False
+        return True
 
 
 def _broken(name: str, exc: BaseException) -> BackendBroken:

@@ -43,6 +43,7 @@ from agentsvc.sandboxes.sweep import Sweeper
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.sandboxes.usage import Usage
 from agentsvc.sandboxes.use_table import Removal, Unused, UseTable
+from agentsvc.sandboxes.yielding import Yielding
 from agentsvc.settings import SettingsStore
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import (
@@ -107,6 +108,8 @@ class Sandboxes:
             fits=self.gate.has_room,
         )
         """What is there before anybody asks for it."""
+        self.yielding = Yielding(self._calls)
+        """Which of them have less of this machine for a moment."""
         self._driver = Driver(
             spares=self.spares,
             db=db,

@@ -286,6 +286,10 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
         used = Usage(cpu_seconds=time.process_time(), memory_bytes=1024 * 1024, processes=1)
         return self.world.usage or used
 
+    async def give_way(self, handles: Sequence[Handle]) -> None:
+        """Do nothing but take note."""
+        await self._call("give_way", " ".join(sorted(one.sandbox_id for one in handles)))
+
     async def scan(self) -> Sequence[Found]:
         """List the world's sandboxes that this instance made."""
         await self._call("scan")

@@ -290,6 +290,18 @@ async def what_a_sandbox_is_said_to_use_grows_with_its_work(rig: Rig) -> None:
     expect(await rig.backend.usage(handle) is None, "it uses something after delete")
 
 
+@check()
+async def one_that_gives_way_goes_on(rig: Rig) -> None:
+    """Check that a sandbox may be asked to give way at any time, and is there all the same."""
+    handle, report = await rig.run()
+    for handles in ([handle], [handle], [], [handle]):
+        await rig.backend.give_way(handles)
+        expect(await is_served(rig, report), f"it does not answer where {len(handles)} give way")
+    await rig.backend.delete(handle)
+    for handles in ([handle], []):
+        await rig.backend.give_way(handles)
+
+
 @check(needs(Capability.SURVIVES_RESTART))
 async def a_new_instance_answers_for_what_an_old_one_made(rig: Rig) -> None:
     """Check that after a restart the handle alone is enough."""

@@ -10,6 +10,7 @@ import pytest
 
 from agentsvc.auth import Role
 from agentsvc.config import Config
+from agentsvc.errors import BackendUnavailable
 from tests.conftest import FAST
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 from tests.plugins import load_plugins
@@ -103,6 +104,44 @@ async def test_starts_wait_in_order_and_move_on_as_those_before_them_are_ready(
     for task in tasks:
         ended = await finish(client, fake_world, task["id"])
         assert (ended["status"], ended["detail"], ended["queue_position"]) == ("READY", None, None)
+
+
+async def test_what_has_begun_gives_way_until_nothing_starts_any_more(
+    narrow: Service, fake_world: TroubledWorld
+) -> None:
+    client = await admin(narrow)
+
+    def told() -> list[str]:
+        return [ids for method, ids in fake_world.calls if method == "give_way"]
+
+    first = await begun(client, fake_world)
+    second = await waiting(client, 1)
+    assert told() == []
+    ids = [(await finish(client, fake_world, first["id"]))["sandbox_id"]]
+    await eventually(lambda: told() == ids)
+    assert (await finish(client, fake_world, second["id"]))["status"] == "READY"
+    await eventually(lambda: told() == [*ids, ""])
+    # One that starts alone slows nobody.
+    for _ in range(2):
+        alone = await client.start_task()
+        assert (await finish(client, fake_world, alone["id"]))["status"] == "READY"
+    assert told() == [*ids, ""]
+
+
+async def test_a_backend_that_could_not_be_told_is_told_the_next_time(
+    narrow: Service, fake_world: TroubledWorld
+) -> None:
+    client = await admin(narrow)
+    first = await begun(client, fake_world)
+    second = await waiting(client, 1)
+    await finish(client, fake_world, first["id"])
+    await eventually(lambda: fake_world.count("give_way") == 1)
+    fake_world.next["give_way"] = [BackendUnavailable("nobody is there")]
+    await finish(client, fake_world, second["id"])
+    await eventually(lambda: fake_world.count("give_way") == 2)
+    alone = await client.start_task()
+    await finish(client, fake_world, alone["id"])
+    await eventually(lambda: fake_world.count("give_way") == 3)
 
 
 async def test_turns_go_round_between_users(narrow: Service, fake_world: TroubledWorld) -> None:

@@ -107,6 +107,10 @@ class TroubledBackend(FakeBackend):
         await self.world.trouble("delete")
         await super().delete(handle)
 
+    async def give_way(self, handles: Sequence[Handle]) -> None:
+        await super().give_way(handles)
+        await self.world.trouble("give_way")
+
     async def pause(self, handle: Handle) -> None:
         await self.world.trouble("pause")
         await super().pause(handle)
