@@ -135,7 +135,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def open(self) -> None:
         """Make the state directory, find out what can be used, and open the doors there are."""
         await reach(self._open)
-        await self.give_way(())
+        await self._let_all_share()
         if agent_version():
             self._zygote.begin()
         for place, record in await reach(self._records):
@@ -143,7 +143,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     async def close(self) -> None:
         """Close the doors; sandboxes go on and wait for the next server to open them."""
-        await self.give_way(())
+        await self._let_all_share()
         await self._zygote.close()
         await self._doors.close_all()
 
@@ -346,6 +346,13 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
                 else "sandboxes are not isolated: they run with the rights of the server's user",
                 extra={"reason": self._bubblewrap.reason, "remedy": self._bubblewrap.remedy},
             )
+
+    async def _let_all_share(self) -> None:
+        """Let nobody give way any more; where that cannot be noted it is not worth a failed start."""
+        try:
+            await self.give_way(())
+        except BackendUnavailable as exc:
+            log.warning("sandboxes may still give way", extra={"reason": exc.detail})
 
     def _running_state(self, sandbox_id: str) -> places.State | None:
         place = places.find_place(self.context.state_dir, sandbox_id)

@@ -10,6 +10,7 @@ import pytest
 from agentsvc.backend import Phase
 from agentsvc.backends.places import State
 from agentsvc.backends.priority import Priorities, weigh
+from agentsvc.errors import BackendUnavailable
 from tests.core.bench import Bench, on_bench
 from tests.core.test_sandbox_usage import state_of
 
@@ -87,6 +88,19 @@ def test_what_was_noted_by_a_server_that_was_killed_is_undone(
     Priorities(tmp_path / "noted", find).settle(frozenset())
     assert niceness(pids[1]) in ("0", "")
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_what_cannot_be_noted_keeps_no_backend_from_opening(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with on_bench(tmp_path) as bench:
+        (bench.backend.context.state_dir / ".giving-way").mkdir()
+        with pytest.raises(BackendUnavailable):
+            await bench.backend.give_way(())
+        await bench.backend.close()
+        await bench.backend.open()
+        said = [one.message for one in caplog.records]
+        assert said.count("sandboxes may still give way") == 2
 
 
 def notes(bench: Bench) -> set[str]:
