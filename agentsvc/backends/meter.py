@@ -5,14 +5,14 @@ All functions block for a moment; call them from a thread.
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from agentsvc.backend import Usage
 from agentsvc.backends import cgroup
 from agentsvc.backends.places import State
-from agentsvc.backends.tree import is_alive, look_up
+from agentsvc.backends.tree import Identity, Process, is_alive, look_up
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -20,18 +20,43 @@ _CPU_FIELDS: Final = slice(11, 15)
 """Of `stat`, behind the name: its own time and that of the children it has waited for."""
 
 
-def usage_of(state: State) -> Usage | None:
+_WORKED_SECONDS: Final = 0.1
+
+
+class Memories:
+    """What the processes of a sandbox take, where nothing else counts it.
+
+    The kernel looks at each of their pages to tell, so of those that have hardly worked since they
+    were asked about, what was told is remembered.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Identity, tuple[float, int]] = {}
+
+    def take(self, spent: Mapping[Identity, float]) -> int:
+        """Return how many bytes processes take together, of which this is the time they have worked."""
+        found: dict[Identity, tuple[float, int]] = {}
+        for process, seconds in spent.items():
+            known = self._known.get(process)
+            if known is None or seconds - known[0] >= _WORKED_SECONDS:
+                known = seconds, _memory_of(process[0])
+            found[process] = known
+        self._known = found
+        return sum(size for _, size in found.values())
+
+
+def usage_of(state: State, memories: Memories) -> Usage | None:
     """Return what the sandbox uses now; None where it does not run."""
     if not is_alive(state.shim):
         return None
     groups = groups_of(state)
-    pids = list(pids_of(state))
+    spent = {one.identity: _cpu_of(one.pid) for one in processes_of(state)}
     cpu = next(filter(None, map(_group_cpu, groups)), None)
     memory = next(filter(None, map(_group_memory, groups)), None)
     return Usage(
-        cpu_seconds=sum(map(_cpu_of, pids)) if cpu is None else cpu,
-        memory_bytes=sum(map(_memory_of, pids)) if memory is None else memory,
-        processes=len(pids),
+        cpu_seconds=sum(spent.values()) if cpu is None else cpu,
+        memory_bytes=memories.take(spent) if memory is None else memory,
+        processes=len(spent),
     )
 
 
@@ -40,17 +65,17 @@ def groups_of(state: State) -> list[Path]:
     return [Path(path) for path in dict.fromkeys((state.cgroup, *state.joined)) if path]
 
 
-def pids_of(state: State) -> Iterator[int]:
+def processes_of(state: State) -> Iterator[Process]:
     """Yield every process of a sandbox, its shim first."""
     found = [state.shim[0]]
     if state.cgroup:
         found += cgroup.pids(Path(state.cgroup))
     seen: set[int] = set()
     for pid in found:
-        if pid not in seen and look_up(pid) is not None:
+        if pid not in seen and (process := look_up(pid)) is not None:
             seen.add(pid)
             found += _children(pid)
-            yield pid
+            yield process
 
 
 def _children(pid: int) -> Iterator[int]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from agentsvc.backends.meter import groups_of, pids_of
+from agentsvc.backends.meter import groups_of, processes_of
 from agentsvc.backends.places import State
 
 _LEAST: Final = 19
@@ -73,7 +73,7 @@ def weigh(state: State, *, gives_way: bool) -> None:
                 with contextlib.suppress(OSError):
                     (group / name).write_text(values[gives_way])
     # Of all that runs there it is the agent server that has many threads.
-    pid = max(pids_of(state), key=_threads, default=0)
+    pid = max((one.pid for one in processes_of(state)), key=_threads, default=0)
     with contextlib.suppress(OSError):
         _write(Path(f"/proc/{pid}/autogroup"), str(_LEAST if gives_way else 0))
 

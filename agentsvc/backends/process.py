@@ -62,7 +62,7 @@ from agentsvc.backends.look import (
     look_at,
     state_of_this_boot,
 )
-from agentsvc.backends.meter import usage_of
+from agentsvc.backends.meter import Memories, usage_of
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
 from agentsvc.backends.priority import Priorities
 from agentsvc.backends.processconfig import ProcessConfig
@@ -114,6 +114,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._bubblewrap = bubblewrap.Found(reason="the backend is not open")
         self._callback = doors.callback_of(context.callback_url)
         self._doors = doors.Doors()
+        self._memories: dict[str, Memories] = {}
         self._priorities = Priorities(context.state_dir / ".giving-way", self._running_state)
         self._zygote = zygote.Zygote(
             zygote.Rules(
@@ -320,7 +321,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
         def take() -> Usage | None:
             state = state_of_this_boot(place)
-            return usage_of(state) if state is not None else None
+            memories = self._memories.setdefault(handle.sandbox_id, Memories())
+            found = usage_of(state, memories) if state is not None else None
+            if found is None:
+                self._memories.pop(handle.sandbox_id, None)
+            return found
 
         return await reach(take)
 

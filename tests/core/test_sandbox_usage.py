@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,7 @@ def state_of(pid: int, group: str = "", joined: tuple[str, ...] = ()) -> State:
 
 
 def test_without_groups_the_processes_are_counted() -> None:
-    used = meter.usage_of(state_of(os.getpid()))
+    used = meter.usage_of(state_of(os.getpid()), meter.Memories())
     assert used is not None
     assert used.cpu_seconds is not None
     assert used.cpu_seconds > 0
@@ -87,7 +89,7 @@ def test_without_groups_the_processes_are_counted() -> None:
 def test_what_groups_count_wins(tmp_path: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    used = meter.usage_of(state_of(os.getpid(), joined=(str(tmp_path),)))
+    used = meter.usage_of(state_of(os.getpid(), joined=(str(tmp_path),)), meter.Memories())
     assert used is not None
     assert (used.cpu_seconds, used.memory_bytes) == (2.5, 4000)
 
@@ -95,7 +97,7 @@ def test_what_groups_count_wins(tmp_path: Path, files: dict[str, str]) -> None:
 def test_what_groups_do_not_say_is_counted_otherwise(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("max")
     (tmp_path / "cpu.stat").write_text("nr_periods")
-    used = meter.usage_of(state_of(os.getpid(), group=str(tmp_path)))
+    used = meter.usage_of(state_of(os.getpid(), group=str(tmp_path)), meter.Memories())
     assert used is not None
     assert used.memory_bytes
     assert used.cpu_seconds
@@ -113,4 +115,20 @@ def test_a_sandbox_that_has_ended_uses_nothing() -> None:
         cgroup="",
         exit=None,
     )
-    assert meter.usage_of(ended) is None
+    assert meter.usage_of(ended, meter.Memories()) is None
+
+
+def test_memory_is_asked_for_again_of_those_only_that_have_worked() -> None:
+    memories = meter.Memories()
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = look_up(process.pid)
+        assert found is not None
+        before = memories.take({found.identity: 1.0})
+        process.communicate(b"\n")
+    # It is not there any more, so what is said of it was remembered.
+    assert memories.take({found.identity: 1.05}) == before > 1024 * 1024
+    assert memories.take({found.identity: 2.0}) == 0
+    assert memories.take({}) == 0
