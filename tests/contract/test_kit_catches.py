@@ -248,6 +248,14 @@ class GuessesAtUse(FakeBackend):
         return Usage(cpu_seconds=time.process_time(), memory_bytes=1024)
 
 
+class PausesToGiveWay(FakeBackend):
+    """Takes all of the processors from what is to leave them to others."""
+
+    async def give_way(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            await super().pause(handle)
+
+
 class RestartsFromNothing(FakeBackend):
     """Makes a failed sandbox anew, without its files."""
 
@@ -399,6 +407,7 @@ FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
         },
     ),
     (GuessesAtUse, {"what_a_sandbox_is_said_to_use_grows_with_its_work"}),
+    (PausesToGiveWay, {"one_that_gives_way_goes_on"}),
     (FreezesForStop, {"a_stopped_sandbox_keeps_its_files_only"}),
     (RestartsFromNothing, {"a_failed_sandbox_starts_again_on_its_files"}),
     (LogsNewestFirst, {"logs_are_in_order_and_end_at_delete"}),

@@ -63,7 +63,7 @@ async def test_a_repository_is_cloned_and_set_up(
             git_provider="gitlab",
         )
         seen = await client.wait_for_execution(conversation_id, "finished")
-    assert watch.looks > 100
+    assert watch.looks > 30
     assert watch.found == []
     assert git_server.users[-1] == "oauth2"
 
