@@ -453,6 +453,12 @@ async def test_no_page_stands_in_the_way_of_anybody(console: Console) -> None:
         await page.emulate_media(color_scheme="light")
 
 
+async def group(page: Page, name: str) -> None:
+    """Open a group of settings, and wait for it: fields of the last one may be called the same."""
+    await page.get_by_role("link", name=name).click()
+    await expect(page.get_by_role("heading", name=name)).to_be_visible()
+
+
 async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
     client = console.client
     page = await console.page("settings/agent")
@@ -463,7 +469,7 @@ async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
     settings = (await client.get("/api/v1/settings")).json()
     assert (settings["max_iterations"], settings["confirmation_mode"]) == (77, True)
 
-    await page.get_by_role("link", name="Secrets").click()
+    await group(page, "Secrets")
     await page.get_by_label("Name").fill("no name")
     await page.get_by_label("Value").fill("hush")
     await page.get_by_role("button", name="Store").click()
@@ -474,7 +480,7 @@ async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
     await page.get_by_role("button", name="Delete CONSOLE_TEST").click()
     await expect(page.locator("code", has_text="CONSOLE_TEST")).to_be_hidden()
 
-    await page.get_by_role("link", name="MCP servers").click()
+    await group(page, "MCP servers")
     await page.get_by_label("Name").fill("notes")
     await page.get_by_label("URL").fill("https://notes.example/mcp")
     await page.get_by_role("button", name="Add").click()
@@ -482,7 +488,7 @@ async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
     await page.get_by_role("button", name="Remove notes").click()
     await expect(page.get_by_role("button", name="Remove notes")).to_be_hidden()
 
-    await page.get_by_role("link", name="API keys").click()
+    await group(page, "API keys")
     await page.get_by_label("Name").fill("made here")
     await page.get_by_label("Opens").select_option("Looking only")
     await page.get_by_role("button", name="Make a key").click()
