@@ -16,7 +16,7 @@ from agentsvc.auth import KeyScope, Role
 from agentsvc.config import Config
 from agentsvc.http.keys import ANNOUNCEMENTS, KEYRING
 from agentsvc.http.links import prefix_of
-from agentsvc.http.server import make_runner
+from agentsvc.http.server import Runner, make_runner
 from agentsvc.plugins import PluginHost
 from agentsvc.values import Secret
 from tests.description import Watch
@@ -200,7 +200,7 @@ class Service:
         self.data_dir = data_dir
         self.config = config
         self._make_plugins = make_plugins
-        self._runner: web.AppRunner | None = None
+        self._runner: Runner | None = None
         self._clients: list[Client] = []
         self._watches: list[Watch] = []
         self._port = 0
@@ -230,7 +230,7 @@ class Service:
         self._watches.append(Watch(app))
         self._runner = make_runner(app, grace_seconds=2, prefix=prefix_of(server.public_url))
         await self._runner.setup()
-        await web.SockSite(self._runner, listener).start()
+        await self._runner.listen(listener)
 
     async def stop(self) -> None:
         if self._runner is not None:

@@ -6,6 +6,7 @@ import errno
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +22,7 @@ from agentsvc import __version__, logs
 from agentsvc.app import build_app
 from agentsvc.auth import SHORTEST_KEY, KeyRing, Role
 from agentsvc.cli import callbacks
-from agentsvc.cli.manager import Manager, Reload
+from agentsvc.cli.manager import OPEN_FILES, Manager, Reload
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 from agentsvc.config import BOOTSTRAP_KEY_VARIABLE, Config, Loaded
 from agentsvc.datadir import DataDir
@@ -30,7 +31,7 @@ from agentsvc.errors import NotAuthenticated, StartFailed
 from agentsvc.http.keys import CONFIG, DATABASE, KEYRING, LOGINS, SANDBOXES, SUPERVISOR
 from agentsvc.http.links import prefix_of
 from agentsvc.http.routes import LOGIN_PATH
-from agentsvc.http.server import make_runner
+from agentsvc.http.server import Runner, make_runner
 from agentsvc.installation import Installation
 from agentsvc.logins import LINK_LIFETIME
 from agentsvc.logs import Masker
@@ -80,6 +81,7 @@ def command(
     if bootstrap_key is not None:
         masker.add(bootstrap_key)
     places = data_dir_of(loaded)
+    _allow_open_files()
     with bind(loaded.config.server.host, loaded.config.server.port) as listener:
         places.prepare()
         with lock_data_dir(places.path):
@@ -94,6 +96,14 @@ def command(
             )
             reload = Reload(manager, loaded, read)
             _run(config, places, listener, manager, reload=reload, greet=greet)
+
+
+def _allow_open_files() -> None:
+    """Have as many files and connections open as the installed service may, if that is allowed."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def read_bootstrap_key(environ: Mapping[str, str]) -> Secret | None:
@@ -256,12 +266,13 @@ async def _serve(
         try:
             await runner.setup()
             await greet(app)
+            here = url_of(listener)
             await _listen(runner, listener, config)
             former = await _former_addresses(config, places, app)
             for one in held.enter_context(callbacks.bound(former, bind)):
-                await web.SockSite(runner, one).start()
-            note_url(places, url_of(listener))
-            url = config.server.public_url or url_of(listener)
+                await runner.listen(one)
+            note_url(places, here)
+            url = config.server.public_url or here
             click.echo(f"agentsvc {__version__} is ready: {url}")
             _stay_in_touch(app, manager, reload)
             manager.tell("READY=1", f"STATUS=listening at {url}")
@@ -307,9 +318,9 @@ async def _former_addresses(
     return callbacks.remember(places.callback_addresses, current, has_sandboxes=has_sandboxes)
 
 
-async def _listen(runner: web.AppRunner, listener: socket.socket, config: Config) -> None:
+async def _listen(runner: Runner, listener: socket.socket, config: Config) -> None:
     try:
-        await web.SockSite(runner, listener).start()
+        await runner.listen(listener)
     except OSError as exc:
         raise _cannot_listen(exc, config.server.host, config.server.port) from exc
 

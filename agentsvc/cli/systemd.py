@@ -8,6 +8,7 @@ from typing import Final
 
 import click
 
+from agentsvc.cli.manager import OPEN_FILES
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 
 _UNIT: Final = """\
@@ -28,7 +29,7 @@ TimeoutStopSec=60
 KillMode=process
 # Limits of sandboxes are groups below the server's own.
 Delegate=yes
-LimitNOFILE=65536
+LimitNOFILE={open_files}
 UMask=0077
 ReadWritePaths={data_dir}
 NoNewPrivileges=yes
@@ -73,5 +74,11 @@ def command(user: str | None, data_dir: str | None, config_file: Path | None) ->
     line = shlex.join(parts).replace("%", "%%")
     where = str(places.path.absolute()).replace("%", "%%")
     click.echo(
-        _UNIT.format(command=line, user=user or getpass.getuser(), data_dir=f'"{where}"'), nl=False
+        _UNIT.format(
+            command=line,
+            user=user or getpass.getuser(),
+            data_dir=f'"{where}"',
+            open_files=OPEN_FILES,
+        ),
+        nl=False,
     )

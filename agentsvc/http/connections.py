@@ -6,7 +6,6 @@ that it does not hold up the others.
 
 import asyncio
 import logging
-from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import StreamReader, hdrs, web
@@ -14,15 +13,13 @@ from aiohttp.http import HttpRequestParser
 from aiohttp.http_parser import RawRequestMessage
 
 from agentsvc.config import ServerConfig
-from agentsvc.errors import AgentsvcError, CapacityExceeded, TooManyRequests
+from agentsvc.errors import CapacityExceeded
 from agentsvc.http.chunks import BadChunks, BadField, ChunkReader, read_fields
-from agentsvc.http.crowds import Crowd
+from agentsvc.http.door import refusal_of
 from agentsvc.http.keys import AWAITS_CONTINUE
 from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.passage import Passage, Rest, SizedRest, Taker
-from agentsvc.http.patience import HOLD_SECONDS, Seldom
-from agentsvc.http.wire import error_body
-from agentsvc.values import new_id, spread
+from agentsvc.http.patience import Seldom
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +27,12 @@ _HEAD_END: Final = b"\r\n\r\n"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def connection_options(limits: ServerConfig, crowd: Crowd, measures: Measures) -> dict[str, Any]:
+def connection_options(limits: ServerConfig, measures: Measures) -> dict[str, Any]:
     """Return what makes a server's connections keep the limits.
 
     Until a request has come, aiohttp closes what is older than its keep-alive time.
     """
-    own = {"limits": limits, "crowd": crowd, "measures": measures, "seldom": Seldom()}
+    own = {"limits": limits, "measures": measures, "seldom": Seldom()}
     return {**own, "keepalive_timeout": limits.idle_seconds}
 
 
@@ -103,8 +100,6 @@ class BoundedConnection(web.RequestHandler):
     __slots__ = (
         "_chunked_body",
         "_chunks",
-        "_crowd",
-        "_entered_as",
         "_has_flowed",
         "_is_last",
         "_last_bytes",
@@ -114,7 +109,6 @@ class BoundedConnection(web.RequestHandler):
         "_next_look",
         "_passage",
         "_passed_body",
-        "_refusal",
         "_seldom",
         "_trailers",
         "_wire",
@@ -125,18 +119,14 @@ class BoundedConnection(web.RequestHandler):
         manager: web.Server,
         *,
         limits: ServerConfig,
-        crowd: Crowd,
         measures: Measures,
         seldom: Seldom,
         **options: Any,
     ) -> None:
         super().__init__(manager, **options)
         self._limits = limits
-        self._crowd = crowd
         self._measures = measures
         self._seldom = seldom
-        self._refusal = b""
-        self._entered_as = ""
         # Kept until the client is gone; what aiohttp knows is forgotten when it is to be closed.
         self._wire: asyncio.Transport | None = None
         self._next_look: asyncio.TimerHandle | None = None
@@ -152,8 +142,6 @@ class BoundedConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for requests, or refuse the connection if there are too many."""
-        if isinstance(transport, asyncio.Transport) and not self._is_welcome(transport):
-            return
         super().connection_made(transport)
         self._wire = self.transport
         if self._manager is not None:
@@ -165,12 +153,7 @@ class BoundedConnection(web.RequestHandler):
         if self._next_look is not None:
             self._next_look.cancel()
         self._wire = self._next_look = None
-        self._crowd.leave(self._entered_as)
-        self._entered_as = ""
-        if self._refusal:
-            self._crowd.go()
-        else:
-            super().connection_lost(exc)
+        super().connection_lost(exc)
 
     def resume_writing(self) -> None:
         """Go on with an answer of which the client has taken most that was waiting."""
@@ -188,8 +171,6 @@ class BoundedConnection(web.RequestHandler):
         What follows trailers on a connection is not taken: to aiohttp (3.14.5) the last one of
         them is the first header of the next request, be that somebody else's.
         """
-        if self._refusal:
-            return
         if self._passage is not None:
             data = self._pass_on(self._passage, data)
             if not data:
@@ -354,45 +335,5 @@ class BoundedConnection(web.RequestHandler):
             log.info("connection refused", extra={"connections": number})
         self._measures.refuse(Refusal.CONNECTIONS)
         full = CapacityExceeded("The server has too many connections now")
-        self._wire.write(_refusal(full))
+        self._wire.write(refusal_of(full))
         self.force_close()
-
-    def _is_welcome(self, wire: asyncio.Transport) -> bool:
-        """Say whether there are not too many of this address; one too many waits to be told.
-
-        Nothing is begun for it, and little is done until then: it may be one of very many.
-        """
-        address = str((wire.get_extra_info("peername") or ("",))[0])
-        entered_as = self._crowd.enter(address)
-        if entered_as is not None:
-            self._entered_as = entered_as
-            return True
-        if self._seldom.is_due(address):
-            log.info("connection refused", extra={"address": address})
-        self._measures.refuse(Refusal.ADDRESS_CONNECTIONS)
-        self._refusal = _refusal(TooManyRequests("Too many connections come from this address"))
-        self._wire = wire
-        if self._crowd.stay(self._limits.max_connections):
-            self._next_look = self._loop.call_later(spread(HOLD_SECONDS), self._tell_refusal)
-        else:
-            self._tell_refusal()
-        return False
-
-    def _tell_refusal(self) -> None:
-        if self._wire is not None:
-            self._wire.write(self._refusal)
-            self._wire.close()
-
-
-def _refusal(error: AgentsvcError) -> bytes:
-    request_id = new_id()
-    body = error_body(error, request_id)
-    head = (
-        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        f"X-Request-Id: {request_id}",
-        "Retry-After: 1",
-        "Connection: close",
-    )
-    return "\r\n".join((*head, "", "")).encode() + body

@@ -26,7 +26,6 @@ class Crowd:
         self._most = most
         self._uncounted = tuple(uncounted)
         self._numbers: dict[str, int] = {}
-        self._outside = 0
 
     def enter(self, address: str) -> str | None:
         """Return what to leave with, None if there are too many of this address."""
@@ -43,18 +42,6 @@ class Crowd:
         number = self._numbers.pop(caller, 0)
         if number > 1:
             self._numbers[caller] = number - 1
-
-    def stay(self, most: int) -> bool:
-        """Count one that waits outside to be refused; say whether there are not more than this.
-
-        Each has to `go`, whatever was said.
-        """
-        self._outside += 1
-        return self._outside <= most
-
-    def go(self) -> None:
-        """Forget one that has waited outside."""
-        self._outside -= 1
 
     def _caller(self, address: str) -> str:
         """Return who has an address, or an empty text where nothing is counted."""

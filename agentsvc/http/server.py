@@ -7,7 +7,9 @@ line that names the kind of problem only.
 """
 
 import logging
+import socket
 from collections.abc import Callable, Iterable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -21,6 +23,7 @@ from agentsvc.config import ServerConfig
 from agentsvc.errors import AgentsvcError, BadRequest, MalformedBody
 from agentsvc.http.connections import BoundedConnection, connection_options
 from agentsvc.http.crowds import LOOPBACK, Crowd, Network
+from agentsvc.http.door import Door
 from agentsvc.http.keys import AWAITS_CONTINUE, MEASURES, ON_LOST, REQUEST_ID
 from agentsvc.http.links import to_networks
 from agentsvc.http.measures import Measures
@@ -40,7 +43,7 @@ def make_runner(
     prefix: str = "",
     limits: ServerConfig = _LIMITS,
     own: Iterable[Network] = LOOPBACK,
-) -> web.AppRunner:
+) -> "Runner":
     """Return what serves the application; requests get `grace_seconds` to end at a stop.
 
     `prefix` is the path below which clients find the server; a proxy may leave it in place. Of
@@ -48,9 +51,13 @@ def make_runner(
     """
     uncounted = (*own, *to_networks(limits.trusted_proxies))
     crowd = Crowd(limits.max_connections_per_address, uncounted)
-    options = connection_options(limits, crowd, app.get(MEASURES) or Measures())
-    runner = _Runner(app, access_log=None, shutdown_timeout=grace_seconds, **options)
+    measures = app.get(MEASURES) or Measures()
+    options = connection_options(limits, measures)
+    runner = Runner(app, access_log=None, shutdown_timeout=grace_seconds, **options)
     runner.prefix = prefix
+    runner.open_door = partial(
+        Door, crowd=crowd, measures=measures, most_outside=2 * limits.max_connections
+    )
     return runner
 
 
@@ -110,12 +117,17 @@ class _Server(web.Server):
         return _Connection(self, loop=self._loop, **self._kwargs)
 
 
-class _Runner(web.AppRunner):
+class Runner(web.AppRunner):
     """Serves an application on connections of our own kind."""
 
-    __slots__ = ("prefix",)
+    __slots__ = ("open_door", "prefix")
 
+    open_door: Callable[[socket.socket], Door]
     prefix: str
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Serve at a socket that has its address; it is taken over, and closed by the cleanup."""
+        await web.SockSite(self, self.open_door(listener)).start()
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()

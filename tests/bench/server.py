@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from aiohttp import web
 
 from agentsvc import logs
 from agentsvc.app import build_app
@@ -61,7 +60,7 @@ async def main(data_dir: Path, sandbox_url: str) -> None:
         runner = make_runner(app, grace_seconds=2, limits=config.server)
         opened.push_async_callback(runner.cleanup)
         await runner.setup()
-        await web.SockSite(runner, listener).start()
+        await runner.listen(listener)
         gc.freeze()
         url = config.server.internal_url
         await serve_until_told(Running(pid=os.getpid(), url=url, key=key.reveal()))

@@ -52,7 +52,9 @@ async def serve() -> AsyncIterator[Serve]:
         runner = make_runner(app, grace_seconds=1, limits=limits, own=())
         runners.append(runner)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        await runner.listen(listener)
         return runner
 
     yield start

@@ -1,0 +1,101 @@
+"""Who comes to a listening socket is let in a few at a time, or is kept outside."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from agentsvc.http.crowds import Crowd
+from agentsvc.http.door import Door
+from agentsvc.http.measures import Measures
+
+MANY = 40
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        made.listen(MANY)
+        made.setblocking(False)
+        yield made
+
+
+def door_at(listener: socket.socket, *, most: int, most_outside: int = MANY) -> Door:
+    return Door(listener, Crowd(most, ()), Measures(), most_outside=most_outside)
+
+
+def come(address: tuple[str, int]) -> socket.socket:
+    client = socket.create_connection(address, timeout=10)
+    client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    return client
+
+
+def let_in(door: Door) -> list[socket.socket]:
+    """Take as many as come in one turn of an event loop."""
+    inside: list[socket.socket] = []
+    with contextlib.suppress(BlockingIOError):
+        inside.extend(iter(lambda: door.accept()[0], None))
+    return inside
+
+
+def end(*connections: socket.socket) -> None:
+    for one in connections:
+        one.close()
+
+
+def test_clients_come_in_over_several_turns_so_that_others_have_theirs(
+    listener: socket.socket,
+) -> None:
+    address = listener.getsockname()
+    with door_at(listener, most=MANY) as door:
+        clients = [come(address) for _ in range(10)]
+        turns = [let_in(door) for _ in range(4)]
+        assert [len(turn) for turn in turns] == [4, 4, 2, 0]
+        end(*clients, *(one for turn in turns for one in turn))
+
+
+async def test_a_place_is_free_again_once_its_connection_is_closed_however_often(
+    listener: socket.socket,
+) -> None:
+    address = listener.getsockname()
+    with door_at(listener, most=1) as door:
+        first = come(address)
+        [inside] = let_in(door)
+        inside.close()
+        inside.close()
+        second, third = come(address), come(address)
+        [again] = let_in(door)
+        assert again.recv(10) == b"GET / HTTP"
+        end(first, second, third, again)
+
+
+async def test_who_is_one_too_many_is_told_after_a_while_and_beyond_some_at_once(
+    listener: socket.socket,
+) -> None:
+    address = listener.getsockname()
+    with door_at(listener, most=1, most_outside=1) as door:
+        clients = [come(address) for _ in range(3)]
+        [inside] = let_in(door)
+        _, waits, told = clients
+        assert told.recv(100).startswith(b"HTTP/1.1 429 Too Many Requests")
+        waits.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            waits.recv(100)
+        await asyncio.sleep(2.2)
+        assert waits.recv(100).startswith(b"HTTP/1.1 429 Too Many Requests")
+        end(*clients, inside)
+
+
+async def test_a_door_that_closes_leaves_nobody_outside(listener: socket.socket) -> None:
+    address = listener.getsockname()
+    door = door_at(listener, most=1)
+    clients = [come(address) for _ in range(3)]
+    [inside] = let_in(door)
+    door.close()
+    for outside in clients[1:]:
+        with pytest.raises(ConnectionResetError):
+            outside.recv(100)
+    end(*clients, inside)
