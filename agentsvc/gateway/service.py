@@ -90,7 +90,7 @@ class Gateway:
     ) -> web.StreamResponse:
         """Answer a WebSocket whose first message has the key; it may name the sandbox, too."""
         client = Client(request)
-        with self._doorstep.place():
+        async with self._doorstep.place():
             response = await client.open(CIMultiDict())
             visitor = await self._meet(client)
         if visitor is None:

@@ -22,7 +22,7 @@ from agentsvc.values import new_id, spread
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 4
+_AT_ONCE: Final = 2
 _REFUSED_AT_ONCE: Final = 32
 _MOST_READ: Final = 65536
 

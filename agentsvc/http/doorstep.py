@@ -6,16 +6,18 @@ opened a WebSocket without any key has little time to say it, and not many may w
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Final, Literal
 
 import msgspec
 from aiohttp import hdrs, web
 
 from agentsvc.errors import CapacityExceeded, NotAuthenticated
+from agentsvc.values import spread
 
 LARGEST_FIRST_BYTES: Final = 4096
 """How long a first message may be."""
+_APART_SECONDS: Final = 1.0
 
 
 class AuthMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,13 +38,19 @@ class Doorstep:
         self._most = most
         self._waiting = 0
 
-    @contextlib.contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold a place for a client without a key; raises CapacityExceeded if there is none."""
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Hold a place for a client without a key; raises CapacityExceeded if there is none.
+
+        Where a quarter is taken the next ones get theirs a little later, each at another time, so
+        that those who come together again and again do not stay together.
+        """
         if self._waiting >= self._most:
             raise CapacityExceeded("Too many WebSockets wait for their key")
         self._waiting += 1
         try:
+            if self._waiting * 4 > self._most:
+                await asyncio.sleep(spread(_APART_SECONDS) - _APART_SECONDS)
             yield
         finally:
             self._waiting -= 1

@@ -133,7 +133,7 @@ async def _tell_late(
     over: asyncio.Event,
 ) -> Ending | None:
     """Tell a client that shows its key first; what is wrong can only end the WebSocket."""
-    with request.app[DOORSTEP].place():
+    async with request.app[DOORSTEP].place():
         await line.open()
         ending = await _first(_meet(request, line), _wait(over))
     if PRINCIPAL not in request:
