@@ -6,9 +6,11 @@ and what limits them, is in `agentsvc.backends.groups`. All functions block for 
 
 import contextlib
 import errno
+import os
 import time
 from pathlib import Path
 
+from agentsvc.backends.files import read_whole
 from agentsvc.values import monotonic
 
 _POLL_SECONDS = 0.002
@@ -18,9 +20,9 @@ _LEAVE_SECONDS = 2.0
 def pids(group: Path) -> list[int]:
     """Return the processes in a group and in those below it; none if it does not exist."""
     found: list[int] = []
-    for file in group.glob("**/cgroup.procs"):
+    for folder, _, _ in os.walk(group):
         with contextlib.suppress(OSError):
-            found += (int(line) for line in file.read_text().split())
+            found += map(int, read_whole(f"{folder}/cgroup.procs").split())
     return found
 
 

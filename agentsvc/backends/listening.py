@@ -1,6 +1,7 @@
 """Finds out whether what a process sandbox runs listens at its ports."""
 
 import asyncio
+import socket
 from typing import Final
 
 from agentsvc.backends import control, launch
@@ -12,6 +13,24 @@ LOOPBACK: Final = "127.0.0.1"
 
 _WAIT_SECONDS: Final = 0.4
 _LOOK_SECONDS: Final = 0.01
+
+
+def is_open(look: Look, connect_seconds: float) -> bool:
+    """Say whether something answers at every port that is awaited, as far as that is quickly known.
+
+    It is where the sandbox has no network of its own. Blocks for a moment, or for so long.
+    """
+    if look.record is None or not look.record.shares_network:
+        return False
+    return all(_is_open(port, connect_seconds) for port in look.awaited_ports())
+
+
+def _is_open(port: int, connect_seconds: float) -> bool:
+    try:
+        socket.create_connection((LOOPBACK, port), connect_seconds).close()
+    except OSError:  # which TimeoutError is, too
+        return False
+    return True
 
 
 async def answers(look: Look, connect_seconds: float) -> bool:

@@ -54,6 +54,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """A pause was begun and not finished."""
     is_ended: bool = False
     """It is paused and its processes have been ended, or are about to be."""
+    is_open: bool = False
+    """Something answered at every port that is awaited."""
 
     @property
     def paused_as(self) -> PausedAs | None:

@@ -18,6 +18,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from agentsvc.backend import Isolation, Limits, LogLine, Network, Order, Port
+from agentsvc.backends.files import read_whole
 from agentsvc.backends.tree import MARK, Identity
 from agentsvc.backends.users import give
 from agentsvc.values import now
@@ -232,7 +233,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     def _read[T](self, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:
         try:
-            return decoder.decode((self.directory / name).read_bytes())
+            return decoder.decode(read_whole(f"{self.directory}/{name}"))
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 

@@ -62,7 +62,7 @@ from agentsvc.backends.look import (
     look_at,
     state_of_this_boot,
 )
-from agentsvc.backends.meter import Memories, usage_of
+from agentsvc.backends.meter import Meter
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
 from agentsvc.backends.priority import Priorities
 from agentsvc.backends.processconfig import ProcessConfig
@@ -82,6 +82,7 @@ _BY_PROCESS = frozenset({"disk_bytes", "open_files"})
 _BY_USER = frozenset({"pids"})
 """Limits that need none where each sandbox has a user of its own."""
 _FOLLOW_SECONDS = 0.2
+_LOOKS_AT_ONCE = 1
 
 
 class ProcessBackend(RuntimeBackend[ProcessConfig]):
@@ -114,7 +115,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._bubblewrap = bubblewrap.Found(reason="the backend is not open")
         self._callback = doors.callback_of(context.callback_url)
         self._doors = doors.Doors()
-        self._memories: dict[str, Memories] = {}
+        self._meters: dict[str, Meter] = {}
+        # Threads that read many small files at a time mostly wait for each other.
+        self._measuring = asyncio.Semaphore(1)
+        self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
         self._priorities = Priorities(context.state_dir / ".giving-way", self._running_state)
         self._zygote = zygote.Zygote(
             zygote.Rules(
@@ -216,10 +220,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         phase = look.phase
         if phase is Phase.GONE:
             return Report(phase=phase)
-        if phase is Phase.RUNNING and not await listening.answers(
-            look, self.config.connect_seconds
-        ):
-            phase = Phase.STARTING
+        if phase is Phase.RUNNING and not look.is_open:
+            answers = await listening.answers(look, self.config.connect_seconds)
+            phase = Phase.RUNNING if answers else Phase.STARTING
         shut = await self._doors.why_stuck(place, look.record)
         sockets = look.state.sockets if look.state else {}
         return Report(
@@ -321,13 +324,14 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
         def take() -> Usage | None:
             state = state_of_this_boot(place)
-            memories = self._memories.setdefault(handle.sandbox_id, Memories())
-            found = usage_of(state, memories) if state is not None else None
+            meter = self._meters.setdefault(handle.sandbox_id, Meter())
+            found = meter.take(state) if state is not None else None
             if found is None:
-                self._memories.pop(handle.sandbox_id, None)
+                self._meters.pop(handle.sandbox_id, None)
             return found
 
-        return await reach(take)
+        async with self._measuring:
+            return await reach(take)
 
     async def give_way(self, handles: Sequence[Handle]) -> None:
         """Lower the priority of their agent servers, and let that of others be as before."""
@@ -559,15 +563,24 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def _look(self, place: Place, handle: Handle) -> Look:
         def take() -> Look:
             look = look_at(place, self._mark(handle))
-            if look.is_orphaned:
-                self._tree(look, handle).kill()
-            elif look.is_half_paused and look.is_ended:
-                self._finish_stop(place, self._tree(look, handle))
-            elif look.is_half_paused:
-                self._stop(place, self._tree(look, handle))
+            if look.phase is Phase.RUNNING:
+                is_open = listening.is_open(look, self.config.connect_seconds)
+                look = msgspec.structs.replace(look, is_open=is_open)
             return look
 
-        return await reach(take)
+        def finish() -> None:
+            if look.is_orphaned:
+                self._tree(look, handle).kill()
+            elif look.is_ended:
+                self._finish_stop(place, self._tree(look, handle))
+            else:
+                self._stop(place, self._tree(look, handle))
+
+        async with self._looking:
+            look = await reach(take)
+        if look.is_orphaned or look.is_half_paused:
+            await reach(finish)
+        return look
 
     async def _running(self, handle: Handle) -> Look:
         look = await self._look(self._place(handle), handle)

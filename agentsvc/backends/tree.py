@@ -7,6 +7,7 @@ from a thread.
 """
 
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.backends import cgroup
+from agentsvc.backends.files import read_whole
 from agentsvc.values import monotonic
 
 MARK: Final = "AGENTSVC_SANDBOX"
@@ -140,7 +142,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 def look_up(pid: int) -> Process | None:
     """Return the process with that pid, or None if there is none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        stat = read_whole(f"/proc/{pid}/stat")
     except OSError:
         return None
     fields = stat.rpartition(b")")[2].split()
@@ -175,7 +177,7 @@ def snapshot() -> dict[int, Process]:
 def marks(pid: int) -> tuple[str, ...]:
     """Return the sandboxes a process says it belongs to: one, or none."""
     try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        environ = read_whole(f"/proc/{pid}/environ")
     except OSError:
         return ()
     head = f"{MARK}=".encode()
@@ -220,10 +222,11 @@ def reap(identity: Identity) -> None:
             os.waitpid(identity[0], os.WNOHANG)
 
 
+@functools.cache
 def boot_id() -> str:
     """Return what tells this run of the machine from others, in which pids mean others."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return read_whole("/proc/sys/kernel/random/boot_id").decode().strip()
     except OSError:
         return ""
 

@@ -105,13 +105,14 @@ class Driver:
         self._wakes.setdefault(sandbox_id, asyncio.Event()).set()
         self._supervisor.spawn(f"sandbox {sandbox_id}", lambda: self._drive(sandbox_id))
 
-    async def catch_up(self, time_limit: float) -> None:
-        """Wait until each that was woken has been looked at once, or for so long."""
+    async def catch_up(self, time_limit: float) -> bool:
+        """Wait until each that was woken has been looked at once, or for so long; say which."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(time_limit):
                 while self._unseen:
                     self._has_seen.clear()
                     await self._has_seen.wait()
+        return not self._unseen
 
     async def _drive(self, sandbox_id: str) -> None:
         woken = self._wakes[sandbox_id]
@@ -164,7 +165,9 @@ class Driver:
 
     async def _rest(self, sandbox: Sandbox, action: Action) -> _Progress | None:
         """Return how it ends where nothing is to be done now, None where something is."""
-        if action is Action.REST or await self._uses.is_waiting(sandbox.id):
+        # What runs and is to run does not wait for room.
+        is_content = action is Action.LOOK and sandbox.phase is Phase.RUNNING
+        if action is Action.REST or (not is_content and await self._uses.is_waiting(sandbox.id)):
             return _Progress.SETTLED
         if sandbox.target is Target.DELETED:
             due_at = await self._uses.find_removal_due(sandbox.id)

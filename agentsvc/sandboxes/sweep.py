@@ -23,7 +23,10 @@ from agentsvc.values import now
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 64
+_AT_ONCE: Final = 2
+"""So many are looked at together, so that looking costs little and keeps nobody waiting."""
+_AT_ONCE_WHEN_SLOW: Final = 64
+"""So many once one did not answer soon."""
 _PATIENCE_SECONDS: Final = 1.0
 """How long a portion of the sandboxes waits for the one before it."""
 
@@ -112,14 +115,15 @@ class Sweeper:
         )
 
     async def _look_at(self, known: Sequence[Standing], found: Mapping[str, Found]) -> None:
-        for number, portion in enumerate(itertools.batched(known, _AT_ONCE)):
-            if number > 0:
-                # All at once would keep waiting whoever asks the server for anything.
-                await self._driver.catch_up(_PATIENCE_SECONDS)
+        left = iter(known)
+        at_once = _AT_ONCE
+        while portion := tuple(itertools.islice(left, at_once)):
             for sandbox in portion:
                 if sandbox.handle is None and sandbox.id in found:
                     await self._add_handle(found[sandbox.id])
                 self._driver.wake(sandbox.id)
+            if not await self._driver.catch_up(_PATIENCE_SECONDS):
+                at_once = _AT_ONCE_WHEN_SLOW
 
     async def _add_handle(self, found: Found) -> None:
         await self._db.write(lambda tx: self._table.add_handle(tx, found.handle))

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +51,22 @@ class _Begun(msgspec.Struct, frozen=True, kw_only=True):
 
 async def measure(sizes: Sizes, folder: Path) -> Section:
     """Begin conversations one after another, then many at once."""
+    async with warm_server(folder) as (_, client):
+        alone = [await _alone(client) for _ in range(sizes.agents)]
+        together = await begin_together(client, sizes.agents_at_once)
+    return Section(
+        title="Real agent servers",
+        about="`agentsvc serve` with the process backend as it is by default, its zygote loaded, a"
+        " scripted model and no repository: from the request to the stored status, and to the first"
+        " stored event of the agent's own. Below the figures of starts alone is where their time"
+        " went, as the start task says it.",
+        figures=(*_of_alone(alone), *_of_together(together)),
+    )
+
+
+@asynccontextmanager
+async def warm_server(folder: Path) -> AsyncIterator[tuple[Installation, LiveClient]]:
+    """Serve with the zygote loaded, and all that is read at the first start read."""
     scripts = {"default": [Reply(text="I am there.")]}
     async with ScriptedModel(scripts=scripts, key=new_key("model_")) as model:
         hosts = json.dumps([host_of_url(model.url)])
@@ -58,21 +76,12 @@ async def measure(sizes: Sizes, folder: Path) -> Section:
             await server.start()
             client = server.client()
             await client.save_settings()
-            # The zygote is loaded at full speed when somebody waits for it, and caches are filled.
+            # The zygote is loaded at full speed when somebody waits for it.
             await _alone(client)
             await eventually(lambda: _LOADED in server.log, _LOADED, time_limit=_LOAD_SECONDS)
-            alone = [await _alone(client) for _ in range(sizes.agents)]
-            together = await _together(client, sizes.agents_at_once)
+            yield server, client
         finally:
             await server.close()
-    return Section(
-        title="Real agent servers",
-        about="`agentsvc serve` with the process backend as it is by default, its zygote loaded, a"
-        " scripted model and no repository: from the request to the stored status, and to the first"
-        " stored event of the agent's own. Below the figures of starts alone is where their time"
-        " went, as the start task says it.",
-        figures=(*_of_alone(alone), *_of_together(together)),
-    )
 
 
 def _of_alone(begun: list[_Begun]) -> list[Figure]:
@@ -127,7 +136,7 @@ async def _alone(client: LiveClient) -> _Begun:
     return begun
 
 
-async def _together(client: LiveClient, count: int) -> list[_Begun]:
+async def begin_together(client: LiveClient, count: int) -> list[_Begun]:
     """Begin so many at once, and look at all of them with one request, as their user would."""
     began = monotonic()
     orders = [client.start_task("say that you are there") for _ in range(count)]
@@ -148,7 +157,6 @@ async def _together(client: LiveClient, count: int) -> list[_Begun]:
             await client.until(
                 one.task["app_conversation_id"], lambda found: any(map(_is_of_agent, found))
             )
-    await _end(client, begun)
     return begun
 
 

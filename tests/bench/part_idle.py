@@ -1,41 +1,34 @@
 """What the server costs while nothing happens: with sandboxes that run and nobody uses."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Final
 
 from tests.bench.figures import Figure, Section, Target
+from tests.bench.part_agents import begin_together, warm_server
 from tests.bench.processes import cpu_of, serve_bare
-from tests.bench.rig import client_of, run
 from tests.bench.sizes import Sizes
 
 _MOST_PERCENT: Final = 0.5
+_HOLDS: Final = "agentsvc-"
 
 
 async def measure(sizes: Sizes, folder: Path) -> Section:
-    """Start sandboxes and leave them alone."""
-    async with (
-        run("tests.bench.upstream") as upstream,
-        run("tests.bench.server", str(folder / "idle"), upstream.url) as server,
-        client_of(server) as client,
-        serve_bare() as bare,
-    ):
-        for _ in range(sizes.idle):
-            answer = await client.post("/api/v1/sandboxes")
-            assert answer.status == 200, answer.text
-            await client.wait_for_sandbox(answer.json()["id"], "RUNNING")
-        pids = (server.pid, bare.pid)
-        before = [cpu_of(pid) for pid in pids]
+    """Begin conversations, and leave them alone once their agents are done."""
+    async with warm_server(folder / "idle") as (server, client), serve_bare() as bare:
+        await begin_together(client, sizes.idle)
+        await asyncio.sleep(sizes.idle_seconds / 2)
+        before = [cpu_of(server.pid), _held(), cpu_of(bare.pid)]
         await asyncio.sleep(sizes.idle_seconds)
-        ours, floor = (
-            100 * (cpu_of(pid) - was) / sizes.idle_seconds
-            for pid, was in zip(pids, before, strict=True)
+        after = [cpu_of(server.pid), _held(), cpu_of(bare.pid)]
+        ours, held, floor = (
+            100 * (now - was) / sizes.idle_seconds for now, was in zip(after, before, strict=True)
         )
     return Section(
         title="Idle",
-        about=f"A server with {sizes.idle} running sandboxes of a fake backend for which one other"
-        " process answers, at the usual times between two looks; real ones would need the memory"
-        " of as many agent servers.",
+        about=f"A server with {sizes.idle} conversations in sandboxes of their own, with real agent"
+        " servers that have nothing to do, at the usual times between two looks.",
         figures=(
             Figure(
                 name=f"one core, with {sizes.idle} idle sandboxes",
@@ -44,5 +37,16 @@ async def measure(sizes: Sizes, folder: Path) -> Section:
                 floor=(floor,),
                 target=Target(most=_MOST_PERCENT),
             ),
+            Figure(name="of what holds these sandboxes", unit="%", ours=(held,)),
         ),
     )
+
+
+def _held() -> float:
+    """Return the time that the processes have used that hold sandboxes, in seconds."""
+    spent = 0.0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "comm").read_text().startswith(_HOLDS):
+                spent += cpu_of(int(folder.name))
+    return spent

@@ -5,8 +5,10 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -61,7 +63,7 @@ def state_of(pid: int, group: str = "", joined: tuple[str, ...] = ()) -> State:
 
 
 def test_without_groups_the_processes_are_counted() -> None:
-    used = meter.usage_of(state_of(os.getpid()), meter.Memories())
+    used = meter.Meter().take(state_of(os.getpid()))
     assert used is not None
     assert used.cpu_seconds is not None
     assert used.cpu_seconds > 0
@@ -89,7 +91,7 @@ def test_without_groups_the_processes_are_counted() -> None:
 def test_what_groups_count_wins(tmp_path: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    used = meter.usage_of(state_of(os.getpid(), joined=(str(tmp_path),)), meter.Memories())
+    used = meter.Meter().take(state_of(os.getpid(), joined=(str(tmp_path),)))
     assert used is not None
     assert (used.cpu_seconds, used.memory_bytes) == (2.5, 4000)
 
@@ -97,7 +99,7 @@ def test_what_groups_count_wins(tmp_path: Path, files: dict[str, str]) -> None:
 def test_what_groups_do_not_say_is_counted_otherwise(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("max")
     (tmp_path / "cpu.stat").write_text("nr_periods")
-    used = meter.usage_of(state_of(os.getpid(), group=str(tmp_path)), meter.Memories())
+    used = meter.Meter().take(state_of(os.getpid(), group=str(tmp_path)))
     assert used is not None
     assert used.memory_bytes
     assert used.cpu_seconds
@@ -115,20 +117,57 @@ def test_a_sandbox_that_has_ended_uses_nothing() -> None:
         cgroup="",
         exit=None,
     )
-    assert meter.usage_of(ended, meter.Memories()) is None
+    assert meter.Meter().take(ended) is None
 
 
-def test_memory_is_asked_for_again_of_those_only_that_have_worked() -> None:
+_GROWS: Final = """
+print(flush=True); input()
+kept = bytearray(b"x") * 2**23
+print(flush=True); input()
+"""
+
+
+def test_memory_is_asked_for_again_of_those_only_that_have_changed() -> None:
     memories = meter.Memories()
-    command = [sys.executable, "-c", "print(flush=True); input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with ExitStack() as opened:
+        process = opened.enter_context(_python(_GROWS))
         found = look_up(process.pid)
         assert found is not None
         before = memories.take({found.identity: 1.0})
+        # With another one there is more that it shares, and has less of.
+        other = opened.enter_context(_python(_GROWS))
+        assert memories.take({found.identity: 1.05}) == before > 1024 * 1024
+        assert memories.take({found.identity: 2.0}) != before
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        assert memories.take({found.identity: 2.0}) > before + 2**22
         process.communicate(b"\n")
-    # It is not there any more, so what is said of it was remembered.
-    assert memories.take({found.identity: 1.05}) == before > 1024 * 1024
-    assert memories.take({found.identity: 2.0}) == 0
+        other.communicate(b"\n\n")
     assert memories.take({}) == 0
+
+
+def test_a_sandbox_that_rests_is_taken_to_use_what_it_did(tmp_path: Path) -> None:
+    (tmp_path / "cpu.stat").write_text("usage_usec 2500000")
+    (tmp_path / "memory.current").write_text("5000")
+    state, kept = state_of(os.getpid(), joined=(str(tmp_path),)), meter.Meter()
+    assert kept.take(state) == kept.take(state)
+    (tmp_path / "memory.current").write_text("6000")
+    used = kept.take(state)
+    assert used is not None
+    assert used.memory_bytes == 5000
+    (tmp_path / "cpu.stat").write_text("usage_usec 2600000")
+    used = kept.take(state)
+    assert used is not None
+    assert (used.cpu_seconds, used.memory_bytes) == (2.6, 6000)
+
+
+@contextmanager
+def _python(program: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
