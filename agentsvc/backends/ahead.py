@@ -34,6 +34,8 @@ class Ahead(msgspec.Struct, frozen=True, kw_only=True):
     """Imported ahead, in this order. They look neither at the home nor at what the machine is like."""
     alone: tuple[str, ...] = ()
     """Never there from ahead, by whatever way: they keep something that is right for one sandbox only."""
+    called: tuple[tuple[str, str], ...] = ()
+    """Modules and their functions that are called once all is loaded."""
     moments: tuple[tuple[str, str], ...] = ()
     """Modules and their attributes that say when the process began."""
     application: Application | None = None
@@ -62,7 +64,9 @@ AGENT_SERVER: Final = Ahead(
         "litellm.types.litellm_core_utils.streaming_chunk_builder_utils",
         # Where it is before the browser's tools, they are right for each sandbox.
         *("agentsvc.backends.browser", "openhands.tools.browser_use.impl"),
+        "agentsvc.backends.trust",
     ),
+    called=(("agentsvc.backends.trust", "settle_ahead"),),
     alone=(
         # Both take services that are made of the environment.
         *("openhands.agent_server.api", "openhands.agent_server.sockets"),

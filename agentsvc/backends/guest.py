@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from agentsvc.backends import browser
+from agentsvc.backends import browser, trust
 
 _CONFIG: Final = "openhands.agent_server.config"
 _OWN: Final = (
@@ -25,6 +25,7 @@ def settle() -> None:
     os.environ.setdefault("OH_CONVERSATION_WORKTREE_ROOT", str(Path.home() / "worktrees"))
     _keep_configuration()
     browser.settle_here()
+    trust.settle_here()
 
 
 def _keep_configuration() -> None:

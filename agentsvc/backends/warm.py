@@ -118,6 +118,8 @@ class Warm:
                 for name in self.ahead["loaded"]:
                     with contextlib.suppress(ImportError):
                         importlib.import_module(name)
+                for name, function in self.ahead["called"]:
+                    getattr(sys.modules[name], function)()
             self._build()
             sys.meta_path.remove(throttle)
             sys.path[:] = search_path

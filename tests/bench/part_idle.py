@@ -16,7 +16,7 @@ _HOLDS: Final = "agentsvc-"
 
 async def measure(sizes: Sizes, folder: Path) -> Section:
     """Begin conversations, and leave them alone once their agents are done."""
-    async with warm_server(folder / "idle") as (server, client), serve_bare() as bare:
+    async with warm_server(folder) as (server, client), serve_bare() as bare:
         await begin_together(client, sizes.idle)
         await asyncio.sleep(sizes.idle_seconds / 2)
         before = [cpu_of(server.pid), _held(), cpu_of(bare.pid)]

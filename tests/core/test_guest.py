@@ -79,3 +79,34 @@ def test_worktrees_go_to_the_home(sandbox: Path) -> None:
     code = f"import os;print(os.environ['{name}'])"
     assert run(sandbox, code) == str(sandbox / "home" / "worktrees")
     assert run(sandbox, code, **{name: "/elsewhere"}) == "/elsewhere"
+
+
+LIBRARY = """
+made = 0
+def create_ssl_context(verify=True, cert=None, trust_env=True):
+    global made
+    made += 1
+    return made
+"""
+CLIENTS = (
+    "import os, certifi, httpx._transports.default as t;"
+    "agentsvc.backends.guest.trust.settle_here();"
+    "print(*(t.create_ssl_context(**one) for one in ({}, {}, {'verify': False},"
+    " {'cert': 'its own'}, {'verify': True, 'trust_env': True})), end=' ');"
+    "os.environ['SSL_CERT_FILE'] = t.__file__;"
+    "print(t.create_ssl_context(), t.create_ssl_context(), end=' ');"
+    "os.utime(t.__file__, (1, 1));"
+    "print(t.create_ssl_context(), end=' ');"
+    "os.environ['SSL_CERT_DIR'] = '/';"
+    "print(t.create_ssl_context(), t.create_ssl_context())"
+)
+
+
+def test_whom_clients_trust_is_read_once_and_again_when_it_has_changed(sandbox: Path) -> None:
+    packages = sandbox / "packages"
+    (packages / "httpx/_transports").mkdir(parents=True)
+    for package in ("httpx", "httpx/_transports"):
+        (packages / package / "__init__.py").touch()
+    (packages / "httpx/_transports/default.py").write_text(LIBRARY)
+    (packages / "certifi.py").write_text("def where(): return __file__\n")
+    assert run(sandbox, CLIENTS).split() == list("1123144567")

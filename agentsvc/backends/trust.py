@@ -1,0 +1,61 @@
+"""Has the agent server's HTTP library read once whom it trusts, not for each client that it makes.
+
+The agent server makes a client for each report, and reading a hundred and fifty certificates takes
+longer than all the rest of it. Standard library alone; where there is no such library, or it has
+another shape, nothing is changed.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+_TRANSPORTS: Final = "httpx._transports.default"
+_MAKER: Final = "create_ssl_context"
+_FILE: Final = "SSL_CERT_FILE"
+_DIRECTORY: Final = "SSL_CERT_DIR"
+
+
+def settle_here() -> None:
+    """Have one context of TLS serve all clients that trust what is trusted by default."""
+    transports: Any = sys.modules.get(_TRANSPORTS)
+    make = getattr(transports, _MAKER, None)
+    if make is not None and not isinstance(make, _Shared):
+        setattr(transports, _MAKER, _Shared(make))
+
+
+def settle_ahead() -> None:
+    """Do that in a process whose forks make the clients, and read it for all of them."""
+    settle_here()
+    if (transports := sys.modules.get(_TRANSPORTS)) is not None:
+        getattr(transports, _MAKER)()
+
+
+class _Shared:
+    """Makes a context, or gives that which was made of the same files."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+        self._known: dict[tuple[object, ...], Any] = {}
+
+    def __call__(self, verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:
+        if verify is not True or cert is not None or os.environ.get(_DIRECTORY):
+            return self._make(verify=verify, cert=cert, trust_env=trust_env)
+        file = (trust_env and os.environ.get(_FILE)) or _default_file()
+        key = (trust_env, file, _changed_at(file))
+        if key not in self._known:
+            self._known.clear()
+            self._known[key] = self._make(verify=verify, cert=cert, trust_env=trust_env)
+        return self._known[key]
+
+
+def _default_file() -> str:
+    certifi: Any = sys.modules.get("certifi")
+    return str(certifi.where()) if certifi is not None else ""
+
+
+def _changed_at(file: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.stat(file).st_mtime_ns  # noqa: PTH116  # a path object is of no use here
+    return 0
