@@ -35,7 +35,7 @@ class Ahead(msgspec.Struct, frozen=True, kw_only=True):
     alone: tuple[str, ...] = ()
     """Never there from ahead, by whatever way: they keep something that is right for one sandbox only."""
     called: tuple[tuple[str, str], ...] = ()
-    """Modules and their functions that are called once all is loaded."""
+    """Modules and their functions that are called once all is loaded; what they ask for is asked again."""
     moments: tuple[tuple[str, str], ...] = ()
     """Modules and their attributes that say when the process began."""
     application: Application | None = None

@@ -107,8 +107,12 @@ def processes_of(state: State) -> Iterator[Process]:
 
 
 def _children(pid: int) -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  # names are enough
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  # names are enough
+    except OSError:
+        return
+    for thread in threads:
+        with contextlib.suppress(OSError):
             yield from map(int, read_whole(f"/proc/{pid}/task/{thread}/children").split())
 
 

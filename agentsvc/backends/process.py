@@ -82,7 +82,7 @@ _BY_PROCESS = frozenset({"disk_bytes", "open_files"})
 _BY_USER = frozenset({"pids"})
 """Limits that need none where each sandbox has a user of its own."""
 _FOLLOW_SECONDS = 0.2
-_LOOKS_AT_ONCE = 1
+_LOOKS_AT_ONCE = 2
 
 
 class ProcessBackend(RuntimeBackend[ProcessConfig]):

@@ -6,6 +6,7 @@ another shape, nothing is changed.
 """
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ _TRANSPORTS: Final = "httpx._transports.default"
 _MAKER: Final = "create_ssl_context"
 _FILE: Final = "SSL_CERT_FILE"
 _DIRECTORY: Final = "SSL_CERT_DIR"
+_KEY_LOG: Final = "SSLKEYLOGFILE"
 
 
 def settle_here() -> None:
@@ -29,7 +31,8 @@ def settle_ahead() -> None:
     """Do that in a process whose forks make the clients, and read it for all of them."""
     settle_here()
     if (transports := sys.modules.get(_TRANSPORTS)) is not None:
-        getattr(transports, _MAKER)()
+        with contextlib.suppress(OSError):  # a fork may find what it asks for
+            getattr(transports, _MAKER)()
 
 
 class _Shared:
@@ -43,16 +46,18 @@ class _Shared:
         if verify is not True or cert is not None or os.environ.get(_DIRECTORY):
             return self._make(verify=verify, cert=cert, trust_env=trust_env)
         file = (trust_env and os.environ.get(_FILE)) or _default_file()
-        key = (trust_env, file, _changed_at(file))
-        if key not in self._known:
-            self._known.clear()
-            self._known[key] = self._make(verify=verify, cert=cert, trust_env=trust_env)
-        return self._known[key]
+        key = (trust_env, file, _changed_at(file), os.environ.get(_KEY_LOG))
+        made = self._known.get(key)
+        if made is None:
+            made = self._make(verify=verify, cert=cert, trust_env=trust_env)
+            self._known[key] = made
+        return made
 
 
 def _default_file() -> str:
-    certifi: Any = sys.modules.get("certifi")
-    return str(certifi.where()) if certifi is not None else ""
+    with contextlib.suppress(ImportError):
+        return str(importlib.import_module("certifi").where())
+    return ""
 
 
 def _changed_at(file: str) -> int:

@@ -118,9 +118,9 @@ class Warm:
                 for name in self.ahead["loaded"]:
                     with contextlib.suppress(ImportError):
                         importlib.import_module(name)
-                for name, function in self.ahead["called"]:
-                    getattr(sys.modules[name], function)()
             self._build()
+            for name, function in self.ahead["called"]:
+                getattr(sys.modules[name], function)()
             sys.meta_path.remove(throttle)
             sys.path[:] = search_path
             sys.path_importer_cache.clear()
