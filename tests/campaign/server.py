@@ -187,13 +187,13 @@ def _inline(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, time_limit: float = PATIENCE) -> subprocess.CompletedProcess[str]:
     """Run a command of agentsvc and return what it said. Blocks."""
     return subprocess.run(
         [sys.executable, "-m", "agentsvc", *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=time_limit,
         check=False,
     )

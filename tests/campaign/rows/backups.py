@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import shutil
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ TRIPS: Final = 100
 _STARTS: Final = 10
 """One restored installation of so many is started and asked."""
 _LANES: Final = 2
+_run: Final = partial(command, time_limit=300.0)
+"""Beside other rows a copy of half a million writes takes its time."""
 
 
 class Found(msgspec.Struct, kw_only=True):
@@ -67,12 +70,10 @@ async def _make_trips(ground: Ground, name: str, count: int, found: Found) -> No
             before = journal.copy()
             file = directory / f"{number}.tar.gz"
             data_dir = str(server.installation.data.path)
-            made = await asyncio.to_thread(command, "backup", str(file), "--data-dir", data_dir)
+            made = await asyncio.to_thread(_run, "backup", str(file), "--data-dir", data_dir)
             await writers.cancel()
             restored = directory / "restored"
-            read = await asyncio.to_thread(
-                command, "restore", str(file), "--data-dir", str(restored)
-            )
+            read = await asyncio.to_thread(_run, "restore", str(file), "--data-dir", str(restored))
             found.trips += 1
             if made.returncode or read.returncode:
                 found.differences.append(f"{made.stderr} {read.stderr}")
