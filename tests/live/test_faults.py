@@ -128,7 +128,7 @@ async def test_slow_clients_are_let_go_and_do_not_hold_up_others(
             await crowd.send(head.encode())
             # More than the network holds, and nobody takes it.
             await crowd.send(f"{head}\r\n".encode() * 400)
-        assert own.open_files() > files + 50
+        await eventually(lambda: own.open_files() > files + 50, "they have come in")
         while crowd.is_there():
             assert (await client.get("/api/settings")).status == 200
             crowd.drip()
