@@ -127,7 +127,8 @@ def sha256(text: str) -> str:
 
 def to_stored(moment: datetime) -> str:
     """Return the form times have in the database: UTC, microseconds, `Z`; sorts as text."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
+    # strftime would leave out the zeros of a year before 1000.
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def stored_or_none(moment: datetime | None) -> str | None:

@@ -80,9 +80,16 @@ async def test_a_key_is_valid_in_its_time_only(client: Client, service: Service)
     assert (await service.client_with(str(later["key"])).get(KEYS)).status == 401
 
 
+async def test_a_key_may_be_valid_from_the_first_year_on(client: Client) -> None:
+    made = await make(client, not_before="0801-07-27T07:54:05-10:35")
+    assert made["not_before"] == "0801-07-27T18:29:05.000000Z"
+
+
 @pytest.mark.parametrize(
     ("order", "field"),
     [
+        ({"not_before": "0001-01-01T00:00:00+14:00"}, "not_before"),
+        ({"expires_at": "9999-12-31T23:59:59-12:00"}, "expires_at"),
         ({"expires_at": "2001-01-01T00:00:00Z"}, "expires_at"),
         ({"expires_at": "soon"}, "expires_at"),
         ({"not_before": 5}, "not_before"),
