@@ -1,7 +1,7 @@
 """Git hosting services in the test's own process: they answer what `tests/data/git` says.
 
 The token `good` is good, `user:good` too where a user name goes with it; every other is refused.
-A request that nobody wrote down is answered with 501 and kept in `unexpected`.
+A request that nobody wrote down is kept in `unexpected`.
 """
 
 import base64
@@ -32,10 +32,11 @@ class GitHosts:
     """All hosting services behind one address; use it as an async context manager.
 
     `status`, `headers` and `body` replace those of every answer; the paths of `forbidden` need more
-    than the token allows.
+    than the token allows. What nobody wrote down is answered with `unknown`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, unknown: int = 501) -> None:
+        self._unknown = unknown
         self.requests: list[str] = []
         self.unexpected: list[str] = []
         self.status = 200
@@ -76,7 +77,7 @@ class GitHosts:
         found = await self._find(request)
         if found is None:
             self.unexpected.append(f"{request.method} {request.raw_path}")
-            return web.json_response({"message": "nobody wrote this down"}, status=501)
+            return web.json_response({"message": "nobody wrote this down"}, status=self._unknown)
         return self._response(found)
 
     async def _find(self, request: web.Request) -> dict[str, Any] | None:

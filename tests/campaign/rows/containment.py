@@ -6,6 +6,7 @@ through, by which they are seen to work.
 
 import asyncio
 import os
+import pwd
 import socket
 import sys
 import threading
@@ -24,6 +25,7 @@ from tests.live.containers import Engine
 PROBES: Final = 60
 _HELD: Final = {"AGENTSVC_SPECS__PROCESS__NETWORK": "none"}
 _MARK: Final = "campaign-mark"
+_HOME_OF_ROOT: Final = pwd.getpwuid(0).pw_dir
 _NONE: Final = {
     "AGENTSVC_BACKENDS__PROCESS__USE_BUBBLEWRAP": "false",
     "AGENTSVC_BACKENDS__PROCESS__USE_LANDLOCK": "false",
@@ -116,9 +118,10 @@ for target in (os.path.join(data, "master.key"), os.path.join(other, "workspace"
     probe(f"read {target} by a link", lambda: reads(link))
     os.unlink(link)
 probe("link to the key", lambda: os.link(os.path.join(data, "master.key"), link) is None)
-for path in ("/etc/shadow", "/root/.bashrc", "/root/.ssh", "/home", know["home_of_server"], know["canary"]):
+of_root = know["home_of_root"]
+for path in ("/etc/shadow", f"{of_root}/.bashrc", f"{of_root}/.ssh", "/home", know["home_of_server"], know["canary"]):
     probe(f"read {path}", lambda: lists(path) if os.path.isdir(path) else reads(path))
-for path in ("/proc/1/root/" + data, "/proc/self/root/" + data, "/dev/mem", "/dev/kmsg", "/proc/kcore"):
+for path in (f"/proc/1/root{data}", f"/proc/self/root{data}", "/dev/mem", "/dev/kmsg", "/proc/kcore"):
     probe(f"read {path}", lambda: lists(path) if os.path.isdir(path) else reads(path))
 for path in ("/usr/bin", "/etc", "/lib", "/sys/kernel", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger",
              "/sys/fs/cgroup/cgroup.procs", "/usr/local/bin", os.path.dirname(sys.executable)):
@@ -164,7 +167,7 @@ probe("a raw socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, soc
 probe("a packet socket", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close() is None)
 probe("set the clock", lambda: __import__("time").clock_settime(0, __import__("time").time()) is None)
 probe("name the machine", lambda: socket.sethostname(socket.gethostname()) is None and bool(others))
-for path in ("/root/.bashrc.d", "/var/spool/cron", "/run", "/var/tmp", "/opt", "/srv", "/", "/home/agent", "/dev/shm", "/tmp"):
+for path in (f"{of_root}/.bashrc.d", "/var/spool/cron", "/run", "/var/tmp", "/opt", "/srv", "/", "/home/agent", "/dev/shm", "/tmp"):
     # Some may be made inside; what is outside is looked at from there.
     probe(f"make what is missing in {path}", lambda: os.makedirs(os.path.join(path, MARK)) and False)
 print(json.dumps({"through": through, "tried": tried}))
@@ -208,8 +211,8 @@ def _take(listener: socket.socket) -> None:
 
 def _left_outside(server: RealServer) -> list[str]:
     """Return what a probe has made on this machine."""
-    tops = "/ /tmp /var/tmp /run /opt /srv /root /etc /usr/bin /dev/shm".split()  # noqa: SIM905
-    places = [Path(top) / _MARK for top in (*tops, "/home/agent", "/var/spool/cron")]
+    tops = "/ /tmp /var/tmp /run /opt /srv /etc /usr/bin /dev/shm".split()  # noqa: SIM905
+    places = [Path(top) / _MARK for top in (*tops, _HOME_OF_ROOT, "/home/agent", "/var/spool/cron")]
     places += [server.installation.data.path / _MARK]
     return [f"made {place} outside" for place in places if place.exists()]
 
@@ -240,6 +243,7 @@ async def _probe(server: RealServer, inside: Inside, other: _Neighbour, ground: 
             "engine": other.engine,
             "log": str(server.installation.directory / "server.log"),
             "home_of_server": str(Path.home()),
+            "home_of_root": _HOME_OF_ROOT,
             "pid": server.installation.pid,
             "address": own_address(),
             "server": port,

@@ -1,39 +1,50 @@
-"""No request is a 500 and none hangs, however it is made.
+"""No answer is a 5xx and none hangs, however the request is made.
 
 Requests of every operation are mutated, in their bytes and in their JSON, and sent over plain
-sockets. Beside them come slow bodies, half-open connections and floods of headers.
+sockets. Beside them come slow bodies, half-open connections and floods of headers. The git hosting
+services that the server asks for its users are in this process.
 """
 
 import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 from random import Random
 from typing import Any, Final
 
 import msgspec
 
 from agentsvc.http.routes import OF_USERS, Scope
+from agentsvc.orders import Provider
 from agentsvc.values import monotonic
 from tests.campaign.allowed import Said, run_schemathesis
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.rows.access import OPERATIONS
 from tests.campaign.server import Server, serving
 from tests.description import Operation, example_path
+from tests.git_hosts import GitHosts
+from tests.service import Client
 
 REQUESTS: Final = 100_000
 SECONDS: Final = 5.0
 _AT_ONCE: Final = 16
+_CONVERSATIONS: Final = 8
 _WHOLE: Final = 0.02
 """From which scale on schemathesis is run, which takes more than a minute."""
 _STREAMS: Final = re.compile(r"stream|/download|zip-directory")
+_KEEPS_TOKENS: Final = re.compile(r"git-providers|provider-tokens|reset-settings")
+"""What changes where git hosting services are. A user sends it who asks none: those that a mutated
+request names need not be there, and to say so is a 502."""
 _STATUS: Final = re.compile(rb"\AHTTP/\d\.\d (\d{3}) ")
 _LENGTH: Final = re.compile(rb"\r\nContent-Length: (\d+)\r\n", re.IGNORECASE)
 _NASTY: Final[tuple[Any, ...]] = (
     None, True, 0, -1, 1.5, 2**63, -(2**63) - 1, 10**40, 1e308, "", "\0", "x" * 5000, "\ud7ff😀",
     "../../etc/passwd", "${jndi:ldap://x}", "' OR 1=1 --", [], [[]], {}, {"": {}}, [None] * 50,
 )  # fmt: skip
+_ODD_IDS: Final = 0.2
+_OTHERS_IDS: Final = 0.4
 _ODD_BYTES: Final = (
     b"\0",
     b"\xff",
@@ -51,15 +62,33 @@ _ODD_BYTES: Final = (
 )
 
 
-class Fuzz:
-    """Sends mutated requests, and remembers what is answered as it may not be."""
+type Ids = dict[str, str]
+"""Values of parameters in a path."""
 
-    def __init__(self, server: Server, chance: Random, ids: dict[str, str], key: str) -> None:
+
+class Fuzz:
+    """Sends mutated requests, and remembers what is answered as it may not be.
+
+    Most are of conversations of the user `asking`, some of `others`, and what deletes is only of
+    those, so that there is something to ask for to the end.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        chance: Random,
+        own: Sequence[Ids],
+        others: Ids,
+        asking: Client,
+        keeping: Client,
+    ) -> None:
         self._host, _, port = server.url.removeprefix("http://").partition(":")
         self._port = int(port)
         self._chance = chance
-        self._ids = ids
-        self._key = key
+        self._own = own
+        self._others = others
+        self._asking = asking
+        self._keeping = keeping
         self._operations = [
             one
             for one in OPERATIONS
@@ -102,18 +131,18 @@ class Fuzz:
             is_open, began = False, monotonic()
         self.slowest = max(self.slowest, monotonic() - began)
         self.statuses[status] = self.statuses.get(status, 0) + 1
-        # What a stand-in of the outside does not answer is told as 502, 503 or 504, with a code.
-        if status == 500 or status > 504:
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.failures.append(f"{status}: {raw[:400]!r}")
         return is_open
 
     def _make(self) -> bytes:
         operation = self._chance.choice(self._operations)
-        path = example_path(operation, self._mutated_ids())
+        path = example_path(operation, self._ids(operation))
         body = self._body(operation)
+        sender = self._keeping if _KEEPS_TOKENS.search(operation.path) else self._asking
         head = (
             f"{operation.method.upper()} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n"
-            f"X-Session-API-Key: {self._key}\r\nContent-Type: application/json\r\n"
+            f"X-Session-API-Key: {sender.key}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         ).encode()
         raw = head + body
@@ -125,13 +154,14 @@ class Fuzz:
             return raw.replace(b"Content-Type", flood + b"Content-Type", 1)
         return raw
 
-    def _mutated_ids(self) -> dict[str, str]:
-        if self._chance.random() < 0.8:
-            return self._ids
-        return {
-            name: self._chance.choice(("zzz", "\0", "../..", "9" * 99, "%", "é"))
-            for name in self._ids
-        }
+    def _ids(self, operation: Operation) -> Ids:
+        kind = self._chance.random()
+        if kind < _ODD_IDS:
+            odd = ("zzz", "\0", "../..", "9" * 99, "%", "é")
+            return {name: self._chance.choice(odd) for name in self._others}
+        if kind < _OTHERS_IDS or operation.method == "delete":
+            return self._others
+        return self._chance.choice(self._own)
 
     def _body(self, operation: Operation) -> bytes:
         examples = [one["example"] for one in operation.contents.values() if "example" in one]
@@ -235,6 +265,33 @@ async def _half_open(server: Server, count: int) -> list[str]:
     return slow
 
 
+def _allowing(hosts: GitHosts) -> dict[str, Any]:
+    return {"git": {"private_hosts": [hosts.url.removeprefix("http://")]}}
+
+
+async def _conversation(client: Client) -> Ids:
+    """Start one, and return what names it."""
+    await client.save_settings()
+    conversation_id = await client.start_conversation(None)
+    found = await client.conversation(conversation_id)
+    return {"conversation_id": conversation_id, "sandbox_id": found["sandbox_id"]}
+
+
+async def _store_tokens(user: Client, hosts: GitHosts) -> None:
+    """Give a user a good token for each git hosting service that has a public API."""
+    asked = [provider for provider in Provider if provider is not Provider.ENTERPRISE_SSO]
+    tokens = {provider.value: {"token": "good", "host": hosts.url} for provider in asked}
+    stored = await user.post("/api/v1/secrets/git-providers", json={"provider_tokens": tokens})
+    assert stored.status == 200, stored.text
+    told = await user.get("/api/user/info")
+    assert told.status == 200, told.text
+
+
+def _bugs(log: str) -> list[str]:
+    """Return what a server has written of each of its own faults, with where it was."""
+    return [said[:4000] for said in log.split("request failed on a bug")[1:]]
+
+
 def _shares(total: int, parts: int) -> Iterator[int]:
     return (total // parts + (i < total % parts) for i in range(parts))
 
@@ -242,23 +299,25 @@ def _shares(total: int, parts: int) -> Iterator[int]:
 async def run(ground: Ground) -> Outcome:
     requests = ground.count(REQUESTS, least=300)
     sockets = ground.count(300, least=10)
-    async with serving(ground.place("server")) as server:
-        await server.client.save_settings()
-        conversation = await server.client.start_conversation(None)
-        found = await server.client.conversation(conversation)
-        ids = {"conversation_id": conversation, "sandbox_id": found["sandbox_id"]}
-        # A viewer's key would be refused before its body is read; this user may do what users may.
-        user = await server.add_user("fuzz")
-        await user.save_settings()
-        own = await user.start_conversation(None)
-        fuzz = Fuzz(server, ground.chance, ids, str(user.key))
+    async with (
+        GitHosts(unknown=HTTPStatus.NOT_FOUND) as hosts,
+        serving(ground.place("server"), config=_allowing(hosts)) as server,
+    ):
+        others = await _conversation(server.client)
+        # A viewer's key would be refused before its body is read; these may do what users may.
+        user, keeping = [await server.add_user(name) for name in ("fuzz", "keeping")]
+        await _store_tokens(user, hosts)
+        own = [await _conversation(user) for _ in range(_CONVERSATIONS)]
+        fuzz = Fuzz(server, ground.chance, own, others, user, keeping)
         await asyncio.gather(*(fuzz.send_many(count) for count in _shares(requests, _AT_ONCE)))
         half_open = await _half_open(server, sockets)
         said = Said(told="schemathesis was left out at this size")
         if ground.scale >= _WHOLE:
             made = ground.place("allowed")
-            said = await run_schemathesis(server, user, await user.conversation(own), made)
-        bugs = server.installation.log.count("request failed on a bug")
+            said = await run_schemathesis(
+                server, user, await user.conversation(own[0]["conversation_id"]), made
+            )
+        bugs = _bugs(server.installation.log)
         # And it is as it was before.
         assert (await server.client.get("/api/settings")).status == 200
     told = msgspec.json.encode(dict(sorted(fuzz.statuses.items()))).decode()
@@ -270,11 +329,11 @@ async def run(ground: Ground) -> Outcome:
         ),
         figures=(
             Figure(what="requests", value=fuzz.sent, at_least=requests),
-            zero("answers that are a 500", [*fuzz.failures, *said.failures]),
+            zero("answers that are a 5xx", [*fuzz.failures, *said.failures]),
             zero("bugs in the log", bugs),
             zero(f"hangs over {SECONDS:.0f} s", fuzz.hangs + half_open),
         ),
-        problems=(*fuzz.failures, *fuzz.hangs, *half_open, *said.failures),
+        problems=(*bugs, *fuzz.failures, *fuzz.hangs, *half_open, *said.failures),
     )
 
 

@@ -44,7 +44,7 @@ def payloads(data: str, other: str) -> Iterator[str]:
         "/etc/passwd",
         f"{data}/agentsvc.db",
         f"{data}/master.key",
-        "/proc/self/root/etc",
+        posixpath.join("/proc/self/root", "etc"),
     ):
         yield from (plain, f"/{plain}", f"./{plain}", f"{plain}%00.md", f"{plain}/.", f"//{plain}")
 
