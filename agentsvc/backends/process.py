@@ -28,9 +28,7 @@ from agentsvc.backend import (
     Found,
     Handle,
     Health,
-    Isolation,
     LogLine,
-    Network,
     Order,
     Phase,
     Report,
@@ -44,24 +42,18 @@ from agentsvc.backends import (
     cgroup,
     control,
     doors,
-    groups,
-    landlock,
     launch,
     listening,
     places,
-    uplink,
-    users,
     zygote,
 )
 from agentsvc.backends.ahead import AGENT_SERVER, Ahead
-from agentsvc.backends.groups import Groups
 from agentsvc.backends.look import (
-    MACHINES_NETWORK,
-    OWN_NETWORK,
     Look,
     look_at,
     state_of_this_boot,
 )
+from agentsvc.backends.means import Means
 from agentsvc.backends.meter import Meter
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
 from agentsvc.backends.priority import Priorities
@@ -77,10 +69,6 @@ log = logging.getLogger(__name__)
 
 HANDLE_VERSION: Final = 1
 
-_BY_PROCESS = frozenset({"disk_bytes", "open_files"})
-"""Limits that need no control group."""
-_BY_USER = frozenset({"pids"})
-"""Limits that need none where each sandbox has a user of its own."""
 _FOLLOW_SECONDS = 0.2
 _LOOKS_AT_ONCE = 2
 
@@ -108,12 +96,9 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
         super().__init__(config, context)
-        self._groups = Groups()
-        self._users = users.Users()
-        self._confines = False
         self._temp_root = places.temp_root(config.temp_dir)
-        self._bubblewrap = bubblewrap.Found(reason="the backend is not open")
         self._callback = doors.callback_of(context.callback_url)
+        self._means = Means(config, self._callback)
         self._doors = doors.Doors()
         self._meters: dict[str, Meter] = {}
         # Threads that read many small files at a time mostly wait for each other.
@@ -159,26 +144,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def fences(self, asked: Spec | Order) -> Fences:
         """Say whether bubblewrap or Landlock holds sandboxes here, and what limits them."""
         del asked
-        found = self._bubblewrap
-        limits = self._limits()
-        if not found.program:
-            remedy = f"{found.reason}: {found.remedy}" if found.remedy else found.reason
-            return Fences(
-                isolation=self._isolation(),
-                remedy=remedy,
-                networks=frozenset() if self.config.own_network else frozenset({Network.OPEN}),
-                network_remedy=remedy,
-                limits=limits,
-            )
-        networks = set(Network if self._has_doors() else {Network.OPEN})
-        if self.config.own_network and self._why_no_uplink():
-            networks.discard(Network.OPEN)
-        return Fences(
-            isolation=Isolation.BUBBLEWRAP,
-            networks=frozenset(networks),
-            network_remedy=self._why_no_uplink() if self.config.own_network else "",
-            limits=limits,
-        )
+        return self._means.fences()
 
     def why_no_pool(self, spec: Spec) -> str:
         """Say so where the network is made for the models of the user."""
@@ -343,18 +309,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _open(self) -> None:
         self.context.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         bubblewrap.forget_trials(self.context.state_dir)
-        self._groups = groups.find() if self.config.use_cgroups else Groups()
-        self._bubblewrap = self._find_bubblewrap()
         there = {place.sandbox_id: record.user for place, record in self._records()}
-        self._users = users.find(self.config.uids, self._bubblewrap, there)
-        self._confines = self.config.use_landlock and landlock.is_usable()
-        if not self._bubblewrap.program:
-            log.warning(
-                "sandboxes see this machine: Landlock keeps them from files and signals only"
-                if self._confines
-                else "sandboxes are not isolated: they run with the rights of the server's user",
-                extra={"reason": self._bubblewrap.reason, "remedy": self._bubblewrap.remedy},
-            )
+        self._means.find(self.context.state_dir, there)
 
     async def _let_all_share(self) -> None:
         """Let nobody give way any more; where that cannot be noted it is not worth a failed start."""
@@ -367,44 +323,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         place = places.find_place(self.context.state_dir, sandbox_id)
         return state_of_this_boot(place) if place is not None else None
 
-    def _has_doors(self) -> bool:
-        return not self._callback or doors.is_loopback(self._callback)
-
-    def _why_no_uplink(self) -> str:
-        if not self._has_doors():
-            return f"`internal_url` is not on the loopback interface: {self._callback}"
-        return uplink.why_not()
-
-    def _open_network(self) -> str:
-        if not self.config.own_network:
-            return MACHINES_NETWORK
-        if not self._bubblewrap.program:
-            return "none: bubblewrap does not hold sandboxes"
-        why_not = self._why_no_uplink()
-        return f"none: {why_not}" if why_not else OWN_NETWORK
-
-    def _limits(self) -> frozenset[str]:
-        return self._groups.limits() | _BY_PROCESS | (_BY_USER if self._users else set())
-
-    def _isolation(self) -> Isolation:
-        if self._bubblewrap.program:
-            return Isolation.BUBBLEWRAP
-        return Isolation.LANDLOCK if self._confines else Isolation.NONE
-
-    def _find_bubblewrap(self) -> bubblewrap.Found:
-        if not self.config.use_bubblewrap:
-            return bubblewrap.Found(
-                reason="`use_bubblewrap` is false", remedy="set `backends.process.use_bubblewrap`"
-            )
-        more = tuple(Path(path) for path in self.config.readable)
-        user = users.candidate(self.config.uids)
-        return bubblewrap.find(self.context.state_dir, more, user=user)
-
-    def _readable(self) -> tuple[Path, ...] | None:
-        if self._isolation() is not Isolation.LANDLOCK:
-            return None
-        return (*bubblewrap.environment(), *(Path(path) for path in self.config.readable))
-
     def _records(self) -> list[tuple[Place, places.Record]]:
         found = places.list_places(self.context.state_dir, self.context.instance_id)
         return [(place, record) for place, _ in found if (record := place.read_record())]
@@ -416,14 +334,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             "python": sys.executable,
             "agent server": agent or "not installed",
             "tmux": shutil.which("tmux", path=launch.search_path(self.config.path)) or "not found",
-            "cgroup": self._groups.describe(),
-            "limits": ", ".join(sorted(self._limits())),
             "free disk bytes": str(free),
-            "isolation": self._isolation(),
-            "landlock": landlock.describe(landlock.abi()),
-            "bubblewrap": self._bubblewrap.program or self._bubblewrap.reason,
-            "users": self._users.describe(),
-            "open network": self._open_network(),
+            **self._means.facts(),
             "zygote": self._zygote.describe(),
         }
         hint = (
@@ -439,17 +351,17 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             instance_id=self.context.instance_id,
             place=place,
             order=order,
-            group=self._groups.unified,
-            groups=self._groups,
-            readable=self._readable(),
+            group=self._means.groups.unified,
+            groups=self._means.groups,
+            readable=self._means.readable(),
             temp_root=self._temp_root,
             search_path=self.config.path,
             pass_env=self.config.pass_env,
             log_bytes=self.config.log_bytes,
             time_limit=self.config.launch_seconds,
-            held_by=self._bubblewrap,
+            held_by=self._means.bubblewrap,
             own_network=self.config.own_network,
-            users=self._users,
+            users=self._means.users,
             callback=self._callback,
         )
         await self._doors.open(place, await finish(plan.prepare))
@@ -525,14 +437,14 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             temps.append(Path(known))
         for path in temps:
             places.remove_directory(path)
-        held = self._groups.legacy_paths(launch.group_name(mark))
+        held = self._means.groups.legacy_paths(launch.group_name(mark))
         held += [Path(path) for path in (look.state.joined if look.state else ())]
         if (group := self._tree(look, handle).group) is not None:
             held.append(group)
         for group in held:
             cgroup.remove(group)
         place.remove()
-        self._users.give_up(handle.sandbox_id)
+        self._means.users.give_up(handle.sandbox_id)
 
     # Shared parts
 
@@ -557,7 +469,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             return Tree(mark=mark, root=look.state.shim, group=group)
         known = handle.data.get("cgroup")
         return Tree(
-            mark=mark, group=Path(known) if known else launch.group_path(self._groups.unified, mark)
+            mark=mark,
+            group=Path(known) if known else launch.group_path(self._means.groups.unified, mark),
         )
 
     async def _look(self, place: Place, handle: Handle) -> Look:

@@ -6,7 +6,7 @@ the sweep looks at all of them now and then and is the only thing that knows orp
 
 import secrets
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 
@@ -15,32 +15,31 @@ from agentsvc.backend import Capability, Phase, Spec
 from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.effects import note_effect
 from agentsvc.errors import (
-    BackendUnavailable,
     Conflict,
     Gone,
     NotAuthenticated,
     NotFound,
     SandboxNotUsable,
-    Unsupported,
 )
 from agentsvc.orders import WhenFull
 from agentsvc.paging import Page, cut
 from agentsvc.registry import BackendRegistry
 from agentsvc.sandboxconfig import SandboxesConfig
+from agentsvc.sandboxes.abilities import is_pausable, possible, require
 from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.capacity import Load
 from agentsvc.sandboxes.changes import Changes, OnChange
 from agentsvc.sandboxes.clients import ClientOrder, ClientTable
 from agentsvc.sandboxes.driver import LOG_LINES, Driver, IsHeldBack
-from agentsvc.sandboxes.gate import Gate, held_of
+from agentsvc.sandboxes.gate import Gate
 from agentsvc.sandboxes.meter import Meter
 from agentsvc.sandboxes.order import CallbackRules, with_floor, with_models
 from agentsvc.sandboxes.placement import Place, choose, places_of
-from agentsvc.sandboxes.spare_table import Spare
 from agentsvc.sandboxes.spares import Spares
-from agentsvc.sandboxes.state import Sandbox, Target, holds_room, is_settled
+from agentsvc.sandboxes.state import Sandbox, Target, is_settled
 from agentsvc.sandboxes.sweep import Sweeper
 from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.sandboxes.targets import Targets
 from agentsvc.sandboxes.usage import Usage
 from agentsvc.sandboxes.use_table import Removal, Unused, UseTable
 from agentsvc.sandboxes.yielding import Yielding
@@ -121,6 +120,17 @@ class Sandboxes:
             supervisor=supervisor,
             config=config,
             callbacks=callbacks,
+        )
+        self._targets = Targets(
+            db=db,
+            table=self._table,
+            uses=self._uses,
+            changes=self._changes,
+            config=config,
+            usage=self.usage,
+            gate=self.gate,
+            spares=self.spares,
+            driver=self._driver,
         )
         self._supervisor = supervisor
         self.meter = Meter(self._calls)
@@ -255,7 +265,7 @@ class Sandboxes:
             working_dir="",
             facts={},
             session_key=new_key(),
-            ready_by=self._deadline(),
+            ready_by=self._targets.deadline(),
             created_at=moment,
             updated_at=moment,
         )
@@ -263,11 +273,7 @@ class Sandboxes:
         async def insert(tx: Transaction) -> Sandbox:
             placed = await self._placed(tx, ordered, places)
             spare = await self.spares.claim(tx, placed.spec, placed.backend) if is_plain else None
-            sandbox = await self._entered(tx, placed, spare, when_full)
-            stored = await self._table.find(sandbox.id, tx) or sandbox
-            tx.after_commit(lambda: self._changes.announce(stored, stored))
-            tx.after_commit(lambda: self._driver.wake(sandbox.id))
-            return stored
+            return await self._targets.enter(tx, placed, spare, when_full)
 
         async def body(tx: Transaction) -> Sandbox:
             stored = await insert(tx)
@@ -275,27 +281,6 @@ class Sandboxes:
             return stored
 
         return await (insert(tx) if tx else self._db.write(body))
-
-    async def _entered(
-        self, tx: Transaction, sandbox: Sandbox, spare: Spare | None, when_full: WhenFull | None
-    ) -> Sandbox:
-        """Store a new sandbox that may run or waits, and have it be the one that is there if it may."""
-        if spare is not None:
-            taken = _taken(sandbox, spare)
-            await self._table.insert(tx, taken)
-            if await self.gate.enter(tx, taken, when_full):
-                return taken
-            await self.spares.give_back(tx, spare)
-            await self._table.delete(tx, taken.id)
-        await self._table.insert(tx, sandbox)
-        await self._make_room(tx, sandbox)
-        await self.gate.enter(tx, sandbox, when_full)
-        return sandbox
-
-    async def _make_room(self, tx: Transaction, sandbox: Sandbox) -> None:
-        """Let go what is there for nobody, where somebody else would have no room."""
-        if not await self.gate.has_room(tx, held_of(sandbox)):
-            await self.spares.make_room(tx)
 
     async def _placed(self, tx: Transaction, sandbox: Sandbox, places: Sequence[Place]) -> Sandbox:
         if len(places) == 1:
@@ -362,13 +347,13 @@ class Sandboxes:
         """
         sandbox = await self._restable(user_id, sandbox_id, Capability.PAUSE)
         if sandbox.target is not Target.STOPPED:
-            sandbox = await self._set_target(sandbox_id, Target.PAUSED)
+            sandbox = await self._targets.set_known(sandbox_id, Target.PAUSED)
         await self._wait(sandbox, _is_settled)
 
     async def stop(self, user_id: str, sandbox_id: str) -> None:
         """Ask for a sandbox of which nothing but its files is kept; otherwise as `pause`."""
         await self._restable(user_id, sandbox_id, Capability.STOP)
-        await self._wait(await self._set_target(sandbox_id, Target.STOPPED), _is_settled)
+        await self._wait(await self._targets.set_known(sandbox_id, Target.STOPPED), _is_settled)
 
     async def resume(
         self, user_id: str, sandbox_id: str, *, when_full: WhenFull | None = None
@@ -383,7 +368,7 @@ class Sandboxes:
         if sandbox.phase is Phase.FAILED:
             await self._restart(sandbox, when_full)
             return
-        wanted = await self._set_target(sandbox_id, Target.RUNNING, when_full)
+        wanted = await self._targets.set_known(sandbox_id, Target.RUNNING, when_full)
         if await self._uses.is_waiting(sandbox_id):
             return
         await self._wait(wanted, lambda seen: seen is None or seen.phase is not Phase.PAUSED)
@@ -398,7 +383,7 @@ class Sandboxes:
         """
         found = await self._table.find(sandbox_id, tx)
         if found is not None and found.user_id == user_id and found.phase is Phase.PAUSED:
-            await self._want(tx, sandbox_id, Target.RUNNING, when_full)
+            await self._targets.set(tx, sandbox_id, Target.RUNNING, when_full)
 
     async def delete(self, user_id: str, sandbox_id: str) -> None:
         """Ask for a sandbox to be removed with all its files; raises NotFound.
@@ -407,7 +392,7 @@ class Sandboxes:
         works.
         """
         await self.get(user_id, sandbox_id)
-        wanted = await self._want_now(sandbox_id, Target.DELETED)
+        wanted = await self._targets.set_now(sandbox_id, Target.DELETED)
         if wanted is not None:
             await self._wait(wanted, lambda seen: seen is None)
 
@@ -420,7 +405,7 @@ class Sandboxes:
         async def body(tx: Transaction) -> None:
             found = await self._table.find(sandbox_id, tx)
             if found is not None and found.handle is None and found.target is Target.RUNNING:
-                await self._let_in(tx, sandbox_id)
+                await self._targets.let_in(tx, sandbox_id)
 
         await self._db.write(body)
 
@@ -429,7 +414,7 @@ class Sandboxes:
 
         One that is being removed or unknown is fine.
         """
-        await self._want(tx, sandbox_id, Target.DELETED)
+        await self._targets.set(tx, sandbox_id, Target.DELETED)
 
     async def wait_for(
         self,
@@ -492,11 +477,11 @@ class Sandboxes:
             if found is None or self.usage.latest(sandbox_id, found.active_at) > unused_since:
                 return False
             sandbox = await self._table.find(sandbox_id, tx)
-            wanted = self._possible(sandbox, target) if sandbox is not None else None
+            wanted = possible(self._registry, sandbox, target) if sandbox is not None else None
             if sandbox is None or wanted is None:
                 return False
             by_rule = not sandbox.target.is_rest or await self._uses.is_culled(sandbox_id)
-            await self._want(tx, sandbox_id, wanted)
+            await self._targets.set(tx, sandbox_id, wanted)
             if wanted.is_rest and by_rule:
                 await self._uses.set_culled(tx, sandbox_id, now())
             return True
@@ -518,7 +503,7 @@ class Sandboxes:
 
         The time in which no server ran does not count for those that are starting.
         """
-        await self._db.write(lambda tx: self._table.set_deadlines(tx, self._deadline()))
+        await self._db.write(lambda tx: self._table.set_deadlines(tx, self._targets.deadline()))
         await self._sweeper.sweep()
 
     async def sweep(self) -> None:
@@ -531,8 +516,8 @@ class Sandboxes:
         changed: list[str] = []
         for name in await self._table.backends():
             for sandbox in await self._table.all_of_backend(name):
-                if target is Target.DELETED or self._is_pausable(sandbox):
-                    await self._want_now(sandbox.id, target)
+                if target is Target.DELETED or is_pausable(self._registry, sandbox):
+                    await self._targets.set_now(sandbox.id, target)
                     changed.append(sandbox.id)
         end = monotonic() + self._config.call_seconds
         for sandbox_id in changed:
@@ -562,13 +547,13 @@ class Sandboxes:
             )
         if sandbox.handle is None:
             raise SandboxNotUsable(f"The sandbox was never made: {sandbox.reason}")
-        await self._set_target(sandbox.id, Target.RESTARTED, when_full)
+        await self._targets.set_known(sandbox.id, Target.RESTARTED, when_full)
 
     async def _restable(self, user_id: str, sandbox_id: str, how: Capability) -> Sandbox:
         sandbox = await self._usable(user_id, sandbox_id)
         if sandbox.phase is Phase.FAILED:
             raise SandboxNotUsable(f"The sandbox has failed: {sandbox.reason}")
-        self._require(sandbox, how)
+        require(self._registry, sandbox, how)
         if sandbox.phase is None and await self._uses.is_waiting(sandbox_id):
             raise Conflict("The sandbox waits for room and was not made yet; it can be deleted")
         return sandbox
@@ -579,97 +564,8 @@ class Sandboxes:
             raise Gone("The sandbox does not exist any more; its stored events can still be read")
         return sandbox
 
-    def _require(self, sandbox: Sandbox, capability: Capability) -> None:
-        if capability not in self._registry.get(sandbox.backend).capabilities:
-            raise Unsupported(f"The {sandbox.backend} backend cannot {capability} a sandbox")
-
-    def _possible(self, sandbox: Sandbox, target: Target) -> Target | None:
-        """Return what comes nearest to a target and can be done to a sandbox, None for nothing."""
-        if target is Target.STOPPED and not self._is_stoppable(sandbox):
-            target = Target.PAUSED
-        is_possible = target is not Target.PAUSED or self._is_pausable(sandbox)
-        return target if is_possible else None
-
-    def _is_stoppable(self, sandbox: Sandbox) -> bool:
-        try:
-            self._require(sandbox, Capability.STOP)
-        except (BackendUnavailable, Unsupported):
-            return False
-        return sandbox.phase in (Phase.RUNNING, Phase.PAUSED)
-
-    def _is_pausable(self, sandbox: Sandbox) -> bool:
-        try:
-            self._require(sandbox, Capability.PAUSE)
-        except (BackendUnavailable, Unsupported):
-            return False
-        return sandbox.phase is Phase.RUNNING
-
-    async def _set_target(
-        self, sandbox_id: str, target: Target, when_full: WhenFull | None = None
-    ) -> Sandbox:
-        wanted = await self._want_now(sandbox_id, target, when_full)
-        if wanted is None:
-            raise Conflict("The sandbox is being deleted")
-        return wanted
-
-    async def _want_now(
-        self, sandbox_id: str, target: Target, when_full: WhenFull | None = None
-    ) -> Sandbox | None:
-        return await self._db.write(lambda tx: self._want(tx, sandbox_id, target, when_full))
-
-    async def _want(
-        self,
-        tx: Transaction,
-        sandbox_id: str,
-        target: Target,
-        when_full: WhenFull | None = None,
-    ) -> Sandbox | None:
-        """Store what is wanted of a sandbox; None if it is being deleted or gone already."""
-        before = await self._table.find(sandbox_id, tx)
-        if before is None or before.target is Target.DELETED:
-            return None
-        await self._table.set_target(tx, sandbox_id, target, self._deadline())
-        await self._uses.set_culled(tx, sandbox_id, None)
-        if target.is_rest or target is Target.DELETED:
-            await self.gate.leave(tx, sandbox_id)
-            return await self._wanted(tx, before)
-        # To want it running is to use it.
-        self.usage.note(sandbox_id)
-        if not holds_room(before):
-            await self._make_room(tx, before)
-            await self.gate.enter(tx, before, when_full)
-        return await self._wanted(tx, before)
-
-    async def _wanted(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
-        """Tell of what is wanted now, once it is stored, and have it brought about."""
-        sandbox_id = before.id
-        after = await self._table.find(sandbox_id, tx)
-        tx.after_commit(lambda: self._changes.announce(before, after))
-        tx.after_commit(lambda: self._driver.wake(sandbox_id))
-        return after
-
     async def _let_in(self, tx: Transaction, sandbox_id: str) -> None:
-        """Let a sandbox run that has waited for room; it has all its time to start."""
-        before = await self._table.find(sandbox_id, tx)
-        if before is None:
-            return
-        self.usage.note(sandbox_id)
-        await self._table.set_target(tx, sandbox_id, before.target, self._deadline())
-        await self._wanted(tx, before)
-
-    def _deadline(self) -> datetime:
-        return now() + timedelta(seconds=self._config.start_seconds)
-
-
-def _taken(sandbox: Sandbox, spare: Spare) -> Sandbox:
-    """Return a new sandbox as one that was started already, and is not told yet for whom it is."""
-    return msgspec.structs.replace(
-        sandbox,
-        id=spare.id,
-        phase=Phase.STARTING,
-        handle=spare.handle,
-        endpoints=spare.endpoints,
-    )
+        await self._targets.let_in(tx, sandbox_id)
 
 
 def _is_settled(sandbox: Sandbox | None) -> bool:

@@ -22,6 +22,7 @@ from playwright.async_api import (
 from tests.live.chromium import FLAGS
 from tests.live.client import PATIENCE, LiveClient
 from tests.live.conftest import unavailable
+from tests.live.scripts import DONE
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "build" / "console"
@@ -132,3 +133,8 @@ async def is_too_wide(page: Page) -> bool:
 def state_of(page: Page) -> Locator:
     """Return what says what the conversation on a page does."""
     return page.locator(".head-facts .pill")
+
+
+def the_end(page: Page) -> Locator:
+    """Return what shows that every command ran."""
+    return page.locator(".bubble.agent", has_text=DONE)

@@ -14,7 +14,8 @@ from agentsvc.conversations.model import ConversationQuery
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.db import Database, Row
-from agentsvc.events import EventLog, EventQuery, EventTable
+from agentsvc.events import EventLog, EventQuery
+from agentsvc.eventtable import EventTable
 from agentsvc.orders import ConversationSort, StartSort
 from agentsvc.outgoing.model import DeliveryState
 from agentsvc.outgoing.table import DeliveryTable

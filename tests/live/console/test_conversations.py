@@ -1,31 +1,19 @@
-"""The console in a real browser, with real agents and a scripted model."""
+"""Conversations in the console: a real browser, real agents and a scripted model."""
 
-import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
 
-from agentsvc.auth import KeyRing, KeyScope, Role
-from agentsvc.db import Database
 from agentsvc.values import monotonic, new_id
-from tests.live.browser import (
-    DESKTOP,
-    PHONE,
-    Console,
-    chromium,
-    is_too_wide,
-    picture,
-    serious,
-    state_of,
-)
-from tests.live.client import PATIENCE, LiveClient
+from tests.live.browser import Console, picture, serious, state_of, the_end
+from tests.live.client import PATIENCE
+from tests.live.console.users import new_user, usual_settings
 from tests.live.installation import Installation
-from tests.live.scripts import DONE, run
+from tests.live.scripts import run
 
 pytestmark = [
     pytest.mark.live,
@@ -38,58 +26,6 @@ MANY = 10_000
 MOST_STOPS = 100
 IS_MARKED = """(one) => getComputedStyle(one).outlineStyle !== 'none'
   || getComputedStyle(one.closest('.composer') ?? one).boxShadow !== 'none'"""
-PAGES = (
-    *("new", "setup", "sandboxes", "settings", "settings/agent", "settings/git"),
-    *("settings/sandboxes", "settings/secrets", "settings/mcp", "settings/keys"),
-    *("settings/logins", "settings/webhooks", "settings/usage", "settings/activity"),
-    *("settings/more", "users", "audit"),
-)
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as browser:
-        yield browser
-
-
-async def new_user(
-    shared: Installation, role: Role = Role.MEMBER, scope: KeyScope = KeyScope.ADMIN
-) -> LiveClient:
-    """Return a client of a user who has nothing so far."""
-    database = await Database.open(shared.data.database)
-    try:
-        keys = KeyRing(database)
-        user_id = await keys.create_user(f"browser-{new_id()}", role)
-        _, key = await keys.create_key(user_id, "browser", scope=scope)
-    finally:
-        await database.close()
-    client = LiveClient(shared.url, key.reveal(), shared.model)
-    shared.keep(client)
-    return client
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def somebody(shared: Installation) -> LiveClient:
-    """Return a client of a user whose conversations live in one sandbox, which runs."""
-    client = await new_user(shared)
-    await usual_settings(client)
-    answer = await client.post("/api/v1/sandboxes")
-    # It may be the first of all, which takes longest.
-    await client.wait_for_sandbox(answer.json()["id"], "RUNNING", time_limit=2 * PATIENCE)
-    return client
-
-
-async def usual_settings(client: LiveClient, **fields: Any) -> None:
-    await client.save_settings(**fields)
-    answer = await client.post("/api/v1/settings", json={"sandbox_grouping_strategy": "ADD_TO_ANY"})
-    assert answer.status == 200, answer.text
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def console(browser: Browser, somebody: LiveClient) -> AsyncIterator[Console]:
-    await usual_settings(somebody)
-    async with Console.opened(browser, somebody) as console:
-        yield console
 
 
 async def test_from_the_first_run_to_a_finished_conversation(
@@ -129,11 +65,6 @@ async def test_from_the_first_run_to_a_finished_conversation(
         # A test of the model leaves nothing behind.
         found = (await client.get("/api/v1/app-conversations/search")).json()
         assert len(found["items"]) == 1
-
-
-def the_end(page: Page) -> Locator:
-    """Return what shows that every command ran."""
-    return page.locator(".bubble.agent", has_text=DONE)
 
 
 async def start(page: Page, text: str) -> None:
@@ -408,199 +339,3 @@ SCROLL = """async () => {
   }
   return slowest;
 }"""
-
-
-async def test_on_a_phone_the_list_and_the_conversation_are_pages_of_their_own(
-    browser: Browser, somebody: LiveClient
-) -> None:
-    await usual_settings(somebody)
-    text = run("echo 'a very long line, " + "so long that it does not fit, " * 9 + "ends'")
-    conversation_id = await somebody.start_conversation(text)
-    await somebody.wait_for_execution(conversation_id, "finished")
-    async with Console.opened(browser, somebody, viewport=PHONE, has_touch=True) as console:
-        page = await console.page()
-        row = page.locator(f"a.row[href='#/c/{conversation_id}']")
-        await expect(row).to_be_visible()
-        await picture(page, "phone-list")
-        assert not await is_too_wide(page)
-        await row.click()
-        await expect(the_end(page)).to_be_visible()
-        await expect(page.get_by_label("Message to the agent")).to_be_visible()
-        await expect(row).to_be_hidden()
-        await page.locator(".fold-head").filter(has_text="long line").click()
-        await picture(page, "phone-conversation")
-        assert not await is_too_wide(page)
-        assert await serious(page) == []
-        await page.get_by_role("link", name="Back").click()
-        await expect(row).to_be_visible()
-        for path in PAGES:
-            await page.goto(f"{somebody.base_url}/#/{path}")
-            await expect(page.locator("main h1")).to_be_visible()
-            assert not await is_too_wide(page), path
-
-
-async def test_no_page_stands_in_the_way_of_anybody(console: Console) -> None:
-    page = await console.page()
-    for path in PAGES:
-        await page.goto(f"{console.client.base_url}/#/{path}")
-        await expect(page.locator("main h1")).to_be_visible()
-        await expect(page.locator(".spinner")).to_have_count(0)
-        assert await serious(page) == [], path
-        await picture(page, f"light-{path.replace('/', '-')}")
-        await page.emulate_media(color_scheme="dark")
-        assert await serious(page, "color-contrast") == [], path
-        await picture(page, f"dark-{path.replace('/', '-')}")
-        await page.emulate_media(color_scheme="light")
-
-
-async def group(page: Page, name: str) -> None:
-    """Open a group of settings, and wait for it: fields of the last one may be called the same."""
-    await page.get_by_role("link", name=name).click()
-    await expect(page.get_by_role("heading", name=name)).to_be_visible()
-
-
-async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
-    client = console.client
-    page = await console.page("settings/agent")
-    await page.get_by_label("Steps", exact=True).fill("77")
-    await page.get_by_role("switch", name="Ask before the agent acts").check()
-    await page.get_by_role("button", name="Save").first.click()
-    await expect(page.get_by_text("Saved", exact=True)).to_be_visible()
-    settings = (await client.get("/api/v1/settings")).json()
-    assert (settings["max_iterations"], settings["confirmation_mode"]) == (77, True)
-
-    await group(page, "Secrets")
-    await page.get_by_label("Name").fill("no name")
-    await page.get_by_label("Value").fill("hush")
-    await page.get_by_role("button", name="Store").click()
-    await expect(page.get_by_role("alert")).to_be_visible()
-    await page.get_by_label("Name").fill("CONSOLE_TEST")
-    await page.get_by_role("button", name="Store").click()
-    await expect(page.locator("code", has_text="CONSOLE_TEST")).to_be_visible()
-    await page.get_by_role("button", name="Delete CONSOLE_TEST").click()
-    await expect(page.locator("code", has_text="CONSOLE_TEST")).to_be_hidden()
-
-    await group(page, "MCP servers")
-    await page.get_by_label("Name").fill("notes")
-    await page.get_by_label("URL").fill("https://notes.example/mcp")
-    await page.get_by_role("button", name="Add").click()
-    await expect(page.get_by_role("button", name="Remove notes")).to_be_visible()
-    await page.get_by_role("button", name="Remove notes").click()
-    await expect(page.get_by_role("button", name="Remove notes")).to_be_hidden()
-
-    await group(page, "API keys")
-    await page.get_by_label("Name").fill("made here")
-    await page.get_by_label("Opens").select_option("Looking only")
-    await page.get_by_role("button", name="Make a key").click()
-    key = await page.locator(".copyable code").inner_text()
-    assert re.fullmatch(r"asvc_\S+", key)
-    row = page.locator(".entries li", has_text="made here")
-    await expect(row).to_contain_text("Looking only")
-    await row.get_by_role("button", name="Revoke").click()
-    await expect(row).to_be_hidden()
-
-
-async def test_an_administrator_looks_after_users_and_sees_what_was_done(
-    browser: Browser, shared: Installation
-) -> None:
-    boss = shared.client()
-    await boss.save_settings()
-    name = f"ann-{new_id()[:8]}"
-    async with Console.opened(browser, boss) as console:
-        page = await console.page("users")
-        added = page.locator("section.card", has_text="Add a user")
-        await added.get_by_label("Name").fill(name)
-        await added.get_by_label("Role").select_option("Viewer")
-        await added.get_by_role("button", name="Add").click()
-        card = page.locator("li.card", has_text=name)
-        await expect(card).to_contain_text("Viewer, since")
-        await card.get_by_text("Name and role", exact=True).click()
-        await card.get_by_label("Role").select_option("Member")
-        await card.get_by_role("button", name="Save").click()
-        await expect(card).to_contain_text("Member, since")
-        await card.get_by_text("Limits", exact=True).click()
-        await card.get_by_label("Sandboxes that run").fill("3")
-        await card.get_by_role("button", name="Save").last.click()
-        await expect(card.locator(".usage")).to_contain_text("0 of 3")
-        await card.get_by_text("Keys", exact=True).click()
-        await card.get_by_role("button", name="Make a key").click()
-        key = await card.locator(".copyable code").inner_text()
-        await card.get_by_role("button", name="Block").click()
-        await expect(card.get_by_text("Blocked", exact=True)).to_be_visible()
-        await is_for_everybody(page, "users")
-        await card.get_by_role("button", name="Let in").click()
-        await expect(card.get_by_text("Active", exact=True)).to_be_visible()
-        user_id = await owner_of(shared, key)
-        await card.get_by_role("button", name="Delete").click()
-        await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
-        await expect(card).to_be_hidden()
-
-        await page.goto(f"{boss.base_url}/#/audit")
-        entries = page.get_by_role("list", name="Entries").get_by_role("listitem")
-        await page.get_by_label("Text").fill(user_id)
-        deletion = entries.filter(has_text="DELETE /api/v1/users/{user_id}")
-        await expect(deletion).to_have_count(1)
-        await expect(entries.filter(has_text="POST /api/v1/users/{user_id}/keys")).to_have_count(1)
-        await is_for_everybody(page, "audit")
-        await page.get_by_label("Outcome").select_option("Refused or failed")
-        await expect(page.get_by_text("There are no such entries.")).to_be_visible()
-
-
-async def is_for_everybody(page: Page, name: str) -> None:
-    """Fail if a page stands in the way of anybody, in the light, in the dark or on a phone."""
-    assert await serious(page) == []
-    await picture(page, f"light-{name}-filled")
-    await page.emulate_media(color_scheme="dark")
-    assert await serious(page, "color-contrast") == []
-    await picture(page, f"dark-{name}-filled")
-    await page.emulate_media(color_scheme="light")
-    await page.set_viewport_size(PHONE)
-    assert not await is_too_wide(page)
-    await picture(page, f"phone-{name}-filled")
-    await page.set_viewport_size(DESKTOP)
-
-
-async def owner_of(shared: Installation, key: str) -> str:
-    holder = LiveClient(shared.url, key, shared.model)
-    try:
-        found = (await holder.get("/api/keys/current")).json()
-    finally:
-        await holder.close()
-    return str(found["user_id"]).replace("-", "")
-
-
-@pytest.mark.parametrize(
-    ("role", "scope", "reason"),
-    [
-        (Role.VIEWER, KeyScope.ADMIN, "your role is viewer"),
-        (Role.MEMBER, KeyScope.READ, "a key for looking only"),
-    ],
-)
-async def test_who_may_only_look_is_told_why_and_can_press_nothing(
-    browser: Browser, shared: Installation, role: Role, scope: KeyScope, reason: str
-) -> None:
-    client = await new_user(shared, role, scope)
-    async with Console.opened(browser, client) as console:
-        page = await console.page("new")
-        await expect(page.get_by_role("note")).to_contain_text(reason)
-        start = page.get_by_role("button", name="Start")
-        await expect(start).to_be_disabled()
-        await expect(start).to_have_attribute("title", re.compile(reason))
-        await expect(page.get_by_role("link", name="Users")).to_have_count(0)
-        for path in ("settings/agent", "settings/keys", "settings/webhooks", "sandboxes"):
-            await page.goto(f"{client.base_url}/#/{path}")
-            pressed = page.locator("main button.button:not([data-refused])")
-            await expect(page.locator("main button[data-refused]").first).to_be_disabled()
-            await expect(pressed).to_have_count(0)
-        assert await serious(page) == []
-        await picture(page, f"looking-{role}-{scope}")
-        await page.goto(f"{client.base_url}/#/users")
-        await expect(page.get_by_text("This is for administrators.")).to_be_visible()
-
-
-async def test_who_logs_out_sees_nothing_more(console: Console) -> None:
-    page = await console.page("new")
-    await page.get_by_role("button", name="Log out").click()
-    await page.wait_for_url("**/login")
-    await page.goto(f"{console.client.base_url}/#/sandboxes")
-    await page.wait_for_url("**/login")

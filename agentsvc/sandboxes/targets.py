@@ -1,0 +1,154 @@
+"""What is wanted of sandboxes: stored here, told, and left to the driver to bring about."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from agentsvc.backend import Phase
+from agentsvc.db import Database, Transaction
+from agentsvc.errors import Conflict
+from agentsvc.orders import WhenFull
+from agentsvc.sandboxconfig import SandboxesConfig
+from agentsvc.sandboxes.changes import Changes
+from agentsvc.sandboxes.driver import Driver
+from agentsvc.sandboxes.gate import Gate, held_of
+from agentsvc.sandboxes.spare_table import Spare
+from agentsvc.sandboxes.spares import Spares
+from agentsvc.sandboxes.state import Sandbox, Target, holds_room
+from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.sandboxes.usage import Usage
+from agentsvc.sandboxes.use_table import UseTable
+from agentsvc.values import now
+
+
+class Targets:
+    """Gives sandboxes their targets; each method with a transaction belongs to its caller's."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        table: SandboxTable,
+        uses: UseTable,
+        changes: Changes,
+        config: SandboxesConfig,
+        usage: Usage,
+        gate: Gate,
+        spares: Spares,
+        driver: Driver,
+    ) -> None:
+        self._db = db
+        self._table = table
+        self._uses = uses
+        self._changes = changes
+        self._config = config
+        self._usage = usage
+        self._gate = gate
+        self._spares = spares
+        self._driver = driver
+
+    def deadline(self) -> datetime:
+        """Return until when a sandbox may take that starts now."""
+        return now() + timedelta(seconds=self._config.start_seconds)
+
+    async def enter(
+        self, tx: Transaction, sandbox: Sandbox, spare: Spare | None, when_full: WhenFull | None
+    ) -> Sandbox:
+        """Store a new sandbox that may run or waits; it is the spare one if that may run.
+
+        Raises SandboxLimitReached where there is no room and it is not to wait.
+        """
+        entered = await self._entered(tx, sandbox, spare, when_full)
+        stored = await self._table.find(entered.id, tx) or entered
+        tx.after_commit(lambda: self._changes.announce(stored, stored))
+        tx.after_commit(lambda: self._driver.wake(entered.id))
+        return stored
+
+    async def set_known(
+        self, sandbox_id: str, target: Target, when_full: WhenFull | None = None
+    ) -> Sandbox:
+        """Do as `set_now`; raises Conflict if the sandbox is being deleted or gone already."""
+        wanted = await self.set_now(sandbox_id, target, when_full)
+        if wanted is None:
+            raise Conflict("The sandbox is being deleted")
+        return wanted
+
+    async def set_now(
+        self, sandbox_id: str, target: Target, when_full: WhenFull | None = None
+    ) -> Sandbox | None:
+        """Do as `set`, in a transaction of its own."""
+        return await self._db.write(lambda tx: self.set(tx, sandbox_id, target, when_full))
+
+    async def set(
+        self,
+        tx: Transaction,
+        sandbox_id: str,
+        target: Target,
+        when_full: WhenFull | None = None,
+    ) -> Sandbox | None:
+        """Store what is wanted of a sandbox; None if it is being deleted or gone already.
+
+        Raises SandboxLimitReached as `enter` does.
+        """
+        before = await self._table.find(sandbox_id, tx)
+        if before is None or before.target is Target.DELETED:
+            return None
+        await self._table.set_target(tx, sandbox_id, target, self.deadline())
+        await self._uses.set_culled(tx, sandbox_id, None)
+        if target.is_rest or target is Target.DELETED:
+            await self._gate.leave(tx, sandbox_id)
+            return await self._told(tx, before)
+        # To want it running is to use it.
+        self._usage.note(sandbox_id)
+        if not holds_room(before):
+            await self._make_room(tx, before)
+            await self._gate.enter(tx, before, when_full)
+        return await self._told(tx, before)
+
+    async def let_in(self, tx: Transaction, sandbox_id: str) -> None:
+        """Let a sandbox run that has waited for room; it has all its time to start."""
+        before = await self._table.find(sandbox_id, tx)
+        if before is None:
+            return
+        self._usage.note(sandbox_id)
+        await self._table.set_target(tx, sandbox_id, before.target, self.deadline())
+        await self._told(tx, before)
+
+    async def _entered(
+        self, tx: Transaction, sandbox: Sandbox, spare: Spare | None, when_full: WhenFull | None
+    ) -> Sandbox:
+        if spare is not None:
+            taken = _taken(sandbox, spare)
+            await self._table.insert(tx, taken)
+            if await self._gate.enter(tx, taken, when_full):
+                return taken
+            await self._spares.give_back(tx, spare)
+            await self._table.delete(tx, taken.id)
+        await self._table.insert(tx, sandbox)
+        await self._make_room(tx, sandbox)
+        await self._gate.enter(tx, sandbox, when_full)
+        return sandbox
+
+    async def _make_room(self, tx: Transaction, sandbox: Sandbox) -> None:
+        """Let go what is there for nobody, where somebody else would have no room."""
+        if not await self._gate.has_room(tx, held_of(sandbox)):
+            await self._spares.make_room(tx)
+
+    async def _told(self, tx: Transaction, before: Sandbox) -> Sandbox | None:
+        """Tell of what is wanted now, once it is stored, and have it brought about."""
+        sandbox_id = before.id
+        after = await self._table.find(sandbox_id, tx)
+        tx.after_commit(lambda: self._changes.announce(before, after))
+        tx.after_commit(lambda: self._driver.wake(sandbox_id))
+        return after
+
+
+def _taken(sandbox: Sandbox, spare: Spare) -> Sandbox:
+    """Return a new sandbox as one that was started already, and is not told yet for whom it is."""
+    return msgspec.structs.replace(
+        sandbox,
+        id=spare.id,
+        phase=Phase.STARTING,
+        handle=spare.handle,
+        endpoints=spare.endpoints,
+    )

@@ -1,0 +1,35 @@
+"""A browser, and the console in it."""
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+from playwright.async_api import Browser
+
+from tests.live.browser import Console, chromium
+from tests.live.client import PATIENCE, LiveClient
+from tests.live.console.users import new_user, usual_settings
+from tests.live.installation import Installation
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as browser:
+        yield browser
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def somebody(shared: Installation) -> LiveClient:
+    """Return a client of a user whose conversations live in one sandbox, which runs."""
+    client = await new_user(shared)
+    await usual_settings(client)
+    answer = await client.post("/api/v1/sandboxes")
+    # It may be the first of all, which takes longest.
+    await client.wait_for_sandbox(answer.json()["id"], "RUNNING", time_limit=2 * PATIENCE)
+    return client
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def console(browser: Browser, somebody: LiveClient) -> AsyncIterator[Console]:
+    await usual_settings(somebody)
+    async with Console.opened(browser, somebody) as console:
+        yield console
