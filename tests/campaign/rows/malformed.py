@@ -77,6 +77,7 @@ class Fuzz:
         self,
         server: Server,
         chance: Random,
+        *,
         own: Sequence[Ids],
         others: Ids,
         asking: Client,
@@ -308,7 +309,7 @@ async def run(ground: Ground) -> Outcome:
         user, keeping = [await server.add_user(name) for name in ("fuzz", "keeping")]
         await _store_tokens(user, hosts)
         own = [await _conversation(user) for _ in range(_CONVERSATIONS)]
-        fuzz = Fuzz(server, ground.chance, own, others, user, keeping)
+        fuzz = Fuzz(server, ground.chance, own=own, others=others, asking=user, keeping=keeping)
         await asyncio.gather(*(fuzz.send_many(count) for count in _shares(requests, _AT_ONCE)))
         half_open = await _half_open(server, sockets)
         said = Said(told="schemathesis was left out at this size")
