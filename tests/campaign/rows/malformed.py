@@ -308,7 +308,7 @@ async def run(ground: Ground) -> Outcome:
         # A viewer's key would be refused before its body is read; these may do what users may.
         user, keeping = [await server.add_user(name) for name in ("fuzz", "keeping")]
         await _store_tokens(user, hosts)
-        own = [await _conversation(user) for _ in range(_CONVERSATIONS)]
+        untouched, *own = [await _conversation(user) for _ in range(1 + _CONVERSATIONS)]
         fuzz = Fuzz(server, ground.chance, own=own, others=others, asking=user, keeping=keeping)
         await asyncio.gather(*(fuzz.send_many(count) for count in _shares(requests, _AT_ONCE)))
         half_open = await _half_open(server, sockets)
@@ -316,7 +316,7 @@ async def run(ground: Ground) -> Outcome:
         if ground.scale >= _WHOLE:
             made = ground.place("allowed")
             said = await run_schemathesis(
-                server, user, await user.conversation(own[0]["conversation_id"]), made
+                server, user, await user.conversation(untouched["conversation_id"]), made
             )
         bugs = _bugs(server.installation.log)
         # And it is as it was before.
