@@ -165,7 +165,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 10.0
     max_keyless_sockets: Annotated[
         int,
-        Meta(ge=0, le=100_000, description="Most WebSockets that may wait for their key at a time"),
+        Meta(
+            ge=0,
+            le=100_000,
+            description="Most WebSockets that may wait for their key at a time; beyond a quarter of"
+            " it they are opened within a second, each at another moment",
+        ),
     ] = 100
     shutdown_grace_seconds: Annotated[
         float, Meta(ge=0, description="Time that requests and tasks get to end at shutdown")

@@ -91,6 +91,7 @@ class Gateway:
         """Answer a WebSocket whose first message has the key; it may name the sandbox, too."""
         client = Client(request)
         async with self._doorstep.place():
+            await asyncio.sleep(self._doorstep.delay())
             response = await client.open(CIMultiDict())
             visitor = await self._meet(client)
         if visitor is None:

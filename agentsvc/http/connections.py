@@ -1,4 +1,4 @@
-"""What one client's connection may cost: how many there are, and how long they may be of no use.
+"""What one client's connection may cost: how many there are in all, and how long one may be of no use.
 
 A client that sends no request, sends one too slowly or does not take its answer is let go, so
 that it does not hold up the others.
@@ -15,11 +15,11 @@ from aiohttp.http_parser import RawRequestMessage
 from agentsvc.config import ServerConfig
 from agentsvc.errors import CapacityExceeded
 from agentsvc.http.chunks import BadChunks, BadField, ChunkReader, read_fields
-from agentsvc.http.door import refusal_of
 from agentsvc.http.keys import AWAITS_CONTINUE
 from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.passage import Passage, Rest, SizedRest, Taker
 from agentsvc.http.patience import Seldom
+from agentsvc.http.wire import refusal_of
 
 log = logging.getLogger(__name__)
 

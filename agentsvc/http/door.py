@@ -10,15 +10,14 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import partial
-from http import HTTPStatus
 from typing import Final
 
-from agentsvc.errors import AgentsvcError, TooManyRequests
+from agentsvc.errors import TooManyRequests
 from agentsvc.http.crowds import Crowd
 from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.patience import HOLD_SECONDS, Seldom
-from agentsvc.http.wire import error_body
-from agentsvc.values import new_id, spread
+from agentsvc.http.wire import refusal_of
+from agentsvc.values import spread
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +29,17 @@ _MOST_READ: Final = 65536
 class Door(socket.socket):
     """A listening socket, taken over from another one, that lets clients in.
 
-    No more than a few are let in before the others have had their turn of the event loop. Of those
-    turned away `most_outside` wait for that at a time; beyond that they are told at once.
+    No more than a few are let in before the others have had their turn of the event loop.
     """
 
     def __init__(
-        self, listener: socket.socket, crowd: Crowd, measures: Measures, *, most_outside: int
+        self, listener: socket.socket, crowd: Crowd, measures: Measures, outside: "Outside"
     ) -> None:
         family, kind, protocol = listener.family, listener.type, listener.proto
         super().__init__(family, kind, protocol, fileno=listener.detach())
         self._crowd = crowd
         self._measures = measures
-        self._seldom = Seldom()
-        self._most_outside = most_outside
-        self._outside: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._outside = outside
         self._came = self._refused = 0
 
     def accept(self) -> tuple[socket.socket, object]:
@@ -66,23 +62,43 @@ class Door(socket.socket):
     def close(self) -> None:
         """Listen no longer; who waits outside is not told anything."""
         super().close()
-        while self._outside:
-            client, timer = self._outside.popitem()
-            timer.cancel()
-            client.close()
+        self._outside.clear()
 
     def _turn_away(self, client: socket.socket, address: str) -> None:
+        self._measures.refuse(Refusal.ADDRESS_CONNECTIONS)
+        self._outside.hold(client, address)
+
+
+class Outside:
+    """Where those who are turned away at the doors wait to be told so.
+
+    They are `most` at a time; beyond that they are told at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._seldom = Seldom()
+
+    def hold(self, client: socket.socket, address: str) -> None:
+        """Take a client over, and tell it after a while."""
         if self._seldom.is_due(address):
             log.info("connection refused", extra={"address": address})
-        self._measures.refuse(Refusal.ADDRESS_CONNECTIONS)
-        if len(self._outside) >= self._most_outside:
+        if len(self._waiting) >= self._most:
             _tell(client)
             return
         loop = asyncio.get_running_loop()
-        self._outside[client] = loop.call_later(spread(HOLD_SECONDS), self._tell, client)
+        self._waiting[client] = loop.call_later(spread(HOLD_SECONDS), self._tell, client)
+
+    def clear(self) -> None:
+        """End all that wait, without a word."""
+        while self._waiting:
+            client, timer = self._waiting.popitem()
+            timer.cancel()
+            client.close()
 
     def _tell(self, client: socket.socket) -> None:
-        del self._outside[client]
+        del self._waiting[client]
         _tell(client)
 
 
@@ -111,18 +127,3 @@ def _tell(client: socket.socket) -> None:
             client.recv(_MOST_READ, socket.MSG_DONTWAIT)
         client.send(refusal_of(error), socket.MSG_DONTWAIT)
         client.shutdown(socket.SHUT_WR)
-
-
-def refusal_of(error: AgentsvcError) -> bytes:
-    """Return the answer to a connection of which no request is read."""
-    request_id = new_id()
-    body = error_body(error, request_id)
-    head = (
-        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        f"X-Request-Id: {request_id}",
-        "Retry-After: 1",
-        "Connection: close",
-    )
-    return "\r\n".join((*head, "", "")).encode() + body

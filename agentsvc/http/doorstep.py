@@ -40,20 +40,23 @@ class Doorstep:
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Hold a place for a client without a key; raises CapacityExceeded if there is none.
-
-        Where a quarter is taken the next ones get theirs a little later, each at another time, so
-        that those who come together again and again do not stay together.
-        """
+        """Hold a place for a client without a key; raises CapacityExceeded if there is none."""
         if self._waiting >= self._most:
             raise CapacityExceeded("Too many WebSockets wait for their key")
         self._waiting += 1
         try:
-            if self._waiting * 4 > self._most:
-                await asyncio.sleep(spread(_APART_SECONDS) - _APART_SECONDS)
             yield
         finally:
             self._waiting -= 1
+
+    def delay(self) -> float:
+        """Return how many seconds whoever has a place waits until the WebSocket is opened.
+
+        It is some time where more than a quarter of the places is taken, another one for each, so
+        that those who come together again and again do not stay together.
+        """
+        is_crowded = self._waiting * 4 > self._most
+        return spread(_APART_SECONDS) - _APART_SECONDS if is_crowded else 0.0
 
     async def key_from(self, message: Awaitable[bytes | str]) -> str:
         """Return the key in a message that may still come; raises NotAuthenticated if it has none."""

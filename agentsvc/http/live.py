@@ -134,6 +134,8 @@ async def _tell_late(
 ) -> Ending | None:
     """Tell a client that shows its key first; what is wrong can only end the WebSocket."""
     async with request.app[DOORSTEP].place():
+        if delay := request.app[DOORSTEP].delay():
+            await _first(asyncio.sleep(delay), _wait(over))
         await line.open()
         ending = await _first(_meet(request, line), _wait(over))
     if PRINCIPAL not in request:

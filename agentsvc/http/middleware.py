@@ -192,7 +192,8 @@ async def map_errors(request: web.Request, handler: Handler) -> web.StreamRespon
         failure = exc
     except Exception as exc:  # noqa: BLE001  # the last resort: whatever escapes is a bug
         failure = exc
-    if request.get(_HAS_BEGUN, False):
+    has_gone = isinstance(failure, ConnectionError) and request.transport is None
+    if request.get(_HAS_BEGUN, False) or has_gone:
         return _break_off(request, failure)
     return _answer(request, failure)
 
@@ -464,7 +465,7 @@ def _write_failure(error: AgentsvcError, failure: Exception) -> None:
 
 
 def _break_off(request: web.Request, failure: Exception) -> web.StreamResponse:
-    """End a connection whose response had begun: too late to answer anything else."""
+    """End a connection whose client has gone, or whose response had begun: there is no other answer."""
     if not isinstance(failure, ConnectionError):
         log.error("response broke off", exc_info=failure)
     if request.transport is not None:

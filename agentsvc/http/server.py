@@ -7,6 +7,7 @@ line that names the kind of problem only.
 """
 
 import logging
+import resource
 import socket
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -23,7 +24,7 @@ from agentsvc.config import ServerConfig
 from agentsvc.errors import AgentsvcError, BadRequest, MalformedBody
 from agentsvc.http.connections import BoundedConnection, connection_options
 from agentsvc.http.crowds import LOOPBACK, Crowd, Network
-from agentsvc.http.door import Door
+from agentsvc.http.door import Door, Outside
 from agentsvc.http.keys import AWAITS_CONTINUE, MEASURES, ON_LOST, REQUEST_ID
 from agentsvc.http.links import to_networks
 from agentsvc.http.measures import Measures
@@ -34,6 +35,9 @@ from agentsvc.values import new_id
 log = logging.getLogger(__name__)
 
 _LIMITS: Final = ServerConfig()
+_BACKLOG: Final = 1024
+"""How many may have come that are not let in yet; those who come to more than that try again later."""
+_OUTSIDE_SHARE: Final = 4
 
 
 def make_runner(
@@ -55,10 +59,16 @@ def make_runner(
     options = connection_options(limits, measures)
     runner = Runner(app, access_log=None, shutdown_timeout=grace_seconds, **options)
     runner.prefix = prefix
-    runner.open_door = partial(
-        Door, crowd=crowd, measures=measures, most_outside=2 * limits.max_connections
-    )
+    outside = Outside(_most_outside(limits))
+    runner.open_door = partial(Door, crowd=crowd, measures=measures, outside=outside)
     return runner
+
+
+def _most_outside(limits: ServerConfig) -> int:
+    """Return how many may be outside that files and connections are left for those inside."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 2 * limits.max_connections
+    return most if files == resource.RLIM_INFINITY else min(most, files // _OUTSIDE_SHARE)
 
 
 class _Connection(BoundedConnection):
@@ -92,7 +102,8 @@ class _Connection(BoundedConnection):
         message: str | None = None,  # it quotes the request
     ) -> web.StreamResponse:
         """Answer what the parser refused, or what failed outside the middleware."""
-        if request.writer.output_size > 0:
+        has_gone = isinstance(exc, ConnectionError) and request.transport is None
+        if request.writer.output_size > 0 or has_gone:
             raise ConnectionError("the response broke off") from exc
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
             error = MalformedBody("The request is not well-formed HTTP")
@@ -118,7 +129,10 @@ class _Server(web.Server):
 
 
 class Runner(web.AppRunner):
-    """Serves an application on connections of our own kind."""
+    """Serves an application on connections of our own kind.
+
+    An address has no limit of its own at sockets that are not given to `listen`.
+    """
 
     __slots__ = ("open_door", "prefix")
 
@@ -127,7 +141,7 @@ class Runner(web.AppRunner):
 
     async def listen(self, listener: socket.socket) -> None:
         """Serve at a socket that has its address; it is taken over, and closed by the cleanup."""
-        await web.SockSite(self, self.open_door(listener)).start()
+        await web.SockSite(self, self.open_door(listener), backlog=_BACKLOG).start()
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()

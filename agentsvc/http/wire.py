@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
+from http import HTTPStatus
 from typing import Annotated, Any, Final, get_origin
 
 import msgspec
@@ -24,7 +25,7 @@ from agentsvc.errors import (
     UnsupportedMediaType,
 )
 from agentsvc.http.routes import Scope, route_of
-from agentsvc.values import MAX_INT, parse_time, parse_uuid
+from agentsvc.values import MAX_INT, new_id, parse_time, parse_uuid
 
 CALLBACK_BODY_BYTES: Final = 64 * 1024 * 1024
 """The largest body of what a sandbox calls back; one refused would come again for ever."""
@@ -141,6 +142,21 @@ def error_body(error: AgentsvcError, request_id: str) -> bytes:
         detail = [{"type": error.kind, "loc": list(error.loc), "msg": error.message}]
     body = {**error.extra, "detail": detail, "code": error.code, "request_id": request_id}
     return encode(body)
+
+
+def refusal_of(error: AgentsvcError) -> bytes:
+    """Return the answer to a connection of which no request is read."""
+    request_id = new_id()
+    body = error_body(error, request_id)
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        f"X-Request-Id: {request_id}",
+        "Retry-After: 1",
+        "Connection: close",
+    )
+    return "\r\n".join((*head, "", "")).encode() + body
 
 
 # Bodies

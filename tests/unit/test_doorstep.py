@@ -1,6 +1,5 @@
 """WebSockets that show their key later wait at the doorstep, and not too many of them."""
 
-import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
@@ -14,20 +13,16 @@ AT_ONCE = 2
 
 async def test_the_first_have_a_place_at_once_and_those_in_a_crowd_a_little_later() -> None:
     doorstep = Doorstep(time_limit=10, most=PLACES)
-    came = 0
-
-    async def come(opened: AsyncExitStack) -> None:
-        nonlocal came
-        await opened.enter_async_context(doorstep.place())
-        came += 1
-
-    async with AsyncExitStack() as opened, asyncio.TaskGroup() as group:
+    delays = []
+    async with AsyncExitStack() as opened:
         for _ in range(PLACES):
-            group.create_task(come(opened))
-        await asyncio.sleep(0)
-        assert came == AT_ONCE
+            await opened.enter_async_context(doorstep.place())
+            delays.append(doorstep.delay())
         with pytest.raises(CapacityExceeded):
-            await come(opened)
-    assert came == PLACES
+            await opened.enter_async_context(doorstep.place())
+    assert delays[:AT_ONCE] == [0.0] * AT_ONCE
+    others = delays[AT_ONCE:]
+    assert len(set(others)) == len(others)
+    assert 0 < min(others) < max(others) <= 1
     async with doorstep.place():
-        pass
+        assert doorstep.delay() == 0

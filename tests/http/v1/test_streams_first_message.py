@@ -8,7 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import WSServerHandshakeError
+from yarl import URL
 
+from agentsvc.http.doorstep import DOORSTEP
+from tests.http.gateway.steps import until
 from tests.http.v1.streaming import events, feeder
 from tests.service import Client, Service
 from tests.streams import CHANGES, open_socket, path_of
@@ -126,6 +129,25 @@ async def test_only_so_many_wait_for_their_key(client: Client, service: Service)
         async with open_socket(anyone, CHANGES) as third:
             await third.socket.send_str(auth(client.key))
             await third.until("ready")
+
+
+async def test_who_leaves_before_the_socket_is_opened_is_no_fault_of_the_server(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    await configure(service, max_keyless_sockets=1)
+    address = URL(service.url)
+    _, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(
+        f"GET {CHANGES} HTTP/1.1\r\nHost: {address.authority}\r\nConnection: Upgrade\r\n"
+        "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+    )
+    doorstep = service.app[DOORSTEP]
+    # It has the only place then, and waits a little, since others may have come with it.
+    await until(lambda: doorstep.delay() > 0)
+    writer.transport.abort()
+    await until(lambda: doorstep.delay() == 0)
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
 
 
 async def test_waiting_for_a_key_does_not_hold_up_a_stop(service: Service) -> None:
