@@ -1,6 +1,5 @@
 """Looking at all sandboxes now and then: what is known is looked at, orphans are removed."""
 
-import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -25,10 +24,12 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 2
 """So many are looked at together, so that looking costs little and keeps nobody waiting."""
+_SOON_SECONDS: Final = 0.05
+"""Within this much they are looked at where a look needs no more than this machine."""
 _AT_ONCE_WHEN_SLOW: Final = 64
-"""So many once one did not answer soon."""
+"""So many once some were not."""
 _PATIENCE_SECONDS: Final = 1.0
-"""How long a portion of the sandboxes waits for the one before it."""
+"""How long these wait for those before them."""
 
 type _Key = tuple[str, str]
 
@@ -115,15 +116,17 @@ class Sweeper:
         )
 
     async def _look_at(self, known: Sequence[Standing], found: Mapping[str, Found]) -> None:
-        left = iter(known)
-        at_once = _AT_ONCE
-        while portion := tuple(itertools.islice(left, at_once)):
-            for sandbox in portion:
-                if sandbox.handle is None and sandbox.id in found:
-                    await self._add_handle(found[sandbox.id])
-                self._driver.wake(sandbox.id)
-            if not await self._driver.catch_up(_PATIENCE_SECONDS):
-                at_once = _AT_ONCE_WHEN_SLOW
+        at_once, patience = _AT_ONCE, _SOON_SECONDS
+        woken = 0
+        for sandbox in known:
+            if woken == at_once:
+                if not await self._driver.catch_up(patience):
+                    at_once, patience = _AT_ONCE_WHEN_SLOW, _PATIENCE_SECONDS
+                woken = 0
+            if sandbox.handle is None and sandbox.id in found:
+                await self._add_handle(found[sandbox.id])
+            self._driver.wake(sandbox.id)
+            woken += 1
 
     async def _add_handle(self, found: Found) -> None:
         await self._db.write(lambda tx: self._table.add_handle(tx, found.handle))
