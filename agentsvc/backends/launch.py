@@ -19,7 +19,7 @@ import msgspec
 
 import agentsvc
 from agentsvc.backend import Isolation, Network, Order
-from agentsvc.backends import bubblewrap, doors, landlock, places, uplink
+from agentsvc.backends import bubblewrap, doors, landlock, openfiles, places, uplink
 from agentsvc.backends.groups import Groups
 from agentsvc.backends.places import Place, Record
 from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
@@ -143,6 +143,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "disk_bytes": limits.disk_bytes,
             "directories": [str(path) for path in (*self._own(), temp)],
             "rlimits": {name: size for name, size in sizes.items() if size is not None},
+            "usual_files": openfiles.FOUND,
         }
 
     def _confined(self, argv: list[str], temp: Path) -> dict[str, Any]:

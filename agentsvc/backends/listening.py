@@ -12,22 +12,23 @@ LOOPBACK: Final = "127.0.0.1"
 """Where ports are that no network of the sandbox's own hides."""
 
 _WAIT_SECONDS: Final = 0.4
+_MOMENT_SECONDS: Final = 0.02
 _LOOK_SECONDS: Final = 0.01
 
 
-def is_open(look: Look, connect_seconds: float) -> bool:
+def is_open(look: Look) -> bool:
     """Say whether something answers at every port that is awaited, as far as that is quickly known.
 
-    It is where the sandbox has no network of its own. Blocks for a moment, or for so long.
+    It is where the sandbox has no network of its own, and is not busy. Blocks for a moment.
     """
     if look.record is None or not look.record.shares_network:
         return False
-    return all(_is_open(port, connect_seconds) for port in look.awaited_ports())
+    return all(map(_is_open, look.awaited_ports()))
 
 
-def _is_open(port: int, connect_seconds: float) -> bool:
+def _is_open(port: int) -> bool:
     try:
-        socket.create_connection((LOOPBACK, port), connect_seconds).close()
+        socket.create_connection((LOOPBACK, port), _MOMENT_SECONDS).close()
     except OSError:  # which TimeoutError is, too
         return False
     return True

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from agentsvc.backend import Usage
 from agentsvc.backends import cgroup
 from agentsvc.backends.files import read_whole
@@ -20,7 +22,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _CPU_FIELDS: Final = slice(11, 15)
 """Of `stat`, behind the name: its own time and that of the children it has waited for."""
 _WORKED_SECONDS: Final = 0.05
-"""A sandbox that has worked less than that uses what it did."""
+"""Of a sandbox that has worked less than that, processes are not looked at again."""
 _MANY_SECONDS: Final = 0.5
 _OTHER_BYTES: Final = 2**20
 
@@ -38,12 +40,12 @@ class Meter:
             return None
         groups = groups_of(state)
         cpu = next(filter(None, map(_group_cpu, groups)), None)
+        memory = next(filter(None, map(_group_memory, groups)), None)
         if cpu is not None and self._last is not None and self._last[0] == state.shim:
             last = self._last[1]
             if cpu - (last.cpu_seconds or 0) < _WORKED_SECONDS:
-                return last
+                return msgspec.structs.replace(last, memory_bytes=memory or last.memory_bytes)
         spent = {one.identity: _cpu_of(one.pid) for one in processes_of(state)}
-        memory = next(filter(None, map(_group_memory, groups)), None)
         usage = Usage(
             cpu_seconds=sum(spent.values()) if cpu is None else cpu,
             memory_bytes=self._memories.take(spent) if memory is None else memory,

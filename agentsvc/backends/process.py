@@ -182,7 +182,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     async def inspect(self, handle: Handle) -> Report:
         """Look at the record, the processes and, unless paused, the awaited ports."""
         place = self._place(handle)
-        look = await self._look(place, handle)
+        look = await self._look_and_knock(place, handle)
         phase = look.phase
         if phase is Phase.GONE:
             return Report(phase=phase)
@@ -219,6 +219,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
         await self._doors.close(handle.sandbox_id)
         await finish(lambda: self._remove(place, look, handle))
+        self._meters.pop(handle.sandbox_id, None)
 
     async def pause(self, handle: Handle) -> None:
         """Freeze or stop every process; finished by inspect if the server ends half-way."""
@@ -474,25 +475,34 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         )
 
     async def _look(self, place: Place, handle: Handle) -> Look:
+        look = await reach(lambda: look_at(place, self._mark(handle)))
+        return await self._finished(look, handle)
+
+    async def _look_and_knock(self, place: Place, handle: Handle) -> Look:
+        """Look, and try its ports if that takes but a moment."""
+
         def take() -> Look:
             look = look_at(place, self._mark(handle))
-            if look.phase is Phase.RUNNING:
-                is_open = listening.is_open(look, self.config.connect_seconds)
-                look = msgspec.structs.replace(look, is_open=is_open)
-            return look
-
-        def finish() -> None:
-            if look.is_orphaned:
-                self._tree(look, handle).kill()
-            elif look.is_ended:
-                self._finish_stop(place, self._tree(look, handle))
-            else:
-                self._stop(place, self._tree(look, handle))
+            is_open = look.phase is Phase.RUNNING and listening.is_open(look)
+            return msgspec.structs.replace(look, is_open=is_open) if is_open else look
 
         async with self._looking:
             look = await reach(take)
+        return await self._finished(look, handle)
+
+    async def _finished(self, look: Look, handle: Handle) -> Look:
+        """Finish what was only half done to a sandbox, unless that has been done or undone meanwhile."""
+
+        def catch_up() -> None:
+            tree = self._tree(look, handle)
+            pause = look.place.read_pause()
+            if look.is_orphaned:
+                tree.kill()
+            elif pause is not None and not pause.is_done:
+                (self._finish_stop if pause.ends else self._stop)(look.place, tree)
+
         if look.is_orphaned or look.is_half_paused:
-            await reach(finish)
+            await reach(catch_up)
         return look
 
     async def _running(self, handle: Handle) -> Look:

@@ -224,10 +224,14 @@ def reap(identity: Identity) -> None:
 
 @functools.cache
 def boot_id() -> str:
-    """Return what tells this run of the machine from others, in which pids mean others."""
+    """Return what tells this run of the machine from others, in which pids mean others.
+
+    Nothing does on a machine that does not say. Raises OSError if it cannot be read now, and asks
+    again the next time.
+    """
     try:
         return read_whole("/proc/sys/kernel/random/boot_id").decode().strip()
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return ""
 
 

@@ -17,6 +17,7 @@ _MAKER: Final = "create_ssl_context"
 _FILE: Final = "SSL_CERT_FILE"
 _DIRECTORY: Final = "SSL_CERT_DIR"
 _KEY_LOG: Final = "SSLKEYLOGFILE"
+_KNOWN: Final = frozenset({"verify", "cert", "trust_env"})
 
 
 def settle_here() -> None:
@@ -42,16 +43,23 @@ class _Shared:
         self._make = make
         self._known: dict[tuple[object, ...], Any] = {}
 
-    def __call__(self, verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:
-        if verify is not True or cert is not None or os.environ.get(_DIRECTORY):
-            return self._make(verify=verify, cert=cert, trust_env=trust_env)
-        file = (trust_env and os.environ.get(_FILE)) or _default_file()
-        key = (trust_env, file, _changed_at(file), os.environ.get(_KEY_LOG))
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        asks = named.get("trust_env", True)
+        file = os.environ.get(_FILE) if asks else None
+        if not _is_usual(args, named) or (asks and not file and os.environ.get(_DIRECTORY)):
+            return self._make(*args, **named)
+        file = file or _default_file()
+        key = (asks, file, _changed_at(file), os.environ.get(_KEY_LOG))
         made = self._known.get(key)
         if made is None:
-            made = self._make(verify=verify, cert=cert, trust_env=trust_env)
-            self._known[key] = made
+            made = self._known[key] = self._make(**named)
         return made
+
+
+def _is_usual(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether a client trusts what is trusted by default, and asks for nothing that is not known here."""
+    is_known = not args and named.keys() <= _KNOWN
+    return is_known and named.get("verify", True) is True and named.get("cert") is None
 
 
 def _default_file() -> str:

@@ -120,7 +120,9 @@ class Warm:
                         importlib.import_module(name)
             self._build()
             for name, function in self.ahead["called"]:
-                getattr(sys.modules[name], function)()
+                # It saves time, and is no reason to be without a zygote.
+                with contextlib.suppress(Exception):
+                    getattr(sys.modules[name], function)()
             sys.meta_path.remove(throttle)
             sys.path[:] = search_path
             sys.path_importer_cache.clear()

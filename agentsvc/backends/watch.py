@@ -108,6 +108,9 @@ def hold(orders: Json) -> None:
     """Join the groups that limit this process and all it starts; raises OSError if one fails."""
     for group in orders.get("join", ()):
         Path(group, "cgroup.procs").write_text("0")
+    if (usual := orders.get("usual_files")) is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual, most))
     for name, value in orders.get("rlimits", {}).items():
         kind = getattr(resource, name)
         _, most = resource.getrlimit(kind)

@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -13,9 +13,6 @@ from agentsvc.config import Config, Loaded
 from agentsvc.errors import StartFailed
 
 log = logging.getLogger(__name__)
-
-OPEN_FILES: Final = 65536
-"""How many files and connections a server may have open, where its machine lets it."""
 
 _RELOADED = "log.level"
 

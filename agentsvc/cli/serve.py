@@ -6,7 +6,6 @@ import errno
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,8 +20,9 @@ from aiohttp import web
 from agentsvc import __version__, logs
 from agentsvc.app import build_app
 from agentsvc.auth import SHORTEST_KEY, KeyRing, Role
+from agentsvc.backends import openfiles
 from agentsvc.cli import callbacks
-from agentsvc.cli.manager import OPEN_FILES, Manager, Reload
+from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 from agentsvc.config import BOOTSTRAP_KEY_VARIABLE, Config, Loaded
 from agentsvc.datadir import DataDir
@@ -81,7 +81,7 @@ def command(
     if bootstrap_key is not None:
         masker.add(bootstrap_key)
     places = data_dir_of(loaded)
-    _allow_open_files()
+    openfiles.allow_many()
     with bind(loaded.config.server.host, loaded.config.server.port) as listener:
         places.prepare()
         with lock_data_dir(places.path):
@@ -96,14 +96,6 @@ def command(
             )
             reload = Reload(manager, loaded, read)
             _run(config, places, listener, manager, reload=reload, greet=greet)
-
-
-def _allow_open_files() -> None:
-    """Have as many files and connections open as the installed service may, if that is allowed."""
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
-    if limit != resource.RLIM_INFINITY and limit < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def read_bootstrap_key(environ: Mapping[str, str]) -> Secret | None:

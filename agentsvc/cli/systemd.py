@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from agentsvc.cli.manager import OPEN_FILES
+from agentsvc.backends.openfiles import AT_MOST
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 
 _UNIT: Final = """\
@@ -78,7 +78,7 @@ def command(user: str | None, data_dir: str | None, config_file: Path | None) ->
             command=line,
             user=user or getpass.getuser(),
             data_dir=f'"{where}"',
-            open_files=OPEN_FILES,
+            open_files=AT_MOST,
         ),
         nl=False,
     )

@@ -83,7 +83,7 @@ def test_worktrees_go_to_the_home(sandbox: Path) -> None:
 
 LIBRARY = """
 made = 0
-def create_ssl_context(verify=True, cert=None, trust_env=True):
+def create_ssl_context(verify=True, cert=None, trust_env=True, **_more):
     global made
     made += 1
     return made
@@ -98,7 +98,11 @@ CLIENTS = (
     "os.utime(t.__file__, (1, 1));"
     "print(t.create_ssl_context(), end=' ');"
     "os.environ['SSL_CERT_DIR'] = '/';"
-    "print(t.create_ssl_context(), t.create_ssl_context())"
+    "print(t.create_ssl_context(), end=' ');"
+    "del os.environ['SSL_CERT_FILE'];"
+    "print(t.create_ssl_context(), t.create_ssl_context(), end=' ');"
+    "del os.environ['SSL_CERT_DIR'];"
+    "print(t.create_ssl_context(), t.create_ssl_context(http2=True))"
 )
 
 
@@ -109,4 +113,4 @@ def test_whom_clients_trust_is_read_once_and_again_when_it_has_changed(sandbox: 
         (packages / package / "__init__.py").touch()
     (packages / "httpx/_transports/default.py").write_text(LIBRARY)
     (packages / "certifi.py").write_text("def where(): return __file__\n")
-    assert run(sandbox, CLIENTS).split() == list("1123144567")
+    assert run(sandbox, CLIENTS).split() == list("1123144556718")

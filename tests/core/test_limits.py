@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentsvc.backend import Cause, Limits, Order, Phase, Spec
-from agentsvc.backends import groups
+from agentsvc.backends import groups, openfiles
 from agentsvc.errors import OrderRejected
 from tests.core.bench import Bench, no_save, on_bench, until
 
@@ -118,6 +119,18 @@ async def test_open_files_and_the_size_of_one_are_limited(held: Bench) -> None:
     )  # fmt: skip
     assert large.exit_code != 0
     assert (await held.run(handle, "sh", "-c", "wc -c < large")).strip() == str(8 * MEGABYTE)
+
+
+async def test_a_sandbox_may_open_as_many_files_as_others_here_whatever_the_server_may(
+    held: Bench,
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (openfiles.FOUND - 1, limits[1]))
+    try:
+        handle = await held.serve()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert await held.run(handle, "sh", "-c", "ulimit -n") == f"{openfiles.FOUND}\n"
 
 
 async def test_a_sandbox_that_fills_the_disk_is_ended_and_can_be_tidied(held: Bench) -> None:

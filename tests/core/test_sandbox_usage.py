@@ -1,6 +1,7 @@
 """What sandboxes use: measured now and then, and shown without asking anybody."""
 
 import asyncio
+import errno
 import itertools
 import os
 import subprocess
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from agentsvc.backend import Usage
@@ -146,22 +148,38 @@ def test_memory_is_asked_for_again_of_those_only_that_have_changed() -> None:
         assert memories.take({found.identity: 2.0}) > before + 2**22
         process.communicate(b"\n")
         other.communicate(b"\n\n")
-    assert memories.take({}) == 0
 
 
-def test_a_sandbox_that_rests_is_taken_to_use_what_it_did(tmp_path: Path) -> None:
+def test_processes_of_a_sandbox_that_rests_are_not_counted_again(tmp_path: Path) -> None:
     (tmp_path / "cpu.stat").write_text("usage_usec 2500000")
     (tmp_path / "memory.current").write_text("5000")
-    state, kept = state_of(os.getpid(), joined=(str(tmp_path),)), meter.Meter()
-    assert kept.take(state) == kept.take(state)
-    (tmp_path / "memory.current").write_text("6000")
-    used = kept.take(state)
-    assert used is not None
-    assert used.memory_bytes == 5000
-    (tmp_path / "cpu.stat").write_text("usage_usec 2600000")
-    used = kept.take(state)
-    assert used is not None
-    assert (used.cpu_seconds, used.memory_bytes) == (2.6, 6000)
+    with _python("print(flush=True); input()") as holder:
+        state, kept = state_of(holder.pid, joined=(str(tmp_path),)), meter.Meter()
+        before = kept.take(state)
+        assert before == Usage(cpu_seconds=2.5, memory_bytes=5000, processes=1)
+        (tmp_path / "cgroup.procs").write_text(str(os.getpid()))
+        state = msgspec.structs.replace(state, cgroup=str(tmp_path))
+        (tmp_path / "memory.current").write_text("6000")
+        assert kept.take(state) == msgspec.structs.replace(before, memory_bytes=6000)
+        (tmp_path / "cpu.stat").write_text("usage_usec 2600000")
+        used = kept.take(state)
+        assert used is not None
+        assert used.cpu_seconds == 2.6
+        assert used.processes is not None
+        assert used.processes > 1
+        holder.communicate(b"\n")
+
+
+def test_a_machine_that_is_out_of_descriptors_is_asked_again_who_it_is() -> None:
+    program = (
+        "import resource; from agentsvc.backends.tree import boot_id;"
+        "found = resource.getrlimit(resource.RLIMIT_NOFILE);"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, found[1]));"
+        "\ntry: print(repr(boot_id()))\nexcept OSError as exc: print(exc.errno)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, found); print(boot_id())"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+    assert told.decode().split() == [str(errno.EMFILE), boot_id()]
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def payloads(data: str, other: str) -> Iterator[str]:
         "/etc/passwd",
         f"{data}/agentsvc.db",
         f"{data}/master.key",
-        posixpath.join("/proc/self/root", "etc"),
+        "/proc/self/root",
     ):
         yield from (plain, f"/{plain}", f"./{plain}", f"{plain}%00.md", f"{plain}/.", f"//{plain}")
 
