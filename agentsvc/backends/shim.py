@@ -342,6 +342,7 @@ class Log:
         self.path = path
         self.size = size // 2
         self.file = path.open("ab")
+        self.filled = self.file.tell()
         self.partial = {b"o": b"", b"e": b""}
         lines = {line for secret in secrets for line in secret.splitlines()}
         self.secrets = [line.encode() for line in lines if len(line) >= _SECRET_LENGTH_MIN]
@@ -372,14 +373,17 @@ class Log:
     def _write(self, stream: bytes, lines: Sequence[bytes]) -> None:
         now = time.time()  # noqa: TID251  # runs without the package
         head = b"%.3f %s " % (now, stream)
-        text = b"".join(head + self._mask(line) + b"\n" for line in lines)
         # A full disk loses lines, not the sandbox.
         with contextlib.suppress(OSError):
-            if self.file.tell() > self.size:
-                self.file.close()
-                self.path.replace(self.path.with_suffix(".1"))
-                self.file = self.path.open("ab")
-            self.file.write(text)
+            for line in lines:
+                text = head + self._mask(line) + b"\n"
+                if self.filled > self.size:
+                    self.file.close()
+                    self.path.replace(self.path.with_suffix(".1"))
+                    self.file = self.path.open("ab")
+                    self.filled = 0
+                self.filled += len(text)
+                self.file.write(text)
             self.file.flush()
 
     def _mask(self, line: bytes) -> bytes:
