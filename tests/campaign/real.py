@@ -50,7 +50,7 @@ class Inside:
         words = " ".join(base64.b64encode(text.encode()).decode() for text in arguments)
         command = (
             f"echo {script} | base64 -d > /tmp/probe.py && "
-            f"timeout -k 5 {SECONDS} python3 /tmp/probe.py {words}"
+            f"timeout -k 5 {SECONDS} python3 /tmp/probe.py {words}; rm -f /tmp/probe.py"
         )
         answer = await self._agent.post(
             "/api/bash/execute_bash_command", json={"command": command, "timeout": SECONDS}
