@@ -154,20 +154,19 @@ class IdleRules(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """A template from which sandboxes are made."""
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a spec asks of sandboxes, and an order of one."""
 
-    id: str
-    backend: str = ""
-    """The instance name of its backend; empty for the default one."""
     image: str = ""
+    """Empty where the backend has no images."""
     command: tuple[str, ...] | None = None
+    """None for the image's own."""
     env: dict[str, str] = {}
     working_dir: str = ""
     ports: tuple[Port, ...] = ()
     limits: Limits = Limits()
     options: dict[str, Any] = {}
-    """For this kind of backend only."""
+    """For this kind of backend only, which has checked those of an order."""
     resource_factor: int = 1
     """How many times the usual size; a hint for backends that have sizes."""
     isolation: Isolation = Isolation.NONE
@@ -179,40 +178,27 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of what the agent needs in every network besides the server: known models."""
     models: tuple[str, ...] = ()
     """The same of models that only their user knows, and at public addresses only."""
+
+
+class Spec(Asked, frozen=True, kw_only=True):
+    """A template from which sandboxes are made."""
+
+    id: str
+    backend: str = ""
+    """The instance name of its backend; empty for the default one."""
     idle: IdleRules = IdleRules()
     """What the server does with a sandbox that nobody uses; no matter of the backend's."""
     pool: int = 0
     """How many the server keeps ready for whoever asks; no matter of the backend's."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class Order(Asked, frozen=True, kw_only=True):
     """What the server asks a backend to make."""
 
     sandbox_id: str
     """Chosen by the server: 32 characters of a-z and 0-9."""
-    image: str = ""
-    """Empty where the backend has no images."""
-    command: tuple[str, ...] | None = None
-    """None for the image's own."""
-    env: dict[str, str] = {}
     secret_env: dict[str, Secret] = {}
     """Never in argv, labels, handles, reports or logs."""
-    working_dir: str = ""
-    ports: tuple[Port, ...] = ()
-    limits: Limits = Limits()
-    options: dict[str, Any] = {}
-    """The spec's backend-specific part, already checked by the backend."""
-    resource_factor: int = 1
-    """How many times the usual size; a hint for backends that have sizes."""
-    isolation: Isolation = Isolation.NONE
-    """The floor: what isolates less must not run it."""
-    network: Network = Network.OPEN
-    allow_hosts: tuple[str, ...] = ()
-    """Host names, `*.` before one for all below it, where the network is `allowlist`."""
-    reaches: tuple[str, ...] = ()
-    """`host:port` of what the agent needs in every network besides the server: known models."""
-    models: tuple[str, ...] = ()
-    """The same of models that only their user knows, and at public addresses only."""
 
 
 class Handle(msgspec.Struct, frozen=True, kw_only=True):

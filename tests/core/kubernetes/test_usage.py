@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agentsvc.backend import Usage
+from agentsvc.backend import Handle, Usage
+from agentsvc.testing.rig import Rig
 from tests.core.kubernetes.rigs import pod_of, rig_on, until
 from tests.kube.api import KubeApi
 from tests.plugins import part
@@ -22,6 +23,14 @@ pytestmark = pytest.mark.timeout(300)
 
 def asked_for_use(api: KubeApi) -> list[str]:
     return [path for _, path, _ in api.requests if "metrics" in path or "summary" in path]
+
+
+async def run_on_a_node(rig: Rig, api: KubeApi) -> tuple[Handle, Json]:
+    handle, _ = await rig.run()
+    pod = pod_of(api, handle.sandbox_id)
+    pod["spec"]["nodeName"] = "node1"
+    api.tell(lambda here: here.set_status(pod, {**pod["status"], "hostIP": "127.0.0.1"}))
+    return handle, pod
 
 
 async def test_what_pods_use_is_told_by_the_clusters_metrics_in_one_answer(
@@ -50,9 +59,7 @@ async def test_what_a_pod_uses_is_told_by_its_kubelet_where_there_are_no_metrics
     api: KubeApi, tmp_path: Path
 ) -> None:
     async with rig_on(api, tmp_path) as rig:
-        handle, _ = await rig.run()
-        pod = pod_of(api, handle.sandbox_id)
-        pod["spec"]["nodeName"] = "node1"
+        handle, pod = await run_on_a_node(rig, api)
         own = {
             "name": "sandbox",
             "cpu": {"usageCoreNanoSeconds": 1_500_000_000},
@@ -64,7 +71,6 @@ async def test_what_a_pod_uses_is_told_by_its_kubelet_where_there_are_no_metrics
                 {"podRef": {"uid": pod["metadata"]["uid"]}, "containers": [own, {"name": "b"}]},
             ]
         }
-        api.tell(lambda here: here.set_status(pod, {**pod["status"], "hostIP": "127.0.0.1"}))
 
         async def is_told() -> bool:
             return await rig.backend.usage(handle) == Usage(cpu_seconds=1.5, memory_bytes=4096)
@@ -76,10 +82,7 @@ async def test_where_nobody_tells_what_a_pod_uses_nobody_is_asked_again_at_once(
     api: KubeApi, tmp_path: Path
 ) -> None:
     async with rig_on(api, tmp_path) as rig:
-        handle, _ = await rig.run()
-        pod = pod_of(api, handle.sandbox_id)
-        pod["spec"]["nodeName"] = "node1"
-        api.tell(lambda here: here.set_status(pod, {**pod["status"], "hostIP": "127.0.0.1"}))
+        handle, _ = await run_on_a_node(rig, api)
 
         async def is_asked() -> bool:
             assert await rig.backend.usage(handle) is None
