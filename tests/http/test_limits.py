@@ -84,21 +84,22 @@ def test_without_a_limit_nothing_is_counted() -> None:
 async def test_who_is_turned_away_again_and_again_waits_and_good_keys_do_not(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = msgspec.structs.replace(service.config.server, max_connections=8)
+    server = msgspec.structs.replace(service.config.server, max_connections=10)
     limits = LimitsConfig(requests_per_minute=0, refused_per_minute=31)
     service.config = msgspec.structs.replace(service.config, limits=limits, server=server)
     await service.restart()
     stranger, user = service.client_with("asvc_nonsense"), await service.make_client()
-    assert [(await stranger.get(PATH)).status for _ in range(31)] == [401] * 31
+    assert [(await stranger.get(PATH)).status for _ in range(30)] == [401] * 30
+    # All of the rest at once: the 31st waits already, and while it did there would be one more.
     began = monotonic()
     with caplog.at_level("DEBUG", "agentsvc.http.middleware"):
-        late = [asyncio.ensure_future(stranger.get(PATH)) for _ in range(6)]  # noqa: TID251  # clients
+        late = [asyncio.ensure_future(stranger.get(PATH)) for _ in range(7)]  # noqa: TID251  # clients
         assert (await user.get(PATH)).status == 200
         answers = await asyncio.gather(*late)
     assert monotonic() - began >= HOLD_SECONDS
-    assert [answer.status for answer in answers] == [429] * 6
+    assert sorted(answer.status for answer in answers) == [401, *[429] * 6]
     ends = [answer.headers.get("Connection") == "close" for answer in answers]
-    # Four can be kept waiting, which is half of the connections.
+    # Five can be kept waiting, which is half of the connections.
     assert sum(ends) <= 2
     levels = [one.levelno for one in caplog.records if getattr(one, "status", None) == 429]
     assert sorted(levels) in ([logging.DEBUG] * 6, [*[logging.DEBUG] * 5, logging.INFO])
