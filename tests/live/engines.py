@@ -257,8 +257,7 @@ def make_base(path: Path, name: str = BASE) -> str:
     if ask(path, "GET", f"/images/{name}/json")[0] == http.client.OK:
         return "pulled"
     with contextlib.ExitStack() as stack:
-        bootstrap = subprocess.Popen(_bootstrap(), stdout=subprocess.PIPE)
-        stack.callback(bootstrap.wait)
+        bootstrap = stack.enter_context(subprocess.Popen(_bootstrap(), stdout=subprocess.PIPE))
         stack.callback(bootstrap.terminate)
         changes = "&".join(
             f"changes={change}"
