@@ -1,28 +1,28 @@
-"""Looks for known holes in what the server runs on: `poe audit`.
+"""Looks for known holes in what is installed, the agent's packages included: `poe audit`.
 
-Asks the public index for each package. Where it cannot be reached, which is so on many build
-machines, the versions that were recorded in `.ci/lock.txt` are the floor: an older one fails.
+Asks the public index for each package of `.ci/lock.txt`. Where it cannot be reached, which is so on
+many build machines, the versions of the lock are the floor: what is older, or not in it, fails.
 """
 
 import importlib.metadata
 import json
 import re
 import sys
-import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import click
 
-ROOT: Final = Path(__file__).parents[1]
-LOCK: Final = ROOT / ".ci" / "lock.txt"
+from tests.lock import LOCK, PROJECT, canonical, read_lock
+
 _INDEX: Final = "https://pypi.org/pypi/{name}/{version}/json"
-_SECONDS: Final = 5.0
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
-_EXTRA: Final = re.compile(r"""extra\s*==""")
+_SECONDS: Final = 10.0
+_AT_ONCE: Final = 8
+_NOT_LOCKED: Final = frozenset({PROJECT, "pip"})
+"""What is there without the lock: the project, and what Python itself brings along."""
 
 
 class OutOfReach(Exception):
@@ -30,28 +30,9 @@ class OutOfReach(Exception):
 
 
 def installed() -> dict[str, str]:
-    """Return the packages that a plain installation brings along, with their versions."""
-    found: dict[str, str] = {}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    waiting = list(_names(project["dependencies"]))
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            try:
-                found[name] = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                # For another system or Python.
-                continue
-            waiting.extend(_names(importlib.metadata.requires(name) or ()))
-    return dict(sorted(found.items()))
-
-
-def _names(requirements: Iterable[str]) -> Iterator[str]:
-    """Yield whom requirements name that no extra asks for."""
-    for text in requirements:
-        requirement, _, marker = text.partition(";")
-        if not _EXTRA.search(marker) and (match := _NAME.match(requirement)):
-            yield match.group().lower().replace("_", "-")
+    """Return all packages that are installed, with their versions."""
+    found = {canonical(one.name): one.version for one in importlib.metadata.distributions()}
+    return {name: found[name] for name in sorted(found.keys() - _NOT_LOCKED)}
 
 
 def holes(name: str, version: str) -> list[str]:
@@ -69,18 +50,22 @@ def holes(name: str, version: str) -> list[str]:
     ]
 
 
-def read_lock(file: Path = LOCK) -> dict[str, str]:
-    """Return the recorded versions."""
-    lines = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
-    return dict(line.split("==") for line in lines if line)
+def all_holes(found: Mapping[str, str]) -> list[str]:
+    """Return what is known to be wrong with any of these versions; raises OutOfReach."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        waiting = [pool.submit(holes, name, version) for name, version in found.items()]
+        try:
+            return [problem for one in waiting for problem in one.result()]
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def older(found: dict[str, str], lock: dict[str, str]) -> list[str]:
-    """Return what is older than recorded, or not recorded."""
+def older(found: Mapping[str, str], floor: Mapping[str, str]) -> list[str]:
+    """Return what is older than in the lock, or not in it."""
     return [
-        f"{name} {version}: {lock.get(name, 'nothing')} is recorded"
+        f"{name} {version}: the lock has {floor.get(name, 'none')}"
         for name, version in found.items()
-        if name not in lock or _numbers(version) < _numbers(lock[name])
+        if name not in floor or _numbers(version) < _numbers(floor[name])
     ]
 
 
@@ -89,20 +74,19 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 @click.command()
-@click.option("--record", is_flag=True, help="Write down the versions that are installed.")
-def main(*, record: bool) -> None:
-    """Fail if a package has a known hole, or, out of reach of that, is older than recorded."""
+def main() -> None:
+    """Fail if a package has a known hole, or, out of reach of that, is older than the lock says."""
+    floor = {entry.name: entry.version for entry in read_lock().values()}
     found = installed()
-    if record:
-        head = LOCK.read_text().splitlines(keepends=True) if LOCK.exists() else []
-        kept = [line for line in head if line.startswith("#")]
-        LOCK.write_text("".join(kept + [f"{name}=={version}\n" for name, version in found.items()]))
     try:
-        problems = [problem for name, version in found.items() for problem in holes(name, version)]
-        click.echo(f"{len(found)} packages looked up")
+        problems = all_holes(floor | found)
+        click.echo(f"{len(floor | found)} packages looked up")
     except OutOfReach as exc:
-        problems = older(found, read_lock())
-        click.echo(f"what is known of holes cannot be reached ({exc}); compared with {LOCK.name}")
+        problems = older(found, floor)
+        click.echo(
+            f"what is known of holes cannot be reached ({exc});"
+            f" {len(found)} packages compared with {LOCK.name}"
+        )
     for problem in problems:
         click.echo(problem, err=True)
     sys.exit(1 if problems else 0)

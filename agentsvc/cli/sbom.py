@@ -1,0 +1,128 @@
+"""`agentsvc sbom`: writes which packages are installed, as a CycloneDX document."""
+
+import json
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from agentsvc import __version__
+from agentsvc.cli.options import example
+from agentsvc.values import dashed, new_id, now
+
+_SPEC: Final = "1.6"
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+_EXTRA: Final = re.compile(r"\bextra\s*==")
+_LOCKED: Final = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)(.*(?:\n .*)*)", re.MULTILINE)
+_HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+type _Hashes = Mapping[tuple[str, str], list[str]]
+
+
+@click.command("sbom", epilog=example("agentsvc sbom --output sbom.cdx.json"))
+@click.option(
+    "--lock",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Requirements with the hashes that were installed from; they are written, too.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to write it; otherwise standard output.",
+)
+def command(lock: Path | None, output: Path | None) -> None:
+    """Write which packages are installed beside the server, in CycloneDX 1.6."""
+    text = json.dumps(document(_read_hashes(lock) if lock else {}), indent=2) + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text)
+
+
+def document(hashes: _Hashes) -> dict[str, Any]:
+    """Return the document on what is installed in this environment."""
+    found = {_canonical(one.name): one for one in distributions()}
+    own = _purl("agentsvc", __version__)
+    others = [found[name] for name in sorted(found.keys() - {"agentsvc"})]
+    python = {"type": "platform", "bom-ref": "python", "name": platform.python_implementation()}
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": _SPEC,
+        "serialNumber": f"urn:uuid:{dashed(new_id())}",
+        "version": 1,
+        "metadata": {
+            "timestamp": now().isoformat(timespec="seconds"),
+            "component": {
+                "type": "application",
+                "bom-ref": own,
+                "name": "agentsvc",
+                "version": __version__,
+                "purl": own,
+            },
+        },
+        "components": [
+            {**python, "version": platform.python_version()},
+            *(_component(one, hashes) for one in others),
+        ],
+        "dependencies": [
+            {"ref": _purl_of(one), "dependsOn": sorted(_needs(one, found))}
+            for one in found.values()
+        ],
+    }
+
+
+def _component(one: Distribution, hashes: _Hashes) -> dict[str, Any]:
+    purl = _purl_of(one)
+    component: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": purl,
+        "name": one.name,
+        "version": one.version,
+        "purl": purl,
+    }
+    if expression := one.metadata.get("License-Expression"):
+        component["licenses"] = [{"expression": expression}]
+    if known := hashes.get((_canonical(one.name), one.version)):
+        component["externalReferences"] = [
+            {
+                "type": "distribution",
+                "url": purl,
+                "comment": "the files of this release; one of them was installed",
+                "hashes": [{"alg": "SHA-256", "content": digest} for digest in known],
+            }
+        ]
+    return component
+
+
+def _needs(one: Distribution, found: Mapping[str, Distribution]) -> Iterator[str]:
+    """Yield what is installed of what a package needs without an extra."""
+    names = set()
+    for text in one.requires or ():
+        requirement, _, marker = text.partition(";")
+        if not _EXTRA.search(marker) and (match := _NAME.match(requirement)):
+            names.add(_canonical(match.group()))
+    return (_purl_of(found[name]) for name in names & found.keys())
+
+
+def _read_hashes(lock: Path) -> _Hashes:
+    return {
+        (_canonical(name), version): _HASH.findall(rest)
+        for name, version, rest in _LOCKED.findall(lock.read_text())
+    }
+
+
+def _purl_of(one: Distribution) -> str:
+    return _purl(one.name, one.version)
+
+
+def _purl(name: str, version: str) -> str:
+    return f"pkg:pypi/{_canonical(name)}@{version}"
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
