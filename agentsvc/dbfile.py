@@ -211,6 +211,39 @@ def check_file(path: Path) -> list[str]:
     return problems
 
 
+def check_schema(path: Path) -> list[str]:
+    """Return what a database has that no migration made, or lacks; nobody may write to it now.
+
+    Indexes are not looked at. A trigger or a view of somebody else would run with what is done here.
+    """
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(uri(path, "ro"), uri=True)) as connection,
+            contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as known,
+        ):
+            version = _check_ours(path, connection)
+            for number, file in sorted(_migration_files(MIGRATIONS).items()):
+                if number <= version:
+                    _run_statements(known, file.read_text("utf-8"))
+            found, wanted = _objects(connection), _objects(known)
+    except sqlite3.Error as exc:
+        return [f"it cannot be read: {exc}"]
+    if not wanted:
+        return ["it is empty"]
+    return [
+        f"it should not have, or lacks, {kind} `{name}`" for kind, name, _ in sorted(found ^ wanted)
+    ]
+
+
+def _objects(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    """Return tables by their names, and what runs by itself with what it says."""
+    rows = connection.execute(
+        "SELECT type, name, CASE WHEN type != 'table' THEN sql WHEN rootpage = 0 THEN 'virtual'"
+        " ELSE '' END FROM sqlite_schema WHERE type != 'index' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+    )
+    return {(str(kind), str(name), str(sql)) for kind, name, sql in rows}
+
+
 def read_foreign(path: Path, table: str, *, most_rows: int) -> list[dict[str, Any]]:
     """Return the rows of a table of another program's database; none where it has no such table.
 

@@ -36,11 +36,12 @@ from agentsvc.paging import Page, cut
 from agentsvc.sandboxconfig import ArchivesConfig
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
 from agentsvc.supervisor import Supervisor
+from agentsvc.tarstream import SPARSE
 from agentsvc.values import new_id, now, to_stored
 
 log = logging.getLogger(__name__)
 
-_PACK: Final = "tar --exclude={hidden} -C {directory} -czf {file} ."
+_PACK: Final = f"tar --exclude={{hidden}} {SPARSE} -C {{directory}} -czf {{file}} ."
 _UNPACK: Final = (
     "mkdir -p {directory} && tar --no-same-owner -C {directory} -xf {file}; code=$?;"
     " rm -f {file}; exit $code"
@@ -278,7 +279,7 @@ class Archives:
             directory=shlex.quote(archive.working_dir),
             file=shlex.quote(file),
         )
-        part = self._directory / f"{archive.id}.part"
+        part = self._path(archive.id, ".part")
         try:
             result = await agent.run_command(command, time_limit=limit)
             # 1 is that a file changed while it was read.
@@ -318,7 +319,7 @@ class Archives:
         bounds = Bounds(
             unpacked_bytes=self._config.max_unpacked_bytes, files=self._config.max_files
         )
-        draft = self._directory / f"{archive_id}.draft"
+        draft = self._path(archive_id, ".draft")
         _create(draft)
         try:
             contents = repack(part, draft, bounds)
@@ -339,7 +340,11 @@ class Archives:
                 file.unlink(missing_ok=True)
 
     def _file(self, archive_id: str) -> Path:
-        return self._directory / f"{archive_id}.tar.zst"
+        return self._path(archive_id, ".tar.zst")
+
+    def _path(self, archive_id: str, suffix: str) -> Path:
+        # A restored database may have ids that were made to lead elsewhere.
+        return self._directory / f"{Path(archive_id).name}{suffix}"
 
 
 _UNDER_WAY: Final = (SandboxStatus.STARTING, SandboxStatus.PAUSED)

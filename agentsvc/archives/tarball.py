@@ -5,44 +5,38 @@ out of the directory it is unpacked in, nothing is a device or has special right
 are bounded. It is written anew, member by member, so that nothing unknown gets through.
 """
 
-import gzip
+import hashlib
+import io
 import posixpath
 import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final, Self, cast
+from typing import IO, Final, cast
 
 import msgspec
 from backports import zstd
 
 from agentsvc.errors import ArchiveRefused
+from agentsvc.tarstream import (
+    BLOCK,
+    BadTar,
+    Gunzip,
+    Kind,
+    Member,
+    Readable,
+    TarStream,
+    safe_name,
+    stays_inside,
+)
 
-_EXTENDED: Final = frozenset(
-    {
-        tarfile.XHDTYPE,
-        tarfile.XGLTYPE,
-        tarfile.SOLARIS_XHDTYPE,
-        tarfile.GNUTYPE_LONGNAME,
-        tarfile.GNUTYPE_LONGLINK,
-    }
-)
-_BROKEN: Final = (
-    tarfile.TarError,
-    gzip.BadGzipFile,
-    zlib.error,
-    EOFError,
-    ValueError,
-    OverflowError,
-)
-_EXTENDED_BYTES: Final = 64 * 1024
-_NAME_CHARS: Final = 4096
+_BROKEN: Final = (BadTar, zstd.ZstdError, EOFError)
 _PART_BYTES: Final = 256 * 1024
 _LEVEL: Final = 3
+_TIME_MAX: Final = 2**33
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How large an archive may become when it is unpacked."""
+    """How large an archive may become when it is unpacked; holes in files count for nothing."""
 
     unpacked_bytes: int
     files: int
@@ -56,26 +50,13 @@ class Contents(msgspec.Struct, kw_only=True):
     skipped: int = 0
 
 
-class _BoundedInfo(tarfile.TarInfo):
-    """A header; those that announce more about the next one are read whole, so they are bounded."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Return the header in a block; raises ReadError for one that wants too much memory."""
-        info = super().frombuf(buf, encoding, errors)
-        if info.type in _EXTENDED and not 0 <= info.size <= _EXTENDED_BYTES:
-            raise tarfile.ReadError("a header is too long")
-        if info.size < 0:
-            raise tarfile.ReadError("a size is negative")
-        return info
-
-
 class _Bounded:
     """A stream that ends with an error where it has more than it may."""
 
-    def __init__(self, source: gzip.GzipFile, most: int) -> None:
+    def __init__(self, source: Readable, bounds: Bounds) -> None:
         self._source = source
-        self._left = most
+        # Headers and padding come on top of what is in the files.
+        self._left = bounds.unpacked_bytes + bounds.files * 4096 + 2**20
 
     def read(self, size: int = -1) -> bytes:
         """Read at most so many bytes."""
@@ -86,33 +67,53 @@ class _Bounded:
         return data
 
 
+class _Joined:
+    """Some bytes, and behind them the content of the current member."""
+
+    def __init__(self, head: bytes, rest: TarStream) -> None:
+        self._head = io.BytesIO(head)
+        self._rest = rest
+
+    def read(self, size: int) -> bytes:
+        """Read as many bytes, where there are any."""
+        data = self._head.read(size)
+        return data + self._rest.read(size - len(data)) if len(data) < size else data
+
+
 def repack(source: Path, target: Path, bounds: Bounds) -> Contents:
     """Write what is safe of a tar file with gzip into a new tar file with zstd.
 
     Raises ArchiveRefused for one that is broken or too large; then the target is worth nothing.
     """
     contents = Contents()
-    # Headers and padding come on top of what is in the files.
-    most = bounds.unpacked_bytes + bounds.files * 4096 + 2**20
     try:
         with (
-            gzip.open(source, "rb") as unpacked,
-            tarfile.open(
-                # To read is all a stream needs.
-                fileobj=cast("IO[bytes]", _Bounded(unpacked, most)),
-                mode="r|",
-                tarinfo=_BoundedInfo,
-                errorlevel=1,
-            ) as old,
+            source.open("rb") as opened,
             zstd.open(target, "wb", level=_LEVEL) as packed,
             tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as new,
         ):
-            _copy(old, new, bounds, contents)
+            old = TarStream(_Bounded(Gunzip(opened), bounds))
+            for member, info in _safe_members(old, contents):
+                _check_bounds(contents, bounds)
+                _add(new, old, member, info)
     except _BROKEN as exc:
         raise ArchiveRefused(
             "What the sandbox sent is no whole archive", detail=f"{type(exc).__name__}: {exc}"
         ) from exc
     return contents
+
+
+def check(file: Path, bounds: Bounds) -> None:
+    """Raise ArchiveRefused for a file that `repack` cannot have written within these bounds."""
+    contents = Contents()
+    try:
+        with zstd.open(file, "rb") as unpacked:
+            for _ in _safe_members(TarStream(_Bounded(unpacked, bounds)), contents):
+                _check_bounds(contents, bounds)
+    except _BROKEN as exc:
+        raise ArchiveRefused("This is no whole archive", detail=str(exc)) from exc
+    if contents.skipped:
+        raise ArchiveRefused("This archive has what none of this server has")
 
 
 def read_parts(file: Path) -> Iterator[bytes]:
@@ -122,78 +123,94 @@ def read_parts(file: Path) -> Iterator[bytes]:
             yield part
 
 
-def _copy(old: tarfile.TarFile, new: tarfile.TarFile, bounds: Bounds, contents: Contents) -> None:
-    links: set[str] = set()
-    plain: set[str] = set()
-    for member in old:
-        # It would remember every member, and so grow with their number.
-        old.members = []  # type: ignore[attr-defined]  # what `iter` of a stream looks into
-        name = _safe_name(member.name)
+def _safe_members(tar: TarStream, contents: Contents) -> Iterator[tuple[Member, tarfile.TarInfo]]:
+    """Yield what is safe of an archive, each with a header of our own, and count what there is."""
+    seen: dict[bytes, Kind] = {}
+    for member in tar:
+        name = safe_name(member.name)
         if name == ".":
             continue
         info = None
-        if name is not None and not _is_below(name, links):
-            info = _safe_info(member, name, plain)
+        if name is not None and _is_new(name, seen):
+            info = _safe_info(member, name, seen)
         if info is None:
             contents.skipped += 1
             continue
+        seen[_digest(info.name)] = member.kind
         contents.files += 1
-        contents.unpacked_bytes += info.size
-        if contents.files > bounds.files or contents.unpacked_bytes > bounds.unpacked_bytes:
-            raise ArchiveRefused(
-                f"The workspace is larger than archives may be: {bounds.files} files and"
-                f" {bounds.unpacked_bytes} bytes"
-            )
-        if info.issym():
-            links.add(info.name)
-        elif info.isreg():
-            plain.add(info.name)
-        new.addfile(info, old.extractfile(member) if info.isreg() else None)
+        contents.unpacked_bytes += member.stored
+        yield member, info
 
 
-def _safe_info(member: tarfile.TarInfo, name: str, plain: set[str]) -> tarfile.TarInfo | None:
+def _check_bounds(contents: Contents, bounds: Bounds) -> None:
+    if contents.files > bounds.files or contents.unpacked_bytes > bounds.unpacked_bytes:
+        raise ArchiveRefused(
+            f"The workspace is larger than archives may be: {bounds.files} files and"
+            f" {bounds.unpacked_bytes} bytes"
+        )
+
+
+def _add(new: tarfile.TarFile, old: TarStream, member: Member, info: tarfile.TarInfo) -> None:
+    if member.kind is not Kind.FILE:
+        new.addfile(info)
+        return
+    head = b""
+    if member.segments is not None:
+        head = _sparse_head(member, info)
+    info.size = len(head) + member.stored
+    # To read is all that is done with it.
+    new.addfile(info, cast("IO[bytes]", _Joined(head, old)))
+
+
+def _sparse_head(member: Member, info: tarfile.TarInfo) -> bytes:
+    """Make a header one of a sparse file, version 1.0, and return the map before its content."""
+    numbers = member.segments or ()
+    lines = [len(numbers) // 2, *numbers]
+    table = b"".join(b"%d\n" % number for number in lines)
+    info.pax_headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": info.name,
+        "GNU.sparse.realsize": str(member.size),
+    }
+    info.name = posixpath.join(
+        posixpath.dirname(info.name), "GNUSparseFile.0", posixpath.basename(info.name)
+    )
+    return table + bytes(-len(table) % BLOCK)
+
+
+def _safe_info(member: Member, name: str, seen: dict[bytes, Kind]) -> tarfile.TarInfo | None:
     """Return a header of our own for a member, or None for what is left out."""
     info = tarfile.TarInfo(name)
-    info.mtime = min(max(int(member.mtime), 0), 2**33)
+    info.mtime = min(member.mtime, _TIME_MAX)
     info.mode = (member.mode & 0o777) | 0o600
-    if member.isdir():
-        info.type, info.mode = tarfile.DIRTYPE, info.mode | 0o700
-        return info
-    if member.size < 0:
-        # An extended header may have said so, behind the one that was checked.
-        raise tarfile.ReadError("a size is negative")
-    if member.isreg() and not member.issparse():
-        info.size = member.size
-        return info
-    if member.issym() and _stays_inside(name, member.linkname):
-        info.type, info.linkname = tarfile.SYMTYPE, member.linkname
-        return info
-    if member.islnk():
-        target = _safe_name(member.linkname)
-        if target is not None and target in plain:
+    match member.kind:
+        case Kind.DIRECTORY:
+            info.type, info.mode = tarfile.DIRTYPE, info.mode | 0o700
+        case Kind.FILE:
+            pass
+        case Kind.SYMLINK if stays_inside(name, member.target):
+            info.type, info.linkname = tarfile.SYMTYPE, member.target
+        case Kind.HARDLINK:
+            target = safe_name(member.target)
+            if target is None or seen.get(_digest(target)) is not Kind.FILE:
+                return None
             info.type, info.linkname = tarfile.LNKTYPE, target
-            return info
-    return None
+        case _:
+            return None
+    return info
 
 
-def _safe_name(name: str) -> str | None:
-    """Return a path without detours, or None for one that leads elsewhere."""
-    if not name or len(name) > _NAME_CHARS or "\0" in name or name.startswith("/"):
-        return None
-    return None if ".." in name.split("/") else posixpath.normpath(name)
-
-
-def _stays_inside(name: str, target: str) -> bool:
-    if not target or len(target) > _NAME_CHARS or "\0" in target or target.startswith("/"):
+def _is_new(name: str, seen: dict[bytes, Kind]) -> bool:
+    """Whether nothing has a path yet, and whatever it is in is a directory."""
+    if _digest(name) in seen:
         return False
-    end = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-    return end != ".." and not end.startswith("../")
+    while name := posixpath.dirname(name):
+        if seen.get(_digest(name), Kind.DIRECTORY) is not Kind.DIRECTORY:
+            return False
+    return True
 
 
-def _is_below(name: str, links: set[str]) -> bool:
-    """Whether a path, or a directory it is in, is a link."""
-    while name:
-        if name in links:
-            return True
-        name = posixpath.dirname(name)
-    return False
+def _digest(name: str) -> bytes:
+    """Return what stands for a path, which may be long, and there may be many."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest()

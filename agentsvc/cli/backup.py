@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import tarfile
 import tempfile
 from pathlib import Path
@@ -27,6 +28,8 @@ DATABASE: Final = "agentsvc.db"
 MASTER_KEY: Final = "master.key"
 INSTANCE_ID: Final = "instance-id"
 ARCHIVES: Final = "archives"
+ARCHIVE: Final = re.compile(rf"{ARCHIVES}/[0-9a-f]{{32}}\.tar\.zst")
+"""The name that a saved workspace has in a backup."""
 ABOUT: Final = "about.json"
 
 
@@ -98,4 +101,9 @@ def _pack(
         if has_key:
             archive.add(places.master_key, MASTER_KEY)
         if has_archives and places.archives.is_dir():
-            archive.add(places.archives, ARCHIVES)
+            archive.add(places.archives, ARCHIVES, filter=_only_saved)
+
+
+def _only_saved(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out what is still being saved."""
+    return member if member.isdir() or ARCHIVE.fullmatch(member.name) else None

@@ -1,23 +1,50 @@
 """`agentsvc restore`: makes a data directory from a backup."""
 
 import asyncio
-import json
+import contextlib
+import os
+import re
 import shutil
-import tarfile
+import stat
 import tempfile
-from pathlib import Path, PurePosixPath
-from typing import Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Self
 
 import click
+import msgspec
 
+from agentsvc.archives.tarball import Bounds
+from agentsvc.archives.tarball import check as check_archive
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.backup import ABOUT, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
+from agentsvc.cli.backup import ABOUT, ARCHIVE, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 from agentsvc.datadir import DataDir
-from agentsvc.dbfile import check_file, lock_data_dir
+from agentsvc.db import Transaction
+from agentsvc.dbfile import check_file, check_schema, lock_data_dir
+from agentsvc.errors import ArchiveRefused
 from agentsvc.installation import Installation
+from agentsvc.sandboxes.spare_table import SpareTable
+from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.tarstream import BadTar, Gunzip, Kind, Member, TarStream
 
-_FILES: Final = (ABOUT, DATABASE, INSTANCE_ID, MASTER_KEY)
+_SMALL: Final = {ABOUT: 64 * 1024, INSTANCE_ID: 1024, MASTER_KEY: 4096}
+"""The largest that these files may be."""
+_KEPT: Final = (ARCHIVES, MASTER_KEY, INSTANCE_ID, DATABASE)
+"""What a restore moves into the data directory; what a server looks for first comes last."""
+_UNFINISHED: Final = re.compile(rf"{ARCHIVES}/[0-9a-f]{{32}}\.(part|draft)")
+_MEMBERS_MAX: Final = 1_000_000
+_RATIO_MAX: Final = 200
+"""How much larger than the backup its files may be: events in JSON become a tenth or so."""
+_RATIO_FREE_BYTES: Final = 256 * 1024**2
+_ROOM_LEFT_BYTES: Final = 64 * 1024**2
+_PART: Final = 256 * 1024
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _About(msgspec.Struct, frozen=True):
+    agentsvc: str
 
 
 @click.command(
@@ -41,17 +68,19 @@ def command(
     """Make a data directory from FILE, which `agentsvc backup` wrote.
 
     There must be no database in it yet. What is in FILE is checked, its database is brought up to
-    date, and the master key is tried. Sandboxes of the former machine are shown as gone.
+    date, and the master key is tried; where something is wrong, the directory stays as it was.
+    Sandboxes of the former machine are shown as gone.
     """
-    places = data_dir_of(load_config(config_file, server__data_dir=data_dir))
+    loaded = load_config(config_file, server__data_dir=data_dir)
+    places, limits = data_dir_of(loaded), loaded.config.archives
+    bounds = Bounds(unpacked_bytes=limits.max_unpacked_bytes, files=limits.max_files)
     if places.database.exists():
         raise CommandFailed(
             f"there is a database in {places.path} already",
             "name another directory with --data-dir, or move that database away",
         )
-    places.prepare()
     with (
-        lock_data_dir(places.path),
+        _prepared(places),
         tempfile.TemporaryDirectory(dir=places.path, prefix="restore-") as scratch,
     ):
         restored = DataDir(path=Path(scratch))
@@ -59,44 +88,173 @@ def command(
         if key_file is not None:
             shutil.copyfile(key_file, restored.master_key)
             restored.master_key.chmod(0o600)
-        _check(file, restored)
-        for path in sorted(restored.path.iterdir()):
-            if path.name != ABOUT and path.suffix not in (".db-wal", ".db-shm"):
-                path.replace(places.path / path.name)
+        _check(file, restored, bounds)
+        _move_in(restored.path, places.path)
     click.echo(f"restored to {places.path}; start it with `agentsvc serve`", err=True)
 
 
+@contextlib.contextmanager
+def _prepared(places: DataDir) -> Iterator[None]:
+    """Make and lock a data directory; after a failure it is as it was before."""
+    made = [path for path in (places.path, *places.path.parents) if not path.exists()]
+    mode = None if made else stat.S_IMODE(places.path.stat().st_mode)
+    lock = places.path / "lock"
+    had_lock = lock.exists()
+    with contextlib.ExitStack() as undo:
+        for path in reversed(made):
+            undo.callback(_remove_empty, path)
+        if mode is not None:
+            undo.callback(places.path.chmod, mode)
+        places.prepare()
+        with lock_data_dir(places.path):
+            if not had_lock:
+                undo.callback(lock.unlink)
+            yield
+            undo.pop_all()
+
+
+def _remove_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
 def unpack(file: Path, directory: Path) -> None:
-    """Write the files of a backup to a directory; raises CommandFailed for any other file."""
+    """Write the files of a backup to a new directory; raises CommandFailed for any other file.
+
+    Nothing but plain files with the names that backups have is written.
+    """
+    packed = file.stat().st_size
+    room = min(
+        shutil.disk_usage(directory).free - _ROOM_LEFT_BYTES,
+        packed * _RATIO_MAX + _RATIO_FREE_BYTES,
+    )
     try:
-        with tarfile.open(file, mode="r:gz") as archive:
+        with file.open("rb") as opened, _Unpacking(directory, room) as unpacking:
+            archive = TarStream(Gunzip(opened))
             for member in archive:
-                first = PurePosixPath(member.name).parts[:1]
-                if member.name not in _FILES and first != (ARCHIVES,):
-                    raise CommandFailed(f"this is no backup of agentsvc: {file}")
-                archive.extract(member, directory, filter="data")
-        json.loads((directory / ABOUT).read_bytes())
-    except (OSError, EOFError, ValueError, tarfile.TarError) as exc:
-        raise CommandFailed(f"this is no backup of agentsvc, or it is damaged: {file}") from exc
-    for name in _FILES:
-        if (directory / name).exists():
-            (directory / name).chmod(0o600)
+                unpacking.take(member, archive)
+        msgspec.json.decode((directory / ABOUT).read_bytes(), type=_About)
+    except (OSError, ValueError, RecursionError) as exc:
+        raise CommandFailed(
+            f"this is no backup of agentsvc, or it is damaged: {file}", str(exc)
+        ) from exc
 
 
-def _check(file: Path, restored: DataDir) -> None:
+class _Unpacking:
+    """The new directory that a backup is written to, and how much it may still take."""
+
+    def __init__(self, directory: Path, room: int) -> None:
+        self._path = directory
+        self._room = room
+        self._seen: set[str] = set()
+        self._opened = contextlib.ExitStack()
+        self._top = self._archives = -1
+
+    def __enter__(self) -> Self:
+        """Open the directory, and make the one for archives in it."""
+        with contextlib.ExitStack() as opened:
+            self._top = _open_directory(opened, self._path)
+            (self._path / ARCHIVES).mkdir(0o700)
+            self._archives = _open_directory(opened, ARCHIVES, self._top)
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close both."""
+        self._opened.close()
+
+    def take(self, member: Member, archive: TarStream) -> None:
+        """Write a file of a backup; raises BadTar for anything else."""
+        name = member.name
+        if name in self._seen or len(self._seen) >= _MEMBERS_MAX:
+            raise BadTar("a file is in it twice, or there are too many")
+        self._seen.add(name)
+        if member.kind is Kind.DIRECTORY and name.rstrip("/") == ARCHIVES:
+            return
+        if member.kind is not Kind.FILE or member.segments is not None:
+            raise BadTar("there is something in it that is no plain file")
+        if member.size > min(self._room, _SMALL.get(name, self._room)):
+            raise BadTar("a file in it is too large for what it is, or for the disk")
+        self._room -= member.size
+        if name in (*_SMALL, DATABASE):
+            _write(self._top, name, archive)
+        elif ARCHIVE.fullmatch(name):
+            _write(self._archives, name.removeprefix(f"{ARCHIVES}/"), archive)
+        elif not _UNFINISHED.fullmatch(name):
+            raise BadTar("a file has a name that none in a backup has")
+
+
+def _open_directory(opened: contextlib.ExitStack, path: Path | str, at: int | None = None) -> int:
+    descriptor = os.open(path, _DIRECTORY, dir_fd=at)
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def _write(directory: int, name: str, archive: TarStream) -> None:
+    """Make a file out of the current member; there must be nothing of its name."""
+    descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=directory)
+    with os.fdopen(descriptor, "wb") as out:
+        while part := archive.read(_PART):
+            out.write(part)
+        out.flush()
+        os.fsync(descriptor)
+
+
+def _check(file: Path, restored: DataDir, bounds: Bounds) -> None:
     """Open what was restored as a server does; raises CommandFailed or StartFailed."""
     if not restored.database.is_file() or not restored.instance_id.is_file():
         raise CommandFailed(f"the backup is not whole: {file}")
-    if problems := check_file(restored.database):
+    if problems := check_file(restored.database) or check_schema(restored.database):
         raise CommandFailed(f"the database in the backup cannot be used: {problems[0]}")
     if not restored.master_key.exists():
         raise CommandFailed(
             "the backup was made without the master key, and what it has sealed cannot be read",
             "name the key with --key-file",
         )
+    for archive in sorted(restored.archives.iterdir()):
+        try:
+            check_archive(archive, bounds)
+        except ArchiveRefused as exc:
+            raise CommandFailed(
+                f"a saved workspace in the backup is not one of agentsvc: {archive.name}",
+                f"{exc.message}; `archives` in the configuration says how large they may be",
+            ) from exc
     asyncio.run(_open(restored))
 
 
 async def _open(restored: DataDir) -> None:
     installation = await Installation.open(restored)
-    await installation.close()
+    try:
+        installation.read_id()
+        await installation.database.write(_start_nothing)
+    finally:
+        await installation.close()
+
+
+async def _start_nothing(tx: Transaction) -> None:
+    """Give up what was being started: what the backup says of it would be made on this machine."""
+    await SandboxTable.give_up_starts(tx)
+    await SpareTable.let_all_go(tx)
+
+
+def _move_in(restored: Path, there: Path) -> None:
+    """Move what was restored into the data directory: all of it, or nothing."""
+    names = [name for name in _KEPT if (restored / name).exists()]
+    # An empty directory is no loss.
+    taken = [name for name in names if _is_taken(there / name)]
+    if taken:
+        raise CommandFailed(
+            f"there is something in {there} already: {', '.join(taken)}",
+            "name another directory with --data-dir, or move that away",
+        )
+    with contextlib.ExitStack() as undo:
+        for name in names:
+            (restored / name).rename(there / name)
+            undo.callback((there / name).rename, restored / name)
+        undo.pop_all()
+
+
+def _is_taken(path: Path) -> bool:
+    if path.is_dir() and not path.is_symlink():
+        return any(path.iterdir())
+    return os.path.lexists(path)

@@ -16,9 +16,11 @@ from aiohttp import web
 
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.agent_answers import CommandResult
-from agentsvc.archives import Archives, new_archive
+from agentsvc.archives import Archives, ArchiveState, new_archive
 from agentsvc.auth import Role
+from agentsvc.http import keys
 from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
+from agentsvc.reach import Confirm
 from agentsvc.values import Secret
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 from tests.service import WAIT_SECONDS, Client, Service
@@ -312,18 +314,19 @@ async def test_a_paused_sandbox_whose_workspace_cannot_be_saved_is_paused_again(
 async def test_nothing_is_left_of_a_workspace_that_takes_too_long(
     client: Client, service: Service, fake_agent: PackingAgent
 ) -> None:
-    await configure(service, save_seconds=1.0)
+    await configure(service, save_seconds=0.1)
     conversation_id, _ = await start(client)
     fake_agent.packed = pack_zeros(2**30)
     failed = await save(client, conversation_id)
-    assert (failed["state"], failed["detail"]) == ("failed", "it took longer than 1 s")
+    assert (failed["state"], failed["detail"]) == ("failed", "it took longer than 0.1 s")
     assert files_of(service) == []
 
 
 class BrokenAgents(AgentClient):
     """Agent servers, to reach any of which is a bug."""
 
-    def at(self, url: str, key: Secret) -> AgentServer:
+    def at(self, url: str, key: Secret, *, confirm: Confirm | None = None) -> AgentServer:
+        del confirm
         raise ZeroDivisionError(f"a bug at {url} with {key}")
 
 
@@ -356,6 +359,33 @@ async def test_a_bug_while_a_workspace_is_saved_ends_in_a_failure(
         "failed",
         "the server failed in a way it should not",
     )
+
+
+async def test_an_id_that_leads_elsewhere_removes_no_file_there(
+    client: Client, service: Service
+) -> None:
+    """As a database may have it that was restored from a backup made to harm."""
+    conversation_id, sandbox_id = await start(client)
+    row = await service.app[SANDBOXES].find_any(sandbox_id)
+    assert row is not None
+    elsewhere = service.data_dir / "elsewhere.tar.zst"
+    elsewhere.write_bytes(b"kept")
+    (service.data_dir / "archives").mkdir(exist_ok=True)
+    archives = service.app[keys.ARCHIVES]
+    archive = new_archive(
+        user_id=row.user_id,
+        conversation_id=conversation_id,
+        title="",
+        sandbox_id=sandbox_id,
+        working_dir="/workspace",
+        directory="",
+        releases=False,
+    )
+    archive = msgspec.structs.replace(archive, id="../elsewhere", state=ArchiveState.FAILED)
+
+    await service.app[DATABASE].write(lambda tx: archives.insert(tx, archive))
+    await archives.delete(row.user_id, archive.id)
+    assert elsewhere.read_bytes() == b"kept"
 
 
 async def test_an_archive_is_ready_though_its_sandbox_goes_at_the_end(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentsvc.db import Database, Transaction
-from agentsvc.dbfile import check_file, copy_running, read_foreign, vacuum_file
+from agentsvc.dbfile import check_file, check_schema, copy_running, read_foreign, vacuum_file
 from agentsvc.errors import BadRequest, StartFailed
 from agentsvc.values import new_id
 
@@ -70,6 +70,7 @@ def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
     file = tmp_path / "a.db"
     file.write_bytes(b"no database" * 1000)
     assert check_file(file) == ["it cannot be read: file is not a database"]
+    assert check_schema(file) == ["it cannot be read: file is not a database"]
 
 
 async def test_a_newer_database_is_told(tmp_path: Path) -> None:
