@@ -1,11 +1,17 @@
 """Runs the command line: `python -m agentsvc` and the `agentsvc` script."""
 
-from agentsvc.cli import cli
+import importlib
+import os
+import sys
+
+from agentsvc.environment import take_secrets
 
 
 def main() -> None:
     """Run the command line with the arguments of this process, and exit."""
-    cli(prog_name="agentsvc")
+    # A server is there to be seen by what it runs. This comes before the imports, which it repeats.
+    secrets = take_secrets(os.environ) if sys.argv[1:2] == ["serve"] else {}
+    importlib.import_module("agentsvc.cli").cli(prog_name="agentsvc", obj=secrets)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,11 @@ class DataDir(msgspec.Struct, frozen=True, kw_only=True):
         return self.path / "command-key"
 
     @property
+    def first_key(self) -> Path:
+        """The first API key and a login link, where there was no terminal to show them on."""
+        return self.path / "first-key"
+
+    @property
     def backends(self) -> Path:
         """The directory in which each backend has one of its own."""
         return self.path / "backends"

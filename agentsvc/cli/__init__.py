@@ -40,6 +40,7 @@ COMMANDS: Final = (
     "plugins",
     "images",
     "openapi",
+    "sbom",
     "completion",
 )
 """The subcommands, in the order in which help lists them; each is `agentsvc.cli.NAME.command`."""

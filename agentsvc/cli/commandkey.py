@@ -5,6 +5,7 @@ from typing import Final
 
 from agentsvc.auth import KeyRing
 from agentsvc.cli import CommandFailed
+from agentsvc.cli.secretoutput import replace_private
 from agentsvc.datadir import DataDir
 from agentsvc.db import Database
 from agentsvc.errors import StartFailed
@@ -21,12 +22,8 @@ def make_key(places: DataDir) -> Secret:
     Who can read that directory can make keys anyway.
     """
     key = asyncio.run(_make_key(places))
-    draft = places.command_key.with_name(places.command_key.name + ".new")
     try:
-        draft.unlink(missing_ok=True)
-        draft.touch(mode=0o600)
-        draft.write_text(f"{key.reveal()}\n")
-        draft.replace(places.command_key)
+        replace_private(places.command_key, f"{key.reveal()}\n")
     except OSError as exc:
         raise StartFailed(
             f"the key cannot be kept ({exc.strerror}): {places.command_key}", hint=_HINT

@@ -15,6 +15,7 @@ FILES: Final[Mapping[str, str]] = {
     "Containerfile": "an image of the server",
     "alerts.yaml": "alerts for Prometheus",
     "compose.yaml": "the server in a container, for Docker and Podman",
+    "front-end.nginx.conf": "nginx with a login in front of a front end that has no key",
     "grafana.json": "a dashboard for Grafana",
     "traefik.yaml": "Traefik in front of the server, with TLS",
 }

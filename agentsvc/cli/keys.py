@@ -10,6 +10,7 @@ import click
 from agentsvc.auth import ApiKey, KeyRing, KeyScope, Role
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import config_option, data_dir_option, example
+from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns
 from agentsvc.datadir import DataDir
@@ -48,6 +49,7 @@ def command() -> None:
 @click.option(
     "--days", type=click.IntRange(min=1, max=_MOST_DAYS), help="After how many days it expires."
 )
+@output_option
 @data_dir_option
 @config_option
 def create(
@@ -57,10 +59,11 @@ def create(
     role: str | None,
     scope: str,
     days: int | None,
+    output: str | None,
     data_dir: str | None,
     config_file: Path | None,
 ) -> None:
-    """Make a key and print it; it cannot be shown again."""
+    """Make a key and show it on the terminal; it cannot be shown again."""
 
     async def body(keys: KeyRing) -> tuple[ApiKey, Secret]:
         user_id = await keys.find_user(user)
@@ -70,11 +73,10 @@ def create(
         expires_at = now() + timedelta(days=days) if days else None
         return await keys.create_key(user_id, name, scope=KeyScope(scope), expires_at=expires_at)
 
-    key, value = _run(
-        places_of(data_dir, config_file), body, noted=("keys create", f"user {user}, {name}")
-    )
-    click.echo(f"key {key.id} of user `{user}`, shown only this once:", err=True)
-    click.echo(value.reveal())
+    places = places_of(data_dir, config_file)
+    with secret_output(output, places.path, "key") as shown:
+        key, value = _run(places, body, noted=("keys create", f"user {user}, {name}"))
+        shown.tell(f"key {key.id} of user `{user}`", value.reveal())
 
 
 @command.command("list", epilog=example("agentsvc keys list"))

@@ -1,7 +1,7 @@
 """What several subcommands share: the options that choose the configuration."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,12 @@ def example(*lines: str) -> str:
     return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])
 
 
-def load_config(file: Path | None, **overrides: Any) -> Loaded:
+def load_config(
+    file: Path | None, environ: Mapping[str, str] | None = None, **overrides: Any
+) -> Loaded:
     """Read the configuration; an override is named `section__key` and None means not given."""
     dotted = {name.replace("__", "."): value for name, value in overrides.items()}
-    return config.load(file, os.environ, dotted)
+    return config.load(file, os.environ if environ is None else environ, dotted)
 
 
 def data_dir_of(loaded: Loaded) -> DataDir:

@@ -138,14 +138,14 @@ def load_plugins(config: Config) -> PluginHost:
 
 
 async def _probe(host: PluginHost, config: Config) -> dict[str, Health]:
-    async with _opened(host, config) as registry:
+    async with opened(host, config) as registry:
         return await registry.probe()
 
 
 async def _check(
     host: PluginHost, config: Config, name: str, options: KitOptions, only: frozenset[str]
 ) -> Counter[Outcome]:
-    async with _opened(host, config) as registry:
+    async with opened(host, config) as registry:
         if name not in registry.names():
             raise CommandFailed(
                 f"there is no backend `{name}`", f"choose one of: {', '.join(registry.names())}"
@@ -195,7 +195,7 @@ def _try(backend: Backend, options: KitOptions) -> None:
 
 
 @asynccontextmanager
-async def _opened(host: PluginHost, config: Config) -> AsyncIterator[BackendRegistry]:
+async def opened(host: PluginHost, config: Config) -> AsyncIterator[BackendRegistry]:
     """Open the configured backends, without touching what a server has made with them."""
     with tempfile.TemporaryDirectory(prefix="agentsvc-plugins-") as directory:
         registry = BackendRegistry.build(

@@ -1,4 +1,9 @@
-"""A server for one command: `agentsvc serve` as a child process that keeps everything in one directory."""
+"""A server for one command: `agentsvc serve` as a child process that keeps everything in one directory.
+
+Its sandboxes are held by bubblewrap. Where that does not work an ordinary user's are confined by
+Landlock, which keeps the directory out of their reach, and that is said; with neither it is not
+started.
+"""
 
 import asyncio
 import os
@@ -10,9 +15,14 @@ import time
 from pathlib import Path
 from typing import Final
 
+import click
+
+from agentsvc.backends import bubblewrap, landlock
 from agentsvc.cli import CommandFailed
-from agentsvc.config import BOOTSTRAP_KEY_VARIABLE
+from agentsvc.cli.secretoutput import replace_private
+from agentsvc.config import BOOTSTRAP_KEY_FILE_VARIABLE
 from agentsvc.layers import PREFIX
+from agentsvc.sandboxconfig import IsolationFloor
 from agentsvc.values import Secret, monotonic
 
 _READY: Final = re.compile(r"is ready: (\S+)")
@@ -29,12 +39,19 @@ class PrivateServer:
         self._key = key
         self._port = port
         self._log = directory / "server.log"
+        self.key_file = directory / "key"
+        """Holds the key, for its owner only."""
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start the process; `wait_ready` tells when it answers."""
+        """Start the process; `wait_ready` tells when it answers.
+
+        Raises CommandFailed where its sandboxes could not be isolated at all.
+        """
+        isolation = choose_isolation(self._directory)
         command = [sys.executable, "-m", "agentsvc", "serve", "--host", "127.0.0.1"]
         command += ["--port", str(self._port), "--data-dir", str(self._directory / "data")]
+        replace_private(self.key_file, self._key.reveal())
         with self._log.open("w") as log:
             # A session of its own, so that Ctrl-C reaches the command only, which then stops it.
             self._process = subprocess.Popen(  # noqa: S603  # every part of it is ours
@@ -43,7 +60,7 @@ class PrivateServer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=self._environment(),
+                env=self._environment(isolation),
                 start_new_session=True,
             )
 
@@ -83,17 +100,45 @@ class PrivateServer:
                 return found[1]
         return None
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, isolation: IsolationFloor) -> dict[str, str]:
         """Return this process's environment without anything that configures another server."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         return {
             **kept,
-            BOOTSTRAP_KEY_VARIABLE: self._key.reveal(),
+            BOOTSTRAP_KEY_FILE_VARIABLE: str(self.key_file),
             f"{PREFIX}SANDBOXES__ON_SHUTDOWN": "delete",
+            f"{PREFIX}SANDBOXES__ISOLATION": isolation,
             # To load one takes as long as the one plain start that is wanted here.
             f"{PREFIX}BACKENDS__PROCESS__ZYGOTE": "false",
             "XDG_CONFIG_HOME": str(self._directory / "config"),
         }
+
+
+def choose_isolation(directory: Path) -> IsolationFloor:
+    """Return what the sandboxes of a server in this directory are held by, and say so if it is little.
+
+    Raises CommandFailed, with what to install, where nothing holds them.
+    """
+    found = bubblewrap.find(directory)
+    if found.program:
+        return IsolationFloor.DEFAULT
+    if os.geteuid() == 0:
+        raise CommandFailed(
+            f"sandboxes cannot be isolated: {found.reason}, and as root nothing else holds them",
+            f"{found.remedy}, or run this command as an ordinary user",
+        )
+    if not landlock.is_usable():
+        raise CommandFailed(
+            f"sandboxes cannot be isolated: {found.reason}, and this kernel has no Landlock",
+            found.remedy,
+        )
+    text = (
+        f"WARNING: {found.reason}. Landlock alone confines the agent: it cannot read this server's"
+        " data or your files, but it sees your processes and uses this machine's network."
+        f" For full isolation: {found.remedy}"
+    )
+    click.secho(text, err=True, bold=True)
+    return IsolationFloor.LANDLOCK
 
 
 def kill_users_of(directory: Path) -> None:

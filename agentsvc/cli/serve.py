@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,23 +25,32 @@ from agentsvc.backends import openfiles
 from agentsvc.cli import callbacks
 from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
-from agentsvc.config import BOOTSTRAP_KEY_VARIABLE, Config, Loaded
+from agentsvc.cli.secretoutput import is_terminal, replace_private
+from agentsvc.config import (
+    BOOTSTRAP_KEY_FILE_VARIABLE,
+    BOOTSTRAP_KEY_VARIABLE,
+    Config,
+    Loaded,
+)
 from agentsvc.datadir import DataDir
 from agentsvc.dbfile import lock_data_dir
-from agentsvc.errors import NotAuthenticated, StartFailed
-from agentsvc.http.keys import CONFIG, DATABASE, KEYRING, LOGINS, SANDBOXES, SUPERVISOR
+from agentsvc.errors import HINT_ACCESS, NotAuthenticated, StartFailed, hint_against
+from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE, KEYRING, LOGINS, SANDBOXES, SUPERVISOR
 from agentsvc.http.links import prefix_of
 from agentsvc.http.routes import LOGIN_PATH
 from agentsvc.http.server import Runner, make_runner
 from agentsvc.installation import Installation
 from agentsvc.logins import LINK_LIFETIME
 from agentsvc.logs import Masker
+from agentsvc.pythonholes import known_holes
+from agentsvc.sandboxes.protection import find_protections
 from agentsvc.values import Secret
 
 log = logging.getLogger(__name__)
 
 FIRST_USER: Final = "admin"
 LINK_MINUTES: Final = round(LINK_LIFETIME.total_seconds() / 60)
+_LONGEST_FILE: Final = 10_000
 type Greet = Callable[[web.Application], Awaitable[None]]
 
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # only compared with
@@ -58,28 +68,36 @@ _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # onl
 )
 @data_dir_option
 @config_option
+@click.pass_obj
 def command(
-    host: str | None, port: int | None, data_dir: str | None, config_file: Path | None
+    secrets: Mapping[str, str] | None,
+    host: str | None,
+    port: int | None,
+    data_dir: str | None,
+    config_file: Path | None,
 ) -> None:
     """Run the server until it is told to stop.
 
     SIGTERM or Ctrl-C lets requests finish and leaves sandboxes running; a second one ends the
-    process at once. The first start makes the data directory and prints an admin API key.
-    AGENTSVC_BOOTSTRAP_KEY sets that key instead, for automation. SIGHUP reads the configuration
+    process at once. The first start makes the data directory and an admin API key, which is printed
+    on a terminal, and else kept in a file there. AGENTSVC_BOOTSTRAP_KEY_FILE names a file with that
+    key instead, for automation, or AGENTSVC_BOOTSTRAP_KEY has it itself. SIGHUP reads the configuration
     again; `log.level` counts at once, and the log names what counts from the next start on.
     """
+    environ = {**os.environ, **(secrets or {})}
 
     def read() -> Loaded:
         return load_config(
-            config_file, server__host=host, server__port=port, server__data_dir=data_dir
+            config_file, environ, server__host=host, server__port=port, server__data_dir=data_dir
         )
 
     loaded = read()
     manager = Manager(os.environ)
-    bootstrap_key = read_bootstrap_key(os.environ)
+    bootstrap_key = read_bootstrap_key(environ)
     masker = logs.configure(loaded.config.log.level, loaded.config.log.format)
     if bootstrap_key is not None:
         masker.add(bootstrap_key)
+    _warn_of_holes()
     places = data_dir_of(loaded)
     openfiles.allow_many()
     with bind(loaded.config.server.host, loaded.config.server.port) as listener:
@@ -98,21 +116,51 @@ def command(
             _run(config, places, listener, manager, reload=reload, greet=greet)
 
 
+def _warn_of_holes() -> None:
+    """Say in the log which known holes the running Python has; `agentsvc doctor` says more."""
+    if found := known_holes():
+        log.warning(
+            "this version of Python has known holes, unless its distributor has mended them",
+            extra={
+                "version": ".".join(map(str, sys.version_info[:3])),
+                "holes": "; ".join(f"{hole.cve}: {hole.matters}" for hole in found),
+            },
+        )
+
+
 def read_bootstrap_key(environ: Mapping[str, str]) -> Secret | None:
-    """Return the first admin key that the environment sets, or None; raises StartFailed if it is weak.
+    """Return the first admin key that is given, or None; raises StartFailed if it is weak.
 
     An empty variable sets none.
     """
-    text = environ.get(BOOTSTRAP_KEY_VARIABLE)
-    if not text:
+    source, text = BOOTSTRAP_KEY_VARIABLE, environ.get(BOOTSTRAP_KEY_VARIABLE, "")
+    if file := environ.get(BOOTSTRAP_KEY_FILE_VARIABLE):
+        if text:
+            raise StartFailed(
+                f"{BOOTSTRAP_KEY_VARIABLE} and {BOOTSTRAP_KEY_FILE_VARIABLE} are both set",
+                hint="keep the file",
+            )
+        source, text = BOOTSTRAP_KEY_FILE_VARIABLE, _read_key_file(Path(file))
+    if not text and not file:
         return None
     if len(text) < SHORTEST_KEY or not all("!" <= char <= "~" for char in text):
         raise StartFailed(
-            f"{BOOTSTRAP_KEY_VARIABLE} must have at least {SHORTEST_KEY} characters,"
+            f"{source} must have at least {SHORTEST_KEY} characters,"
             " all of them ASCII letters, digits or signs",
             hint="make one with: openssl rand -hex 32",
         )
     return Secret(text)
+
+
+def _read_key_file(file: Path) -> str:
+    try:
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            return opened.read(_LONGEST_FILE).strip()
+    except OSError as exc:
+        raise StartFailed(
+            f"the file of {BOOTSTRAP_KEY_FILE_VARIABLE} cannot be read ({exc.strerror}): {file}",
+            hint=HINT_ACCESS,
+        ) from exc
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -192,16 +240,36 @@ async def _greet(
     if first_key is not None:
         masker.add(first_key)
     if first_key is not None and bootstrap_key is None:
-        click.echo("This is a new installation. Its admin API key, shown only this once:")
-        click.echo(f"\n    {first_key.reveal()}\n")
         link = await _make_login_link(app, listener, first_key)
         masker.add(Secret(link.rpartition("=")[2]))
-        click.echo(f"Or log a browser in with this link, once, within {LINK_MINUTES} minutes:")
-        click.echo(f"\n    {link}\n")
+        _hand_over(places, first_key, link)
+    elif places.first_key.exists():
+        click.echo(f"note: the first key is still in {places.first_key}; delete it", err=True)
     click.echo(f"  database    {places.database}")
     click.echo(f"  master key  {places.master_key} (keep a copy: it opens the stored secrets)")
     click.echo("  logs        standard error")
     click.echo(f"  config      {config_file or 'defaults, no file was read'}\n")
+
+
+def _hand_over(places: DataDir, key: Secret, link: str) -> None:
+    """Show the first key and a login link, or keep them in a file where nobody looks on."""
+    ways = (
+        f"Its admin API key, shown only this once:\n\n    {key.reveal()}\n\n"
+        f"Or log a browser in with this link, once, within {LINK_MINUTES} minutes:\n\n    {link}\n"
+    )
+    if is_terminal():
+        click.echo(f"This is a new installation. {ways}")
+        return
+    try:
+        replace_private(places.first_key, ways)
+    except OSError as exc:
+        raise StartFailed(
+            f"the first key cannot be kept ({exc.strerror}): {places.first_key}",
+            hint=f"{hint_against(exc)}; then make a key: agentsvc keys create --user {FIRST_USER}",
+        ) from exc
+    click.echo("This is a new installation. Its admin API key and a login link are in")
+    click.echo(f"\n    {places.first_key}\n")
+    click.echo("which only this user can read; delete it when you have them.\n")
 
 
 async def _make_login_link(app: web.Application, listener: socket.socket, key: Secret) -> str:
@@ -216,7 +284,7 @@ async def _note_unused(keys: KeyRing, bootstrap_key: Secret) -> None:
         await keys.identify(bootstrap_key.reveal())
     except NotAuthenticated:
         click.echo(
-            f"note: {BOOTSTRAP_KEY_VARIABLE} is not used, this installation has other keys already",
+            "note: the bootstrap key is not used, this installation has other keys already",
             err=True,
         )
 
@@ -252,7 +320,13 @@ async def _serve(
     app = await build_app(config, data_dir=places.path)
     grace_seconds = config.server.shutdown_grace_seconds
     prefix = prefix_of(config.server.public_url)
-    runner = make_runner(app, grace_seconds=grace_seconds, prefix=prefix, limits=config.server)
+    runner = make_runner(
+        app,
+        grace_seconds=grace_seconds,
+        prefix=prefix,
+        limits=config.server,
+        most_of_sandbox=config.limits.connections_per_sandbox,
+    )
     # What it listens at is closed by the runner, and by nobody before.
     with contextlib.ExitStack() as held:
         try:
@@ -265,7 +339,7 @@ async def _serve(
                 await runner.listen(one)
             note_url(places, here)
             url = config.server.public_url or here
-            click.echo(f"agentsvc {__version__} is ready: {url}")
+            click.echo(f"agentsvc {__version__} is ready: {url} ({_held(app, config)})")
             _stay_in_touch(app, manager, reload)
             manager.tell("READY=1", f"STATUS=listening at {url}")
             # What a server is made of stays: no collection has to look at it again.
@@ -275,6 +349,19 @@ async def _serve(
         finally:
             manager.tell("STOPPING=1")
             await runner.cleanup()
+
+
+def _held(app: web.Application, config: Config) -> str:
+    """Say how sandboxes are held: at the default backend, and at others where they are held less."""
+    found = find_protections(app[BACKENDS], config.sandboxes)
+    shown = [one for number, one in enumerate(found) if number == 0 or one.is_below_default]
+    return (
+        "; ".join(
+            one.describe() if one is found[0] else f"backend `{one.backend}`: {one.describe()}"
+            for one in shown
+        )
+        or "no backend can be reached"
+    )
 
 
 def _stay_in_touch(app: web.Application, manager: Manager, reload: Callable[[], None]) -> None:

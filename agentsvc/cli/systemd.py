@@ -27,6 +27,9 @@ WatchdogSec=60
 TimeoutStopSec=60
 # Sandboxes go on when the server stops or is updated.
 KillMode=process
+# A first key of your choice, as a credential that no environment shows:
+#LoadCredential=bootstrap-key:/etc/agentsvc/bootstrap-key
+#Environment=AGENTSVC_BOOTSTRAP_KEY_FILE=%d/bootstrap-key
 # Limits of sandboxes are groups below the server's own.
 Delegate=yes
 LimitNOFILE={open_files}

@@ -16,6 +16,8 @@ from agentsvc.cli.options import (
     existing_data_dir,
     load_config,
 )
+from agentsvc.cli.secretoutput import output_option, secret_output
+from agentsvc.cli.stored import places_of
 from agentsvc.cli.text import columns
 from agentsvc.installation import Installation
 from agentsvc.outgoing import (
@@ -71,6 +73,7 @@ def list_webhooks(data_dir: str | None, config_file: Path | None) -> None:
 @click.option("--change", multiple=True, type=_CHANGES, help="What changes; otherwise everything.")
 @click.option("--no-changes", is_flag=True, help="Tell of no changes.")
 @click.option("--description", default="", metavar="TEXT", help="What the webhook is for.")
+@output_option
 @data_dir_option
 @config_option
 def add(
@@ -82,10 +85,11 @@ def add(
     change: tuple[str, ...],
     no_changes: bool,
     description: str,
+    output: str | None,
     data_dir: str | None,
     config_file: Path | None,
 ) -> None:
-    """Deliver to URL and print the secret of its signatures; it cannot be shown again."""
+    """Deliver to URL and show the secret of its signatures; it cannot be shown again."""
     if (kind and no_events) or (change and no_changes):
         raise click.UsageError("nothing and something cannot be told at a time")
     draft = SubscriptionDraft(
@@ -101,9 +105,10 @@ def add(
             raise CommandFailed(f"there is no user `{user}`", "run `agentsvc keys list`")
         return await webhooks.add(user_id, draft)
 
-    made, secret = _run(data_dir, config_file, body)
-    click.echo(f"webhook {made.id} of user `{user}`, secret shown only this once:", err=True)
-    click.echo(secret.reveal())
+    directory = places_of(data_dir, config_file).path
+    with secret_output(output, directory, "webhook-secret") as shown:
+        made, secret = _run(data_dir, config_file, body)
+        shown.tell(f"webhook {made.id} of user `{user}`, its secret", secret.reveal())
 
 
 @command.command(epilog=example("agentsvc webhooks enable ID"))
@@ -126,10 +131,13 @@ def disable(webhook_id: str, data_dir: str | None, config_file: Path | None) -> 
 
 @command.command(epilog=example("agentsvc webhooks rotate ID"))
 @click.argument("webhook_id", metavar="ID")
+@output_option
 @data_dir_option
 @config_option
-def rotate(webhook_id: str, data_dir: str | None, config_file: Path | None) -> None:
-    """Replace the secret of the webhook with this ID and print the new one, which is shown once.
+def rotate(
+    webhook_id: str, output: str | None, data_dir: str | None, config_file: Path | None
+) -> None:
+    """Replace the secret of the webhook with this ID and show the new one, which is shown once.
 
     The former secret signs as well for `webhooks.rotation_seconds`, so that the receiver has time to
     take the new one.
@@ -138,10 +146,12 @@ def rotate(webhook_id: str, data_dir: str | None, config_file: Path | None) -> N
     async def body(webhooks: Webhooks, _users: KeyRing) -> tuple[Subscription, Secret]:
         return await webhooks.rotate(await _owner(webhooks, webhook_id), webhook_id)
 
-    changed, secret = _run(data_dir, config_file, body)
-    until = f"{changed.former_until:%Y-%m-%d %H:%M:%S} UTC"
-    click.echo(f"webhook {webhook_id}, the former secret signs as well until {until}:", err=True)
-    click.echo(secret.reveal())
+    directory = places_of(data_dir, config_file).path
+    with secret_output(output, directory, "webhook-secret") as shown:
+        changed, secret = _run(data_dir, config_file, body)
+        until = f"{changed.former_until:%Y-%m-%d %H:%M:%S} UTC"
+        what = f"webhook {webhook_id}, the former secret signs as well until {until}; the new one"
+        shown.tell(what, secret.reveal())
 
 
 @command.command(epilog=example("agentsvc webhooks remove ID"))

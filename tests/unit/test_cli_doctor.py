@@ -142,3 +142,20 @@ def test_a_container_engine_is_asked(
             assert look(data_dir, DOCKER_HOST=f"unix://{path}")["container engine"][0] == "fine"
     assert look(data_dir, DOCKER_HOST=f"unix://{path}")["container engine"][0] == "note"
     assert look(data_dir, DOCKER_HOST="tcp://far:1")["container engine"][0] == "note"
+
+
+def test_less_isolation_than_the_default_is_an_error(tmp_path: Path) -> None:
+    grade, text, _ = look(tmp_path)["isolation of `process`"]
+    assert (grade, text) == ("fine", "bubblewrap")
+    found = look(tmp_path, PATH=str(tmp_path), AGENTSVC_SANDBOXES__ISOLATION="none")
+    grade, text, remedy = found["isolation of `process`"]
+    assert grade == "bad"
+    assert "instead of `bubblewrap`: bubblewrap is not installed" in text
+    assert remedy.startswith("apt install bubblewrap")
+
+
+def test_the_network_of_the_host_is_noted(tmp_path: Path) -> None:
+    assert look(tmp_path)["network"][0] == "fine"
+    grade, text, _ = look(tmp_path, AGENTSVC_BACKENDS__PROCESS__NETWORK="host")["network"]
+    assert grade == "note"
+    assert '`network = "host"`' in text

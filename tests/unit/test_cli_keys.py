@@ -1,4 +1,11 @@
 import asyncio
+import contextlib
+import os
+import pty
+import re
+import stat
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -24,8 +31,14 @@ def data_dir(tmp_path: Path) -> Path:
     return places.path
 
 
-def keys(data_dir: Path, *arguments: str) -> Result:
+def call(data_dir: Path, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["keys", *arguments, "--data-dir", str(data_dir)])
+
+
+def keys(data_dir: Path, *arguments: str) -> Result:
+    """Call a command; a key that it makes goes to standard output."""
+    made = ("--output", "-") if arguments[0] == "create" else ()
+    return call(data_dir, *arguments, *made)
 
 
 def test_a_new_key_is_all_there_is_on_stdout_and_opens_the_server(data_dir: Path) -> None:
@@ -34,6 +47,66 @@ def test_a_new_key_is_all_there_is_on_stdout_and_opens_the_server(data_dir: Path
     caller = identify(data_dir, result.stdout.removesuffix("\n"))
     assert (caller.user_name, caller.role) == ("ann", Role.ADMIN)
     assert result.stderr == "key 1 of user `ann`, shown only this once:\n"
+
+
+def test_where_there_is_no_terminal_a_key_goes_to_a_file_of_its_owner(data_dir: Path) -> None:
+    result = call(data_dir, "create", "--user", "ann")
+    file = Path(result.stdout.removesuffix("\n"))
+    assert file.parent == data_dir
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    key = file.read_text().removesuffix("\n")
+    assert identify(data_dir, key).user_name == "ann"
+    assert key not in result.output
+    assert "in a file that only its owner can read:\n" in result.stderr
+
+
+def test_a_key_goes_to_a_file_that_is_named_and_to_none_that_is_there(data_dir: Path) -> None:
+    file = data_dir.parent / "ann.key"
+    assert call(data_dir, "create", "--user", "ann", "--output", str(file)).exit_code == 0
+    identify(data_dir, file.read_text().strip())
+    before = file.read_text()
+    refused = call(data_dir, "create", "--user", "ann", "--output", str(file))
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "error: the file cannot be made: File exists" in refused.stderr
+    assert file.read_text() == before
+    link = data_dir.parent / "link"
+    link.symlink_to(data_dir.parent / "elsewhere")
+    assert call(data_dir, "create", "--user", "ann", "--output", str(link)).exit_code == 1
+    assert not (data_dir.parent / "elsewhere").exists()
+    # What could not be kept was not made.
+    assert len(keys(data_dir, "list").stdout.splitlines()) == 2
+
+
+def test_a_key_that_cannot_be_made_leaves_no_file(data_dir: Path) -> None:
+    call(data_dir, "create", "--user", "ann", "--output", "-")
+    before = sorted(data_dir.iterdir())
+    assert call(data_dir, "create", "--user", "ann", "--role", "admin").exit_code == 1
+    assert sorted(data_dir.iterdir()) == before
+
+
+def test_a_key_is_shown_on_a_terminal(data_dir: Path) -> None:
+    printed = on_terminal("keys", "create", "--user", "ann", "--data-dir", str(data_dir))
+    found = re.search(r"^asvc_\S+", printed, re.MULTILINE)
+    assert found is not None
+    assert identify(data_dir, found.group()).user_name == "ann"
+    assert not list(data_dir.glob("key-*"))
+
+
+def on_terminal(*arguments: str) -> str:
+    """Return what a command shows on a terminal of its own."""
+    ours, its = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "agentsvc", *arguments], stdin=its, stdout=its, stderr=its
+    ) as process:
+        os.close(its)
+        shown = b""
+        with contextlib.suppress(OSError):
+            # It ends with an error once nobody has the other side any more.
+            while part := os.read(ours, 4096):
+                shown += part
+        os.close(ours)
+        assert process.wait() == 0, shown
+    return shown.decode().replace("\r\n", "\n")
 
 
 def test_a_new_user_is_a_member_unless_said_otherwise(data_dir: Path) -> None:

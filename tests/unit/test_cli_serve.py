@@ -2,22 +2,26 @@
 
 import json
 import os
+import pty
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from agentsvc.backends import landlock
 from agentsvc.cli.serve import bind, read_bootstrap_key, with_addresses
 from agentsvc.config import Config, ServerConfig
 from agentsvc.errors import StartFailed
 from agentsvc.values import new_id
+from tests.users import ordinary_user
 
 BOOTSTRAP_KEY = "bootstrap-key-of-forty-characters-or-so"
 
@@ -37,9 +41,15 @@ class Server:
         raise AssertionError(f"no server: {self.said}{self.process.communicate()[1]}")
 
     @property
-    def printed_key(self) -> str | None:
-        found = re.search(r"^    (asvc_\S+)$", self.said, re.MULTILINE)
+    def first_key(self) -> str | None:
+        found = re.search(r"^    (asvc_\S+)$", self.kept, re.MULTILINE)
         return found[1] if found else None
+
+    @property
+    def kept(self) -> str:
+        """What is in the file that was named in place of the key."""
+        found = re.search(r"^    (/\S+/first-key)$", self.said, re.MULTILINE)
+        return Path(found[1]).read_text() if found else ""
 
     def status_for(self, key: str | None) -> int:
         headers = {"X-Session-API-Key": key} if key else {}
@@ -74,10 +84,10 @@ def environment(home: Path, **variables: str) -> dict[str, str]:
 def start(tmp_path: Path) -> Iterator[Start]:
     running: list[subprocess.Popen[str]] = []
 
-    def start_server(*options: str, **variables: str) -> Server:
+    def start_server(*options: str, launcher: Sequence[str] = (), **variables: str) -> Server:
         options = options if "--port" in options else (*options, "--port", "0")
         process = subprocess.Popen(
-            command_for(tmp_path / "data", *options),
+            [*launcher, *command_for(tmp_path / "data", *options)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -92,9 +102,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def refused(tmp_path: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def refused(
+    tmp_path: Path, *options: str, launcher: Sequence[str] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command_for(tmp_path / "data", *options),
+        [*launcher, *command_for(tmp_path / "data", *options)],
         capture_output=True,
         text=True,
         check=False,
@@ -102,12 +114,13 @@ def refused(tmp_path: Path, *options: str, **variables: str) -> subprocess.Compl
     )
 
 
-def test_the_first_start_prints_a_key_that_opens_the_server_and_where_everything_is(
+def test_the_first_start_keeps_a_key_that_opens_the_server_and_prints_where_everything_is(
     start: Start, tmp_path: Path
 ) -> None:
     server = start()
     data_dir = tmp_path / "data"
-    assert server.status_for(server.printed_key) == 200
+    assert server.first_key
+    assert server.status_for(server.first_key) == 200
     assert server.status_for(None) == 401
     assert server.status_for("asvc_" + "x" * 43) == 401
     assert f"database    {data_dir / 'agentsvc.db'}\n" in server.said
@@ -116,9 +129,100 @@ def test_the_first_start_prints_a_key_that_opens_the_server_and_where_everything
     assert "config      defaults, no file was read\n" in server.said
 
 
-def test_the_first_start_prints_a_link_that_logs_a_browser_in_once(start: Start) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="this is not root")
+@pytest.mark.parametrize("configured", ["default", "none", "landlock"])
+def test_root_starts_nothing_without_bubblewrap_whatever_is_configured(
+    tmp_path: Path, configured: str
+) -> None:
+    ended = refused(
+        tmp_path, "--port", "0", AGENTSVC_SANDBOXES__ISOLATION=configured, PATH=str(tmp_path)
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.endswith(
+        "error: sandboxes of the backend `process` would have isolation `none` instead of"
+        " `bubblewrap`: bubblewrap is not installed\n"
+        "hint: apt install bubblewrap, or run the server as an ordinary user\n"
+    )
+    assert ended.stdout == ""
+
+
+def test_a_user_without_bubblewrap_is_told_which_line_accepts_it(tmp_path: Path) -> None:
+    level = "landlock" if landlock.abi() >= landlock.ABI_MIN else "none"
+    ended = refused(tmp_path, "--port", "0", launcher=ordinary_user(tmp_path), PATH=str(tmp_path))
+    assert ended.returncode == 1
+    assert (
+        f"error: sandboxes of the backend `process` would have isolation `{level}` instead of"
+        " `bubblewrap`: bubblewrap is not installed\n"
+        "hint: apt install bubblewrap; to accept it without, configure:"
+        f' sandboxes.isolation = "{level}"\n'
+    ) in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_server_that_is_ready_says_how_sandboxes_are_held(start: Start, tmp_path: Path) -> None:
+    assert re.search(
+        r"is ready: \S+ \(isolation: bubblewrap; limits: .*open_files.*\)", start().said
+    )
+    user = ordinary_user(tmp_path)
+    level = "landlock" if landlock.abi() >= landlock.ABI_MIN else "none"
+    lesser = start(
+        "--data-dir", str(tmp_path / "other"), launcher=user, PATH=str(tmp_path),
+        AGENTSVC_SANDBOXES__ISOLATION="none",
+    )  # fmt: skip
+    assert f"(isolation: {level}, BELOW the default `bubblewrap`; limits: " in lesser.said
+    assert "NOT limited: memory_bytes, pids)" in lesser.said
+
+
+def test_no_output_of_a_server_without_a_terminal_has_a_key_or_a_link(
+    start: Start, tmp_path: Path
+) -> None:
+    # What stands in its place is replaced and not followed, and never readable by others.
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "data" / "first-key").symlink_to(tmp_path / "elsewhere")
     server = start()
-    found = re.search(r"^    (http\S+/login)\?token=(\S+)$", server.said, re.MULTILINE)
+    key = server.first_key
+    assert key is not None
+    assert server.stop() == 0
+    said = server.said + "".join(server.process.communicate())
+    assert "asvc_" not in said
+    assert "token=" not in said
+    file = tmp_path / "data" / "first-key"
+    assert stat.S_IMODE(file.lstat().st_mode) == 0o600
+    assert stat.S_ISREG(file.lstat().st_mode)
+    assert not (tmp_path / "elsewhere").exists()
+    second = start()
+    second.stop()
+    assert f"the first key is still in {file}; delete it" in second.process.communicate()[1]
+
+
+def test_a_terminal_shows_the_key_and_the_link_of_the_first_start_and_no_file_has_them(
+    tmp_path: Path,
+) -> None:
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        command_for(tmp_path / "data", "--port", "0"),
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env=environment(tmp_path),
+    )
+    os.close(its)
+    try:
+        shown = b""
+        while b"is ready: " not in shown:
+            shown += os.read(ours, 4096)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert re.search(rb"^    asvc_\S+\r$", shown, re.MULTILINE)
+    assert re.search(rb"^    http\S+/login\?token=\S+\r$", shown, re.MULTILINE)
+    assert not (tmp_path / "data" / "first-key").exists()
+
+
+def test_the_first_start_keeps_a_link_that_logs_a_browser_in_once(start: Start) -> None:
+    server = start()
+    found = re.search(r"^    (http\S+/login)\?token=(\S+)$", server.kept, re.MULTILINE)
     assert found is not None
     assert found[1] == f"{server.url}/login"
     body = json.dumps({"token": found[2]}).encode()
@@ -126,9 +230,11 @@ def test_the_first_start_prints_a_link_that_logs_a_browser_in_once(start: Start)
     request = urllib.request.Request(f"{server.url}/api/v1/logins", data=body, headers=headers)
     with urllib.request.urlopen(request) as response:
         cookie = response.headers["Set-Cookie"].partition(";")[0]
+        page_token = json.load(response)["page_token"]
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(request)
-    asked = urllib.request.Request(f"{server.url}/api/v1/users/me", headers={"Cookie": cookie})
+    parts = {"Cookie": cookie, "X-Agentsvc-Login": page_token}
+    asked = urllib.request.Request(f"{server.url}/api/v1/users/me", headers=parts)
     with urllib.request.urlopen(asked) as response:
         assert response.status == 200
     server.stop()
@@ -146,20 +252,21 @@ def test_what_the_server_keeps_is_for_its_owner_only(start: Start, tmp_path: Pat
     assert not [name for name, mode in modes.items() if mode & 0o022]
 
 
-def test_a_later_start_prints_no_key_and_the_first_one_still_works(start: Start) -> None:
+def test_a_later_start_makes_no_key_and_the_first_one_still_works(start: Start) -> None:
     first = start()
     assert first.stop() == 0
     second = start()
-    assert second.printed_key is None
-    assert "?token=" not in second.said
-    assert second.status_for(first.printed_key) == 200
+    assert second.kept == ""
+    assert second.status_for(first.first_key) == 200
 
 
-def test_the_bootstrap_key_is_the_first_key_and_is_not_printed(start: Start) -> None:
+def test_the_bootstrap_key_is_the_first_key_and_is_not_printed(
+    start: Start, tmp_path: Path
+) -> None:
     server = start(AGENTSVC_BOOTSTRAP_KEY=BOOTSTRAP_KEY)
     assert server.status_for(BOOTSTRAP_KEY) == 200
-    assert server.printed_key is None
-    assert "?token=" not in server.said
+    assert server.kept == ""
+    assert not (tmp_path / "data" / "first-key").exists()
     assert server.stop() == 0
     assert BOOTSTRAP_KEY not in server.said + server.process.communicate()[1]
 
@@ -169,9 +276,9 @@ def test_a_bootstrap_key_that_comes_too_late_is_noted(start: Start) -> None:
     first.stop()
     second = start(AGENTSVC_BOOTSTRAP_KEY=BOOTSTRAP_KEY)
     assert second.status_for(BOOTSTRAP_KEY) == 401
-    assert second.status_for(first.printed_key) == 200
+    assert second.status_for(first.first_key) == 200
     second.stop()
-    assert "note: AGENTSVC_BOOTSTRAP_KEY is not used" in second.process.communicate()[1]
+    assert "note: the bootstrap key is not used" in second.process.communicate()[1]
 
 
 def test_the_bootstrap_key_of_the_first_start_is_not_noted_at_the_second(start: Start) -> None:
@@ -179,6 +286,60 @@ def test_the_bootstrap_key_of_the_first_start_is_not_noted_at_the_second(start: 
     second = start(AGENTSVC_BOOTSTRAP_KEY=BOOTSTRAP_KEY)
     second.stop()
     assert "note:" not in second.process.communicate()[1]
+
+
+def test_a_file_has_the_bootstrap_key(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "bootstrap-key"
+    file.write_text(f"{BOOTSTRAP_KEY}\n")
+    server = start(AGENTSVC_BOOTSTRAP_KEY_FILE=str(file))
+    assert server.status_for(BOOTSTRAP_KEY) == 200
+
+
+def test_a_bootstrap_key_in_a_file_that_is_none_stops_the_start(tmp_path: Path) -> None:
+    for environ, match in (
+        ({"AGENTSVC_BOOTSTRAP_KEY_FILE": str(tmp_path / "none")}, "No such file"),
+        ({"AGENTSVC_BOOTSTRAP_KEY_FILE": str(tmp_path)}, "Is a directory"),
+        ({"AGENTSVC_BOOTSTRAP_KEY_FILE": os.devnull}, "KEY_FILE must have at least 32"),
+        (
+            {"AGENTSVC_BOOTSTRAP_KEY_FILE": "x", "AGENTSVC_BOOTSTRAP_KEY": BOOTSTRAP_KEY},
+            "both set",
+        ),
+    ):
+        with pytest.raises(StartFailed, match=match):
+            read_bootstrap_key(environ)
+
+
+def test_secrets_of_the_environment_are_in_that_of_no_process(start: Start, tmp_path: Path) -> None:
+    """What a process was started with stays in /proc, whatever it does to its variables later."""
+    remote = "the-key-of-another-server-of-many-characters"
+    server = start(
+        AGENTSVC_BOOTSTRAP_KEY=BOOTSTRAP_KEY,
+        AGENTSVC_API_KEY="asvc_of-a-client-of-another-server",
+        AGENTSVC_BACKENDS__FAR__API_KEY=remote,
+        AGENTSVC_BACKENDS__FAR__TYPE="remote",
+        AGENTSVC_BACKENDS__FAR__URL="http://127.0.0.1:9",
+        AGENTSVC_SPECS__ONE__ENV='{"SOME_API_KEY": "of-a-table-in-json"}',
+        AGENTSVC_SPECS__TWO__ENV="PLAIN=1,OTHER_TOKEN=of-a-table-in-pairs",
+        AGENTSVC_LOG__LEVEL="debug",
+    )
+    assert server.status_for(BOOTSTRAP_KEY) == 200
+    family = family_of(server.process.pid)
+    assert server.process.pid in family
+    for pid in family:
+        seen = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+        for secret in (BOOTSTRAP_KEY, "asvc_of-a-client", remote, "of-a-table"):
+            assert secret.encode() not in seen, pid
+    own = Path(f"/proc/{server.process.pid}/environ").read_bytes()
+    assert b"AGENTSVC_LOG__LEVEL=debug" in own
+    files = [os.readlink(one) for one in Path(f"/proc/{server.process.pid}/fd").iterdir()]  # noqa: PTH115  # it is no path
+    assert not [name for name in files if "memfd:agentsvc" in name]
+
+
+def family_of(pid: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    below = [int(child) for file in children for child in file.read_text().split()]
+    return [pid, *(one for child in below for one in family_of(child))]
 
 
 @pytest.mark.parametrize("environ", [{}, {"AGENTSVC_BOOTSTRAP_KEY": ""}])
@@ -210,7 +371,8 @@ def test_a_port_that_is_taken_is_one_line_with_the_remedy(tmp_path: Path) -> Non
         result = refused(tmp_path, "--port", str(port))
     assert result.returncode == 1
     assert result.stdout == ""
-    assert result.stderr == (
+    # Before it there may be a warning of the Python that runs this.
+    assert result.stderr.endswith(
         f"error: port {port} on 127.0.0.1 is already in use\n"
         f"hint: stop what listens there, or choose another port: --port {port % 65535 + 1}\n"
     )
@@ -266,12 +428,12 @@ def test_a_second_signal_ends_the_server_at_once(start: Start) -> None:
 def test_a_killed_server_starts_again(start: Start) -> None:
     first = start()
     first.stop(signal.SIGKILL)
-    assert start().status_for(first.printed_key) == 200
+    assert start().status_for(first.first_key) == 200
 
 
 def test_the_same_port_can_be_used_again_at_once(start: Start) -> None:
     first = start()
-    first.status_for(first.printed_key)
+    first.status_for(first.first_key)
     first.stop()
     port = first.url.rpartition(":")[2]
     assert start("--port", port).url == first.url
@@ -298,11 +460,11 @@ def test_keys_can_be_made_and_revoked_while_the_server_runs(start: Start, tmp_pa
         command += ["--data-dir", str(tmp_path / "data")]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    key = keys("create", "--user", "ann").strip()
+    key = keys("create", "--user", "ann", "--output", "-").strip()
     assert server.status_for(key) == 200
     keys("revoke", "2")
     assert server.status_for(key) == 401
-    assert server.status_for(server.printed_key) == 200
+    assert server.status_for(server.first_key) == 200
 
 
 # The address
@@ -400,7 +562,7 @@ def test_sighup_reads_the_configuration_again(
         server.process.send_signal(signal.SIGHUP)
         assert "MONOTONIC_USEC=" in systemd.read_until("RELOADING=1")
         systemd.read_until("READY=1")
-    assert server.status_for(server.printed_key) == 200
+    assert server.status_for(server.first_key) == 200
     assert server.stop() == 0
     log = server.process.communicate()[1]
     assert "configuration reloaded" in log

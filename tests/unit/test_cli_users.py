@@ -31,7 +31,7 @@ def run(data_dir: Path, *arguments: str) -> Result:
 
 
 def key_of(data_dir: Path, user: str, *arguments: str) -> str:
-    made = run(data_dir, "keys", "create", "--user", user, *arguments)
+    made = run(data_dir, "keys", "create", "--output", "-", "--user", user, *arguments)
     assert made.exit_code == 0, made.stderr
     return made.stdout.strip()
 

@@ -1,4 +1,5 @@
 import asyncio
+import stat
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def data_dir(tmp_path: Path) -> Path:
     places = DataDir(path=tmp_path / "data")
     places.prepare()
     places.database.touch()
-    made = run(places.path, "keys", "create", "--user", "ann")
+    made = run(places.path, "keys", "create", "--output", "-", "--user", "ann")
     assert made.exit_code == 0, made.stderr
     return places.path
 
@@ -84,9 +85,11 @@ def secret_of(data_dir: Path, webhook_id: str) -> str:
 
 
 def test_a_new_webhook_has_its_secret_as_all_there_is_on_stdout(data_dir: Path) -> None:
-    result = webhooks(data_dir, "add", URL, "--user", "ann", "--description", "build")
+    result = webhooks(
+        data_dir, "add", URL, "--user", "ann", "--description", "build", "--output", "-"
+    )
     webhook_id = result.stderr.split()[1]
-    expected = f"webhook {webhook_id} of user `ann`, secret shown only this once:\n"
+    expected = f"webhook {webhook_id} of user `ann`, its secret, shown only this once:\n"
     assert (result.exit_code, result.stderr) == (0, expected)
     assert result.stdout.startswith("whsec_")
     assert secret_of(data_dir, webhook_id) == result.stdout.strip()
@@ -136,10 +139,19 @@ def test_the_list_says_why_a_receiver_had_its_webhook_disabled(data_dir: Path) -
     assert webhooks(data_dir, "list").stdout.splitlines()[1].endswith("active")
 
 
+def test_where_there_is_no_terminal_a_secret_goes_to_a_file_of_its_owner(data_dir: Path) -> None:
+    webhook_id = add(data_dir)
+    for result in (webhooks(data_dir, "rotate", webhook_id), webhooks(data_dir, "list")):
+        assert "whsec_" not in result.output
+    files = sorted(data_dir.glob("webhook-secret-*"))
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
+    assert secret_of(data_dir, webhook_id) in [file.read_text().strip() for file in files]
+
+
 def test_a_new_secret_is_all_there_is_on_stdout(data_dir: Path) -> None:
     webhook_id = add(data_dir)
     former = secret_of(data_dir, webhook_id)
-    result = webhooks(data_dir, "rotate", webhook_id)
+    result = webhooks(data_dir, "rotate", webhook_id, "--output", "-")
     expected = f"webhook {webhook_id}, the former secret signs as well until "
     assert (result.exit_code, result.stderr.startswith(expected)) == (0, True)
     assert secret_of(data_dir, webhook_id) == result.stdout.strip()

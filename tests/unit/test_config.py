@@ -225,6 +225,14 @@ def test_a_retired_key_is_answered_with_its_replacement(tmp_path: Path) -> None:
     assert caught.value.hint == "use `section.new`"
 
 
+def test_the_key_for_networks_of_their_own_is_answered_with_what_replaces_it(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(StartFailed, match=r"`backends\.process\.own_network`") as caught:
+        loaded("[backends.process]\nown_network = false", at=tmp_path)
+    assert '`network = "host"`' in caught.value.hint
+
+
 def test_paths_of_the_file_start_at_the_file(tmp_path: Path) -> None:
     config = loaded(
         "[server]\ndata_dir = 'data'\n[plugins]\ndirs = ['plugins', '/usr/plugins']", at=tmp_path

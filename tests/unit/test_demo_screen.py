@@ -1,4 +1,5 @@
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,6 @@ from agentsvc.cli.demo import commands_to_try
 from agentsvc.cli.show.colour import ColourScreen
 from agentsvc.cli.show.notes import Note, Tone, find_created_file, find_outcome, to_note
 from agentsvc.cli.show.screen import PlainScreen, Screen, open_screen
-from agentsvc.values import Secret
 
 
 def event(kind: str, source: str = "agent", **fields: Any) -> dict[str, Any]:
@@ -232,7 +232,9 @@ def test_colour_is_for_terminals_whose_owner_wants_it(
     assert type(open_screen()) is expected
 
 
-def test_the_commands_to_try_are_for_both_generations_and_carry_the_key() -> None:
-    lines = commands_to_try("http://127.0.0.1:1", Secret("the-key"), "abc")
+def test_the_commands_to_try_are_for_both_generations_and_read_the_key() -> None:
+    lines = commands_to_try("http://127.0.0.1:1", Path("/srv/a b/key"), "abc")
     assert {what[:2] for what, _ in lines} == {"V0", "V1"}
-    assert all("the-key" in line and "http://127.0.0.1:1/api/" in line for _, line in lines)
+    assert all(
+        "$(cat '/srv/a b/key')" in line and "http://127.0.0.1:1/api/" in line for _, line in lines
+    )

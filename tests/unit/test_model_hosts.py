@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from agentsvc.agentoptions import Llm
-from agentsvc.backend import Spec
+from agentsvc.backend import Network, Spec
 from agentsvc.config import GitConfig
 from agentsvc.modelhosts import host_of
 from agentsvc.sandboxconfig import SandboxesConfig
-from agentsvc.sandboxes.order import with_models
+from agentsvc.sandboxes.order import with_local_hosts, with_models
 from agentsvc.settings import Settings
 
 
@@ -49,7 +49,7 @@ def test_a_spec_reaches_every_model_of_its_user_once() -> None:
             "odder": Llm(model="openai/x", base_url="http://300.1.1.1/"),
         },
     )
-    spec = with_models(Spec(id="x"), settings)
+    spec = with_models(Spec(id="x"), settings, of_admin=True)
     assert (spec.reaches, spec.models) == ((), ("api.openai.com:443", "127.0.0.1:4000"))
     assert with_models(Spec(id="x"), None).models == ()
 
@@ -66,7 +66,7 @@ def test_a_spec_reaches_every_model_of_its_user_once() -> None:
 )
 def test_only_what_the_operator_lists_may_be_anywhere(known: str, *, is_known: bool) -> None:
     settings = Settings(llm_model="openai/x", llm_base_url="http://127.0.0.1:4000/v1")
-    spec = with_models(Spec(id="x"), settings, [known])
+    spec = with_models(Spec(id="x"), settings, [known], of_admin=True)
     named = ("127.0.0.1:4000",)
     assert (spec.reaches, spec.models) == ((named, ()) if is_known else ((), named))
 
@@ -79,3 +79,20 @@ def test_a_listed_host_that_cannot_be_meant_is_refused_with_its_place(
 ) -> None:
     with pytest.raises(msgspec.ValidationError, match="cannot be allowed"):
         msgspec.convert({key: ["a b"]}, section)
+
+
+@pytest.mark.parametrize("host", ["localhost:11434", "127.0.0.1:5432", "127.9.9.9:80", "[::1]:80"])
+def test_a_model_on_this_machine_is_for_administrators_and_where_it_is_listed(host: str) -> None:
+    settings = Settings(llm_model="openai/x", llm_base_url=f"http://{host}/v1")
+    bare = Spec(id="x")
+    assert with_models(bare, settings) == bare
+    assert with_models(bare, settings, of_admin=True).models == (host,)
+    assert with_models(bare, settings, [host]).reaches == (host,)
+
+
+def test_an_open_sandbox_reaches_git_hosts_of_this_machine_that_the_operator_lists() -> None:
+    listed = ["127.0.0.1:3000", "localhost:80", "git.corp.example:443", "10.0.0.0/8", "127.0.0.1"]
+    reached = with_local_hosts(Spec(id="x"), listed).reaches
+    assert reached == ("127.0.0.1:3000", "localhost:80")
+    closed = Spec(id="x", network=Network.NONE)
+    assert with_local_hosts(closed, listed) == closed

@@ -14,12 +14,7 @@ from agentsvc.outgoing.courier import after_try, back_off, may_send
 from agentsvc.outgoing.model import Delivery, DeliveryState, Subscription
 from agentsvc.outgoing.sender import Outcome, wait_seconds
 from agentsvc.outgoing.signing import new_secret, sign
-from agentsvc.outgoing.targets import (
-    TargetRefused,
-    check_addresses,
-    check_url,
-    is_public,
-)
+from agentsvc.outgoing.targets import check_url
 from agentsvc.values import Secret
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -147,16 +142,6 @@ def test_a_private_url_is_refused_unless_it_is_allowed(url: str) -> None:
 def test_what_is_no_plain_url_is_refused_always(url: str, allows_private: bool) -> None:
     with pytest.raises(InvalidRequest):
         check_url(url, allows_private=allows_private)
-
-
-def test_a_name_must_lead_to_public_addresses_only() -> None:
-    check_addresses(["93.184.216.34", "2606:2800:220:1::1"], allows_private=False)
-    with pytest.raises(TargetRefused, match="not public"):
-        check_addresses(["93.184.216.34", "10.0.0.1"], allows_private=False)
-    check_addresses(["10.0.0.1"], allows_private=True)
-    with pytest.raises(TargetRefused, match="no address"):
-        check_addresses([], allows_private=True)
-    assert not is_public("no address")
 
 
 def test_a_signature_is_what_the_description_of_standard_webhooks_says() -> None:

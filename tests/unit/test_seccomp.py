@@ -13,9 +13,15 @@ READ = {"x86_64": 0, "aarch64": 63}
 BOTH = pytest.mark.parametrize("machine", sorted(MACHINES))
 
 
-def run(machine: str, number: int, *arguments: int, audit: int | None = None) -> int:
+def run(
+    machine: str,
+    number: int,
+    *arguments: int,
+    audit: int | None = None,
+    may_join: bool = False,
+) -> int:
     """Return what the filter says of a call."""
-    program = compile_filter(machine)
+    program = compile_filter(machine, may_join=may_join)
     assert program is not None
     steps = list(struct.iter_unpack("<HBBI", program))
     values = [*arguments, *[0] * (6 - len(arguments))]
@@ -35,6 +41,8 @@ def run(machine: str, number: int, *arguments: int, audit: int | None = None) ->
                 at += yes if held >= value else no
             case 0x45:
                 at += yes if held & value else no
+            case 0x54:
+                held &= value
             case _:
                 raise AssertionError(code)
 
@@ -50,6 +58,27 @@ def test_what_is_named_is_refused_and_the_rest_allowed(machine: str) -> None:
         assert run(machine, number) == FAIL | errno.ENOSYS
     assert run(machine, READ[machine]) == ALLOW
     assert run(machine, 439) == ALLOW
+
+
+@BOTH
+def test_a_sandbox_is_joined_as_a_whole_and_by_what_may_join_alone(machine: str) -> None:
+    kind = MACHINES[machine]
+    whole = 0x10000000 | 0x20000000 | 0x00020000
+    refused = FAIL | errno.EPERM
+    assert run(machine, kind.setns, 3, whole) == refused
+    assert run(machine, kind.setns, 3, whole, may_join=True) == ALLOW
+    assert run(machine, kind.setns, 3, whole | 0x40000000, may_join=True) == ALLOW
+    for part in (0, 0x10000000, 0x20000000, 0x00020000, 0x30000000, 0x40000000):
+        assert run(machine, kind.setns, 3, part, may_join=True) == refused
+    for number in (*kind.process_vm, 438):
+        assert run(machine, number, may_join=True) == refused
+        assert run(machine, number) == ALLOW
+    assert run(machine, 434, 1, 0, may_join=True) == FAIL | errno.ENOSYS
+    for request in (16, 0x4206):
+        assert run(machine, kind.ptrace, request, 1, may_join=True) == refused
+        assert run(machine, kind.ptrace, request, 1) == ALLOW
+    assert run(machine, kind.ptrace, 0, may_join=True) == ALLOW
+    assert run(machine, kind.clone, 0x10000000, may_join=True) == refused
 
 
 @BOTH

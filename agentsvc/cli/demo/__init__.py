@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import shutil
 import signal
 import tempfile
@@ -81,6 +82,7 @@ class _Demo:
         self._port = port
         self._began = monotonic()
         self._stages: list[tuple[str, float]] = []
+        self._key_file = Path()
 
     async def run(self, *, keep: bool) -> None:
         """Show everything; whatever happens, nothing is left running afterwards."""
@@ -99,7 +101,7 @@ class _Demo:
             await self._watch(api, conversation_id)
             if keep:
                 self._show_times()
-                await self._stay(url, key, conversation_id)
+                await self._stay(url, conversation_id)
             with self._measured("removal"):
                 await api.delete_conversation(conversation_id)
         self._show_times()
@@ -108,10 +110,11 @@ class _Demo:
     async def _server(self, key: Secret) -> AsyncIterator[str]:
         self._screen.title("A server of its own")
         server = PrivateServer(self._directory, key, port=self._port)
+        self._key_file = server.key_file
+        server.start()
         try:
             with self._measured("server"):
                 self._screen.busy("starting")
-                server.start()
                 url = await server.wait_ready()
             self._screen.line(f"\n  {url}, everything it keeps is in {self._directory}\n")
             yield url
@@ -164,9 +167,9 @@ class _Demo:
             if find_outcome(events):
                 return
 
-    async def _stay(self, url: str, key: Secret, conversation_id: str) -> None:
+    async def _stay(self, url: str, conversation_id: str) -> None:
         self._screen.title("Commands to try, until Ctrl-C removes everything")
-        for what, line in commands_to_try(url, key, conversation_id):
+        for what, line in commands_to_try(url, self._key_file, conversation_id):
             self._screen.line(f"# {what}\n{line}\n")
         await asyncio.Event().wait()
 
@@ -192,15 +195,20 @@ def _words(status: str) -> str:
     return status.lower().replace("_", " ")
 
 
-def commands_to_try(url: str, key: Secret, conversation_id: str) -> list[tuple[str, str]]:
-    """Return shell commands for both generations of the API, each with what it does."""
+def commands_to_try(url: str, key_file: Path, conversation_id: str) -> list[tuple[str, str]]:
+    """Return shell commands for both generations of the API, each with what it does.
+
+    They read the key from its file, so that no log of what was shown has it.
+    """
     message = {"role": "user", "content": [{"type": "text", "text": "Once more."}]}
+
+    key = f"$(cat {shlex.quote(str(key_file))})"
 
     def curl(path: str, body: Any = None) -> str:
         sent = (
             "" if body is None else f" -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
         )
-        return f"curl -sS -H '{KEY_HEADER}: {key.reveal()}'{sent} '{url}{path}'"
+        return f"curl -sS -H \"{KEY_HEADER}: {key}\"{sent} '{url}{path}'"
 
     return [
         ("V0: the conversations", curl(f"{V0}/conversations")),

@@ -29,6 +29,8 @@ _CHECKS: Final[tuple[Check, ...]] = (
     machine.check_python,
     machine.check_extras,
     machine.check_bubblewrap,
+    machine.check_network,
+    machine.check_isolation,
     machine.check_cgroups,
     machine.check_engine,
     machine.check_port,

@@ -1,5 +1,6 @@
 """Checks of the machine itself: programs, packages, room, rights."""
 
+import asyncio
 import os
 import shlex
 import shutil
@@ -12,10 +13,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from agentsvc.backends import bubblewrap, landlock
+from agentsvc.backends import bubblewrap, landlock, uplink
+from agentsvc.backends.processconfig import OpenNetwork
 from agentsvc.cli.doctor.finding import Finding, bad, fine, note
+from agentsvc.cli.plugins import load_plugins, opened
 from agentsvc.config import Config
 from agentsvc.datadir import DataDir
+from agentsvc.errors import StartFailed
+from agentsvc.pythonholes import known_holes
+from agentsvc.sandboxes.protection import Protection, find_protections
 
 _OLDEST_PYTHON: Final = (3, 12)
 _TOO_NEW_PYTHON: Final = (3, 14)
@@ -41,6 +47,12 @@ def check_python(_config: Config, _places: DataDir) -> Iterator[Finding]:
         yield fine("python", f"{version}, {sys.executable}")
     else:
         yield bad("python", f"{version} is not supported", "install it with Python 3.12 or 3.13")
+    for hole in known_holes():
+        yield note(
+            "python",
+            f"{version} has {hole.cve}, unless its distributor has mended it: {hole.matters}",
+            f"update Python to {'.'.join(map(str, hole.mended[sys.version_info[:2]]))} or later",
+        )
 
 
 def check_extras(_config: Config, _places: DataDir) -> Iterator[Finding]:
@@ -66,6 +78,59 @@ def check_bubblewrap(_config: Config, places: DataDir) -> Iterator[Finding]:
     is_absent = shutil.which("bwrap") is None
     remedy = "apt-get install bubblewrap" if is_absent else found.remedy
     yield note("bubblewrap", f"{found.reason}; {instead}", remedy)
+
+
+def check_network(config: Config, _places: DataDir) -> Iterator[Finding]:
+    """See which network sandboxes have whose network is open."""
+    tables = {"process": {}, **config.backends}
+    kinds = {name: table.get("type", name) for name, table in tables.items()}
+    for name, table in tables.items():
+        if kinds[name] == "process" and table.get("network") == OpenNetwork.HOST:
+            yield note(
+                "network",
+                f'[backends.{name}] says `network = "host"`: open sandboxes reach all that listens'
+                " on this machine's loopback interface, and each other",
+                "remove that line",
+            )
+            return
+    if reason := uplink.why_not():
+        consequence = "open sandboxes have no way out but HTTP and HTTPS by a proxy"
+        yield note("network", f"{consequence}: {reason}", "apt-get install slirp4netns")
+        return
+    yield fine("network", "open sandboxes that bubblewrap holds have one of their own")
+
+
+def check_isolation(config: Config, _places: DataDir) -> Iterator[Finding]:
+    """See whether each backend in use isolates and limits sandboxes as it is made to."""
+    try:
+        found = asyncio.run(_protections(config))
+    except StartFailed as exc:
+        yield bad("isolation", exc.message, exc.hint or "agentsvc plugins list")
+        return
+    if not found:
+        yield note("isolation", "no backend in use can be reached", "agentsvc plugins list")
+    for one in found:
+        yield _isolation(one)
+        if one.not_limited:
+            text = f"by default nothing limits: {', '.join(one.not_limited)}"
+            remedy = "run the server as root, or as a systemd service with Delegate=yes"
+            yield note(f"limits of `{one.backend}`", text, remedy)
+        else:
+            yield fine(f"limits of `{one.backend}`", ", ".join(one.limits) or "none are wanted")
+
+
+async def _protections(config: Config) -> list[Protection]:
+    async with opened(load_plugins(config), config) as registry:
+        return find_protections(registry, config.sandboxes)
+
+
+def _isolation(one: Protection) -> Finding:
+    name = f"isolation of `{one.backend}`"
+    if not one.is_below_default:
+        return fine(name, one.isolation)
+    why = f": {one.reason}" if one.reason else ""
+    text = f"sandboxes have `{one.isolation}` instead of `{one.default_isolation}`{why}"
+    return bad(name, text, one.remedy)
 
 
 def check_cgroups(_config: Config, _places: DataDir) -> Iterator[Finding]:

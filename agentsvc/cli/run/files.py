@@ -16,6 +16,7 @@ from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api
 from agentsvc.cli.talk import SANDBOXES, Record
 from agentsvc.cli.text import clean, confirm
+from agentsvc.tarstream import SPARSE, BadTar, Gunzip, Kind, TarStream
 from agentsvc.values import new_id
 
 MOST_BYTES: Final = 256 * 1024 * 1024
@@ -71,17 +72,16 @@ def read_files(packed: bytes) -> Iterator[tuple[str, tuple[bytes, int]]]:
     """Yield the plain files of an archive that came from a sandbox; raises CommandFailed."""
     total = 0
     try:
-        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
-            for member in archive:
-                name = str(PurePosixPath(member.name))
-                if not member.isfile() or _is_git(name):
-                    continue
-                total += member.size
-                opened = archive.extractfile(member)
-                if total > MOST_BYTES or not is_inside(name) or opened is None:
-                    raise CommandFailed(f"the sandbox sent what is not wanted: {clean(name)}")
-                yield name, (opened.read(), member.mode & 0o777)
-    except tarfile.TarError as exc:
+        archive = TarStream(Gunzip(io.BytesIO(packed)))
+        for member in archive:
+            name = str(PurePosixPath(member.name))
+            if member.kind is not Kind.FILE or _is_git(name):
+                continue
+            total += member.size
+            if total > MOST_BYTES or not is_inside(name):
+                raise CommandFailed(f"the sandbox sent what is not wanted: {clean(name)}")
+            yield name, (b"".join(archive.parts(member)), member.mode & 0o777)
+    except BadTar as exc:
         raise CommandFailed(f"the sandbox did not send its files: {exc}") from exc
 
 
@@ -201,7 +201,7 @@ class _Place:
         where, what = shlex.quote(self._directory), shlex.quote(self._packed)
         # Made beforehand, lest tar see the directory change by its own archive, which it refuses.
         self._run(
-            f"cd {where} && : >{what} && tar -czf {what} --exclude=./.git --exclude={self._name} ."
+            f"cd {where} && : >{what} && tar {SPARSE} -czf {what} --exclude=./.git --exclude={self._name} ."
         )
         query = {"path": self._packed}
         with self._api.open("GET", f"{self._agent}/file/download", query=query) as answer:

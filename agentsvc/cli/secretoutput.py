@@ -1,0 +1,92 @@
+"""Where a new key goes: to a terminal, once, or into a file that only its owner can read.
+
+What a command prints elsewhere ends up in a journal, a log or the output of a build.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.options import Decorator
+from agentsvc.errors import hint_against, is_no_room
+from agentsvc.values import short_id
+
+_STANDARD_OUTPUT: Final = "-"
+
+output_option: Decorator = click.option(
+    "--output",
+    metavar="FILE",
+    help="New file to write it to, or `-` for standard output; otherwise it is shown if that is a"
+    " terminal, and else goes to a file in the data directory whose path is printed.",
+)
+
+
+class SecretOutput:
+    """Takes one secret; made before the secret is, so that one that was made is not lost."""
+
+    def __init__(self, file: Path | None, descriptor: int) -> None:
+        self._file = file
+        self._descriptor = descriptor
+
+    def tell(self, what: str, secret: str) -> None:
+        """Hand the secret over, and say on standard error what it is."""
+        if self._file is None:
+            click.echo(f"{what}, shown only this once:", err=True)
+            click.echo(secret)
+            return
+        os.write(self._descriptor, f"{secret}\n".encode())
+        os.fsync(self._descriptor)
+        click.echo(f"{what}, in a file that only its owner can read:", err=True)
+        click.echo(self._file)
+
+
+@contextlib.contextmanager
+def secret_output(output: str | None, directory: Path, name: str) -> Iterator[SecretOutput]:
+    """Give the place that `--output` names, or else the terminal, or else a file in a directory."""
+    if output == _STANDARD_OUTPUT or (output is None and is_terminal()):
+        yield SecretOutput(None, -1)
+        return
+    file = Path(output) if output else directory / f"{name}-{short_id()}"
+    try:
+        descriptor = create_private(file)
+    except OSError as exc:
+        if is_no_room(exc):
+            raise
+        raise CommandFailed(
+            f"the file cannot be made: {exc.strerror}: {file}", hint_against(exc)
+        ) from exc
+    try:
+        yield SecretOutput(file, descriptor)
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def is_terminal() -> bool:
+    """Whether a person sees what is printed, and nothing else does."""
+    return sys.stdout.isatty()
+
+
+def create_private(file: Path) -> int:
+    """Return a descriptor of a new file that nobody else can read at any moment; raises OSError."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(file, flags, 0o600)
+
+
+def replace_private(file: Path, text: str) -> None:
+    """Write such a file whole, in place of what was there; raises OSError."""
+    draft = file.with_name(f"{file.name}.new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(create_private(draft), "w", encoding="utf-8") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    draft.replace(file)

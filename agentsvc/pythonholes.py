@@ -1,0 +1,36 @@
+"""Known holes of the Python that runs this server, where they matter to what it does.
+
+What the server no longer uses is not here: it reads tar files by itself (`tarstream`), and knows
+public addresses by itself (`egress.addresses`).
+"""
+
+import sys
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+type Version = tuple[int, int, int]
+
+
+class Hole(Struct, frozen=True, kw_only=True):
+    """A hole, the first version of each series that has none, and why it matters here."""
+
+    cve: str
+    mended: Mapping[tuple[int, int], Version]
+    matters: str
+
+
+HOLES = (
+    Hole(
+        cve="CVE-2025-4517",
+        mended={(3, 12): (3, 12, 11), (3, 13): (3, 13, 4)},
+        matters="what unpacks tar files with `tarfile` may write outside of where it should, as a"
+        " plugin may do; the server itself reads them otherwise",
+    ),
+)
+
+
+def known_holes(version: Version | None = None) -> list[Hole]:
+    """Return the holes of a version of Python, by default of the one that runs this."""
+    at: Version = version or sys.version_info[:3]
+    return [hole for hole in HOLES if at < hole.mended.get(at[:2], at)]
