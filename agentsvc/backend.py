@@ -148,6 +148,8 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
     capabilities: ClassVar[frozenset[Capability]]
     Config: ClassVar[type[msgspec.Struct]]
     """Its table in config.toml; every field has a default or is required, unknown keys are refused."""
+    default_isolation: ClassVar[Isolation] = Isolation.NONE
+    """The level it is made for: a server whose configuration accepts no less starts with no less."""
 
     def __init__(self, config: ConfigT, context: BackendContext) -> None:
         """Keep the two arguments as attributes. No I/O."""
@@ -172,6 +174,11 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         """
         return False
 
+    @property
+    def least_isolation(self) -> Isolation:
+        """The level below which no sandbox may be started here, whatever is configured. No I/O."""
+        return Isolation.NONE
+
     def fences(self, asked: Spec | Order) -> Fences:
         """Say how what is made of a spec or an order is held; known once the backend is open.
 
@@ -185,10 +192,10 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         """Raise OrderRejected for more isolation, another network or limits than there are here."""
         fences = self.fences(asked)
         if not fences.isolation.meets(asked.isolation):
-            remedy = f"; {fences.remedy}" if fences.remedy else ""
+            why = "".join(f"; {text}" for text in (fences.reason, fences.remedy) if text)
             raise OrderRejected(
                 f"The {self.name} backend runs sandboxes with isolation `{fences.isolation}`,"
-                f" and at least `{asked.isolation}` is asked for{remedy}"
+                f" and at least `{asked.isolation}` is asked for{why}"
             )
         if asked.network not in fences.networks:
             remedy = f"; {fences.network_remedy}" if fences.network_remedy else ""
@@ -198,14 +205,16 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         if asked.allow_hosts and asked.network is not Network.ALLOWLIST:
             raise OrderRejected("`allow_hosts` needs the network `allowlist`")
         for name, value in msgspec.structs.asdict(asked.limits).items():
-            if value is not None and name not in fences.limits:
+            # 0 asks for no limit, whatever is limited by default.
+            if value and name not in fences.limits:
                 raise OrderRejected(f"The {self.name} backend cannot enforce the limit `{name}`")
 
     def why_no_pool(self, spec: Spec) -> str:
         """Say why no sandbox of a spec can be made before it is known for whom, or nothing.
 
         No I/O. The order of such a one has `OH_DEFERRED_INIT` in its environment, and the server
-        itself tells its agent server all that is its user's once there is one.
+        itself tells its agent server all that is its user's once there is one. Asked again before
+        one is given away, of the spec with what that user needs.
         """
         del spec
         return ""
@@ -264,6 +273,20 @@ class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
         kit itself sees processes, temporary files, control groups and mounts of its machine.
         """
         return ()
+
+    async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
+        """Say whether an endpoint that was reported leads to this sandbox now, and to nothing else.
+
+        Asked about each new connection to it, made from that port of this server's machine, before
+        anything is sent: a key, a secret or a cookie must not go to what has the address of a
+        sandbox that is gone. Not asked about a unix socket, which must be where no sandbox can
+        replace it. Raise BackendUnavailable where it cannot be found out now. The base class
+        compares with what inspect reports; one that knows less of its sandboxes than that, such as
+        another server's, says so, and how its peers are known, in its documentation.
+        """
+        del source_port
+        report = await self.inspect(handle)
+        return any(found.url == endpoint.url for found in report.endpoints)
 
     async def usage(self, handle: Handle) -> Usage | None:
         """Say what the sandbox uses now; None where that is not known, or it does not exist.

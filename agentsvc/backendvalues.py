@@ -283,8 +283,10 @@ class Fences(msgspec.Struct, frozen=True, kw_only=True):
     """How sandboxes are held at a backend, here and now."""
 
     isolation: Isolation = Isolation.NONE
+    reason: str = ""
+    """Why it is not more, where more was to be expected: "bubblewrap is not installed"."""
     remedy: str = ""
-    """What the operator can do for more isolation: "install the package `bubblewrap`"."""
+    """What the operator can do for more isolation: "apt install bubblewrap"."""
     networks: frozenset[Network] = frozenset({Network.OPEN})
     network_remedy: str = ""
     """What the operator can do for a network that is missing."""

@@ -21,6 +21,7 @@ from agentsvc.sandboxconfig import ArchivesConfig, SandboxesConfig, SpecConfig
 
 CONFIG_VARIABLE: Final = "AGENTSVC_CONFIG"
 BOOTSTRAP_KEY_VARIABLE: Final = "AGENTSVC_BOOTSTRAP_KEY"
+BOOTSTRAP_KEY_FILE_VARIABLE: Final = "AGENTSVC_BOOTSTRAP_KEY_FILE"
 TRACE_PLUGINS_VARIABLE: Final = "AGENTSVC_TRACE_PLUGINS"
 URL_VARIABLE: Final = "AGENTSVC_URL"
 KEY_VARIABLE: Final = "AGENTSVC_API_KEY"
@@ -28,6 +29,7 @@ OTHER_VARIABLES: Final = frozenset(
     {
         CONFIG_VARIABLE,
         BOOTSTRAP_KEY_VARIABLE,
+        BOOTSTRAP_KEY_FILE_VARIABLE,
         TRACE_PLUGINS_VARIABLE,
         URL_VARIABLE,
         KEY_VARIABLE,
@@ -35,7 +37,11 @@ OTHER_VARIABLES: Final = frozenset(
 )
 """Variables with our prefix that are not config keys."""
 
-RETIRED_KEYS: Final[Mapping[str, str]] = {}
+RETIRED_KEYS: Final[Mapping[str, str]] = {
+    "backends.process.own_network": 'a network of its own is the default; `network = "host"` in'
+    " [backends.process] is what `own_network = false` meant",
+    "server.max_keyless_sockets": "use `server.max_connections_per_address`, which bounds them, too",
+}
 """Keys that are gone, each with what to use instead; kept for one minor version."""
 
 _URL = r"^(https?://[^/\s@]+(/\S*)?)?$"
@@ -148,33 +154,34 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         float, Meta(gt=0, description="Longest time a client may take nothing of an answer")
     ] = 30.0
     max_connections: Annotated[
-        int, Meta(ge=8, le=100_000, description="Most connections at a time; more are refused")
-    ] = 500
+        int,
+        Meta(
+            ge=8,
+            le=100_000,
+            description="Most connections at a time: up to half of them without a good key, up to three"
+            " quarters with keys of sandboxes",
+        ),
+    ] = 2000
     max_connections_per_address: Annotated[
         int,
         Meta(
             ge=0,
             le=100_000,
-            description="Most connections of one address at a time, those of this machine and of"
-            " trusted proxies aside; 0 is no limit",
+            description="Most connections at a time of one address, or of one client that a trusted"
+            " proxy names, which have shown no good key; 0 is no limit",
         ),
     ] = 200
     first_message_seconds: Annotated[
         float,
         Meta(gt=0, description="Longest time a WebSocket without a key may take to send one"),
     ] = 10.0
-    max_keyless_sockets: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=100_000,
-            description="Most WebSockets that may wait for their key at a time; beyond a quarter of"
-            " it they are opened within a second, each at another moment",
-        ),
-    ] = 100
     shutdown_grace_seconds: Annotated[
         float, Meta(ge=0, description="Time that requests and tasks get to end at shutdown")
     ] = 10.0
+
+    def own_urls(self) -> tuple[str, ...]:
+        """Return where this server is reached, as far as that is configured."""
+        return tuple(filter(None, (self.public_url, self.internal_url)))
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -237,7 +244,7 @@ class AuditConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `limits` section: requests a minute, after which 429 is answered; 0 is no limit."""
+    """The `limits` section: after which 429 is answered; 0 is no limit."""
 
     requests_per_minute: Annotated[
         int, Meta(ge=0, le=10**9, description="Requests a minute with one key; 0 is no limit")
@@ -250,6 +257,44 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="Requests a minute without a good key from one address; 0 is no limit",
         ),
     ] = 300
+    connections_per_sandbox: Annotated[
+        int,
+        Meta(ge=0, le=100_000, description="Connections at a time with the keys of one sandbox"),
+    ] = 128
+    sandbox_requests_per_minute: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Requests a minute with the keys of one sandbox; beyond it they wait up to 10"
+            " seconds before they are refused",
+        ),
+    ] = 60_000
+    report_bytes_per_minute: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**12,
+            description="Bytes a minute that one sandbox may report, 64 MiB of them at once; more"
+            " wait up to 10 seconds before they are refused",
+        ),
+    ] = 256 * 1024 * 1024
+    event_bytes_per_sandbox: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**50,
+            description="Bytes of events that are stored of the conversations of one sandbox",
+        ),
+    ] = 4 * 1024**3
+    adopted_per_sandbox: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**6,
+            description="Conversations that one sandbox may report which the server has not started",
+        ),
+    ] = 100
 
 
 class IdempotencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -370,7 +415,8 @@ class GitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[Annotated[str, Meta(min_length=1, max_length=300)], ...],
         Meta(
             description="Hosts of git services at addresses that are not public, which the server"
-            " asks for every user, as `allow_hosts` names them; for administrators it asks all"
+            " asks for every user, as `allow_hosts` names them; for administrators it asks all. One on"
+            " this machine's loopback interface needs its port, and sandboxes reach it"
         ),
     ] = ()
 

@@ -69,6 +69,8 @@ def to_toml(value: Any) -> str:
     """Return a value as it stands in a config file."""
     if isinstance(value, enum.Enum):
         return to_toml(value.value)
+    if isinstance(value, Struct):
+        return to_toml(msgspec.to_builtins(value))
     if isinstance(value, dict):
         inner = ", ".join(f"{name} = {to_toml(item)}" for name, item in value.items())
         return f"{{ {inner} }}" if inner else "{}"

@@ -17,10 +17,9 @@ from yarl import URL
 
 from agentsvc.agentoptions import Llm
 from agentsvc.egress.addresses import BadHost
-from agentsvc.egress.policy import Policy
-from agentsvc.modelaccess import AddressRefused, policy_of, session_for
+from agentsvc.modelaccess import check_host, reach_of_models
 from agentsvc.modelhosts import provider_of
-from agentsvc.reach import Lookup, look_up
+from agentsvc.reach import Lookup, NotPublic, Reach, refusal_in
 
 _ANSWER_MAX: Final = 256 * 1024
 _SAID_MAX: Final = 500
@@ -69,7 +68,12 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def check_model(
-    llm: Llm, known: Iterable[str], *, time_limit: float = _TIME_LIMIT, lookup: Lookup = look_up
+    llm: Llm,
+    known: Iterable[str],
+    *,
+    own: Iterable[str] = (),
+    time_limit: float = _TIME_LIMIT,
+    lookup: Lookup | None = None,
 ) -> Checked:
     """Ask a model once; never raises for what its settings say or what answers there.
 
@@ -80,10 +84,11 @@ async def check_model(
     if isinstance(found, Checked):
         return found
     try:
-        policy = policy_of(found, known)
+        reach = reach_of_models(known, own=own, lookup=lookup)
+        check_host(reach, found)
         async with asyncio.timeout(time_limit):
-            return await _ask(llm, found, policy, lookup)
-    except AddressRefused as exc:
+            return await _ask(llm, found, reach)
+    except NotPublic as exc:
         return _untested(f"It cannot be tested here: {exc}")
     except BadHost as exc:
         return _failed(f"The host of the base URL cannot be meant: {exc}.")
@@ -125,7 +130,7 @@ def _to_url(base: str) -> URL | None:
         return None
 
 
-async def _ask(llm: Llm, url: URL, policy: Policy, lookup: Lookup) -> Checked:
+async def _ask(llm: Llm, url: URL, reach: Reach) -> Checked:
     key = llm.api_key.reveal() if llm.api_key else ""
     name = (llm.model or "").strip()
     body = {
@@ -140,7 +145,7 @@ async def _ask(llm: Llm, url: URL, policy: Policy, lookup: Lookup) -> Checked:
     if key:
         headers["Authorization"] = f"Bearer {key}"
     async with (
-        session_for(policy, lookup) as session,
+        reach.session() as session,
         session.post(
             url, data=msgspec.json.encode(body), headers=headers, allow_redirects=False
         ) as response,
@@ -254,8 +259,8 @@ def _unreached(exc: Exception) -> Checked:
     inner = exc
     if isinstance(exc, aiohttp.ClientConnectorError) and not is_tls:
         inner = exc.os_error
-    if isinstance(inner, AddressRefused):
-        return _untested(f"It cannot be tested here: {inner}")
+    if refusal := refusal_in(exc):
+        return _untested(f"It cannot be tested here: {refusal}")
     if is_tls:
         message = "The certificate at that address is not accepted, or it does not speak TLS."
     elif isinstance(inner, ValueError):

@@ -10,9 +10,9 @@ from yarl import URL
 
 from agentsvc.egress.addresses import BadHost
 from agentsvc.errors import ModelUnavailable
-from agentsvc.modelaccess import AddressRefused, may_ask, policy_of, session_for
+from agentsvc.modelaccess import check_host, may_ask, reach_of_models
 from agentsvc.modelwire import Upstream, Usage, UsageReader
-from agentsvc.reach import Lookup, look_up
+from agentsvc.reach import Lookup, refusal_in
 
 _LARGEST_FAILURE_BYTES: Final = 256 * 1024
 _PRICE_HEADER: Final = "x-litellm-response-cost"
@@ -72,15 +72,19 @@ class ModelProxy:
     """Asks models as the operator allows; open while the server runs."""
 
     def __init__(
-        self, known: Iterable[str], *, silence_seconds: float, lookup: Lookup = look_up
+        self,
+        known: Iterable[str],
+        *,
+        silence_seconds: float,
+        own: Iterable[str] = (),
+        lookup: Lookup | None = None,
     ) -> None:
-        self._known = tuple(known)
+        self._reach = reach_of_models(known, own=own, lookup=lookup)
         self._silence_seconds = silence_seconds
-        self._lookup = lookup
 
     async def may_reach(self, base_url: str) -> bool:
         """Say whether models are asked at a base URL."""
-        return await may_ask(base_url, self._known, self._lookup)
+        return await may_ask(base_url, self._reach)
 
     @contextlib.asynccontextmanager
     async def ask(self, upstream: Upstream, path: str, body: bytes) -> AsyncIterator[Answer]:
@@ -90,7 +94,8 @@ class ModelProxy:
         )
         try:
             url = URL(f"{upstream.base_url}/{path}")
-            async with session_for(policy_of(url, self._known), self._lookup) as session:
+            check_host(self._reach, url)
+            async with self._reach.session() as session:
                 response = await session.post(
                     url,
                     data=body,
@@ -100,9 +105,9 @@ class ModelProxy:
                 )
                 async with response:
                     yield Answer(response, upstream, len(body))
-        except AddressRefused as exc:
-            raise _unavailable(f"The model cannot be asked: {exc}", exc) from exc
         except (aiohttp.ClientError, BadHost, OSError, ValueError) as exc:
+            if refusal := refusal_in(exc):
+                raise _unavailable(f"The model cannot be asked: {refusal}", exc) from exc
             raise _unavailable("Nothing answers at the address of the model", exc) from exc
 
 

@@ -5,7 +5,7 @@ What kinds of backends there are is told by `agentsvc.plugins`.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +40,8 @@ class BackendRegistry:
         rooms: Mapping[str, RoomConfig] | None = None,
         pools: Mapping[str, tuple[str, ...]] | None = None,
         offered: Sequence[Spec] = (),
+        *,
+        configured: Collection[str] = (),
     ) -> None:
         self._backends = dict(backends)
         self._pools = dict(pools or {})
@@ -47,6 +49,7 @@ class BackendRegistry:
         self._health: dict[str, Health] = {}
         self._rooms = dict(rooms or {})
         self._specs = list(specs)
+        self._configured = frozenset(configured)
         self._open: set[str] = set()
 
     @classmethod
@@ -84,7 +87,8 @@ class BackendRegistry:
                 hint=f"add a table [backends.{default}] or choose one of: {listed(backends)}",
             )
         specs = _ordered_specs(host, config, backends, pools)
-        return cls(backends, specs, rooms, pools, host.specs())
+        configured = [entry.id or table for table, entry in config.specs.items()]
+        return cls(backends, specs, rooms, pools, host.specs(), configured=configured)
 
     async def open(self) -> None:
         """Open every backend that is not open; one that cannot be reached is logged and stays so.
@@ -183,6 +187,10 @@ class BackendRegistry:
     def specs(self) -> list[Spec]:
         """Return the sandbox templates, the default one first."""
         return list(self._specs)
+
+    def configured_specs(self) -> list[Spec]:
+        """Return the templates that are in the configuration, without those of plugins."""
+        return [spec for spec in self._specs if spec.id in self._configured]
 
     async def probe(self) -> dict[str, Health]:
         """Ask each backend whether it could create a sandbox now."""

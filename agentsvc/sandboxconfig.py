@@ -18,6 +18,33 @@ class OnShutdown(StrEnum):
     DELETE = "delete"
 
 
+class IsolationFloor(StrEnum):
+    """How far sandboxes must be isolated at least."""
+
+    DEFAULT = "default"
+    """As far as their backend is made for."""
+    NONE = "none"
+    LANDLOCK = "landlock"
+    BUBBLEWRAP = "bubblewrap"
+    CONTAINER = "container"
+    GVISOR = "gvisor"
+    VM = "vm"
+
+    @property
+    def level(self) -> Isolation | None:
+        """The level it names; None for that of the backend."""
+        return None if self is IsolationFloor.DEFAULT else Isolation(self.value)
+
+
+class DefaultLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sandbox may use whose spec does not say; 0 is no limit."""
+
+    memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 4 * 1024**3
+    disk_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 10 * 1024**3
+    pids: Annotated[int, Meta(ge=0, le=2**22)] = 2048
+    open_files: Annotated[int, Meta(ge=0, le=2**30)] = 65536
+
+
 class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `sandboxes` section: which backend, how patient, what at shutdown."""
 
@@ -28,12 +55,21 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         str, Meta(description="Spec of sandboxes that name none; empty means the first one")
     ] = ""
     isolation: Annotated[
-        Isolation,
+        IsolationFloor,
         Meta(
-            description="How far every sandbox must be isolated at least; what is held less is not"
-            " started: none, landlock, bubblewrap, container, gvisor, vm"
+            description="How far every sandbox must be isolated at least; a server that cannot hold"
+            " them so does not start: default (what the backend is made for: bubblewrap for"
+            " processes), none, landlock, bubblewrap, container, gvisor, vm"
         ),
-    ] = Isolation.NONE
+    ] = IsolationFloor.DEFAULT
+    limits: Annotated[
+        DefaultLimits,
+        Meta(
+            description="What a sandbox may use whose spec does not say, as far as its backend can"
+            " enforce it, and of memory at most half of this machine's; 0 is no limit",
+            extra={"expected": "a table such as `{ pids = 2048, memory_bytes = 4294967296 }`"},
+        ),
+    ] = DefaultLimits()
     sweep_seconds: Annotated[
         float, Meta(gt=0, description="Time between two looks at every sandbox")
     ] = 10.0
@@ -145,7 +181,12 @@ class ArchivesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Meta(ge=1024, le=2**50, description="Largest archive of one workspace, compressed")
     ] = 1024**3
     max_unpacked_bytes: Annotated[
-        int, Meta(ge=1024, le=2**50, description="Largest workspace that is saved")
+        int,
+        Meta(
+            ge=1024,
+            le=2**50,
+            description="Largest workspace that is saved; holes in sparse files do not count",
+        ),
     ] = 4 * 1024**3
     max_files: Annotated[
         int, Meta(ge=1, le=10**8, description="Most files a workspace that is saved may have")
@@ -176,13 +217,13 @@ class PortConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What sandboxes of a spec may use; nothing said is no limit."""
+    """What sandboxes of a spec may use; nothing said is as in `sandboxes.limits`, 0 is no limit."""
 
     cpus: Annotated[float, Meta(gt=0)] | None = None
-    memory_bytes: Annotated[int, Meta(gt=0)] | None = None
-    disk_bytes: Annotated[int, Meta(gt=0)] | None = None
-    pids: Annotated[int, Meta(gt=0)] | None = None
-    open_files: Annotated[int, Meta(gt=0)] | None = None
+    memory_bytes: Annotated[int, Meta(ge=0)] | None = None
+    disk_bytes: Annotated[int, Meta(ge=0)] | None = None
+    pids: Annotated[int, Meta(ge=0)] | None = None
+    open_files: Annotated[int, Meta(ge=0)] | None = None
 
 
 class IdleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -225,7 +266,8 @@ class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: Annotated[
         LimitsConfig,
         Meta(
-            description="What it may use: cpus, memory_bytes, disk_bytes, pids",
+            description="What it may use: cpus, memory_bytes, disk_bytes, pids, open_files; what is not"
+            " said is as in sandboxes.limits, and 0 is no limit",
             extra={
                 "expected": "a table such as `{ cpus = 2.0, memory_bytes = 4294967296 }`",
                 "example": {"cpus": 2.0, "memory_bytes": 4 * 1024**3},

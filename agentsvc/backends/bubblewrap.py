@@ -33,6 +33,8 @@ TEMP: Final = "/tmp"  # noqa: S108  # the sandbox's own
 """A sandbox's TMPDIR."""
 
 _PROBE_SECONDS: Final = 20.0
+_NUMBER_MIN: Final = 10
+"""Of files for a child, whose lowest numbers are for others."""
 _TRIAL: Final = ".trial-"
 _INSTALLED: Final = ("stdlib", "purelib", "platlib")
 _FOR_ALL: Final = 0o005
@@ -88,6 +90,13 @@ _ETC: Final = (
 """Of the machine's configuration only what programs need that anybody may read: what runs here for
 root reads all that is root's, and beside certificates there may be their keys."""
 
+_NAMESPACE_SETTINGS: Final = (
+    ("kernel.unprivileged_userns_clone", "0", "1"),
+    ("user.max_user_namespaces", "0", "15000"),
+    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
+)
+"""Settings of the kernel that may forbid user namespaces: the value that does, and one that does not."""
+
 _NOT_ALONE: Final = "too much would be seen: {path} holds {inner}"
 
 
@@ -103,6 +112,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     network: Network = Network.OPEN
     has_own_network: bool = False
     """Whether it has one of its own although that is open."""
+    has_resolver: bool = False
+    """Whether names are asked for in that network."""
     doors: Path | None = None
     """The directory of the sockets that lead out, if the sandbox has no other network."""
     readable: tuple[Path, ...] = ()
@@ -134,9 +145,7 @@ def find(hidden: Path, more: tuple[Path, ...] = (), *, user: int = 0) -> Found:
     if sys.platform != "linux":
         return Found(reason="this is not Linux", remedy="use a container engine")
     if program is None:
-        return Found(
-            reason="bubblewrap is not installed", remedy="install the package `bubblewrap`"
-        )
+        return Found(reason="bubblewrap is not installed", remedy="apt install bubblewrap")
     readable = (*environment(), *more)
     if hidden.resolve().is_relative_to(_SYSTEM):
         return Found(
@@ -155,9 +164,20 @@ def find(hidden: Path, more: tuple[Path, ...] = (), *, user: int = 0) -> Found:
     if reason:
         return Found(
             reason=f"bubblewrap does not work: {reason}",
-            remedy="let this user make user namespaces, see the README",
+            remedy=_namespace_remedy(),
         )
     return Found(program=program, readable=readable, shared=shared)
+
+
+def _namespace_remedy() -> str:
+    """Return which setting of the kernel forbids user namespaces, as far as that can be seen."""
+    for name, forbidding, allowing in _NAMESPACE_SETTINGS:
+        with contextlib.suppress(OSError):
+            if Path("/proc/sys", *name.split(".")).read_text().strip() == forbidding:
+                return (
+                    f"user namespaces are forbidden here, allow them: sysctl -w {name}={allowing}"
+                )
+    return "let this user make user namespaces; in a container, its seccomp profile may forbid them"
 
 
 def forget_trials(hidden: Path) -> None:
@@ -217,7 +237,7 @@ def data(view: View) -> dict[str, bytes]:
     return {
         "passwd": _passwd(view.home),
         "group": f"root:x:0:\nagent:x:{INSIDE}:\nnogroup:x:65534:\n".encode(),
-        **({"resolver": _resolver()} if view.has_own_network else {}),
+        **({"resolver": _resolver()} if view.has_resolver else {}),
         **({"seccomp": code} if code else {}),
     }
 
@@ -249,6 +269,45 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
     return [*made, "--setenv", MARK, view.mark]
 
 
+def fork_server_files(user: int) -> dict[str, bytes]:
+    """Return the files that `fork_server_arguments` name."""
+    code = seccomp.compile_filter(platform.machine(), may_join=True)
+    return {
+        "passwd": _passwd(Path("/nonexistent"), user),
+        "group": f"root:x:0:\nagent:x:{user}:\n".encode(),
+        **({"seccomp": code} if code else {}),
+    }
+
+
+def fork_server_arguments(
+    readable: tuple[Path, ...], *, shares_network: bool, has_filter: bool
+) -> list[str]:
+    """Return bubblewrap's arguments for the fork server of a server that is root, without the command.
+
+    It is in the server's user namespace, where it has no rights, and in its pid namespace: the kernel
+    lets nobody join a sandbox's who is in another one. Of /proc it sees itself alone.
+    """
+    made = ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent"]
+    made += [] if shares_network else ["--unshare-net"]
+    made += ["--cap-drop", "ALL"]
+    for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+        made += ["--cap-add", name]
+    # Before what is made in it: the server may be installed there.
+    made += ["--perms", "1777", "--tmpfs", TEMP]
+    shown = {parent: None for path in readable for parent in reversed(path.parents)}
+    # Directories that are made on the way to others are for root alone.
+    for path in (*filter(lambda one: one != Path("/"), shown), Path("/etc"), Path("/proc")):
+        made += ["--perms", "0755", "--dir", str(path)]
+    view = View(mark="", writable=(), temp=None, home=Path("/"), readable=readable)
+    made += ["--hostname", "sandbox", *_system(view)]
+    made += ["--ro-bind", "/proc/self", "/proc/self", "--dev", "/dev", "--dir", "/run"]
+    made += ["--dir", "/var", "--symlink", f"..{TEMP}", "/var/tmp"]  # noqa: S108  # its own
+    for path in readable:
+        made += ["--ro-bind", str(path), str(path)]
+    made += ["--remount-ro", "/", "--chdir", "/"]
+    return [*made, "--seccomp", "@seccomp"] if has_filter else made
+
+
 def _system(view: View) -> list[str]:
     made = ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM_LINKS:
@@ -258,7 +317,7 @@ def _system(view: View) -> list[str]:
         elif path.is_dir():
             made += ["--ro-bind", str(path), str(path)]
     own = {"passwd": "@passwd", "group": "@group"}
-    if view.has_own_network:
+    if view.has_resolver:
         own["resolv.conf"] = "@resolver"
     for name in _ETC:
         if name not in own:
@@ -275,10 +334,10 @@ def _resolver() -> bytes:
         return uplink.resolv_conf("")
 
 
-def _passwd(home: Path) -> bytes:
+def _passwd(home: Path, user: int = INSIDE) -> bytes:
     lines = (
         "root:x:0:0:root:/root:/usr/sbin/nologin",
-        f"agent:x:{INSIDE}:{INSIDE}:agent:{home}:/bin/bash",
+        f"agent:x:{user}:{user}:agent:{home}:/bin/bash",
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
         "",
     )
@@ -372,10 +431,21 @@ class Files:
     def add(self, name: str, data: bytes) -> int:
         """Make one and return its number."""
         number = os.memfd_create(name)
-        self._made[name] = number
         os.write(number, data)
         os.lseek(number, 0, os.SEEK_SET)
-        return number
+        return self.put(name, number)
+
+    def put(self, name: str, number: int) -> int:
+        """Take over what is open already, under a number that is not one of the lowest; return that."""
+        try:
+            self._made[name] = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _NUMBER_MIN)
+        finally:
+            os.close(number)
+        return self._made[name]
+
+    def number(self, name: str) -> int:
+        """Return the number of one."""
+        return self._made[name]
 
     def put_in(self, argument: str) -> str:
         """Return the argument, `@NAME` replaced by the number of that file."""

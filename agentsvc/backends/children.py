@@ -152,7 +152,7 @@ class Execution:
                 os._exit(code)
 
     def _refuse(self, connection: socket.socket) -> None:
-        request = _read_request(connection)
+        request = self._read_request(connection)
         if request is None:
             return
         if "connect" in request:
@@ -161,6 +161,20 @@ class Execution:
         text = b"cannot run it: there is no room for another process\n"
         head = {"exit_code": _NO_ROOM, "timed_out": False, "truncated": False, "stdout": 0}
         connection.sendall(json.dumps({**head, "stderr": len(text)}).encode() + b"\n" + text)
+
+    def _read_request(self, connection: socket.socket) -> Json | None:
+        """Return what is asked, or None where it is not whole, or not from who knows the token."""
+        connection.settimeout(_REQUEST_SECONDS)
+        received = b""
+        while not received.endswith(b"\n"):
+            chunk = connection.recv(_CHUNK)
+            if not chunk or len(received) > _REQUEST_MAX:
+                return None
+            received += chunk
+        connection.settimeout(None)
+        request: Json = json.loads(received)
+        is_known = request.get("token", "") == self.orders.get("control_token", "")
+        return request if is_known else None
 
     def _tell_open(self, connection: socket.socket, request: Json) -> None:
         """Say whether all ports answer, at once or as soon as they do within some seconds."""
@@ -174,7 +188,7 @@ class Execution:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         become_reaper(b"agentsvc-exec")
         wake = wake_on_child()
-        request = _read_request(connection)
+        request = self._read_request(connection)
         if request is None:
             return
         if "connect" in request:
@@ -288,7 +302,7 @@ def start_time(pid: int) -> int:
 def kill_descendants() -> None:
     """End all that has come from this process; as it is their reaper, none can escape."""
     while True:
-        for pid, job in _descendants(os.getpid()):
+        for pid, job in descendants(os.getpid()):
             # Ended ones tell the group of whatever they became before they ended.
             if job != os.getpgrp():
                 with contextlib.suppress(OSError):
@@ -302,7 +316,8 @@ def kill_descendants() -> None:
         time.sleep(0.005)
 
 
-def _descendants(root: int) -> list[tuple[int, int]]:
+def descendants(root: int) -> list[tuple[int, int]]:
+    """Return the pid and the process group of all that has come from a process."""
     children: dict[int, list[tuple[int, int]]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208  # names are enough
         if entry.isdigit():
@@ -346,8 +361,8 @@ def execute(
         os._exit(127)
 
 
-def starting_as(user: int) -> Become:
-    """Return what turns a fresh child of root into a command of that user."""
+def starting_as(user: int, around: int | None = None) -> Become:
+    """Return what turns a fresh child of root into a command of that user; see `spaces.become`."""
 
     def turn_into(
         argv: Sequence[str],
@@ -359,7 +374,7 @@ def starting_as(user: int) -> Become:
         err: int,
     ) -> None:
         try:
-            spaces.become(user)
+            spaces.become(user, around)
         except OSError as exc:
             os.write(err, f"user {user} cannot be had: {exc.strerror}\n".encode())
             os._exit(_NO_USER)
@@ -404,19 +419,6 @@ def take(descriptor: int) -> tuple[bytes, bool]:
             return taken, False
         taken += chunk
     return taken, True
-
-
-def _read_request(connection: socket.socket) -> Json | None:
-    connection.settimeout(_REQUEST_SECONDS)
-    received = b""
-    while not received.endswith(b"\n"):
-        chunk = connection.recv(_CHUNK)
-        if not chunk or len(received) > _REQUEST_MAX:
-            return None
-        received += chunk
-    connection.settimeout(None)
-    request: Json = json.loads(received)
-    return request
 
 
 def fill(text: str, ports: Mapping[str, int]) -> str:

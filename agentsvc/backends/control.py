@@ -21,8 +21,13 @@ class BadAnswer(Exception):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A command to be run."""
+    """A command to be run.
 
+    The token is of the sandbox's own state directory: on its socket anybody may call whom no
+    bubblewrap keeps from it.
+    """
+
+    token: str
     argv: tuple[str, ...]
     env: dict[str, str]
     time_limit: float
@@ -64,12 +69,13 @@ async def execute(path: Path, request: Request) -> ExecResult:
         )
 
 
-async def answer(path: Path, ports: Sequence[int], *, wait_seconds: float = 0) -> bool:
+async def answer(path: Path, token: str, ports: Sequence[int], *, wait_seconds: float = 0) -> bool:
     """Say whether something listens at every port inside, as soon as it does within that time.
 
     Raises OSError, BadAnswer.
     """
-    async with _asked(path, {"connect": ports, "wait": wait_seconds}) as reader:
+    asked = {"token": token, "connect": ports, "wait": wait_seconds}
+    async with _asked(path, asked) as reader:
         return _open.decode(await reader.readuntil(b"\n")).open
 
 

@@ -15,9 +15,17 @@ from urllib.parse import urlsplit
 
 from agentsvc.backend import Network
 from agentsvc.backends.bubblewrap import DOORS
-from agentsvc.backends.places import Place, Record
+from agentsvc.backends.places import Place, Record, WayOut
 from agentsvc.backends.threads import reach
-from agentsvc.egress import Proxy, Resolver, parse_policy, proxy_environment
+from agentsvc.egress import (
+    Mode,
+    Policy,
+    Proxy,
+    Resolver,
+    parse_policy,
+    proxy_environment,
+    source_of,
+)
 from agentsvc.errors import AgentsvcError
 
 log = logging.getLogger(__name__)
@@ -65,16 +73,17 @@ class Doors:
         """
         if record.shares_network:
             return
+        policy = policy_of(record)
         if place.sandbox_id in self._proxies:
+            self._proxies[place.sandbox_id].policy = policy
             await reach(lambda: _let_through(place.doors, record.user))
             return
         self._resolver = self._resolver or Resolver()
-        needed = [split(one) for one in _near(record)]
-        network = Network.NONE if record.network is Network.OPEN else record.network
         proxy = Proxy(
-            parse_policy(network, record.allow_hosts, needed, map(split, record.models)),
+            policy,
             name=place.sandbox_id,
             resolver=self._resolver,
+            sources={split(record.callback)[1]: source_of(place.sandbox_id)},
         )
         self._proxies[place.sandbox_id] = proxy
         try:
@@ -119,6 +128,14 @@ def is_loopback(callback: str) -> bool:
     return split(callback)[0] in ("127.0.0.1", "localhost")
 
 
+def policy_of(record: Record) -> Policy:
+    """Return what the proxy of a sandbox lets through."""
+    modes = {WayOut.SLIRP: Mode.NONE, WayOut.PROXY: Mode.ELSEWHERE}
+    mode = modes[record.way_out] if record.way_out in modes else Mode(record.network)
+    needed = [split(one) for one in _near(record)]
+    return parse_policy(mode, record.allow_hosts, needed, map(split, record.models))
+
+
 def outward(record: Record) -> tuple[str, ...]:
     """Return what the relay inside offers."""
     if record.shares_network:
@@ -127,13 +144,13 @@ def outward(record: Record) -> tuple[str, ...]:
     # What is on the machine's loopback interface is to be found on that of the sandbox.
     called = [one for one in _near(record) if is_loopback(one)]
     ports = {split(one)[1]: one for one in reversed(called) if split(one)[1] != PROXY_PORT}
-    proxy = () if record.network is Network.OPEN else (f"{PROXY_PORT}={door}",)
+    proxy = (f"{PROXY_PORT}={door}",) if record.has_proxy else ()
     return (*proxy, *(f"{port}={door}={one}" for port, one in ports.items()))
 
 
 def environment(record: Record) -> dict[str, str]:
     """Return the variables that send programs to the proxy."""
-    return {} if record.network is Network.OPEN else proxy_environment(PROXY_PORT)
+    return proxy_environment(PROXY_PORT) if record.has_proxy else {}
 
 
 def _near(record: Record) -> tuple[str, ...]:

@@ -1,18 +1,21 @@
 """Takes a process into a sandbox that bubblewrap holds, and leaves it no more rights than that has.
 
-Used by a fork of a program that is outside, with the standard library alone. The kernel is asked
-for all namespaces at once: whoever made them may join them, and only as long as it is outside.
+Used by a fork of a program that is outside and by the shim that lets it in, with the standard
+library alone. The kernel is asked for all namespaces at once: whoever owns the outermost of them
+may join them, and only as long as it is outside.
 """
 
 import ctypes
 import os
 import re
+import signal
 import struct
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from agentsvc.backends import spaces
 from agentsvc.backends.landlock import leave_abstract_sockets
+from agentsvc.backends.watch import be_expendable
 
 _NAMESPACES: Final = {
     "user": os.CLONE_NEWUSER,
@@ -23,6 +26,7 @@ _NAMESPACES: Final = {
     "uts": os.CLONE_NEWUTS,
     "cgroup": os.CLONE_NEWCGROUP,
 }
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_SECCOMP: Final = 22
 _PR_CAPBSET_READ: Final = 23
@@ -36,17 +40,40 @@ _CAPABILITIES_MAX: Final = 64
 _STEP_BYTES: Final = 8
 
 
-def enter(pidfd: int) -> None:
-    """Join every namespace in which that process is and this one is not; raises OSError.
+def differing(pid: int, other: int) -> int:
+    """Return the flags of the namespaces that two processes do not share; raises OSError."""
+    flags = 0
+    for name, flag in _NAMESPACES.items():
+        one, two = (Path(f"/proc/{process}/ns/{name}").readlink() for process in (pid, other))
+        flags |= flag if one != two else 0
+    return flags
+
+
+def let_in(pid: int, orders: dict[str, Any]) -> None:
+    """Have that process be in the sandbox's groups, and ended before what holds it; raises OSError."""
+    for group in (*orders.get("join", ()), orders["cgroup"]):
+        if group:
+            Path(group, "cgroup.procs").write_text(str(pid))
+    be_expendable(pid)
+
+
+def enter(pidfd: int, flags: int) -> None:
+    """Join these namespaces of that process; raises OSError.
 
     This process keeps its own pid: only its children are seen inside.
     """
-    pid = pid_of(pidfd)
-    flags = 0
-    for name, flag in _NAMESPACES.items():
-        theirs, ours = (Path(f"/proc/{one}/ns/{name}").readlink() for one in (pid, "self"))
-        flags |= flag if theirs != ours else 0
     os.setns(pidfd, flags)
+
+
+def become_nobody(user: int) -> None:
+    """Be that user, without any capability or a way to one, and end with the parent; raises OSError."""
+    drop_bounds()
+    spaces.become(user)
+    lose_capabilities()
+    libc = ctypes.CDLL(None, use_errno=True)
+    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    # The kernel forgets it with each change of user.
+    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
 
 
 def renounce(filter_code: bytes, *, has_own_user: bool) -> None:
@@ -70,12 +97,18 @@ def renounce(filter_code: bytes, *, has_own_user: bool) -> None:
         _check(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
 
 
-def lose_capabilities() -> None:
-    """Give up all capabilities, also those that a program could bring; raises OSError."""
+def drop_bounds() -> None:
+    """See to it that no program can bring capabilities; raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(_CAPABILITIES_MAX):
         if libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) == 1:
             _check(libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
+
+
+def lose_capabilities() -> None:
+    """Give up all capabilities, also those that a program could bring; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    drop_bounds()
     _check(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     _check(libc.capset(header, bytes(24)))

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 import agentsvc
-from agentsvc.backend import Isolation, Network, Order
+from agentsvc.backend import Isolation, Order
 from agentsvc.backends import bubblewrap, doors, landlock, openfiles, places, uplink
 from agentsvc.backends.groups import Groups
-from agentsvc.backends.places import Place, Record
+from agentsvc.backends.places import Place, Record, WayOut
 from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
 from agentsvc.backends.tree import MARK
 from agentsvc.backends.users import Users
@@ -57,8 +57,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Host and port at which the sandbox finds the server."""
     users: Users = Users()
     """Who sandboxes are outside that bubblewrap holds for root."""
-    own_network: bool = False
-    """Whether a new sandbox whose network is open has one of its own nevertheless."""
+    way_out: WayOut = WayOut.HOST
+    """How the sandbox gets out if its network is open."""
     loan: Loan = Loan()
     """The fork that becomes the command, or why it is started as any other."""
 
@@ -74,10 +74,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 order,
                 root=self.temp_root,
                 callback=self.callback,
-                has_own_network=self.own_network and order.network is Network.OPEN,
+                way_out=self.way_out,
             )
         )
-        if os.geteuid() != 0 or self.place.read_state() is not None:
+        if self.place.read_state() is not None:
+            return record
+        # What was made before has from now on what a new one would have.
+        record = self.place.renew(record, record.connected(self.way_out, self.callback))
+        if os.geteuid() != 0:
             return record
         is_boxed = bool(self.held_by.program)
         user = self.users.take(order.sandbox_id, record.user) if is_boxed else 0
@@ -103,6 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "ports": [[port.name, port.number] for port in self.order.ports],
             "cwd": str(self.place.agent),
             "workspace": str(self.place.workspace / record.working_dir),
+            "control_token": self.place.make_control_token(),
             "wrap": [],
         }
         return {
@@ -159,7 +164,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return (self.place.workspace, self.place.home, self.place.agent)
 
     def _box(self, mark: str, record: Record, temp: Path, inside: dict[str, Any]) -> dict[str, Any]:
-        way_out = _find_uplink() if record.has_own_network else ""
+        carrier = _find_uplink() if record.way_out is WayOut.SLIRP else ""
         view = bubblewrap.View(
             mark=mark,
             writable=self._own(),
@@ -167,20 +172,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             home=self.place.home,
             network=record.network,
             has_own_network=record.has_own_network,
+            has_resolver=bool(carrier),
             doors=None if record.shares_network else self.place.doors,
             readable=self.held_by.readable,
             user=record.user,
         )
         return {
             **bubblewrap.orders(self.held_by.program, view),
+            "entered_by": self.loan.user,
             "command": bubblewrap.running("inside"),
-            "uplink": way_out,
+            "uplink": carrier,
             "sockets": [f"{record.temp}/p{number}" for number in range(len(self.order.ports))],
             "inside": {
                 **inside,
                 "relay": relay.__file__,
                 "outward": list(doors.outward(record)),
-                "waits": bool(way_out) or self.loan.number >= 0,
+                "waits": bool(carrier) or self.loan.number >= 0,
             },
         }
 

@@ -1,62 +1,47 @@
 """Finds out whether what a process sandbox runs listens at its ports."""
 
 import asyncio
-import socket
 from typing import Final
 
-from agentsvc.backends import control, launch
+from agentsvc.backends import control, launch, peers
 from agentsvc.backends.look import Look
+from agentsvc.backends.threads import reach
+from agentsvc.backends.tree import Tree
 from agentsvc.values import monotonic
 
 LOOPBACK: Final = "127.0.0.1"
 """Where ports are that no network of the sandbox's own hides."""
 
 _WAIT_SECONDS: Final = 0.4
-_MOMENT_SECONDS: Final = 0.02
 _LOOK_SECONDS: Final = 0.01
 
 
-def is_open(look: Look) -> bool:
-    """Say whether something answers at every port that is awaited, as far as that is quickly known.
+def is_open(look: Look, tree: Tree) -> bool:
+    """Say whether it listens itself at every port that is awaited, as far as that is quickly known.
 
-    It is where the sandbox has no network of its own, and is not busy. Blocks for a moment.
+    It is where the sandbox has no network of its own. Blocks for a moment.
     """
     if look.record is None or not look.record.shares_network:
         return False
-    return all(map(_is_open, look.awaited_ports()))
+    return all(peers.listens(tree, port) for port in look.awaited_ports())
 
 
-def _is_open(port: int) -> bool:
-    try:
-        socket.create_connection((LOOPBACK, port), _MOMENT_SECONDS).close()
-    except OSError:  # which TimeoutError is, too
-        return False
-    return True
-
-
-async def answers(look: Look, connect_seconds: float) -> bool:
+async def answers(look: Look, tree: Tree, connect_seconds: float) -> bool:
     """Wait a moment for what listens inside: a fork does within it, and nobody looks again."""
-    if look.state is not None and look.state.sockets and look.record is not None:
+    if not look.awaited_ports():
+        return True
+    if look.sockets() and look.record is not None:
         path = launch.control_path(look.record.temp)
+        ports = look.awaited_ports()
+        token = await reach(look.place.read_control_token)
         try:
             async with asyncio.timeout(connect_seconds + _WAIT_SECONDS):
-                return await control.answer(path, look.awaited_ports(), wait_seconds=_WAIT_SECONDS)
+                return await control.answer(path, token, ports, wait_seconds=_WAIT_SECONDS)
         except (OSError, control.BadAnswer):
             return False
     end = monotonic() + _WAIT_SECONDS
-    is_open = await _connects(look, connect_seconds)
-    while not is_open and monotonic() < end:
+    found = await reach(lambda: is_open(look, tree))
+    while not found and monotonic() < end:
         await asyncio.sleep(_LOOK_SECONDS)
-        is_open = await _connects(look, connect_seconds)
-    return is_open
-
-
-async def _connects(look: Look, connect_seconds: float) -> bool:
-    for port in look.awaited_ports():
-        try:
-            async with asyncio.timeout(connect_seconds):
-                _, writer = await asyncio.open_connection(LOOPBACK, port)
-        except OSError:  # which TimeoutError is, too
-            return False
-        writer.transport.abort()
-    return True
+        found = await reach(lambda: is_open(look, tree))
+    return found

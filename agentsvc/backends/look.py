@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Cause, Isolation, Limits, Network, PausedAs, Phase
+from agentsvc.backend import Cause, Isolation, Limits, PausedAs, Phase
 from agentsvc.backends import cgroup
-from agentsvc.backends.places import Exit, Place, Record, State
+from agentsvc.backends.places import Exit, Place, Record, State, WayOut
 from agentsvc.backends.shim import ZYGOTE
 from agentsvc.backends.tree import Tree, boot_id, is_alive, is_stopped, reap
 from agentsvc.values import monotonic
@@ -23,7 +23,16 @@ MACHINES_NETWORK: Final = "the machine's, with its loopback interface"
 """What a sandbox has whose network is open."""
 
 OWN_NETWORK: Final = "one of its own"
-"""What it has instead where that is configured."""
+"""What it has instead by default."""
+
+PROXIED_NETWORK: Final = "one of its own, with HTTP and HTTPS by a proxy as the only way out"
+"""What it has where there is no slirp4netns."""
+
+NETWORKS: Final = {
+    WayOut.HOST: MACHINES_NETWORK,
+    WayOut.SLIRP: OWN_NETWORK,
+    WayOut.PROXY: PROXIED_NETWORK,
+}
 
 _SETTLE_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.01
@@ -69,6 +78,14 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         """Return the ports the sandbox has been given."""
         return self.state.ports if self.state else {}
 
+    def sockets(self) -> dict[str, str]:
+        """Return where ports are reached that are in a network of the sandbox's own.
+
+        In the machine's, what leads there from inside could lead to another's just as well.
+        """
+        is_shared = self.record is None or self.record.shares_network
+        return self.state.sockets if self.state and not is_shared else {}
+
     def awaited_ports(self) -> list[int]:
         """Return the ports that must answer before the sandbox is usable."""
         given = self.ports()
@@ -90,9 +107,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     def _network(self) -> dict[str, str]:
         """Say which network an open one is in."""
-        if self.record is None or self.record.network is not Network.OPEN:
+        if self.record is None or self.record.way_out is None:
             return {}
-        return {"network": MACHINES_NETWORK if self.record.shares_network else OWN_NETWORK}
+        return {"network": NETWORKS[self.record.way_out]}
 
     def _who(self) -> dict[str, str]:
         """Say who it is outside, where that is not as it is inside."""

@@ -1,14 +1,18 @@
 """What this machine has to hold sandboxes as processes, and how they are held with it."""
 
 import logging
+import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from agentsvc.backend import Fences, Isolation, Network
-from agentsvc.backends import bubblewrap, doors, groups, landlock, uplink, users
-from agentsvc.backends.look import MACHINES_NETWORK, OWN_NETWORK
-from agentsvc.backends.processconfig import ProcessConfig
+from agentsvc.backends import bubblewrap, doors, groups, landlock, seccomp, uplink, users
+from agentsvc.backends.look import NETWORKS
+from agentsvc.backends.places import WayOut
+from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
+from agentsvc.backends.zygote import Confinement
 
 log = logging.getLogger(__name__)
 
@@ -42,35 +46,59 @@ class Means:
                 else "sandboxes are not isolated: they run with the rights of the server's user",
                 extra={"reason": self.bubblewrap.reason, "remedy": self.bubblewrap.remedy},
             )
+        self._warn_of_network()
 
     def fences(self) -> Fences:
         """Say whether bubblewrap or Landlock holds sandboxes here, and what limits them."""
         found = self.bubblewrap
         limits = self._limits()
         if not found.program:
-            remedy = f"{found.reason}: {found.remedy}" if found.remedy else found.reason
+            ways = [found.remedy] if found.remedy else []
+            if os.geteuid() == 0:
+                ways.append("run the server as an ordinary user")
             return Fences(
                 isolation=self._isolation(),
-                remedy=remedy,
-                networks=frozenset() if self._config.own_network else frozenset({Network.OPEN}),
-                network_remedy=remedy,
+                reason=found.reason,
+                remedy=", or ".join(ways),
+                network_remedy=": ".join(filter(None, (found.reason, found.remedy))),
                 limits=limits,
             )
-        networks = set(Network if self._has_doors() else {Network.OPEN})
-        if self._config.own_network and self._why_no_uplink():
-            networks.discard(Network.OPEN)
         return Fences(
             isolation=Isolation.BUBBLEWRAP,
-            networks=frozenset(networks),
-            network_remedy=self._why_no_uplink() if self._config.own_network else "",
+            networks=frozenset(Network if self._has_doors() else {Network.OPEN}),
+            network_remedy="" if self._has_doors() else self._why_no_doors(),
             limits=limits,
         )
+
+    def way_out(self) -> WayOut:
+        """Return how a sandbox that starts now gets out if its network is open. Blocks."""
+        if not self.bubblewrap.program or self._config.network is OpenNetwork.HOST:
+            return WayOut.HOST
+        return WayOut.PROXY if self._why_no_uplink() else WayOut.SLIRP
 
     def readable(self) -> tuple[Path, ...] | None:
         """Return what sandboxes may read where Landlock alone holds them, and None elsewhere."""
         if self._isolation() is not Isolation.LANDLOCK:
             return None
         return (*bubblewrap.environment(), *(Path(path) for path in self._config.readable))
+
+    def confinement(self) -> Confinement:
+        """Say how the zygote is kept from the machine, and why there may be none."""
+        if os.geteuid() != 0:
+            return Confinement()
+        if not self.users:
+            return Confinement(
+                refusal="it would be root: sandboxes have no users of their own here"
+            )
+        if platform.machine() not in seccomp.MACHINES:
+            # By their numbers it could enter sandboxes that it was not handed.
+            return Confinement(refusal="no filter of system calls is known for this processor")
+        return Confinement(
+            program=self.bubblewrap.program,
+            readable=self.bubblewrap.readable,
+            users=self.users,
+            shares_network=self._config.network is OpenNetwork.HOST,
+        )
 
     def facts(self) -> dict[str, str]:
         """Say what was found, for the operator."""
@@ -88,17 +116,29 @@ class Means:
         return not self._callback or doors.is_loopback(self._callback)
 
     def _why_no_uplink(self) -> str:
-        if not self._has_doors():
-            return f"`internal_url` is not on the loopback interface: {self._callback}"
-        return uplink.why_not()
+        return uplink.why_not() if self._has_doors() else self._why_no_doors()
+
+    def _why_no_doors(self) -> str:
+        return f"`internal_url` is not on the loopback interface: {self._callback}"
 
     def _open_network(self) -> str:
-        if not self._config.own_network:
-            return MACHINES_NETWORK
-        if not self.bubblewrap.program:
-            return "none: bubblewrap does not hold sandboxes"
-        why_not = self._why_no_uplink()
-        return f"none: {why_not}" if why_not else OWN_NETWORK
+        way_out = self.way_out()
+        reason = f": {self._why_no_uplink()}" if way_out is WayOut.PROXY else ""
+        return f"{NETWORKS[way_out]}{reason}"
+
+    def _warn_of_network(self) -> None:
+        way_out = self.way_out()
+        if way_out is WayOut.HOST and self.bubblewrap.program:
+            log.warning(
+                "open sandboxes share the network of this machine: they reach all that listens on"
+                " its loopback interface, and each other",
+                extra={"reason": '[backends.process] says `network = "host"`'},
+            )
+        elif way_out is WayOut.PROXY:
+            log.warning(
+                "open sandboxes have no way out but HTTP and HTTPS by a proxy",
+                extra={"reason": self._why_no_uplink()},
+            )
 
     def _limits(self) -> frozenset[str]:
         return self.groups.limits() | _BY_PROCESS | (_BY_USER if self.users else set())

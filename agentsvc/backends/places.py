@@ -12,6 +12,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -27,6 +28,7 @@ SOCKET_PATH_MAX: Final = 107
 """Bytes a unix socket's path may have; the kernel's limit."""
 
 _TEMP_PREFIX = "asvc-"
+_TEMP_NAME = re.compile(rf"{_TEMP_PREFIX}[0-9a-f]{{8}}")
 _LONGEST_SOCKET = "/".join(("", "tmp", "tmux-4294967295", "openhands-" + 32 * "0"))
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _BLOCK = 65536
@@ -35,6 +37,17 @@ _ACCESS = re.compile(r'- \\?"[A-Z]{3,7}\s|HTTP/\d[.\d]*\\?" \d{3}\b')
 """A request in an access log, or its beginning."""
 _REST = " " * 8
 """What goes before the rest of a line that was broken because it is long."""
+
+
+class WayOut(StrEnum):
+    """How a sandbox whose network is open reaches anything."""
+
+    HOST = "host"
+    """It is in the machine's network."""
+    SLIRP = "slirp"
+    """slirp4netns carries what it sends out of a network namespace of its own."""
+    PROXY = "proxy"
+    """It has such a namespace, and the server's proxy is the only way out of it."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +70,36 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Who it is outside, and whose its files are; 0 for the server's user."""
     has_own_network: bool = False
     """Whether it has a network of its own although that is open."""
+    is_proxied: bool = False
+    """Whether the proxy is the only way out of that."""
+
+    @property
+    def way_out(self) -> WayOut | None:
+        """How it gets out if its network is open, else None."""
+        if self.network is not Network.OPEN:
+            return None
+        if not self.has_own_network:
+            return WayOut.HOST
+        return WayOut.PROXY if self.is_proxied else WayOut.SLIRP
 
     @property
     def shares_network(self) -> bool:
         """Whether it is in the network of the machine."""
-        return self.network is Network.OPEN and not self.has_own_network
+        return self.way_out is WayOut.HOST
+
+    @property
+    def has_proxy(self) -> bool:
+        """Whether its programs are sent to the proxy."""
+        return self.way_out in (None, WayOut.PROXY)
+
+    def connected(self, way_out: WayOut, callback: str) -> "Record":
+        """Return the record for a start with that way out, if its network is open."""
+        return msgspec.structs.replace(
+            self,
+            callback=callback,
+            has_own_network=self.network is Network.OPEN and way_out is not WayOut.HOST,
+            is_proxied=self.network is Network.OPEN and way_out is WayOut.PROXY,
+        )
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,9 +212,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
         For root alone, and while nothing runs in the sandbox.
         """
-        if record.user != user:
-            record = msgspec.structs.replace(record, user=user)
-            self._write("record.json", record)
+        record = self.renew(record, msgspec.structs.replace(record, user=user))
         give((self.home, self.agent, self.workspace), user)
         working_dir = self.workspace / record.working_dir
         # Made anew, it is the server's. What a sandbox put there instead is left alone.
@@ -185,6 +221,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
                 if path.is_relative_to(self.workspace) and path.lstat().st_uid != user:
                     os.chown(path, user, user, follow_symlinks=False)
         return record
+
+    def renew(self, found: Record, changed: Record) -> Record:
+        """Write the record of a sandbox that is about to start if it has changed, and return it."""
+        if changed != found:
+            self._write("record.json", changed)
+        return changed
 
     def read_record(self) -> Record | None:
         """Return the record, or None if there is none that can be read."""
@@ -210,6 +252,25 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         """Forget a run that has ended, so that there can be another."""
         self.clear_pause()
         (self.directory / "state.json").unlink(missing_ok=True)
+
+    def make_control_token(self) -> str:
+        """Return what whoever asks the shim for a command has to show, and make it if need be.
+
+        It stays the same: a shim may run already that has not written its state yet.
+        """
+        if token := self.read_control_token():
+            return token
+        token = secrets.token_hex(32)
+        new = self._new_file("control-token")
+        new.write_text(token)
+        new.replace(self.directory / "control-token")
+        return token
+
+    def read_control_token(self) -> str:
+        """Return what `make_control_token` made; empty for a sandbox of a version without it."""
+        with contextlib.suppress(FileNotFoundError):
+            return read_whole(f"{self.directory}/control-token").decode()
+        return ""
 
     def last_line(self) -> str:
         """Return the last line of output that says something, shortened.
@@ -238,10 +299,14 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
     def _write(self, name: str, value: Record | Pause) -> None:
-        new = self.directory / f"{name}.{secrets.token_hex(4)}"
-        new.touch(mode=0o600)
+        new = self._new_file(name)
         new.write_bytes(msgspec.json.encode(value))
         new.replace(self.directory / name)
+
+    def _new_file(self, name: str) -> Path:
+        new = self.directory / f"{name}.{secrets.token_hex(4)}"
+        new.touch(mode=0o600)
+        return new
 
 
 class LogFile:
@@ -322,6 +387,11 @@ def new_temp_name(root: Path) -> str:
     return str(root / f"{_TEMP_PREFIX}{secrets.token_hex(4)}")
 
 
+def is_temp_name(path: Path) -> bool:
+    """Whether a path may be that of a temporary directory of ours, wherever it was made."""
+    return path.is_absolute() and _TEMP_NAME.fullmatch(path.name) is not None
+
+
 def make_temp(path: str, mark: str, user: int = 0) -> Path:
     """Make a temporary directory that says whose it is; fine if it is there.
 
@@ -381,7 +451,7 @@ def _make_accessible(path: Path) -> None:
 
 
 def new_record(
-    instance_id: str, order: Order, *, root: Path, callback: str, has_own_network: bool = False
+    instance_id: str, order: Order, *, root: Path, callback: str, way_out: WayOut = WayOut.HOST
 ) -> Record:
     """Return the record of a sandbox that is about to be made."""
     return Record(
@@ -395,10 +465,8 @@ def new_record(
         allow_hosts=order.allow_hosts,
         reaches=order.reaches,
         models=order.models,
-        callback=callback,
         limits=order.limits,
-        has_own_network=has_own_network,
-    )
+    ).connected(way_out, callback)
 
 
 def _last_remark(lines: list[str]) -> str:

@@ -9,6 +9,7 @@ server, and a later one finds it by these alone.
 
 import asyncio
 import logging
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ from agentsvc.backend import (
     Found,
     Handle,
     Health,
+    Isolation,
     LogLine,
     Order,
     Phase,
@@ -44,6 +46,7 @@ from agentsvc.backends import (
     doors,
     launch,
     listening,
+    peers,
     places,
     zygote,
 )
@@ -57,7 +60,7 @@ from agentsvc.backends.means import Means
 from agentsvc.backends.meter import Meter
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
 from agentsvc.backends.priority import Priorities
-from agentsvc.backends.processconfig import ProcessConfig
+from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC, ZYGOTE, agent_version, check
 from agentsvc.backends.threads import finish, reach, until_none
 from agentsvc.backends.tree import Tree, marks, reap, snapshot
@@ -89,6 +92,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         }
     )
     Config = ProcessConfig
+    default_isolation: ClassVar[Isolation] = Isolation.BUBBLEWRAP
     program: ClassVar[str] = "openhands.agent_server"
     """What is loaded ahead for sandboxes whose command is to run it as a module."""
     ahead: ClassVar[Ahead] = AGENT_SERVER
@@ -126,6 +130,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Make the state directory, find out what can be used, and open the doors there are."""
         await reach(self._open)
         await self._let_all_share()
+        self._zygote.confine(self._means.confinement())
         if agent_version():
             self._zygote.begin()
         for place, record in await reach(self._records):
@@ -141,15 +146,22 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         """Say what sandboxes will find here."""
         return await reach(self._probe)
 
+    @property
+    def least_isolation(self) -> Isolation:
+        """Say that root's sandboxes are never without bubblewrap: nothing else keeps root's rights."""
+        return Isolation.BUBBLEWRAP if os.geteuid() == 0 else Isolation.NONE
+
     def fences(self, asked: Spec | Order) -> Fences:
         """Say whether bubblewrap or Landlock holds sandboxes here, and what limits them."""
         del asked
         return self._means.fences()
 
     def why_no_pool(self, spec: Spec) -> str:
-        """Say so where the network is made for the models of the user."""
-        del spec
-        return "what it reaches depends on its user" if self.config.own_network else ""
+        """Say so where its user has a model on this machine, to which the way is made at the start."""
+        if self.config.network is OpenNetwork.HOST:
+            return ""
+        near = filter(doors.is_loopback, (*spec.reaches, *spec.models))
+        return f"{found} is on this machine" if (found := next(near, "")) else ""
 
     def check_spec(self, spec: Spec) -> None:
         """Raise OrderRejected for images, limits, options and directories elsewhere."""
@@ -187,10 +199,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if phase is Phase.GONE:
             return Report(phase=phase)
         if phase is Phase.RUNNING and not look.is_open:
-            answers = await listening.answers(look, self.config.connect_seconds)
+            tree = self._tree(look, handle)
+            answers = await listening.answers(look, tree, self.config.connect_seconds)
             phase = Phase.RUNNING if answers else Phase.STARTING
         shut = await self._doors.why_stuck(place, look.record)
-        sockets = look.state.sockets if look.state else {}
+        sockets = look.sockets()
         return Report(
             phase=phase,
             reason="; ".join(filter(None, (look.reason, shut))),
@@ -206,6 +219,19 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             enforced=look.enforced(),
             facts=look.facts(),
         )
+
+    async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
+        """Say whether the other end, in the machine's network, is a process of the sandbox."""
+        place = self._place(handle)
+
+        def look() -> bool:
+            state = state_of_this_boot(place)
+            if state is None or state.ports.get(endpoint.name) != endpoint.port:
+                return False
+            tree = Tree(mark=self._mark(handle), root=state.shim)
+            return peers.is_peer(tree, endpoint.port, source_port)
+
+        return await reach(look)
 
     async def scan(self) -> Sequence[Found]:
         """List what has a directory, a temporary directory or a process of this instance."""
@@ -262,7 +288,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if look.is_paused or look.record is None:
             raise Conflict("The sandbox is paused and runs no commands")
         request = control.Request(
-            argv=tuple(argv), env=dict(env), time_limit=time_limit, max_output=max_output
+            token=await reach(look.place.read_control_token),
+            argv=tuple(argv),
+            env=dict(env),
+            time_limit=time_limit,
+            max_output=max_output,
         )
         try:
             async with asyncio.timeout(time_limit + self.config.launch_seconds):
@@ -361,7 +391,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             log_bytes=self.config.log_bytes,
             time_limit=self.config.launch_seconds,
             held_by=self._means.bubblewrap,
-            own_network=self.config.own_network,
+            way_out=await reach(self._means.way_out),
             users=self._means.users,
             callback=self._callback,
         )
@@ -433,7 +463,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     def _remove(self, place: Place, look: Look, handle: Handle) -> None:
         mark = self._mark(handle)
         temps = [path for path, owner in places.list_temps(self._temp_root) if owner == mark]
-        known = look.record.temp if look.record else str(handle.data.get("temp", ""))
+        known = look.record.temp if look.record else _told_temp(handle)
         if known and places.temp_mark(Path(known)) in (mark, ""):
             temps.append(Path(known))
         for path in temps:
@@ -468,11 +498,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if look.state is not None:
             group = Path(look.state.cgroup) if look.state.cgroup else None
             return Tree(mark=mark, root=look.state.shim, group=group)
-        known = handle.data.get("cgroup")
-        return Tree(
-            mark=mark,
-            group=Path(known) if known else launch.group_path(self._means.groups.unified, mark),
-        )
+        known = Path(str(handle.data.get("cgroup", "")))
+        # The handle may come from a restored database: no other group is killed and removed.
+        if known.is_absolute() and known.name == launch.group_name(mark):
+            return Tree(mark=mark, group=known)
+        return Tree(mark=mark, group=launch.group_path(self._means.groups.unified, mark))
 
     async def _look(self, place: Place, handle: Handle) -> Look:
         look = await reach(lambda: look_at(place, self._mark(handle)))
@@ -483,7 +513,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
         def take() -> Look:
             look = look_at(place, self._mark(handle))
-            is_open = look.phase is Phase.RUNNING and listening.is_open(look)
+            tree = self._tree(look, handle)
+            is_open = look.phase is Phase.RUNNING and listening.is_open(look, tree)
             return msgspec.structs.replace(look, is_open=is_open) if is_open else look
 
         async with self._looking:
@@ -546,6 +577,15 @@ def _to_handle(place: Place, record: places.Record | None) -> Handle:
             "cgroup": state.cgroup if state else "",
         },
     )
+
+
+def _told_temp(handle: Handle) -> str:
+    """Return the temporary directory that a handle names, unless it can be none of ours.
+
+    The handle may come from a restored database, and what it names is removed with all its files.
+    """
+    path = Path(str(handle.data.get("temp", "")))
+    return str(path) if places.is_temp_name(path) else ""
 
 
 def _own(mark: str, instance_id: str) -> str:

@@ -1,5 +1,6 @@
 """What the operator says of sandboxes that are processes of this machine."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -7,6 +8,13 @@ import msgspec
 from agentsvc.backends import users
 
 type Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class OpenNetwork(StrEnum):
+    """What `network = "open"` means for a sandbox that bubblewrap holds."""
+
+    OWN = "own"
+    HOST = "host"
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,9 +31,9 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     uids: str = "1900000000-1900065535"
     """Of which numbers each sandbox that bubblewrap holds for root gets one, as its user outside;
     nobody else may have them. Empty to run them as root there."""
-    own_network: bool = False
-    """Whether a sandbox that bubblewrap holds and whose network is `open` has one of its own all the
-    same, in which nothing of this machine is reached; needs the program slirp4netns."""
+    network: OpenNetwork = OpenNetwork.OWN
+    """What a sandbox that bubblewrap holds has where its spec says `open`: a network namespace of its
+    `own`, with the rest of the world beyond it, or that of the `host` with all that listens there."""
     use_landlock: bool = True
     """Whether Landlock confines sandboxes where bubblewrap does not hold them, and the kernel has it."""
     readable: tuple[str, ...] = ()

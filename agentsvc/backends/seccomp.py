@@ -18,6 +18,7 @@ _LOAD: Final = 0x20
 _IF_EQUAL: Final = 0x15
 _IF_AT_LEAST: Final = 0x35
 _IF_ANY_BIT: Final = 0x45
+_MASK: Final = 0x54
 _RETURN: Final = 0x06
 
 _ALLOW: Final = 0x7FFF0000
@@ -32,6 +33,10 @@ _ARGUMENTS: Final = 16
 _X32: Final = 0x40000000
 _NEW_NAMESPACES: Final = 0x7E020000
 """Every flag of clone that makes a namespace."""
+_TASK_NAMESPACES: Final = 0x30020000
+"""The flags of setns for the user, pid and mount namespace, which only a pidfd can have together."""
+_PTRACE_ATTACH: Final = (16, 0x4206)
+"""Both ways to trace a process that did not ask for it."""
 _FAMILIES: Final = (1, 2, 10, 16)
 """Unix, IPv4, IPv6 and netlink, which resolvers of names use."""
 _TERMINAL_INPUT: Final = (0x5412, 0x541C)
@@ -45,6 +50,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     clone: int
     socket: int
     ioctl: int
+    fallocate: int
+    """It takes room on the disk in no time, faster than a limit of disk is looked at."""
+    ptrace: int
+    setns: int
+    process_vm: tuple[int, int]
+    """Reading and writing the memory of another process."""
     refused: Mapping[str, int]
     has_x32: bool = False
 
@@ -70,12 +81,19 @@ _ABSENT: Final = {
 """What looks as if the kernel did not have it, so that libraries take the older way; the flags of
 clone3 cannot be seen by a filter."""
 
+_PIDFD_OPEN: Final = 434
+_PIDFD_GETFD: Final = 438
+
 MACHINES: Final = {
     "x86_64": Machine(
         audit=0xC000003E,
         clone=56,
         socket=41,
         ioctl=16,
+        fallocate=285,
+        ptrace=101,
+        setns=308,
+        process_vm=(310, 311),
         has_x32=True,
         refused={
             "syslog": 103,
@@ -112,7 +130,6 @@ MACHINES: Final = {
             "perf_event_open": 298,
             "fanotify_init": 300,
             "open_by_handle_at": 304,
-            "setns": 308,
             "finit_module": 313,
             "kexec_file_load": 320,
             "bpf": 321,
@@ -124,6 +141,10 @@ MACHINES: Final = {
         clone=220,
         socket=198,
         ioctl=29,
+        fallocate=47,
+        ptrace=117,
+        setns=268,
+        process_vm=(270, 271),
         refused={
             "lookup_dcookie": 18,
             "umount2": 39,
@@ -152,7 +173,6 @@ MACHINES: Final = {
             "perf_event_open": 241,
             "fanotify_init": 262,
             "open_by_handle_at": 265,
-            "setns": 268,
             "finit_module": 273,
             "bpf": 280,
             "userfaultfd": 282,
@@ -163,12 +183,18 @@ MACHINES: Final = {
 """By the name `uname -m` gives."""
 
 
-def compile_filter(machine: str) -> bytes | None:
-    """Return the filter for a kind of processor, or None for one that is not known."""
+def compile_filter(machine: str, *, may_join: bool = False) -> bytes | None:
+    """Return the filter for a kind of processor, or None for one that is not known.
+
+    What may join sandboxes joins one that it was handed, as a whole, and can neither ask for another
+    by its number nor reach into a process.
+    """
     kind = MACHINES.get(machine)
     if kind is None:
         return None
     refused = [*kind.refused.values(), *_EVERYWHERE.values()]
+    refused += [*kind.process_vm, _PIDFD_GETFD] if may_join else [kind.setns]
+    absent = [*_ABSENT.values(), *([_PIDFD_OPEN] if may_join else [])]
     parts = [
         _step(_LOAD, _ARCHITECTURE),
         _step(_IF_EQUAL, kind.audit, yes=1),
@@ -178,7 +204,13 @@ def compile_filter(machine: str) -> bytes | None:
     if kind.has_x32:
         parts += [_step(_IF_AT_LEAST, _X32, no=1), _fail(errno.ENOSYS)]
     parts += _answers(refused, errno.EPERM)
-    parts += _answers(_ABSENT.values(), errno.ENOSYS)
+    # Libraries write zeros instead, as where a file system does not have it.
+    parts += _answers((kind.fallocate,), errno.EOPNOTSUPP)
+    parts += _answers(absent, errno.ENOSYS)
+    if may_join:
+        whole = [_step(_MASK, _TASK_NAMESPACES), _step(_IF_EQUAL, _TASK_NAMESPACES, yes=1)]
+        parts += _when(kind.setns, 1, [*whole, _fail(errno.EPERM)])
+        parts += _when(kind.ptrace, 0, _answers(_PTRACE_ATTACH, errno.EPERM))
     parts += _when(kind.clone, 0, [_step(_IF_ANY_BIT, _NEW_NAMESPACES, no=1), _fail(errno.EPERM)])
     parts += _when(kind.ioctl, 1, _answers(_TERMINAL_INPUT, errno.EPERM))
     families = [_step(_IF_EQUAL, one, yes=len(_FAMILIES) - at) for at, one in enumerate(_FAMILIES)]

@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,7 @@ from agentsvc.backends.children import (
     Execution,
     Json,
     become_reaper,
+    descendants,
     environment,
     fill,
     hold_ports,
@@ -42,7 +44,7 @@ from agentsvc.backends.children import (
     take,
     wake_on_child,
 )
-from agentsvc.backends.joining import pid_of
+from agentsvc.backends.joining import differing, let_in, pid_of
 from agentsvc.backends.uplink import Uplink
 from agentsvc.backends.watch import Watch, be_expendable, expendable, hold
 
@@ -56,6 +58,7 @@ _SETUP_SECONDS = 20.0
 _MESSAGE_MAX = 65536
 _LOAN_SECONDS = 20.0
 _UPLINK_SECONDS = 2.0
+_CREDENTIALS: Final = struct.Struct("=iII")
 
 ZYGOTE: Final = "zygote"
 """How a command was started that is a fork of a loaded program; anything else says why not."""
@@ -114,7 +117,7 @@ class Shim:
         self.state["cgroup"] = _join(self.orders["cgroup"])
         # What cannot be limited as ordered is not started: nobody is told that it is ready.
         hold(self.orders)
-        self.watch = Watch(self.orders)
+        self.watch = Watch(self.orders, self._processes)
         listener = _listen(self.orders["control"])
         wake = wake_on_child()
         try:
@@ -171,15 +174,15 @@ class Shim:
         files[""] = _in_memory(b"".join(one.encode() + b"\0" for one in arguments))
         first = [box["program"], "--args", str(files[""])]
         user = box["user"]
-        with spaces.made(user) as namespaces:
+        with spaces.made(user, box["entered_by"]) as made:
             command = Command(
-                [*first, *spaces.arguments(namespaces), *box["command"], str(theirs.fileno())],
+                [*first, *spaces.arguments(made.pair), *box["command"], str(theirs.fileno())],
                 {},
                 cwd="/",
                 umask=self.umask,
-                keep=[*files.values(), *namespaces, theirs.fileno()],
+                keep=[*files.values(), *made.pair, theirs.fileno()],
                 is_deaf=True,
-                become=starting_as(user) if user else None,
+                become=starting_as(user, made.around) if user else None,
             )
         if user:
             # What is written to by name, such as /dev/stdout, has to be its own.
@@ -234,20 +237,31 @@ class Shim:
             return f"its network could not be set up: {exc}"
         return ""
 
-    def _link_again(self, command: Command) -> None:
-        """Begin what leads out anew where it has ended, at times."""
-        if self.uplink is None or command.watched or time.monotonic() < self.next_uplink:
+    def _look_after_link(self, command: Command) -> None:
+        """Begin what leads out anew where it has ended, and keep it from this machine, at times."""
+        if self.uplink is None or time.monotonic() < self.next_uplink:
             return
         self.next_uplink = time.monotonic() + _UPLINK_SECONDS
         with contextlib.suppress(OSError):
-            command.watched = self.uplink.start()
+            if command.watched:
+                self.uplink.follow()
+            else:
+                command.watched = self.uplink.start()
+
+    def _pause_milliseconds(self) -> int | None:
+        """How long to wait for something to do before it is looked for."""
+        pauses = [self.watch.pause_milliseconds]
+        if self.uplink is not None:
+            pauses.append(int(_UPLINK_SECONDS * 1000))
+        return min((pause for pause in pauses if pause), default=None)
 
     def _use_loan(self, loan: int, first: Sequence[int]) -> None:
         """Have a fork of what is loaded go inside, or the command be started there as usual."""
         assert self.inside is not None  # noqa: S101  # for the type checker
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with socket.socket(fileno=loan) as fork, ours, theirs:
-            reason = _lead_in(fork, self._loaned(), [*first, theirs.fileno()])
+            groups = {**self.orders, "cgroup": self.state["cgroup"]}
+            reason = _lead_in(fork, self._loaned(), groups, [*first, theirs.fileno()])
             self.state["started_by"] = reason or ZYGOTE
             with contextlib.suppress(OSError):  # it has ended already
                 if reason:
@@ -265,8 +279,6 @@ class Shim:
             "mark": self.orders["mark"],
             "filter": self.orders["box"]["data"].get("seccomp", ""),
             "has_own_user": bool(self.orders["box"]["user"]),
-            "cgroup": self.state["cgroup"],
-            "join": self.orders.get("join", []),
             "rlimits": self.orders.get("rlimits", {}),
         }
 
@@ -285,14 +297,22 @@ class Shim:
         while not command.reap():
             if self.watch.look():
                 self._react(command)
-            self._link_again(command)
-            for descriptor, _ in poller.poll(self.watch.pause_milliseconds):
+            self._look_after_link(command)
+            for descriptor, _ in poller.poll(self._pause_milliseconds()):
                 if descriptor == wake:
                     take(wake)
                 elif descriptor == listener.fileno():
                     self._serve(listener)
                 elif not self.log.copy(descriptor, streams[descriptor]):
                     poller.unregister(descriptor)
+
+    def _processes(self) -> list[int]:
+        """Return the pids of all that runs in the sandbox, this process among them."""
+        group = self.state["cgroup"]
+        with contextlib.suppress(OSError):
+            if group:
+                return [int(pid) for pid in Path(group, "cgroup.procs").read_text().split()]
+        return [pid for pid, _ in descendants(self.state["shim"][0])]
 
     def _react(self, command: Command) -> None:
         self.state["kills"] = self.watch.kills
@@ -415,18 +435,37 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _lead_in(fork: socket.socket, told: Json, files: Sequence[int]) -> str:
-    """Tell a fork which process to follow; return why it could not, or nothing."""
+def _lead_in(fork: socket.socket, told: Json, groups: Json, files: Sequence[int]) -> str:
+    """Tell a fork which process to follow; return why it could not, or nothing.
+
+    It has no right to join groups, and is not asked for its number: the kernel is.
+    """
     orders = _in_memory(json.dumps(told).encode())
     try:
         fork.settimeout(_LOAN_SECONDS)
+        fork.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         socket.send_fds(fork, [b"join"], [orders, *files])
-        said = fork.recv(_MESSAGE_MAX).decode()
+        said, sender = _hear_from(fork)
+        if said == "here":
+            let_in(sender, groups)
+            flags = differing(sender, pid_of(files[0]))
+            fork.send(str(flags).encode())
+            said, _ = _hear_from(fork)
     except OSError as exc:
         said = f"the zygote does not answer: {exc}"
     finally:
         os.close(orders)
     return "" if said == "joined" else said or "the zygote has ended"
+
+
+def _hear_from(fork: socket.socket) -> tuple[str, int]:
+    """Return what was said, and by which process."""
+    room = socket.CMSG_SPACE(_CREDENTIALS.size)
+    said, extra, _, _ = fork.recvmsg(_MESSAGE_MAX, room)
+    for level, kind, data in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            return said.decode(), int(_CREDENTIALS.unpack(data)[0])
+    return "", 0
 
 
 def _in_memory(data: bytes) -> int:

@@ -4,20 +4,25 @@ Used by what starts bubblewrap for a server that is root, with the standard libr
 of that: a server that starts waits for a trial of it. What sets
 a sandbox up has to open what only root may enter; what runs in it must never be root to anything.
 So there are two namespaces, one in the other: the outer one knows root and the sandbox's user, and
-only bubblewrap is in it; the inner one knows the sandbox's user alone.
+only bubblewrap is in it; the inner one knows the sandbox's user alone. Around both is a third where
+the sandbox's command is to come from the fork server: it belongs to the fork server's user, which
+thereby may enter what is in it without a single capability. Bubblewrap is started there.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 
 INSIDE = 1000
 """What a sandbox's user is called inside, whoever it is outside."""
 
 _MAPS = ("gid_map", "uid_map")
+_NS_GET_PARENT = 0xB702
 _PR_SET_KEEPCAPS = 8
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAPABILITY_BYTES = 24
@@ -29,15 +34,31 @@ class NotMade(OSError):
     """There can be no such namespaces here."""
 
 
-@contextlib.contextmanager
-def made(user: int) -> Iterator[list[int]]:
-    """Make both namespaces, the outer one first, and close them at the end; raises NotMade.
+class Spaces:
+    """The descriptors of one sandbox's user namespaces; none for a sandbox that needs none."""
 
-    They belong to that user, who may enter them from outside and from nowhere else. For user 0,
-    who needs none, there are none.
+    def __init__(self) -> None:
+        self.around: int | None = None
+        """The one in which bubblewrap is started, if that is not its caller's."""
+        self.pair: list[int] = []
+        """The outer one and the inner one."""
+
+    def all(self) -> list[int]:
+        """Return every descriptor."""
+        return [*self.pair, *([] if self.around is None else [self.around])]
+
+
+@contextlib.contextmanager
+def made(user: int, entered_by: int = 0) -> Iterator[Spaces]:
+    """Make the namespaces and close them at the end; raises NotMade.
+
+    The pair belongs to that user, who may enter it from where it was made and from nowhere else.
+    For user 0, who needs none, there are none. With `entered_by`, the pair is made within one that
+    belongs to that user.
     """
+    spaces = Spaces()
     if not user:
-        yield []
+        yield spaces
         return
     heard, tell = os.pipe()
     listen, said = os.pipe()
@@ -45,46 +66,72 @@ def made(user: int) -> Iterator[list[int]]:
     if pid == 0:
         os.close(tell)
         os.close(listen)
-        _answer(said, lambda: _hold_both(user, heard, said))
+        _answer(said, lambda: _hold_all(user, entered_by, heard, said))
     os.close(heard)
     os.close(said)
-    found: list[int] = []
     try:
-        with os.fdopen(listen, "rb", buffering=0) as answers:
-            _expect(answers.read(_MESSAGE_MAX))
-            try:
-                _map(pid, f"0 0 1\n{INSIDE} {user} 1\n")
-            except OSError as exc:
-                raise NotMade(f"user {user} cannot be had in a namespace: {exc.strerror}") from exc
-            os.write(tell, b"!")
-            inner = _expect(answers.read(_MESSAGE_MAX))
-            found += [os.open(f"/proc/{one}/ns/user", os.O_RDONLY) for one in (pid, inner)]
-    except BaseException:
-        for number in found:
-            os.close(number)
-        raise
+        try:
+            with os.fdopen(listen, "rb", buffering=0) as answers:
+                _set_up(spaces, pid, user, entered_by, tell=tell, answers=answers)
+        finally:
+            # The holders of the namespaces end when nobody can tell them anything any more.
+            os.close(tell)
+            os.waitpid(pid, 0)
+        yield spaces
     finally:
-        # The holders of the namespaces end when nobody can tell them anything any more.
-        os.close(tell)
-        os.waitpid(pid, 0)
-    try:
-        yield found
-    finally:
-        for number in found:
+        for number in spaces.all():
             os.close(number)
 
 
-def arguments(namespaces: Sequence[int]) -> list[str]:
+def _set_up(
+    spaces: Spaces, pid: int, user: int, entered_by: int, *, tell: int, answers: FileIO
+) -> None:
+    _expect(answers.read(_MESSAGE_MAX))
+    known = f"{user} {user} 1\n" if entered_by else _outer(user)
+    try:
+        _map(pid, f"0 0 1\n{known}")
+    except OSError as exc:
+        raise NotMade(f"user {user} cannot be had in a namespace: {exc.strerror}") from exc
+    os.write(tell, b"!")
+    outer = pid
+    if entered_by:
+        spaces.around = _space_of(pid)
+        outer = _expect(answers.read(_MESSAGE_MAX))
+        os.write(tell, b"!")
+    inner = _expect(answers.read(_MESSAGE_MAX))
+    spaces.pair += [_space_of(one) for one in (outer, inner)]
+
+
+def _space_of(pid: int) -> int:
+    return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def around(space: int) -> int | None:
+    """Return the user namespace around one, in which its owner may enter it; None if that is this."""
+    number = fcntl.ioctl(space, _NS_GET_PARENT)
+    os.set_inheritable(number, False)
+    if os.path.samestat(os.fstat(number), os.stat("/proc/self/ns/user")):  # noqa: PTH116  # as above
+        os.close(number)
+        return None
+    return number
+
+
+def arguments(pair: Sequence[int]) -> list[str]:
     """Return bubblewrap's arguments for a sandbox that is to be in these; none for none."""
-    if not namespaces:
+    if not pair:
         return []
-    outer, inner = map(str, namespaces)
+    outer, inner = map(str, pair)
     # Only whoever may give up capabilities can see to it that none comes back.
     return ["--userns", outer, "--userns2", inner, "--cap-add", "CAP_SETPCAP"]
 
 
-def become(user: int) -> None:
-    """Be that user, with no group but its own and without any right of root's."""
+def become(user: int, around: int | None = None) -> None:
+    """Be that user, with no group but its own and without any right of root's.
+
+    With `around`, in that user namespace.
+    """
+    if around is not None:
+        os.setns(around, os.CLONE_NEWUSER)
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -94,41 +141,70 @@ def main() -> None:
     """Become bubblewrap as a user of its own: USER PROGRAM ARGUMENTS-FILE COMMAND..."""
     user, program, number, *command = sys.argv[1:]
     try:
-        with made(int(user)) as namespaces:
-            for one in (*namespaces, int(number)):
+        with made(int(user)) as spaces:
+            for one in (*spaces.pair, int(number)):
                 os.set_inheritable(one, True)
             become(int(user))
             os.execve(  # noqa: S606  # running it is what it is for
-                program, [program, "--args", number, *arguments(namespaces), *command], {}
+                program, [program, "--args", number, *arguments(spaces.pair), *command], {}
             )
     except OSError as exc:
         sys.stderr.write(f"{exc.strerror or exc}\n")
         sys.exit(_FAILED)
 
 
-def _hold_both(user: int, heard: int, said: int) -> None:
-    _become_with_rights(user)
+def _hold_all(user: int, entered_by: int, heard: int, said: int) -> None:
+    _become_with_rights(entered_by or user)
     os.unshare(os.CLONE_NEWUSER)
     os.write(said, b"0")
     if not os.read(heard, 1):
         return
+    if entered_by:
+        _become_with_rights(user)
+        _hold_within(f"0 0 1\n{_outer(user)}", said, lambda tell: _hold_outer(heard, said, tell))
+    else:
+        _hold_inner(heard, said)
+
+
+def _hold_outer(heard: int, said: int, readied: int) -> None:
+    _unshare(readied)
+    if os.read(heard, 1):
+        _hold_inner(heard, said)
+
+
+def _hold_inner(heard: int, said: int) -> None:
+    def hold(readied: int) -> None:
+        _unshare(readied)
+        os.read(heard, 1)
+
+    _hold_within(f"{INSIDE} {INSIDE} 1\n", said, hold)
+
+
+def _hold_within(known: str, said: int, hold: Callable[[int], None]) -> None:
+    """Have a child make a namespace, say its pid, and wait for its end.
+
+    Only who is in the namespace around it may say who it knows.
+    """
     ready, readied = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(ready)
-        _answer(said, lambda: _hold_inner(heard, readied))
+        _answer(said, lambda: hold(readied))
     os.close(readied)
     if os.read(ready, 1):
-        _map(pid, f"{INSIDE} {INSIDE} 1\n")
+        _map(pid, known)
         os.write(said, str(pid).encode())
     os.waitpid(pid, 0)
 
 
-def _hold_inner(heard: int, readied: int) -> None:
+def _unshare(readied: int) -> None:
     os.unshare(os.CLONE_NEWUSER)
     os.write(readied, b"!")
     os.close(readied)
-    os.read(heard, 1)
+
+
+def _outer(user: int) -> str:
+    return f"{INSIDE} {user} 1\n"
 
 
 def _become_with_rights(user: int) -> None:

@@ -67,6 +67,12 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
             seeds.update([root.pid] if root.identity == self.root else [])
         return _with_descendants(table, seeds - {os.getpid()})
 
+    def descendants(self) -> list[Process]:
+        """Return the root and what has come of it, without a look at what others say of themselves."""
+        table = snapshot()
+        root = table.get(self.root[0]) if self.root is not None else None
+        return _with_descendants(table, [root.pid] if root and root.identity == self.root else [])
+
     def stop(self, time_limit: float) -> None:
         """Stop every member and wait until each is; raises TimeoutError if one will not.
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -25,9 +26,15 @@ NAMESERVER: Final = "10.0.2.3"
 
 _NS_GET_USERNS: Final = 0xB701
 _SIOCADDRT: Final = 0x890B
-_UP_HOST_REJECT: Final = 0x1 | 0x4 | 0x200
+_UP_REJECT: Final = 0x1 | 0x200
+_ALL_ONES: Final = 0xFFFFFFFF
 _ROUTE: Final = "@L16s16s16sHhLPhPLLH"
 _NO_ADDRESS: Final = bytes(16)
+_METADATA: Final = ("169.254.0.0/16", "100.100.100.200", "168.63.129.16")
+_ALWAYS_REFUSED: Final = (*_METADATA, "127.0.0.0/8")
+"""Where clouds tell their machines secrets; and what a program sends by the device although it is for
+the loopback interface, which slirp4netns would carry to that of the machine. By the device it is then
+looked for on the link, where nobody has such an address."""
 _READY_SECONDS: Final = 10.0
 _ERRORS_MAX: Final = 4096
 _OWN_ADDRESS: Final = re.compile(r"\|-- ([0-9.]+)\n\s+/32 host LOCAL")
@@ -53,14 +60,17 @@ class Uplink:
         # Not always the namespace of what runs inside, which may be one further in.
         self._owner = fcntl.ioctl(self._network, _NS_GET_USERNS)
         os.set_inheritable(self._owner, False)
+        self._around = spaces.around(self._owner) if user else None
         self._ended, self._stays = os.pipe()
+        self._refused: frozenset[str] = frozenset()
 
     def start(self) -> int:
         """Return the pid of what carries everything, once it does; raises OSError where it cannot.
 
-        Addresses that this machine has now lead nowhere.
+        Addresses that this machine has now lead nowhere, as `follow` sees to later, nor do those at which a cloud tells its
+        machines their secrets.
         """
-        self._refuse(own_addresses())
+        self._refuse(frozenset([*own_addresses(), *_ALWAYS_REFUSED]))
         ready, tell = os.pipe()
         errors = os.memfd_create("errors")
         try:
@@ -93,7 +103,7 @@ class Uplink:
             for signal_number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
                 signal.signal(signal_number, signal.SIG_DFL)
             if self._user:
-                spaces.become(self._user)
+                spaces.become(self._user, self._around)
             argv = [self._program, "--configure", "--mtu=65520", "--disable-host-loopback"]
             argv += ["--enable-seccomp", *(["--enable-sandbox"] if os.geteuid() == 0 else [])]
             argv += [f"--ready-fd={tell}", f"--exit-fd={self._ended}", "--netns-type=path"]
@@ -105,7 +115,12 @@ class Uplink:
         finally:
             os._exit(127)
 
-    def _refuse(self, addresses: list[str]) -> None:
+    def follow(self) -> None:
+        """Let addresses lead nowhere that this machine has got meanwhile; raises OSError."""
+        if new := frozenset(own_addresses()) - self._refused:
+            self._refuse(new)
+
+    def _refuse(self, addresses: frozenset[str]) -> None:
         """Let nothing inside reach these."""
         pid = os.fork()
         if pid == 0:
@@ -119,6 +134,7 @@ class Uplink:
                 os._exit(code)
         if os.waitpid(pid, 0)[1] != 0:
             raise OSError("its ways to this machine cannot be closed")
+        self._refused |= addresses
 
 
 def own_addresses() -> list[str]:
@@ -133,13 +149,18 @@ def resolv_conf(machines: str) -> bytes:
     return "\n".join([f"nameserver {NAMESERVER}", *kept, ""]).encode()
 
 
-def _add_refusals(addresses: list[str]) -> None:
+def _add_refusals(addresses: Iterable[str]) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
         for address in addresses:
-            target = struct.pack("@HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
-            mask = struct.pack("@HH4s8x", socket.AF_INET, 0, b"\xff" * 4)
+            # No `ipaddress`: it would take a millisecond of each start.
+            base, _, bits = address.partition("/")
+            ones = (_ALL_ONES << (32 - int(bits or 32)) & _ALL_ONES).to_bytes(4)
+            target, mask = (
+                struct.pack("@HH4s8x", socket.AF_INET, 0, one)
+                for one in (socket.inet_aton(base), ones)
+            )
             route = struct.pack(
-                _ROUTE, 0, target, _NO_ADDRESS, mask, _UP_HOST_REJECT, 0, 0, 0, 0, 0, 0, 0, 0
+                _ROUTE, 0, target, _NO_ADDRESS, mask, _UP_REJECT, 0, 0, 0, 0, 0, 0, 0, 0
             )
             with contextlib.suppress(FileExistsError):
                 fcntl.ioctl(link, _SIOCADDRT, route)

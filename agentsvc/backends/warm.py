@@ -4,7 +4,8 @@ Run as a program by `agentsvc.backends.zygote`. It has one thread, no event loop
 one to the server, and nothing that belongs to a sandbox. The server sends it sockets; for each it
 forks, and the fork alone hears on that socket what it is to be: the holder of a sandbox that nothing
 else holds, or a process inside one that bubblewrap holds, to which it is given away. From then on
-neither knows of the other.
+neither knows of the other. For a server that is root it has no rights, as
+`bubblewrap.fork_server_arguments` says.
 """
 
 import ast
@@ -34,7 +35,7 @@ from typing import Any, Final, NoReturn
 from agentsvc.backends import built, fresh, joining, shim
 from agentsvc.backends.children import FILES_AT_MOST, Become, Json
 from agentsvc.backends.landlock import confine
-from agentsvc.backends.watch import be_expendable, hold
+from agentsvc.backends.watch import hold
 
 _PARTS: Final = ("__main__", "api")
 """The modules of a program that do things when they are imported."""
@@ -45,7 +46,6 @@ _MESSAGE_MAX: Final = 4096
 _FILES_MAX: Final = 8
 _ORDER_SECONDS: Final = 60.0
 _PR_SET_NAME: Final = 15
-_NICE: Final = 10
 _FAILED: Final = 1
 
 
@@ -68,17 +68,14 @@ def _load_and_serve(number: int, budget: int, top: str, what: Sequence[Any]) -> 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"agentsvc-zygote", 0, 0, 0)
-    importance = os.getpriority(os.PRIO_PROCESS, 0)
-    _be_nice(importance)
     warm = Warm(*what)
     try:
-        warm.load(control, top, importance)
+        warm.load(control, top)
         problem = warm.problem(budget)
     except Exception as exc:  # noqa: BLE001  # whatever a package does while it is loaded
         problem = f"{type(exc).__name__}: {exc}"
     said = {"failed": problem} if problem else {"ready": os.getpid(), "note": warm.note[:512]}
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, importance)
         control.send(json.dumps(said).encode()[:_MESSAGE_MAX])
         if not problem:
             warm.serve(control)
@@ -96,21 +93,22 @@ class Warm:
         self.asked = fresh.Asked()
         self.kept = fresh.Kept("/", ())
 
-    def load(self, control: socket.socket, top: str, importance: int) -> None:
+    def load(self, control: socket.socket, top: str) -> None:
         """Import all that the agent server imports before it reads its configuration, and more.
 
-        Once somebody waits for it, it is as important as it was when it began.
+        `top` is a directory for it alone, which is gone afterwards.
         """
         self.kept = fresh.Kept(top, ("HOME", "TMPDIR", fresh.HERE))
         search_path = list(sys.path)
         try:
+            Path(top).mkdir(mode=0o700, exist_ok=True)
             for directory, name in self.kept.directories.items():
                 Path(directory).mkdir()
                 os.environ[name] = directory
             tempfile.tempdir = None
             os.chdir(os.environ[fresh.HERE])
             gc.disable()
-            throttle = _Throttle(control, importance)
+            throttle = _Throttle(control)
             sys.meta_path.insert(0, throttle)
             with self.asked.listening():
                 for name in _parts(self.program):
@@ -153,7 +151,7 @@ class Warm:
             return f"it has loaded {early[0]}, which is for each sandbox to load"
         if self.kept.lost:
             return f"it keeps a path in {self.kept.lost[0]}"
-        size = resident_bytes(os.getpid())
+        size = resident_bytes()
         return f"it takes {size >> 20} MiB, more than it may" if size > budget else ""
 
     def serve(self, control: socket.socket) -> None:
@@ -226,15 +224,12 @@ class Warm:
         reason = self.asked.refusal(orders["env"])
         if not reason:
             try:
-                hold(orders)
-                if orders["cgroup"]:
-                    Path(orders["cgroup"], "cgroup.procs").write_text("0")
-                be_expendable()
-                joining.enter(inside)
+                holder.send(b"here")
+                joining.enter(inside, int(holder.recv(_MESSAGE_MAX)))
                 os.close(inside)
                 reason = self._give_away(holder, talk, orders)
-            except OSError as exc:
-                reason = f"its namespaces cannot be joined: {exc.strerror}"
+            except (OSError, ValueError) as exc:
+                reason = f"its namespaces cannot be joined: {exc}"
         holder.send(reason.encode()[:_MESSAGE_MAX] or b"joined")
 
     def _give_away(self, holder: socket.socket, talk: int, orders: dict[str, Any]) -> str:
@@ -253,6 +248,7 @@ class Warm:
     def _become_inside(self, holder: socket.socket, talk: int, orders: dict[str, Any]) -> None:
         with _failing_alone():
             holder.close()
+            hold(orders)
             joining.renounce(
                 base64.b64decode(orders["filter"]), has_own_user=orders["has_own_user"]
             )
@@ -293,20 +289,17 @@ class Warm:
         _finish(code)
 
 
-def resident_bytes(pid: int) -> int:
-    """Return how much memory a process has that is not swapped out; 0 if it has ended."""
-    with contextlib.suppress(OSError):
-        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-    return 0
+def resident_bytes() -> int:
+    """Return how much memory this process has that is not swapped out."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Throttle(MetaPathFinder):
     """Asked before each import, it pauses until somebody waits, and ends where nobody is left."""
 
-    def __init__(self, control: socket.socket, importance: int) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._importance = importance
         self._is_awaited = False
         self._began = time.monotonic()
         self._used = time.process_time()
@@ -321,10 +314,7 @@ class _Throttle(MetaPathFinder):
         ready, _, _ = select.select([self._control], [], [], max(due, 0))
         if not ready:
             return
-        if not self._is_awaited:
-            self._is_awaited = True
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, 0, self._importance)
+        self._is_awaited = True
         if not self._control.recv(1):
             raise SystemExit
 
@@ -351,12 +341,6 @@ def _import_parts(name: str) -> None:
             for one in node.names:
                 if not hasattr(module, one.name):
                     importlib.import_module(f"{node.module}.{one.name}")
-
-
-def _be_nice(importance: int) -> None:
-    """Let others go first, if that can be taken back."""
-    if os.geteuid() == 0:
-        os.setpriority(os.PRIO_PROCESS, 0, max(importance, _NICE))
 
 
 def _fork() -> int:

@@ -7,11 +7,11 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-PAUSE_SECONDS: Final = 1.0
+PAUSE_SECONDS: Final = 2.0
 """How often the holder looks; a kill and an end less than `_TOGETHER_SECONDS` apart are one."""
 
 OUT_OF_MEMORY: Final = "out_of_memory"
@@ -19,8 +19,10 @@ DISK_FULL: Final = "disk_full"
 
 _TOGETHER_SECONDS: Final = 5.0
 _KILLED: Final = 137
-_WALK_PAUSE_SECONDS: Final = 3.0
-_WALK_SHARE: Final = 20
+_COUNT_SHARE: Final = 20
+"""Counting takes one part in so many of the time at the most."""
+_ANYWAY_SECONDS: Final = 300.0
+_ANSWER_MAX: Final = 128
 _ENTRY_BYTES_MIN: Final = 512
 _BLOCK_BYTES: Final = 512
 _GROWTH_BYTES: Final = 16 * 1024 * 1024
@@ -31,23 +33,25 @@ type Json = dict[str, Any]
 
 
 class Watch:
-    """Looks after one sandbox's limits; `kills` is how many processes wanted too much memory."""
+    """Looks after one sandbox's limits; `kills` is how many processes wanted too much memory.
 
-    def __init__(self, orders: Json) -> None:
+    `processes` returns the pids of all that runs in it.
+    """
+
+    def __init__(self, orders: Json, processes: Callable[[], Iterable[int]]) -> None:
         self.kills = 0
         self.is_disk_full = False
         self._counter = str(orders.get("kills", ""))
-        self._disk_bytes: int | None = orders.get("disk_bytes")
-        self._directories: list[str] = orders.get("directories", [])
+        limit: int | None = orders.get("disk_bytes")
+        self._disk = Disk(orders.get("directories", []), limit, processes) if limit else None
         self._before = read_kills(self._counter)
         self._killed_at = -_TOGETHER_SECONDS
         self._looked_at = -PAUSE_SECONDS
-        self._walker: int | None = None
 
     @property
     def pause_milliseconds(self) -> int | None:
         """How long the holder may wait between two looks; None where there is nothing to see."""
-        return int(PAUSE_SECONDS * 1000) if self._counter or self._disk_bytes else None
+        return int(PAUSE_SECONDS * 1000) if self._counter or self._disk else None
 
     def look(self) -> bool:
         """Look, unless that was only just done, and say whether there is something new."""
@@ -61,8 +65,8 @@ class Watch:
         kills = read_kills(self._counter) - self._before
         if kills > self.kills:
             self.kills, self._killed_at = kills, time.monotonic()
-        if self._disk_bytes is not None and not self.is_disk_full:
-            self._look_at_walker(self._disk_bytes)
+        if self._disk is not None and not self.is_disk_full:
+            self.is_disk_full = self._disk.is_over()
         return (self.kills, self.is_disk_full) != before
 
     def cause_of(self, exit_code: int | None) -> str:
@@ -73,35 +77,118 @@ class Watch:
         is_recent = time.monotonic() - self._killed_at < _TOGETHER_SECONDS
         return OUT_OF_MEMORY if exit_code == _KILLED and is_recent else ""
 
-    def _look_at_walker(self, limit: int) -> None:
-        if self._walker is None:
-            self._walker = self._start_walker(limit)
-        with contextlib.suppress(BlockingIOError):
-            said = os.read(self._walker, 1)
-            # It ends without a word when somebody ends it; then there is another one.
-            os.close(self._walker)
-            self._walker = None
-            self.is_disk_full = said == b"!"
 
-    def _start_walker(self, limit: int) -> int:
+class Disk:
+    """Finds out whether the files of a sandbox take more than they may.
+
+    What it writes makes the free space of the file system less, so its files are counted only when
+    so much of that has gone that they may be too many, and now and then in case somebody else has
+    freed as much meanwhile. An idle sandbox costs next to nothing.
+    """
+
+    def __init__(
+        self, directories: list[str], limit: int, processes: Callable[[], Iterable[int]]
+    ) -> None:
+        self._directories = directories
+        self._processes = processes
+        self._devices = dict(_devices(directories))
+        self._limit = self._most = limit
+        self.size: int | None = None
+        """What they took when they were last counted."""
+        self._free = 0
+        self._began = 0.0
+        self._next = 0.0
+        self._answer: int | None = None
+
+    def is_over(self) -> bool:
+        """Say whether they were too many when they were last counted; begins to count if need be."""
+        if self._answer is not None:
+            self._take_answer(self._answer)
+        if self._answer is None and self._is_due():
+            self._count()
+        return self.size is not None and self.size > self._most
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        if self.size is None or now - self._began > _ANYWAY_SECONDS:
+            return True
+        return self._free - self._free_now() > (self._most - self.size) // 2
+
+    def _free_now(self) -> int:
+        found = 0
+        for path in self._devices.values():
+            with contextlib.suppress(OSError):
+                about = os.statvfs(path)
+                found += about.f_bfree * about.f_frsize
+        return found
+
+    def _count(self) -> None:
+        """Count in a process of its own; where there is room for none, here."""
+        self._began, self._free = time.monotonic(), self._free_now()
         ours, theirs = os.pipe()
         try:
             pid = os.fork()
         except OSError:
-            os.close(theirs)
-            return ours
-        if pid == 0:
+            pid = -1
+        if pid <= 0:
             try:
-                os.closerange(3, theirs)
-                os.closerange(theirs + 1, 1024)
-                os.nice(10)
-                _walk_until_over(self._directories, limit)
-                os.write(theirs, b"!")
+                if pid == 0:
+                    os.closerange(3, theirs)
+                    os.closerange(theirs + 1, 1024)
+                    os.nice(10)
+                size = self._measure()
+                took = time.monotonic() - self._began
+                os.write(theirs, f"{size} {took}".encode())
             finally:
-                os._exit(0)
+                if pid == 0:
+                    os._exit(0)
         os.close(theirs)
         os.set_blocking(ours, False)
-        return ours
+        self._answer = ours
+
+    def _measure(self) -> int:
+        unnamed = size_of_unnamed(self._processes(), self._devices)
+        # One that is started again with too much is to be known as a whole.
+        bound = 2**63 if self.size is None else self._most
+        return unnamed + size_of(self._directories, bound)
+
+    def _take_answer(self, answer: int) -> None:
+        try:
+            said = os.read(answer, _ANSWER_MAX)
+        except BlockingIOError:
+            return
+        os.close(answer)
+        self._answer = None
+        # It ends without a word when somebody ends it; then there is another one.
+        if not said:
+            return
+        size, took = said.split()
+        self._next = self._began + float(took) * _COUNT_SHARE
+        is_first, self.size = self.size is None, int(size)
+        if is_first and self.size > self._limit:
+            # It is not ended before it can remove some.
+            self._most = self.size + _GROWTH_BYTES
+
+
+def _devices(directories: Iterable[str]) -> Iterator[tuple[int, str]]:
+    for path in directories:
+        with contextlib.suppress(OSError):
+            yield Path(path).stat().st_dev, path
+
+
+def size_of_unnamed(processes: Iterable[int], devices: Container[int]) -> int:
+    """Return what files take that processes have open and that have no name any more."""
+    found: dict[tuple[int, int], int] = {}
+    for pid in processes:
+        with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    info = entry.stat()
+                    if info.st_nlink == 0 and info.st_dev in devices:
+                        found[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK_BYTES
+    return sum(found.values())
 
 
 def hold(orders: Json) -> None:
@@ -132,10 +219,10 @@ def expendable() -> Iterator[None]:
             _SCORE.write_text(before)
 
 
-def be_expendable() -> None:
-    """Have this process and all it starts ended for want of memory before what holds it."""
+def be_expendable(pid: int | None = None) -> None:
+    """Have a process, this one by default, and all it starts ended for want of memory before others."""
     with contextlib.suppress(OSError):
-        _SCORE.write_text(_EXPENDABLE)
+        Path(f"/proc/{pid or 'self'}/oom_score_adj").write_text(_EXPENDABLE)
 
 
 def read_kills(path: str) -> int:
@@ -178,18 +265,3 @@ def _size_of_entry(entry: os.DirEntry[str], seen: set[tuple[int, int]], waiting:
             return 0
         seen.add((info.st_dev, info.st_ino))
     return max(info.st_blocks * _BLOCK_BYTES, _ENTRY_BYTES_MIN)
-
-
-def _walk_until_over(directories: list[str], limit: int) -> None:
-    parent = os.getppid()
-    most = limit
-    if size_of(directories, limit) > limit:
-        # One that is started again with too much is not ended before it can remove some.
-        most = size_of(directories, 2**63) + _GROWTH_BYTES
-    while os.getppid() == parent:
-        started = time.monotonic()
-        if size_of(directories, most) > most:
-            return
-        took = time.monotonic() - started
-        time.sleep(max(_WALK_PAUSE_SECONDS, took * _WALK_SHARE))
-    os._exit(0)

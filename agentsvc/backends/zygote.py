@@ -25,9 +25,12 @@ from typing import Final
 import msgspec
 
 import agentsvc
+from agentsvc.backends import bubblewrap
 from agentsvc.backends.ahead import Ahead
 from agentsvc.backends.threads import reach
-from agentsvc.values import monotonic
+from agentsvc.backends.users import Users
+from agentsvc.errors import CapacityExceeded
+from agentsvc.values import monotonic, new_id
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +41,14 @@ _INSTALLED: Final = ("site-packages", "dist-packages")
 _MESSAGE_MAX: Final = 4096
 _FAILURES_MAX: Final = 3
 _PAUSE_SECONDS: Final = 2.0
+_NICE: Final = 10
+_CONTROL: Final = 3
+"""The number of its socket to the server."""
 _SPACE: Final = "AGENTSVC_SPACE"
 """A variable that only makes room for what the process table is to show of a fork."""
+
+
+type Fingerprint = tuple[tuple[str, int], ...]
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +64,26 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """What it is loaded with: nothing of the server's, nothing secret."""
 
 
+class Confinement(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps it from everything but what it loads, where the server is root."""
+
+    program: str = ""
+    """Bubblewrap; without it there is none, and it is the server's own user."""
+    readable: tuple[Path, ...] = ()
+    users: Users = Users()
+    """Of which one is its own, as long as it is there."""
+    shares_network: bool = False
+    """Whether it is in the machine's network, as sandboxes may be; none can join one that it is not in."""
+    refusal: str = ""
+    """Why there may be none here."""
+
+
 class Loan(msgspec.Struct, frozen=True, kw_only=True):
     """A socket to a fork that waits for its orders, or why there is none."""
 
     number: int = -1
+    user: int = 0
+    """Who the fork is that is not the server's own user."""
     reason: str = ""
 
     def close(self) -> None:
@@ -87,10 +112,17 @@ class Zygote:
         self._reason = ""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._confinement = Confinement(refusal="the backend is not open")
+
+    def confine(self, how: Confinement) -> None:
+        """Say how it is to be kept, before anything else; a refusal is logged once."""
+        self._confinement = how
+        if how.refusal and self._rules.is_wanted:
+            log.warning("no zygote: each agent server loads itself", extra={"reason": how.refusal})
 
     def begin(self) -> None:
         """Have it loaded some time after this, unless somebody asks before."""
-        if self._rules.is_wanted and sys.platform == "linux":
+        if self._rules.is_wanted and sys.platform == "linux" and not self._confinement.refusal:
             self._start_after(self._rules.delay_seconds)
 
     async def lend(self) -> Loan:
@@ -99,6 +131,8 @@ class Zygote:
             return Loan(reason="the configuration has no zygote")
         if sys.platform != "linux":
             return Loan(reason="this is not Linux")
+        if self._confinement.refusal:
+            return Loan(reason=self._confinement.refusal)
         await self._renew()
         if self._run is None and self._may_start():
             await asyncio.wait([self._start()])
@@ -117,6 +151,8 @@ class Zygote:
         """Say in a few words what there is."""
         if not self._rules.is_wanted:
             return "off"
+        if self._confinement.refusal:
+            return f"none: {self._confinement.refusal}"
         if self._run is None:
             return self._reason or "not loaded yet"
         if not self._run.is_ready:
@@ -152,7 +188,7 @@ class Zygote:
     def _start(self) -> asyncio.Future["_Run"]:
         if self._starting is None:
             loop = asyncio.get_running_loop()
-            self._starting = loop.run_in_executor(None, _spawn, self._rules)
+            self._starting = loop.run_in_executor(None, _spawn, self._rules, self._confinement)
             self._starting.add_done_callback(self._take)
         return self._starting
 
@@ -160,9 +196,9 @@ class Zygote:
         self._starting = None
         try:
             run = started.result()
-        except OSError as exc:
+        except (OSError, CapacityExceeded) as exc:
             self._failures = _FAILURES_MAX
-            self._reason = f"the zygote cannot be started: {exc.strerror}"
+            self._reason = f"the zygote cannot be started: {exc}"
             return
         self._run = run
         asyncio.get_running_loop().add_reader(run.number, self._hear, run)
@@ -171,6 +207,8 @@ class Zygote:
         said = run.hear()
         if said is not None and said.ready:
             self._failures, self._reason = 0, ""
+            run.find()
+            run.let_others_first(0)
             extra = {"pid": run.pid, "duration_ms": run.age_ms()}
             log.info("zygote loaded", extra=extra | ({"reason": said.note} if said.note else {}))
             run.is_ready, run.note = True, said.note
@@ -206,9 +244,10 @@ class _Run:
     """One such process, from its start to its end."""
 
     def __init__(
-        self, pid: int, number: int, top: str, made_of: tuple[tuple[str, int], ...]
+        self, holder: int, number: int, top: str, made_of: Fingerprint, user: "_User"
     ) -> None:
-        self.pid = pid
+        self.pid = self._holder = holder
+        self._user = user
         self._top = top
         self.number = number
         self.made_of = made_of
@@ -224,6 +263,20 @@ class _Run:
         """Return how long ago it was started."""
         return int((monotonic() - self._began) * 1000)
 
+    def find(self) -> None:
+        """Learn its pid, for which it is not asked: where bubblewrap holds it, it is its only child."""
+        self.pid = self._holder
+        with contextlib.suppress(OSError, ValueError):
+            found = Path(f"/proc/{self._holder}/task/{self._holder}/children").read_text()
+            self.pid = int(found) if self._user.number else self._holder
+
+    def let_others_first(self, nice: int) -> None:
+        """Be less important than the server by so much, if that can be taken back."""
+        if os.geteuid() == 0:
+            with contextlib.suppress(OSError):
+                importance = max(os.getpriority(os.PRIO_PROCESS, 0), nice)
+                os.setpriority(os.PRIO_PGRP, self._holder, importance)
+
     def hear(self) -> _Said | None:
         """Return what it says, or None if it has ended."""
         with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -237,6 +290,7 @@ class _Run:
         """Tell it that somebody waits for it, unless it has been told or is loaded."""
         if not self._is_hurried and not self.settled.is_set():
             self._is_hurried = True
+            self.let_others_first(0)
             with contextlib.suppress(OSError):  # it has ended, which is heard elsewhere
                 os.write(self.number, b"h")
 
@@ -251,21 +305,36 @@ class _Run:
             except OSError:
                 ours.close()
                 return None
-        return Loan(number=ours.detach())
+        return Loan(number=ours.detach(), user=self._user.number)
 
     def end(self) -> None:
         """Kill it and wait until it is gone; fine if it is."""
         self.settled.set()
         self.is_ready = False
         self._close()
+        self.find()
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        # There only while it is being loaded.
+            os.waitpid(self._holder, 0)
+        self._user.give_up()
+        # There only while it is being loaded, and by one that sees the machine's files.
         shutil.rmtree(self._top, ignore_errors=True)
 
 
-def fingerprint() -> tuple[tuple[str, int], ...]:
+class _User:
+    """Who one such process is outside; 0 for the server's own user."""
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self._name = f"zygote {new_id()}"
+        self.number = users.take(self._name, 0)
+
+    def give_up(self) -> None:
+        """Let somebody else be it."""
+        self._users.give_up(self._name)
+
+
+def fingerprint() -> Fingerprint:
     """Return what changes when something is installed, replaced or removed."""
     # Other places where modules are looked for, such as the working directory, change all the time.
     installed = [path for path in map(Path, sys.path) if path.name in _INSTALLED]
@@ -276,33 +345,79 @@ def fingerprint() -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def _spawn(rules: Rules) -> _Run:
+def _spawn(rules: Rules, how: Confinement) -> _Run:
     made_of = fingerprint()
+    user = _User(how.users)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    program = _copy_of_python()
+    top = _top(is_confined=bool(user.number))
+    with ours, theirs, bubblewrap.Files() as files:
+        try:
+            program = files.put("python", _copy_of_python())
+            command = [sys.executable, "-c", _code(), str(_CONTROL), str(rules.memory_bytes), top]
+            command.append(_what(rules))
+            if user.number:
+                path, command = how.program, _confined(how, user.number, files, command)
+            else:
+                path = f"/proc/self/fd/{program}"
+            pid = _start(path, command, rules.env, theirs.fileno(), files)
+        except BaseException:
+            user.give_up()
+            shutil.rmtree(top, ignore_errors=True)
+            raise
+        run = _Run(pid, ours.detach(), top, made_of, user)
+    run.let_others_first(_NICE)
+    return run
+
+
+def _top(*, is_confined: bool) -> str:
+    """Return where it is to keep what it writes while it loads: a directory that it makes, or has."""
+    if is_confined:
+        return f"{bubblewrap.TEMP}/agentsvc-zygote-{new_id()}"
+    return tempfile.mkdtemp(prefix="agentsvc-zygote-")
+
+
+def _code() -> str:
     package = str(Path(agentsvc.__file__).parents[1])
-    top = tempfile.mkdtemp(prefix="agentsvc-zygote-")
-    code = (
+    return (
         f"import sys; sys.path += [{package!r}] * ({package!r} not in sys.path); "
         "from agentsvc.backends.warm import main; main()"
     )
+
+
+def _confined(
+    how: Confinement, user: int, files: bubblewrap.Files, command: list[str]
+) -> list[str]:
+    """Return what runs a command in namespaces of its own, as a user without rights."""
+    parts = bubblewrap.fork_server_files(user)
+    for name, data in parts.items():
+        files.add(name, data)
+    arguments = bubblewrap.fork_server_arguments(
+        how.readable, shares_network=how.shares_network, has_filter="seccomp" in parts
+    )
+    told = b"".join(files.put_in(one).encode() + b"\0" for one in arguments)
+    first = [how.program, "--args", str(files.add("arguments", told))]
+    before = bubblewrap.running("unprivileged")
+    return [*first, *before, str(user), str(files.number("python")), *command]
+
+
+def _start(
+    path: str, command: list[str], env: Mapping[str, str], control: int, files: bubblewrap.Files
+) -> int:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    with ours, theirs:
-        try:
-            pid = os.posix_spawn(
-                f"/proc/self/fd/{program}",
-                [sys.executable, "-c", code, "3", str(rules.memory_bytes), top, _what(rules)],
-                {**rules.env, _SPACE: "-" * 256},
-                file_actions=[
-                    *((os.POSIX_SPAWN_DUP2, null, target) for target in range(3)),
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 3),
-                ],
-                setsid=True,
-            )
-        finally:
-            os.close(null)
-            os.close(program)
-        return _Run(pid, ours.detach(), top, made_of)
+    try:
+        return os.posix_spawn(
+            path,
+            command,
+            {**env, _SPACE: "-" * 256},
+            file_actions=[
+                *((os.POSIX_SPAWN_DUP2, number, number) for number in files.numbers()),
+                *((os.POSIX_SPAWN_DUP2, null, target) for target in range(_CONTROL)),
+                (os.POSIX_SPAWN_DUP2, control, _CONTROL),
+            ],
+            setsid=True,
+        )
+    finally:
+        os.close(null)
 
 
 def _what(rules: Rules) -> str:

@@ -11,11 +11,13 @@ Inside the sandbox: `python -I -S relay.py` (one file) offers the proxy's socket
 loopback interface; the variables of `proxy_environment(port)` send programs there.
 """
 
+from agentsvc.egress.addresses import SANDBOX_SOURCES, source_of
 from agentsvc.egress.policy import Mode, Policy, from_json, parse_policy, to_json
 from agentsvc.egress.proxy import Counts, Proxy, ProxyLimits
 from agentsvc.egress.resolver import Resolver
 
 __all__ = [
+    "SANDBOX_SOURCES",
     "Counts",
     "Mode",
     "Policy",
@@ -25,6 +27,7 @@ __all__ = [
     "from_json",
     "parse_policy",
     "proxy_environment",
+    "source_of",
     "to_json",
 ]
 

@@ -7,20 +7,48 @@ import ipaddress
 import re
 import socket
 import unicodedata
+import zlib
 from typing import Final
 
 type Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PORT_MAX: Final = 65535
 
+SANDBOX_SOURCES: Final = ipaddress.IPv4Network("127.77.0.0/16")
+"""The loopback addresses from which proxies connect to the server, each for its sandbox."""
+
 _NAME_MAX = 253
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _DOTS = re.compile("[\N{IDEOGRAPHIC FULL STOP}\N{HALFWIDTH IDEOGRAPHIC FULL STOP}]")
-_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_NAT64: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/96")))
 _COMPATIBLE: Final = ipaddress.IPv6Network("::/96")
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 _COUNT_OF_IPV4: Final = 2**32
+# Not what `ipaddress` knows, which is another thing in each version of Python (CVE-2024-4032).
+_SPECIAL_IPV4: Final = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
+            *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16"),
+            *("198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
+        ),
+    )
+)
+# Teredo, ORCHID and benchmarks are in the first; the others are documentation and 6to4.
+_SPECIAL_IPV6: Final = tuple(
+    map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
+)
+_ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
+_ANY_PORT: Final = 9
+_METADATA: Final = frozenset(
+    map(
+        ipaddress.ip_address,
+        # Of AWS, Google Cloud, Alibaba Cloud and Azure, beside link-local ones.
+        ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"),
+    )
+)
 
 
 class BadHost(ValueError):
@@ -61,19 +89,41 @@ def meant(address: Address) -> Address:
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inner = address.ipv4_mapped or address.sixtofour
-    if inner is None and (address in _NAT64 or address in _COMPATIBLE):
+    if inner is None and (address in _COMPATIBLE or any(address in network for network in _NAT64)):
         inner = ipaddress.IPv4Address(int(address) % _COUNT_OF_IPV4)
     if inner is None or int(address) <= 1:
         return address
     return inner
 
 
+def source_of(sandbox_id: str) -> str:
+    """Return the address that tells the server which sandbox a connection on this machine is from."""
+    return str(SANDBOX_SOURCES[zlib.crc32(sandbox_id.encode()) % SANDBOX_SOURCES.num_addresses])
+
+
 def is_public(address: Address) -> bool:
     """Say whether an address is one of the internet, and no private, local or special one."""
     inner = meant(address)
-    if isinstance(inner, ipaddress.IPv6Address) and inner not in _UNICAST:
+    if inner in _METADATA:
         return False
-    return inner.is_global and not inner.is_multicast and not inner.is_reserved
+    if isinstance(inner, ipaddress.IPv4Address):
+        return not any(inner in network for network in _SPECIAL_IPV4)
+    if inner not in _UNICAST or any(inner in network for network in _SPECIAL_IPV6):
+        return False
+    # An address of ISATAP ends in the IPv4 address that it is sent to.
+    carried = ipaddress.IPv4Address(int(inner) % _COUNT_OF_IPV4)
+    return int(inner) // _COUNT_OF_IPV4 % _COUNT_OF_IPV4 not in _ISATAP or is_public(carried)
+
+
+def is_outside(address: Address) -> bool:
+    """Say whether an address is a public one of another machine: what users may have called."""
+    return is_public(address) and not is_own(meant(address))
+
+
+def may_tell_secrets(address: Address) -> bool:
+    """Say whether an address is one where clouds tell their machines what these may do."""
+    inner = meant(address)
+    return inner.is_link_local or inner in _METADATA
 
 
 def is_own(address: Address) -> bool:
@@ -82,9 +132,13 @@ def is_own(address: Address) -> bool:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as trial:
             trial.bind((str(address), 0))
+        # A machine can be told to bind any address; only its own it also calls from. Nothing is sent.
+        with socket.socket(family, socket.SOCK_DGRAM) as trial:
+            trial.setblocking(False)
+            trial.connect((str(address), _ANY_PORT))
+            return ipaddress.ip_address(trial.getsockname()[0]) == address
     except OSError:
         return False
-    return True
 
 
 def _to_ascii(text: str) -> str:

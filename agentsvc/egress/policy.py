@@ -13,8 +13,9 @@ from typing import Any, Final
 from agentsvc.egress.addresses import (
     Address,
     BadHost,
+    is_outside,
     is_own,
-    is_public,
+    may_tell_secrets,
     meant,
     parse_host,
     split_port,
@@ -35,6 +36,8 @@ class Mode(StrEnum):
     """To the hosts of the list, too."""
     OPEN = "open"
     """To every public address, too."""
+    ELSEWHERE = "elsewhere"
+    """To every address that is not of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,7 @@ class Policy:
             return ""
         if self.mode is Mode.NONE:
             return 'this sandbox has no network: its spec says `network = "none"`'
-        if self._is_listed(host, port) or self.mode is Mode.OPEN:
+        if self._is_listed(host, port) or self.mode in (Mode.OPEN, Mode.ELSEWHERE):
             return ""
         return f"it is not in `allow_hosts` of this sandbox's spec; add `{show(host, port)}`"
 
@@ -99,10 +102,12 @@ class Policy:
         if self._is_address_listed(address, port):
             return ""
         # Nothing of ours is there, but what tells a cloud's machines their secrets.
-        if self.is_needed(host, port) and not meant(address).is_link_local:
+        if self.is_needed(host, port) and not may_tell_secrets(address):
             return ""
-        if is_public(address) and not is_own(meant(address)):
+        if self._is_in_bounds(address):
             return ""
+        if self.mode is Mode.ELSEWHERE:
+            return f"{address} is an address of the machine that the sandbox runs on"
         if self.is_model(host, port):
             return (
                 f"{address} is not a public address;"
@@ -112,6 +117,14 @@ class Policy:
             f"{address} is not a public address;"
             f" add `{show(address, port)}` to `allow_hosts` of this sandbox's spec"
         )
+
+    def _is_in_bounds(self, address: Address) -> bool:
+        if self.mode is not Mode.ELSEWHERE:
+            return is_outside(address)
+        inner = meant(address)
+        # To connect to no address at all is to connect to this machine.
+        is_here = inner.is_unspecified or inner.is_loopback or is_own(inner)
+        return not (is_here or inner.is_multicast or may_tell_secrets(inner))
 
     def _is_listed(self, host: str | Address, port: int) -> bool:
         if isinstance(host, str):

@@ -5,9 +5,11 @@ and connections are bounded; what a sandbox sends cannot do more than end its ow
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +25,8 @@ _CHUNK: Final = 65536
 _LOG_LINES_MAX: Final = 300
 _LOG_SECONDS: Final = 60.0
 _ADDRESSES_MAX: Final = 4
+_LOOPBACK: Final = ipaddress.IPv4Network("127.0.0.0/8")
+_NO_SOURCES: Final[Mapping[int, str]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,10 @@ class _Unreachable(Exception):
 
 
 class Proxy:
-    """Serves one sandbox; `policy` may be replaced at any time and counts for what comes next."""
+    """Serves one sandbox; `policy` may be replaced at any time and counts for what comes next.
+
+    To the ports of the loopback interface that `sources` names it connects from the address there.
+    """
 
     def __init__(
         self,
@@ -71,12 +78,14 @@ class Proxy:
         name: str,
         resolver: Resolver,
         limits: ProxyLimits | None = None,
+        sources: Mapping[int, str] = _NO_SOURCES,
     ) -> None:
         self.policy = policy
         self.counts = Counts()
         self._name = name
         self._resolver = resolver
         self._limits = limits or ProxyLimits()
+        self._sources = sources
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -151,7 +160,9 @@ class Proxy:
             await self._answer(reader, writer, "502 Bad Gateway", text)
         else:
             self.counts.allowed += 1
-            self._note("egress allowed", head, "")
+            # What every sandbox reaches, this server first of all, is nothing to be told each time.
+            if not self.policy.is_needed(head.host, head.port):
+                self._note("egress allowed", head, "")
             try:
                 await self._pass(head, reader, writer, far_reader, far_writer)
             finally:
@@ -187,8 +198,14 @@ class Proxy:
             raise _Denied(next(iter(reasons.values())))
         last: OSError | None = None
         for address in open_to:
+            source = self._sources.get(head.port, "") if address in _LOOPBACK else ""
             try:
-                return await asyncio.open_connection(str(address), head.port, limit=_CHUNK)
+                return await asyncio.open_connection(
+                    str(address),
+                    head.port,
+                    limit=_CHUNK,
+                    local_addr=(source, 0) if source else None,
+                )
             except OSError as exc:
                 last = exc
         raise _Unreachable(os.strerror(last.errno) if last and last.errno else "nothing answers")

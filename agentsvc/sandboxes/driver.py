@@ -32,6 +32,7 @@ from agentsvc.sandboxes.calls import Backend, BackendCalls, find_handle
 from agentsvc.sandboxes.changes import Changes
 from agentsvc.sandboxes.clients import ClientTable
 from agentsvc.sandboxes.order import CallbackRules, make_order
+from agentsvc.sandboxes.protection import as_now, with_floor
 from agentsvc.sandboxes.spares import Spares
 from agentsvc.sandboxes.state import Action, Sandbox, Target, is_settled, next_action
 from agentsvc.sandboxes.table import SandboxTable
@@ -159,7 +160,7 @@ class Driver:
                     await self._remove(backend, sandbox)
                     return _Progress.SETTLED
                 report = await self._do(action, backend, sandbox)
-            return await self._store(sandbox, report, action)
+            return await self._store(sandbox, report, action, backend.least_isolation)
         except AgentsvcError as exc:
             return await self._fail(sandbox, action, exc)
 
@@ -223,7 +224,9 @@ class Driver:
     async def _order(self, backend: Backend, sandbox: Sandbox) -> Order:
         url = backend.inside_url(self._callbacks.internal_url)
         rules = msgspec.structs.replace(self._callbacks, internal_url=url)
-        return make_order(sandbox, rules, await self._clients.env(sandbox.id))
+        spec = as_now(sandbox.spec, backend, self._config)
+        today = msgspec.structs.replace(sandbox, spec=spec)
+        return make_order(today, rules, await self._clients.env(sandbox.id))
 
     async def _started(self, handle: Handle, sandbox: Sandbox) -> Handle:
         await self._save_handle(handle)
@@ -244,15 +247,18 @@ class Driver:
         await self._db.write(close)
         log.info("sandbox deleted", extra={"sandbox_id": sandbox.id})
 
-    async def _store(self, sandbox: Sandbox, report: Report, action: Action) -> _Progress:
+    async def _store(
+        self, sandbox: Sandbox, report: Report, action: Action, least: Isolation
+    ) -> _Progress:
         if report.session_key is not None and report.session_key != sandbox.session_key:
             await self._adopt_key(sandbox, report.session_key)
         if report.phase is Phase.RUNNING and sandbox.phase is not Phase.RUNNING:
             report = await self._spares.awaken(sandbox, report)
         if report.phase is Phase.STARTING and sandbox.ready_by < now():
             report = await self._too_late(sandbox, report)
-        if report.phase is Phase.RUNNING and not _is_held(sandbox, report):
-            report = await self._too_weak(sandbox, report)
+        floor = with_floor(sandbox.spec, least).isolation
+        if report.phase is Phase.RUNNING and not (report.isolation or Isolation.NONE).meets(floor):
+            report = await self._too_weak(sandbox, report, floor)
         if await self._is_unmade(sandbox, report):
             return _Progress.MOVING
         is_news = (report.phase, report.reason, report.paused_as) != (
@@ -326,7 +332,7 @@ class Driver:
         await self._halt(sandbox)
         return msgspec.structs.replace(report, phase=Phase.FAILED, reason=reason)
 
-    async def _too_weak(self, sandbox: Sandbox, report: Report) -> Report:
+    async def _too_weak(self, sandbox: Sandbox, report: Report, floor: Isolation) -> Report:
         level = report.isolation or Isolation.NONE
         await self._halt(sandbox)
         return msgspec.structs.replace(
@@ -334,7 +340,7 @@ class Driver:
             phase=Phase.FAILED,
             cause=Cause.NOT_STARTED,
             reason=f"its backend runs it with isolation `{level}`,"
-            f" and at least `{sandbox.spec.isolation}` is asked for",
+            f" and at least `{floor}` is asked for",
         )
 
     async def _halt(self, sandbox: Sandbox) -> None:
@@ -448,8 +454,3 @@ class Driver:
 def _needs_start(backend: Backend, sandbox: Sandbox) -> bool:
     """Whether to let a sandbox go on is to start its command, for which its order is needed."""
     return sandbox.is_stopped and Capability.STOP in backend.capabilities
-
-
-def _is_held(sandbox: Sandbox, report: Report) -> bool:
-    level = report.isolation or Isolation.NONE
-    return level.meets(sandbox.spec.isolation)

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import Isolation, Order, Spec
+from agentsvc.backend import Network, Order, Spec
 from agentsvc.backends.specs import OUTPUT
 from agentsvc.egress.addresses import Address, BadHost, parse_host, split_port
 from agentsvc.egress.policy import Mode, parse_policy
@@ -33,28 +33,44 @@ class CallbackRules(msgspec.Struct, frozen=True, kw_only=True):
     """How many events are sent together at the most."""
 
 
-def with_floor(spec: Spec, floor: Isolation) -> Spec:
-    """Return the spec, asking for no less isolation than the floor of all sandboxes."""
-    return spec if spec.isolation.meets(floor) else msgspec.structs.replace(spec, isolation=floor)
-
-
-def with_models(spec: Spec, settings: Settings | None, known: Iterable[str] = ()) -> Spec:
+def with_models(
+    spec: Spec, settings: Settings | None, known: Iterable[str] = (), *, of_admin: bool = False
+) -> Spec:
     """Return the spec, reaching the models of its user whatever its network.
 
-    At a `known` host, as `allow_hosts` names them, one may be anywhere, else at public addresses.
+    At a `known` host, as `allow_hosts` names them, one may be anywhere, else at public addresses;
+    those of administrators may be on this machine's loopback interface, too.
     """
     if settings is None:
         return spec
     models = (llm_of(settings), *settings.llm_profiles.values())
     hosts = (host_of(llm.model or "", llm.base_url) for llm in models)
-    found = dict.fromkeys((*spec.models, *filter(_is_host, hosts)))
     policy = parse_policy(Mode.ALLOWLIST, known)
-    near = [text for text in found if not policy.refuse_host(*_split(text))]
+
+    def is_known(text: str) -> bool:
+        return not policy.refuse_host(*_split(text))
+
+    # Any service of this machine could be called a model.
+    named = [text for text in hosts if _is_host(text)]
+    own = [text for text in named if of_admin or is_known(text) or not _is_local(text)]
+    found = dict.fromkeys((*spec.models, *own))
+    near = [text for text in found if is_known(text)]
     return msgspec.structs.replace(
         spec,
         reaches=tuple(dict.fromkeys((*spec.reaches, *near))),
         models=tuple(text for text in found if text not in near),
     )
+
+
+def with_local_hosts(spec: Spec, hosts: Iterable[str]) -> Spec:
+    """Return the spec; an open one reaches those of these hosts that are on this machine.
+
+    They are named as `allow_hosts` names them, with a port, since that is what leads there.
+    """
+    if spec.network is not Network.OPEN:
+        return spec
+    local = (text for text in hosts if _is_host(text) and _is_local(text))
+    return msgspec.structs.replace(spec, reaches=tuple(dict.fromkeys((*spec.reaches, *local))))
 
 
 def _is_host(text: str) -> bool:
@@ -63,6 +79,11 @@ def _is_host(text: str) -> bool:
         return _split(text)[1] > 0
     except BadHost:
         return False
+
+
+def _is_local(text: str) -> bool:
+    host = _split(text)[0]
+    return host == "localhost" if isinstance(host, str) else host.is_loopback
 
 
 def _split(text: str) -> tuple[str | Address, int]:

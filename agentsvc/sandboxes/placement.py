@@ -8,7 +8,9 @@ import msgspec
 from agentsvc.backend import Health, Spec
 from agentsvc.errors import AgentsvcError, BackendUnavailable, OrderRejected
 from agentsvc.registry import BackendRegistry
+from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.capacity import Held, Limits, Load, Room, roomiest, total
+from agentsvc.sandboxes.protection import floor_of, with_floor, with_limits
 
 _NOT_ASKED: Final = Health(ok=False, reason="it was not asked yet")
 
@@ -20,15 +22,18 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     spec: Spec
 
 
-def places_of(registry: BackendRegistry, name: str, spec: Spec) -> list[Place]:
+def places_of(
+    registry: BackendRegistry, name: str, spec: Spec, config: SandboxesConfig
+) -> list[Place]:
     """Return where a sandbox of this spec may go; raises why it may go nowhere.
+
+    The spec of each place asks for the isolation and the limits that are needed there.
 
     A backend that is down is no place. One that is named alone is the only place, be it down.
     """
     members = registry.members(name)
     if members == (name,):
-        _check(registry, name, spec)
-        return [Place(backend=name, spec=spec)]
+        return [Place(backend=name, spec=checked(registry, name, spec, config))]
     found, refusals = [], []
     is_down = False
     for member in members:
@@ -36,8 +41,7 @@ def places_of(registry: BackendRegistry, name: str, spec: Spec) -> list[Place]:
             health = registry.health().get(member, _NOT_ASKED)
             if not health.ok:
                 raise BackendUnavailable(health.reason)
-            fitting = registry.complete(spec, member)
-            _check(registry, member, fitting)
+            fitting = checked(registry, member, registry.complete(spec, member), config)
         except AgentsvcError as exc:
             is_down = is_down or exc.retryable
             refusals.append(f"`{member}`: {exc.message}")
@@ -65,7 +69,14 @@ def choose(
     return by_name[best[0]]
 
 
-def _check(registry: BackendRegistry, name: str, spec: Spec) -> None:
+def checked(registry: BackendRegistry, name: str, spec: Spec, config: SandboxesConfig) -> Spec:
+    """Return a spec with the isolation and the limits that it has at a backend.
+
+    Raises OrderRejected where the backend cannot hold it so, BackendUnavailable if it is away.
+    """
     backend = registry.get(name)
-    backend.check_fences(spec)
-    backend.check_spec(spec)
+    held = with_floor(spec, floor_of(backend, config))
+    backend.check_fences(held)
+    limited = with_limits(held, backend, config)
+    backend.check_spec(limited)
+    return limited

@@ -11,6 +11,7 @@ from datetime import datetime
 import msgspec
 
 from agentsvc.agent import AgentClient
+from agentsvc.auth import UserTable
 from agentsvc.backend import Capability, Phase, Spec
 from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.effects import note_effect
@@ -30,10 +31,11 @@ from agentsvc.sandboxes.calls import BackendCalls
 from agentsvc.sandboxes.capacity import Load
 from agentsvc.sandboxes.changes import Changes, OnChange
 from agentsvc.sandboxes.clients import ClientOrder, ClientTable
+from agentsvc.sandboxes.confirming import Confirmer
 from agentsvc.sandboxes.driver import LOG_LINES, Driver, IsHeldBack
 from agentsvc.sandboxes.gate import Gate
 from agentsvc.sandboxes.meter import Meter
-from agentsvc.sandboxes.order import CallbackRules, with_floor, with_models
+from agentsvc.sandboxes.order import CallbackRules, with_local_hosts, with_models
 from agentsvc.sandboxes.placement import Place, choose, places_of
 from agentsvc.sandboxes.spares import Spares
 from agentsvc.sandboxes.state import Sandbox, Target, is_settled
@@ -70,8 +72,10 @@ class Sandboxes:
         callbacks: CallbackRules,
         settings: SettingsStore,
         agents: AgentClient,
+        git_hosts: Sequence[str] = (),
     ) -> None:
         self._db = db
+        self._git_hosts = git_hosts
         self._settings = settings
         self._callbacks = callbacks
         self._table = SandboxTable(db, vault)
@@ -81,6 +85,9 @@ class Sandboxes:
         self._changes = Changes()
         self._calls = BackendCalls(registry, config.call_seconds)
         self._uses = UseTable(db)
+        self.confirmer = Confirmer(self._calls, self._table)
+        """Who finds out whether connections lead to the sandboxes they are meant for."""
+        agents.confirming = self.confirmer.of_key
         self.usage = Usage()
         """When each was last used."""
         self.gate = Gate(
@@ -100,6 +107,7 @@ class Sandboxes:
             vault=vault,
             registry=registry,
             calls=self._calls,
+            confirmer=self.confirmer,
             agents=agents,
             supervisor=supervisor,
             config=config,
@@ -245,10 +253,12 @@ class Sandboxes:
 
         Raises SandboxLimitReached where there is no room and it is not to wait.
         """
-        spec = with_floor(spec, self._config.isolation)
         settings = await self._settings.find(user_id)
-        spec = with_models(spec, settings, self._config.model_hosts)
-        places = places_of(self._registry, spec.backend or self._config.default_backend, spec)
+        of_admin = await UserTable.is_admin(self._db, user_id)
+        spec = with_models(spec, settings, self._config.model_hosts, of_admin=of_admin)
+        spec = with_local_hosts(spec, (*self._git_hosts, *self._config.model_hosts))
+        name = spec.backend or self._config.default_backend
+        places = places_of(self._registry, name, spec, self._config)
         moment = now()
         ordered = Sandbox(
             id=new_id(),

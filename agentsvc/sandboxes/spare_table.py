@@ -100,7 +100,8 @@ class SpareTable:
         )
         return changed > 0
 
-    async def let_all_go(self, tx: Transaction) -> int:
+    @staticmethod
+    async def let_all_go(tx: Transaction) -> int:
         """Store that all that nobody has are to be removed; return how many."""
         return await tx.run(
             "UPDATE spares SET state = 'leaving' WHERE state IN ('making', 'ready')", {}

@@ -18,14 +18,16 @@ import msgspec
 
 import agentsvc
 from agentsvc.agent import AgentClient, InitState
-from agentsvc.backend import IdleRules, Network, Phase, Report, Spec
+from agentsvc.backend import Endpoint, Handle, IdleRules, Network, Phase, Report, Spec
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentRefused, AgentsvcError
 from agentsvc.registry import BackendRegistry
 from agentsvc.sandboxconfig import SandboxesConfig
 from agentsvc.sandboxes.calls import BackendCalls, find_handle
 from agentsvc.sandboxes.capacity import Held, Load
-from agentsvc.sandboxes.order import CallbackRules, make_dormant_order, make_identity, with_floor
+from agentsvc.sandboxes.confirming import Confirmer
+from agentsvc.sandboxes.order import CallbackRules, make_dormant_order, make_identity
+from agentsvc.sandboxes.placement import checked
 from agentsvc.sandboxes.spare_table import Spare, SpareState, SpareTable
 from agentsvc.sandboxes.state import AGENT_PORT, Sandbox
 from agentsvc.supervisor import Supervisor
@@ -63,6 +65,7 @@ class Spares:
         vault: Vault,
         registry: BackendRegistry,
         calls: BackendCalls,
+        confirmer: Confirmer,
         agents: AgentClient,
         supervisor: Supervisor,
         config: SandboxesConfig,
@@ -73,6 +76,7 @@ class Spares:
         self.table = SpareTable(db, vault)
         self._registry = registry
         self._calls = calls
+        self._confirmer = confirmer
         self._agents = agents
         self._supervisor = supervisor
         self._config = config
@@ -98,6 +102,7 @@ class Spares:
                 and spare.backend == backend
                 and core_of(spare.spec) == wanted
                 and spare.made_of == self._made_of(spare.spec, backend)
+                and not self._registry.get(backend).why_no_pool(spec)
             ):
                 await self.table.set_state(tx, spare.id, SpareState.CLAIMED)
                 tx.after_commit(self.look_soon)
@@ -121,10 +126,11 @@ class Spares:
         What is returned says that it is starting, or has failed, as long as it was not told.
         """
         spare = await self.table.find(sandbox.id)
-        url = next((end.url for end in report.endpoints if end.name == AGENT_PORT), None)
-        if spare is None or url is None:
+        end = _agent_of(report)
+        if spare is None or end is None:
             return report
-        agent = self._agents.at(url, spare.key)
+        confirm = self._confirmer.of(sandbox.backend, sandbox.handle, end)
+        agent = self._agents.at(end.url, spare.key, confirm=confirm)
         try:
             state = await agent.init_state()
             if state is InitState.DORMANT:
@@ -187,9 +193,8 @@ class Spares:
         for spec in self._registry.specs():
             if not spec.pool:
                 continue
-            whole = with_floor(spec, self._config.isolation)
             whole = msgspec.structs.replace(
-                whole, backend=spec.backend or self._config.default_backend
+                spec, backend=spec.backend or self._config.default_backend
             )
             if reason := self._why_not(whole):
                 if spec.id not in self._refused:
@@ -198,7 +203,7 @@ class Spares:
                 self._refused.add(spec.id)
                 continue
             self._refused.discard(spec.id)
-            found[spec.id] = whole
+            found[spec.id] = checked(self._registry, whole.backend, whole, self._config)
         return found
 
     def _why_not(self, spec: Spec) -> str:
@@ -209,11 +214,10 @@ class Spares:
         if told := next((name for name in spec.env if name.startswith(_TOLD)), None):
             return f"its environment has {told}"
         try:
-            backend = self._registry.get(spec.backend)
-            backend.check_fences(spec)
+            checked(self._registry, spec.backend, spec, self._config)
         except AgentsvcError as exc:
             return exc.message
-        return backend.why_no_pool(spec)
+        return self._registry.get(spec.backend).why_no_pool(spec)
 
     def _made_of(self, spec: Spec, backend: str) -> str:
         url = self._registry.get(backend).inside_url(self._callbacks.internal_url)
@@ -298,19 +302,21 @@ class Spares:
                 await self._db.write(lambda tx: save(tx, made))
             report = await backend.inspect(handle) if handle else Report(phase=Phase.GONE)
         if report.phase is Phase.RUNNING:
-            await self._take_in(spare, report)
+            await self._take_in(spare, handle, report)
         elif report.phase is not Phase.STARTING or self._is_late(spare):
             await self._give_up(spare, report.reason or str(report.phase))
 
-    async def _take_in(self, spare: Spare, report: Report) -> None:
+    async def _take_in(self, spare: Spare, handle: Handle | None, report: Report) -> None:
         if spare.state is SpareState.READY:
             self._seen[spare.id] = monotonic()
             return
-        url = next((end.url for end in report.endpoints if end.name == AGENT_PORT), None)
-        if url is None:
+        end = _agent_of(report)
+        if end is None:
             await self._give_up(spare, "it has no agent server")
             return
-        if await self._agents.at(url, spare.key).init_state() is not InitState.DORMANT:
+        confirm = self._confirmer.of(spare.backend, handle, end)
+        agent = self._agents.at(end.url, spare.key, confirm=confirm)
+        if await agent.init_state() is not InitState.DORMANT:
             await self._give_up(spare, "its agent server does not wait to be told for whom it is")
             return
         self._failures.pop(spare.spec.id, None)
@@ -338,6 +344,10 @@ class Spares:
             return
         await self._db.write(lambda tx: self.table.delete(tx, spare.id))
         self._seen.pop(spare.id, None)
+
+
+def _agent_of(report: Report) -> Endpoint | None:
+    return next((end for end in report.endpoints if end.name == AGENT_PORT), None)
 
 
 def core_of(spec: Spec) -> Spec:

@@ -56,6 +56,11 @@ class SandboxTable:
             self._to_row(sandbox),
         )
 
+    @staticmethod
+    async def give_up_starts(tx: Transaction) -> int:
+        """Store that those are not wanted that no backend has made yet; return how many."""
+        return await tx.run("UPDATE sandboxes SET target = 'deleted' WHERE handle IS NULL", {})
+
     async def set_target(
         self, tx: Transaction, sandbox_id: str, target: Target, ready_by: datetime
     ) -> None:

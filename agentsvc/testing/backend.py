@@ -146,6 +146,10 @@ class FakeWorld:
         """Returns the URL to report for each port; then no workload is run."""
         self.fences = Fences()
         """How sandboxes are held here."""
+        self.default_isolation = Isolation.NONE
+        """What backends on this world are made for, as a class says it."""
+        self.least_isolation = Isolation.NONE
+        """What no configuration may go below."""
         self.usage: Usage | None = None
         """What every sandbox is said to use."""
         self.isolation = Isolation.NONE
@@ -160,7 +164,8 @@ class FakeWorld:
 
     def backend_type(self) -> "type[FakeBackend]":
         """Return a class whose instances all are on this world."""
-        return type("FakeBackend", (FakeBackend,), {"world": self})
+        told = {"world": self, "default_isolation": self.default_isolation}
+        return type("FakeBackend", (FakeBackend,), told)
 
     def plugin(self) -> object:
         """Return a plugin that offers this world as the backend and the spec `fake`."""
@@ -233,6 +238,11 @@ class FakeBackend(RuntimeBackend[FakeConfig]):
     def runs_here(self) -> bool:
         """Say what the world was told to say."""
         return self.world.is_here
+
+    @property
+    def least_isolation(self) -> Isolation:
+        """Say what the world was told to say."""
+        return self.world.least_isolation
 
     def fences(self, asked: Spec | Order) -> Fences:
         """Say what the world was told to say."""

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.backend import HANDLE_BYTES_MAX, Capability, Handle, Phase
+from agentsvc.backend import HANDLE_BYTES_MAX, Capability, Endpoint, Handle, Phase
 from agentsvc.errors import Conflict
 from agentsvc.testing.looks import check_usage, is_served, stopped_and_started
 from agentsvc.testing.promises import check, needs
@@ -24,6 +25,34 @@ async def a_created_sandbox_runs_and_its_ports_answer(rig: Rig) -> None:
     order = rig.order()
     _, report = await rig.run(order)
     expect(await rig.ask(report, "GET", "/name") == order.sandbox_id.encode(), "another answers")
+
+
+@check()
+async def what_has_the_address_of_another_sandbox_is_not_confirmed(rig: Rig) -> None:
+    """Check that a connection is confirmed to be that sandbox's, and no more once it is deleted.
+
+    Sockets and certificates are known otherwise, and so are sandboxes behind another gateway.
+    """
+    handle, report = await rig.run(rig.order())
+    other, others_report = await rig.run(rig.order())
+    own, others = web_endpoint(report), web_endpoint(others_report)
+    if own.needs_key or urlsplit(own.url).scheme != "http":
+        return
+
+    async def is_confirmed(whose: Handle, where: Endpoint) -> bool:
+        found = urlsplit(others.url if where is others else own.url)
+        _, writer = await asyncio.open_connection(found.hostname, found.port or 80)
+        try:
+            port = writer.get_extra_info("sockname")[1]
+            return await rig.backend.confirm(whose, where, port)
+        finally:
+            writer.transport.abort()
+
+    expect(await is_confirmed(handle, own), "its own address is not confirmed")
+    expect(not await is_confirmed(handle, others), "another's address is confirmed as its own")
+    await rig.backend.delete(handle)
+    expect(not await rig.backend.confirm(handle, own, 1), "it is confirmed although it is gone")
+    expect(await is_confirmed(other, others), "the other's address is not confirmed any more")
 
 
 @check()

@@ -11,6 +11,7 @@ from agentsvc.backend import (
     API_VERSION,
     BackendContext,
     Capability,
+    Endpoint,
     ExecResult,
     Fences,
     Found,
@@ -56,6 +57,7 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
     """Runs each sandbox as a container of Docker or Podman, on one engine or on several."""
 
     name: ClassVar[str] = "docker"
+    default_isolation: ClassVar[Isolation] = Isolation.CONTAINER
     api_version: ClassVar[int] = API_VERSION
     capabilities: ClassVar[frozenset[Capability]] = frozenset(
         {
@@ -199,6 +201,14 @@ class DockerBackend(RuntimeBackend[DockerConfig]):
         if urls is None or not await answers(urls, limit, is_relayed=is_relayed):
             return look.still_starting(report)
         return report
+
+    async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
+        """Ask the engine whether the sandbox's own container has that address or port now."""
+        del source_port
+        seen = await self._see(handle)
+        if seen is None or seen.front is None or not look.is_running(seen.front):
+            return False
+        return any(found.url == endpoint.url for found in look.endpoints(seen))
 
     async def scan(self) -> Sequence[Found]:
         """List what has a container, a network or a volume of this installation.

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
 from agentsvc.backend import (
     BackendContext,
+    Endpoint,
     Fences,
+    Handle,
     Isolation,
     Order,
     Phase,
@@ -41,6 +44,7 @@ class FarBackend[C: FarConfig](RuntimeBackend[C]):
     """Has one service run the sandboxes; how it is spoken to is the subclass's matter."""
 
     key_header: ClassVar[str]
+    default_isolation: ClassVar[Isolation] = Isolation.REMOTE
 
     def __init__(self, config: C, context: BackendContext) -> None:
         super().__init__(config, context)
@@ -54,6 +58,12 @@ class FarBackend[C: FarConfig](RuntimeBackend[C]):
     async def close(self) -> None:
         """Let go of the connections."""
         await self._calls.close()
+
+    async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
+        """Ask the service, but for certificates, and gateways that know sandboxes by their keys."""
+        if endpoint.needs_key or urlsplit(endpoint.url).scheme == "https":
+            return True
+        return await super().confirm(handle, endpoint, source_port)
 
     def fences(self, asked: Spec | Order) -> Fences:
         """Say what the operator knows of the service."""

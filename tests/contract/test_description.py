@@ -16,6 +16,7 @@ from msgspec import UNSET
 from agentsvc.agent_answers import CommandResult
 from agentsvc.app import published_routes
 from agentsvc.errors import AgentsvcError
+from agentsvc.http.keys import LOGINS
 from agentsvc.http.live import EVENT_STREAM
 from agentsvc.http.openapi.parameters import PATH_PARTS, names_in
 from agentsvc.http.routes import EXAMPLE_ID, Route, Scope, Undescribed, mounted
@@ -50,6 +51,7 @@ NOT_DESCRIBED: Final = {
     "/{sandbox_id}{path}": "it is the same by a shorter path",
     "/socket.io": "it is a socket with a protocol of its own",
     "": "it is the console, a page",
+    "/login": "it is that page, too",
     "/console/{tag}/{path}": "they are the parts of that page",
 }
 """What is routed past the table, and why it is not described."""
@@ -305,6 +307,11 @@ async def _key(world: World) -> Json:
     return {"api_key": world.user.key}
 
 
+async def _link(world: World) -> Json:
+    link = await world.service.app[LOGINS].make_link(1)
+    return {"token": link.reveal()}
+
+
 async def _browser_login(world: World) -> Json:
     login = await world.user.post("/api/v1/logins", json=await _key(world))
     return {"login_id": login.json()["id"]}
@@ -374,7 +381,7 @@ PREPARED: Final[dict[str, Callable[[World], Awaitable[Json]]]] = {
     "get /api/v1/archives/{archive_id}": _archive,
     "post /api/v1/logins": _key,
     "post /api/v1/webhooks/replays/{conversation_id}/chat/completions": _replay,
-    "post /login": _key,
+    "post /api/v1/logins/link": _link,
     "post /oauth/device/token": _approved_login,
     "post /oauth/device/verify": _waiting_login,
     "post /oauth/device/verify-authenticated": _waiting_login,

@@ -16,6 +16,7 @@ import pytest
 
 from agentsvc.backend import (
     Capability,
+    Endpoint,
     ExecResult,
     Found,
     Handle,
@@ -365,7 +366,15 @@ class Blocks(FakeBackend):
         return await super().probe()
 
 
+class ConfirmsAnything(FakeBackend):
+    """Takes whatever has an address for the sandbox that had it."""
+
+    async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
+        return True
+
+
 FAULTS: list[tuple[type[FakeBackend], set[str]]] = [
+    (ConfirmsAnything, {"what_has_the_address_of_another_sandbox_is_not_confirmed"}),
     (ReturnsAnotherHandle, {"the_handle_is_saved_before_create_returns"}),
     (HasHandlesThatAreNotJson, {"the_handle_survives_json_and_holds_no_secret"}),
     (MakesItAnew, {"the_same_order_twice_gives_one_sandbox"}),

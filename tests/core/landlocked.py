@@ -12,6 +12,24 @@ from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.values import new_id
 
+ASK = """
+import json, re, socket
+found = set(re.findall(r"\\S+/asvc-\\w+/control", open("/proc/net/unix").read()))
+asked = {"argv": ["touch", "taken"], "env": {}, "time_limit": 5.0, "max_output": 100}
+reached = set()
+for path in found:
+    for told in (asked, asked | {"token": ""}, asked | {"token": None}):
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(5)
+            try:
+                link.connect(path)
+            except OSError:
+                continue  # one of another user's, or of a sandbox that has ended
+            link.sendall(json.dumps(told).encode() + b"\\n")
+            link.recv(100)
+        reached.add(path)
+print(len(reached))
+"""
 SERVE = "import http.server, sys; http.server.test(port=int(sys.argv[1]), bind='127.0.0.1')"
 
 
@@ -61,6 +79,10 @@ async def look(top: Path) -> dict[str, Any]:
         ended = await backend.execute(
             handle, ["sh", "-c", "echo $MINE"], env=preloading, time_limit=20, max_output=1000
         )
+        asking = await backend.execute(
+            handle, [sys.executable, "-Ic", ASK], env={}, time_limit=40, max_output=1000
+        )
+        asked = (int(asking.stdout or 0), asking.stderr.decode())
         probe = await backend.probe()
         return {
             "isolation": report.isolation,
@@ -69,6 +91,8 @@ async def look(top: Path) -> dict[str, Any]:
             "preloading": ended.stderr.count(b"cannot be preloaded"),
             "own variable": ended.stdout.strip().isdigit(),
             "uid": os.getuid(),
+            "asked": asked,
+            "taken": await asyncio.to_thread(lambda: [str(path) for path in top.rglob("taken")]),
         }
     finally:
         for one in (handle, other):

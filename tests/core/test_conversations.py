@@ -81,6 +81,29 @@ async def test_a_sandbox_tells_nothing_of_a_conversation_in_another_one(
     assert (await client.conversation(first["id"]))["title"] != "stolen"
 
 
+async def test_tags_that_an_agent_server_tells_are_merged_and_listed(
+    client: Client, service: Service
+) -> None:
+    conversation_id = await client.start_conversation(None)
+    made = await client.conversation(conversation_id)
+    caller = service.client_with(made["session_api_key"])
+    for tags in (
+        {"team": "core", "kind": "bug"},
+        {"kind": "feature", "No Tag": "x", "long": "x" * 257},
+        {f"t{number}": "x" for number in range(100)},
+    ):
+        info = {"id": conversation_id, "tags": tags}
+        answer = await caller.post("/api/v1/webhooks/conversations", json=info)
+        assert answer.status == 200, answer.text
+    told = (await client.conversation(conversation_id))["tags"]
+    assert told["team"] == "core"
+    assert told["kind"] == "feature"
+    assert not {"No Tag", "long"} & set(told)
+    assert len(told) == 64
+    [listed] = (await client.get(f"{PATH}/search")).json()["items"]
+    assert listed["tags"] == told
+
+
 # Deleting
 
 

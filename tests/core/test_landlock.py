@@ -134,6 +134,9 @@ def test_a_sandbox_without_bubblewrap_reaches_its_own_files_alone(
     if landlock.abi() < 6:
         allowed.append("signal to the server")
     assert seen["reached"] == allowed
+    # It finds the socket on which another sandbox takes commands, and is not heard there.
+    assert (seen["asked"][0] >= 2, seen["asked"][1]) == (True, "")
+    assert seen["taken"] == []
     # The command's own loader says it, and not that of the program which confines it.
     assert (seen["preloading"], seen["own variable"]) == (1, True)
 

@@ -1,9 +1,11 @@
 """Limits of process sandboxes: really enforced, said, and told apart when they end something."""
 
-import contextlib
+import asyncio
 import os
 import resource
 import signal
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from agentsvc.backend import Cause, Limits, Order, Phase, Spec
-from agentsvc.backends import groups, openfiles
+from agentsvc.backends import groups, openfiles, watch
 from agentsvc.errors import OrderRejected
-from tests.core.bench import Bench, no_save, on_bench, until
+from tests.core.bench import Bench, no_save, on_bench
 
 MEGABYTE = 1024 * 1024
 HOG = "bytearray(400 * 1024 * 1024)"
@@ -158,23 +160,68 @@ async def test_what_cannot_be_enforced_is_refused_by_name(tmp_path: Path, field:
         assert health.facts["limits"] == "disk_bytes, open_files"
 
 
-async def test_a_look_at_the_disk_that_is_ended_is_taken_up_again(tmp_path: Path) -> None:
-    async with on_bench(tmp_path, use_bubblewrap=False) as bench:
+async def test_a_disk_that_fills_later_is_noticed_in_moments(tmp_path: Path) -> None:
+    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
         handle = await bench.serve(limits=Limits(disk_bytes=4 * MEGABYTE))
-        shim = bench.state(handle)["shim"][0]
+        await asyncio.sleep(3 * watch.PAUSE_SECONDS)
+        await bench.run(
+            handle, "sh", "-c", "for i in 1 2; do head -c 3000000 /dev/zero > f$i; done"
+        )
+        async with asyncio.timeout(25):
+            report = await bench.wait(handle, Phase.FAILED)
+    assert report.cause is Cause.DISK_FULL
 
-        def walkers() -> list[int]:
-            return [one.pid for one in bench.processes(handle) if one.parent == shim
-                    and one.pid != bench.state(handle)["command"][0]]  # fmt: skip
 
-        found: list[int] = []
+async def test_files_without_a_name_count_as_long_as_they_are_open(held: Bench) -> None:
+    handle = await held.serve(limits=Limits(disk_bytes=6 * MEGABYTE))
+    # Four, since none may be larger than the limit.
+    hold = (
+        "import os, time\n"
+        "held = [open(str(number), 'wb') for number in range(4)]\n"
+        "for number, file in enumerate(held):\n"
+        "    os.unlink(str(number)); file.write(bytes(4 << 20)); file.flush()\n"
+        "time.sleep(60)"
+    )
+    await held.backend.execute(
+        handle, ["sh", "-c", 'python3 -Ic "$1" > /dev/null 2>&1 &', "sh", hold],
+        env={}, time_limit=20, max_output=1000,
+    )  # fmt: skip
+    assert (await held.wait(handle, Phase.FAILED)).cause is Cause.DISK_FULL
 
-        def find() -> list[int]:
-            found.extend(walkers())
-            return found
 
-        await until(find)
-        # One that has ended by itself meanwhile is followed by another, too.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(found[0], signal.SIGKILL)
-        await until(lambda: not set(found).issuperset(walkers()))
+async def test_no_room_is_taken_faster_than_it_is_looked_at(tmp_path: Path) -> None:
+    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+        handle = await bench.serve()
+        take = (
+            "import os, ctypes\n"
+            "libc = ctypes.CDLL(None, use_errno=True)\n"
+            "number = os.open('x', os.O_CREAT | os.O_RDWR)\n"
+            "said = libc.fallocate(number, 0, ctypes.c_long(0), ctypes.c_long(1 << 20))\n"
+            "print(said, os.strerror(ctypes.get_errno()))\n"
+            "os.posix_fallocate(number, 0, 1 << 20)\n"
+            "print(os.fstat(number).st_size)"
+        )
+        said = await bench.run(handle, "python3", "-Ic", take)
+        assert said == "-1 Operation not supported\n1048576\n"
+
+
+def test_files_that_are_counted_in_vain_are_counted_again(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(MEGABYTE))
+    waits = tmp_path / "waits"
+    waits.touch()
+
+    def processes() -> list[int]:
+        while waits.exists():
+            time.sleep(0.01)
+        return []
+
+    disk = watch.Disk([str(tmp_path)], MEGABYTE // 2, processes)
+    assert not disk.is_over()
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    for pid in children.read_text().split():
+        if "python" in Path(f"/proc/{pid}/comm").read_text():
+            os.kill(int(pid), signal.SIGKILL)
+            os.waitpid(int(pid), 0)
+    waits.unlink()
+    while not disk.is_over() and disk.size is None:
+        time.sleep(0.01)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.backend import BackendContext, Order, Phase
+from agentsvc.backend import BackendContext, Handle, Order, Phase
 from agentsvc.backends import places, tree
-from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.process import HANDLE_VERSION, ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.errors import BackendUnavailable, Conflict
 from agentsvc.values import new_id
@@ -122,6 +122,22 @@ async def test_what_is_left_without_its_directory_is_found_and_removed(bench: Be
     assert places.temp_mark(Path(handle.data["temp"])) is None
     assert not group or not is_there(group)
     assert not bench.processes(handle)
+
+
+async def test_what_a_handle_names_that_is_none_of_ours_is_left_alone(
+    bench: Bench, tmp_path: Path
+) -> None:
+    # As a database may have it that was restored from a backup made to harm.
+    kept = tmp_path / "kept"
+    group = tmp_path / "group"
+    for directory in (kept, group):
+        (directory / "inner").mkdir(parents=True)
+    data = {"temp": str(kept), "cgroup": str(group)}
+    handle = Handle(sandbox_id=new_id(), version=HANDLE_VERSION, data=data)
+    await bench.backend.delete(handle)
+    assert (kept / "inner").is_dir()
+    assert (group / "inner").is_dir()
+    assert not (group / "cgroup.freeze").exists()
 
 
 async def test_a_directory_that_was_made_read_only_is_deleted(bench: Bench) -> None:

@@ -136,4 +136,4 @@ async def test_a_receiver_that_speaks_something_else_is_a_failure() -> None:
 
 async def test_a_name_without_an_address_is_a_failure() -> None:
     outcome = await send(Names([]), "http://receiver.example/")
-    assert outcome.reason == "the name has no address"
+    assert outcome.reason == "the receiver cannot be reached: the name has no address"

@@ -40,7 +40,11 @@ class TroubledWorld(FakeWorld):
         self.capabilities: frozenset[Capability] = FakeBackend.capabilities
 
     def backend_type(self) -> type[FakeBackend]:
-        members = {"world": self, "capabilities": self.capabilities}
+        members = {
+            "world": self,
+            "capabilities": self.capabilities,
+            "default_isolation": self.default_isolation,
+        }
         return type("FakeBackend", (TroubledBackend,), members)
 
     def hold(self, method: str) -> asyncio.Event:

@@ -3,5 +3,5 @@
 import importlib.util
 import os
 
-while os.getpriority(os.PRIO_PROCESS, 0) > os.getpriority(os.PRIO_PROCESS, os.getppid()):
+while os.getpriority(os.PRIO_PROCESS, 0) >= 10:
     importlib.util.find_spec("there_is_no_such_module")

@@ -23,7 +23,7 @@ from typing import Any
 from tests.core import zygote_settings
 
 RIGHTS = (
-    *("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Seccomp_filters", "SigBlk", "Umask"),
+    *("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "SigBlk", "Umask"),
     *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "THP_enabled"),
 )
 
@@ -95,6 +95,12 @@ def application() -> dict[str, Any]:
     }
 
 
+def hostile() -> dict[str, Any]:
+    """Return what a hostile package got when it was loaded ahead, if one was."""
+    module = sys.modules.get("tests.core.zygote_hostile")
+    return {} if module is None else {"got": module.GOT, "status": module.STATUS}
+
+
 class Server(socketserver.TCPServer):
     """Takes connections."""
 
@@ -122,6 +128,7 @@ if __name__ == "__main__":
         "set while loading": zygote_settings.OWN,
         "is loaded ahead": "tests.core.zygote_later" in sys.modules,
         "application": application(),
+        "hostile": hostile(),
         "age": time.clock_gettime(time.CLOCK_REALTIME) - zygote_settings.BEGAN,
     }
     with Server(("127.0.0.1", int(sys.argv[-1])), Answers) as server:

@@ -1,0 +1,82 @@
+"""What calls a public address that is this machine's own; run in a network namespace that has some.
+
+Prints what came of each way to have the server call something, and how often it was called.
+"""
+
+import asyncio
+import json
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from agentsvc.agentoptions import Llm
+from agentsvc.db import Database
+from agentsvc.errors import AgentsvcError, InvalidRequest
+from agentsvc.gitproviders import GitProviders
+from agentsvc.modelcheck import check_model
+from agentsvc.orders import Provider
+from agentsvc.outgoing.sender import Sender
+from agentsvc.outgoing.targets import check_url
+from agentsvc.reach import Found
+from agentsvc.secretstore import SecretStore
+from agentsvc.usersecrets import ProviderToken
+from agentsvc.values import Secret
+from agentsvc.vault import Vault
+
+NAME = "public.example"
+
+
+async def main(address: str) -> None:
+    """Have the address called in each way, by itself and by a name, and print what came of it."""
+    called: list[str] = []
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        called.append("")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async def look_up(_host: str, _port: int) -> Found:
+        return [(int(socket.AF_INET6 if ":" in address else socket.AF_INET), address)]
+
+    server = await asyncio.start_server(answer, address, 0)
+    port = server.sockets[0].getsockname()[1]
+    shown = f"[{address}]" if ":" in address else address
+    said = {}
+    sender = Sender(time_limit=5, allows_private=False, most=2, lookup=look_up)
+    for host in (shown, NAME):
+        url = f"http://{host}:{port}/"
+        try:
+            check_url(url, allows_private=False)
+            said[f"webhook registered at {host}"] = "yes"
+        except InvalidRequest as exc:
+            said[f"webhook registered at {host}"] = exc.message
+        said[f"webhook at {host}"] = (await sender.send(url, b"{}", {})).reason
+        llm = Llm(model="openai/x", base_url=url, api_key=Secret("k"))
+        said[f"model at {host}"] = (await check_model(llm, (), lookup=look_up)).message
+    await sender.close()
+    said["git host"] = await ask_git(f"http://{shown}:{port}")
+    server.close()
+    print(json.dumps({"said": said, "called": len(called)}))  # noqa: T201  # what the test reads
+
+
+async def ask_git(host: str) -> str:
+    """Show a token to a git host, and return how that failed."""
+    with tempfile.TemporaryDirectory() as directory:
+        database = await Database.open(Path(directory, "a.db"))
+        providers = GitProviders(SecretStore(database, Vault.open(Path(directory, "a.key"))))
+        await providers.open()
+        try:
+            token = ProviderToken(token=Secret("t"), host=host)
+            await providers.identify(Provider.GITLAB, token)
+        except AgentsvcError as exc:
+            return exc.message
+        finally:
+            await providers.close()
+            await database.close()
+    return ""
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
