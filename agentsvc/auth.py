@@ -312,6 +312,12 @@ class UserTable:
         return None if row is None else str(row["id"])
 
     @staticmethod
+    async def is_admin(source: Queryable, user_id: str) -> bool:
+        """Say whether a user is an administrator."""
+        sql = "SELECT 1 FROM users WHERE id = :id AND role = 'admin'"
+        return await source.one(sql, {"id": user_id}) is not None
+
+    @staticmethod
     async def list_names(source: Queryable) -> list[str]:
         """Return the names of all users, in order."""
         rows = await source.all("SELECT name FROM users ORDER BY name")

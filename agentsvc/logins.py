@@ -1,7 +1,8 @@
-"""Logins of browsers: each stands for an API key, is named by a cookie and ends by itself.
+"""Logins of browsers: each stands for an API key, is named by a token and ends by itself.
 
-A login is good as long as its key is. A login link logs a browser in once, without the key being
-typed. Tokens of both are stored as hashes, like keys.
+A token has two parts, one for a cookie and one for the page's own storage; neither is worth anything
+without the other. A login is good as long as its key is. A login link logs a browser in once, without
+the key being typed. Tokens of both are stored as hashes, like keys.
 """
 
 import logging
@@ -28,6 +29,7 @@ TRIES_A_MINUTE: Final = 60
 """How often one address may try to log in."""
 
 _LONGEST_CLIENT: Final = 255
+_BAD_LINK: Final = "The login link is not valid, or was used before"
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +41,23 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     last_used_at: datetime
     expires_at: datetime
+
+
+class LoginToken(msgspec.Struct, frozen=True, kw_only=True):
+    """What a browser shows that is logged in."""
+
+    cookie: Secret
+    page: Secret
+
+    @property
+    def whole(self) -> Secret:
+        """Both parts, as they are checked."""
+        return Secret(join_parts(self.cookie.reveal(), self.page.reveal()))
+
+
+def join_parts(cookie: str, page: str) -> str:
+    """Return a token made of its two parts; neither has a dot in it."""
+    return f"{cookie}.{page}"
 
 
 class Logins:
@@ -54,10 +73,10 @@ class Logins:
         """Count a try to log in; raises TooManyRequests if it comes too soon."""
         self._tries.check(address)
 
-    async def begin(self, key: str, *, client: str) -> tuple[Login, Secret]:
+    async def begin(self, key: str, *, client: str) -> tuple[Login, LoginToken]:
         """Log a browser in with a key; raises NotAuthenticated. The token can be seen only now."""
         key_id = (await self._keyring.identify(key)).key_id
-        token = values.new_key()
+        token = _new_token()
 
         async def body(tx: Transaction) -> Login:
             return await self._insert(tx, key_id, token, client)
@@ -75,19 +94,25 @@ class Logins:
         await self._db.write(body)
         return token
 
-    async def begin_by_link(self, link: Secret, *, client: str) -> tuple[Login, Secret]:
+    async def find_user_of_link(self, link: Secret) -> str:
+        """Return the name of whom a link logs in, without using it up; raises NotAuthenticated."""
+        row = await LinkTable.find(self._db, link)
+        if row is None:
+            raise NotAuthenticated(_BAD_LINK)
+        return str(row["user_name"])
+
+    async def begin_by_link(self, link: Secret, *, client: str) -> tuple[Login, LoginToken]:
         """Log a browser in with a link, which is used up; raises NotAuthenticated."""
-        token = values.new_key()
+        token = _new_token()
 
         async def body(tx: Transaction) -> Login:
             key_id = await LinkTable.take(tx, link)
             if key_id is None:
-                raise NotAuthenticated("The login link is not valid, or was used before")
+                raise NotAuthenticated(_BAD_LINK)
             return await self._insert(tx, key_id, token, client)
 
-        if not await LinkTable.exists(self._db, link):
-            # Anybody can ask, so a link that was never given costs no write.
-            raise NotAuthenticated("The login link is not valid, or was used before")
+        # Anybody can ask, so a link that was never given costs no write.
+        await self.find_user_of_link(link)
         return await self._db.write(body), token
 
     async def identify(self, token: str) -> Principal:
@@ -119,7 +144,7 @@ class Logins:
 
         await self._db.write(body)
 
-    async def _insert(self, tx: Transaction, key_id: int, token: Secret, client: str) -> Login:
+    async def _insert(self, tx: Transaction, key_id: int, token: LoginToken, client: str) -> Login:
         now = values.now()
         await LoginTable.delete_expired(tx)
         await LoginTable.delete_surplus(tx, key_id, MOST_LOGINS - 1)
@@ -131,7 +156,7 @@ class Logins:
             last_used_at=now,
             expires_at=now + self._lifetime,
         )
-        await LoginTable.insert(tx, login, token)
+        await LoginTable.insert(tx, login, token.whole)
         return login
 
     async def _note_use(self, login_id: str, last_used_at: datetime) -> None:
@@ -238,10 +263,21 @@ class LinkTable:
         return await tx.run(sql, params)
 
     @staticmethod
-    async def exists(source: Queryable, token: Secret) -> bool:
-        """Tell whether there is a link, whatever it is worth."""
-        sql = "SELECT 1 FROM login_links WHERE hash = :hash"
-        return await source.one(sql, {"hash": values.sha256(token.reveal())}) is not None
+    async def find(source: Queryable, token: Secret) -> Row | None:
+        """Return whom a link logs in, if it and its key are valid."""
+        sql = """
+            SELECT u.name AS user_name
+            FROM login_links AS n
+            JOIN api_keys AS k ON k.id = n.key_id
+            JOIN users AS u ON u.id = k.user_id
+            WHERE n.hash = :hash
+              AND n.expires_at > :now
+              AND u.blocked_at IS NULL
+              AND k.revoked_at IS NULL
+              AND COALESCE(k.not_before, '') <= :now
+              AND COALESCE(k.expires_at, '~') > :now
+        """
+        return await source.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
 
     @staticmethod
     async def take(tx: Transaction, token: Secret) -> int | None:
@@ -282,6 +318,10 @@ _GOOD: Final = """
       AND COALESCE(k.not_before, '') <= :now
       AND COALESCE(k.expires_at, '~') > :now
 """
+
+
+def _new_token() -> LoginToken:
+    return LoginToken(cookie=values.new_key(), page=values.new_key())
 
 
 def _to_principal(row: Row) -> Principal:

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from agentsvc.errors import PortUnavailable
+from agentsvc.reach import Confirm, confirm_peer
 
 _SOCKET_SCHEMES: Final = frozenset({"unix", "http+unix"})
 _INSIDE: Final = "127.0.0.1"
@@ -27,6 +28,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     """The value of the Host header."""
     base: str
     """What stands before every path, without a slash at the end."""
+    owner: str = ""
+    """The sandbox whose port it is: what another one's connections lead to is not for it."""
 
     @property
     def origin(self) -> str:
@@ -73,15 +76,20 @@ def address_of(url: str, inner_port: int = 80) -> Address:
 
 
 async def connect[P: asyncio.BaseProtocol](
-    address: Address, make: Callable[[], P], *, time_limit: float
+    address: Address, make: Callable[[], P], *, confirm: Confirm | None, time_limit: float
 ) -> tuple[asyncio.Transport, P]:
-    """Connect a protocol; raises OSError, TimeoutError, or ValueError for a host that is none."""
+    """Connect a protocol; raises OSError, TimeoutError, or ValueError for a host that is none.
+
+    Raises what `confirm` does, too.
+    """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(time_limit):
         if address.socket_path:
             return await loop.create_unix_connection(make, address.socket_path)
         secure = _secure() if address.is_secure else None
-        return await loop.create_connection(make, address.host, address.port, ssl=secure)
+        made = await loop.create_connection(make, address.host, address.port, ssl=secure)
+    await confirm_peer(made[0], confirm)
+    return made
 
 
 @cache

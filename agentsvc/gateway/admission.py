@@ -5,6 +5,7 @@ sandbox can take a request now is decided here, too.
 """
 
 import contextlib
+import hmac
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Final
@@ -23,6 +24,7 @@ from agentsvc.errors import (
     SandboxNotUsable,
     SandboxStarting,
 )
+from agentsvc.gateway.own_origin import port_token
 from agentsvc.gateway.target import Shown
 from agentsvc.http.routes import Scope, check_scope
 from agentsvc.logins import Logins
@@ -65,8 +67,11 @@ class Admission:
                 return sandbox
         return None
 
-    async def identify(self, shown: Shown) -> Visitor:
-        """Return who shows these keys; raises NotAuthenticated if none of them is good."""
+    async def identify(self, shown: Shown, sandbox_id: str = "") -> Visitor:
+        """Return who shows these keys; raises NotAuthenticated if none of them is good.
+
+        `sandbox_id` is that of the origin whose cookie is shown.
+        """
         visitor = Visitor()
         for key in shown.keys:
             visitor = await self._add(visitor, key)
@@ -75,7 +80,7 @@ class Admission:
         if visitor.principal is None and shown.login:
             visitor = await self._add_login(visitor, shown.login)
         if visitor.principal is None and visitor.sandbox is None:
-            raise NotAuthenticated
+            visitor = await self._find_by_token(shown, sandbox_id)
         hidden = visitor
         for key in shown.others:
             hidden = await self._add(hidden, key)
@@ -164,6 +169,15 @@ class Admission:
         except NotAuthenticated:
             return visitor
         return _merge(visitor, Visitor(principal=principal))
+
+    async def _find_by_token(self, shown: Shown, sandbox_id: str) -> Visitor:
+        sandbox = await self._sandboxes.find_any(sandbox_id) if shown.port_token else None
+        if sandbox is None or shown.origin is None or sandbox.target is Target.DELETED:
+            raise NotAuthenticated
+        expected = port_token(shown.origin, sandbox.session_key.reveal())
+        if not hmac.compare_digest(expected, shown.port_token):
+            raise NotAuthenticated
+        return Visitor(sandbox=sandbox)
 
     async def _find(self, key: str) -> Sandbox | None:
         # A user's key cannot be a sandbox's, and is by far the more common one.

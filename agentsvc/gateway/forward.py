@@ -83,7 +83,7 @@ class Forwarder:
         try:
             connection = self._pool.find(target.address, is_safe=is_repeatable)
             if connection is None:
-                connection = await self._pool.connect(target.address)
+                connection = await self._pool.connect(target.address, target.confirm)
             connection.ask(raw, answers_head=answers_head, on_continue=body.ask_for)
             if not (connection.is_used and is_repeatable):
                 return connection
@@ -92,7 +92,7 @@ class Forwarder:
             except Broken:
                 if connection.has_answered:
                     raise
-                connection = await self._pool.connect(target.address)
+                connection = await self._pool.connect(target.address, target.confirm)
                 connection.ask(raw, answers_head=answers_head)
             except asyncio.CancelledError:
                 connection.finish(is_sent=False)

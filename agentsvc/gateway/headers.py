@@ -45,6 +45,7 @@ _SET_HERE: Final = frozenset(
         "forwarded",
         "host",
         "via",
+        "x-agentsvc-login",
         "x-forwarded-for",
         "x-forwarded-host",
         "x-forwarded-port",

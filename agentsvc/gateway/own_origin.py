@@ -2,9 +2,11 @@
 
 A page that was opened with the sandbox's key in its URL loads scripts and opens WebSockets without
 it. At its own origin nobody else's page has that cookie sent: it holds for this one host only, and
-a request that another origin makes is not opened by it.
+a request that another origin makes is not opened by it. A browser sends it to every port of that host,
+so it is not the sandbox's key, and opens nothing but what is at this one origin.
 """
 
+import hmac
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -24,17 +26,26 @@ _OWN_SITES: Final = frozenset({"same-origin", "none"})
 
 
 def make_cookie(origin: WorkOrigin, key: str) -> str:
-    """Return a Set-Cookie value with the sandbox's key, for this host only."""
+    """Return a Set-Cookie value that opens this origin, for this host only."""
     rest = "Path=/; HttpOnly; SameSite=Strict"
+    token = port_token(origin, key)
     return (
-        f"{_SECURE_NAME}={key}; {rest}; Secure" if _is_secure(origin) else f"{_NAME}={key}; {rest}"
+        f"{_SECURE_NAME}={token}; {rest}; Secure"
+        if _is_secure(origin)
+        else f"{_NAME}={token}; {rest}"
     )
 
 
-def cookie_keys(request: web.Request, origin: WorkOrigin) -> list[str]:
-    """Return the key in the cookie, if the request is one of the origin's own."""
-    key = request.cookies.get(_SECURE_NAME if _is_secure(origin) else _NAME, "")
-    return [key] if key and _is_own(request, origin) else []
+def port_token(origin: WorkOrigin, key: str) -> str:
+    """Return what opens one origin only, made of the key of its sandbox."""
+    name = f"{origin.scheme}://{name_of(origin.host)}:{_number(origin.host)}"
+    return hmac.new(key.encode(), name.encode(), "sha256").hexdigest()
+
+
+def cookie_token(request: web.Request, origin: WorkOrigin) -> str:
+    """Return what is in the cookie, if the request is one of the origin's own."""
+    token = request.cookies.get(_SECURE_NAME if _is_secure(origin) else _NAME, "")
+    return token if token.isascii() and _is_own(request, origin) else ""
 
 
 def may_show_editor_key(request: web.Request, origin: WorkOrigin) -> bool:

@@ -26,8 +26,10 @@ from agentsvc.gateway.target import (
     find_place,
     make_target,
     shown_keys,
+    shown_login,
 )
 from agentsvc.gateway.tunnel import Client, Tunnels
+from agentsvc.http.connections import show_key
 from agentsvc.http.doorstep import LARGEST_FIRST_BYTES, Doorstep
 from agentsvc.http.links import MOUNT, work_origin_of
 from agentsvc.http.origins import EDITOR_PORT
@@ -71,14 +73,15 @@ class Gateway:
         self, request: web.Request, place: Place, sandbox_id: str
     ) -> web.StreamResponse:
         """Answer a request for a port of a sandbox."""
-        check(request)
+        check(request, place)
         shown = shown_keys(request, place)
         if shown.is_empty and _may_show_key_later(request, place):
             return await self.serve_late(request, place, sandbox_id)
         if shown.is_empty and _is_health_check(request, place):
             visitor = await self._admission.let_in(sandbox_id)
         else:
-            visitor = await self._admission.identify(shown)
+            visitor = await self._admission.identify(shown, sandbox_id)
+            _show_key(request, visitor)
         target = await self._find_target(request, place, sandbox_id, visitor)
         with self._in_use(request, place, sandbox_id, visitor):
             if frames.is_upgrade(request):
@@ -90,13 +93,12 @@ class Gateway:
     ) -> web.StreamResponse:
         """Answer a WebSocket whose first message has the key; it may name the sandbox, too."""
         client = Client(request)
-        async with self._doorstep.place():
-            await asyncio.sleep(self._doorstep.delay())
-            response = await client.open(CIMultiDict())
-            visitor = await self._meet(client)
+        response = await client.open(CIMultiDict())
+        visitor = await self._meet(client, place)
         if visitor is None:
             return response
         try:
+            _show_key(request, visitor)
             wanted = sandbox_id or (visitor.sandbox.id if visitor.sandbox else "")
             target = await self._find_target(request, place, wanted, visitor)
             # What was agreed with the client had to be agreed before there was a sandbox.
@@ -126,14 +128,15 @@ class Gateway:
         with using, self._admission.held(visitor, sandbox_id, lambda: _cut(request)):
             yield
 
-    async def _meet(self, client: Client) -> Visitor | None:
+    async def _meet(self, client: Client, place: Place) -> Visitor | None:
         """Return who a client is by its first message; one that says no key is let go."""
         life = with_client(client.request)
         try:
             async with life:
                 with self._lifetimes.endless(life):
                     key = await self._doorstep.key_from(_first_text(client))
-                    shown = Shown(keys=(key,), sandbox_keys=(), others=())
+                    login = shown_login(client.request, place, page_part=key)
+                    shown = Shown(keys=(key,), sandbox_keys=(), others=(), login=login)
                     return await self._admission.identify(shown)
         except TimeoutError as exc:
             raise ConnectionResetError("the client has gone, or the server stops") from exc
@@ -202,6 +205,12 @@ async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
     if shown_keys(request, place).is_empty and _may_show_key_later(request, place):
         return await gateway.serve_late(request, place, None)
     return await handler(request)
+
+
+def _show_key(request: web.Request, visitor: Visitor) -> None:
+    """Count a connection for whose key it has shown; raises TooManyRequests."""
+    sandbox = visitor.sandbox if visitor.principal is None else None
+    show_key(request, sandbox.id if sandbox is not None else "")
 
 
 def _is_use(request: web.Request, place: Place) -> bool:

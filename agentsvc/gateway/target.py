@@ -13,11 +13,13 @@ from agentsvc.errors import BadRequest, MalformedBody, MethodNotAllowed, NotAllo
 from agentsvc.gateway import headers, own_origin, rewrite
 from agentsvc.gateway.address import Address, address_of
 from agentsvc.gateway.headers import Caller, Confines
-from agentsvc.http.keys import CONFIG, REQUEST_ID
+from agentsvc.http.authentication import keys_of, password_of
+from agentsvc.http.keys import CONFIG, REQUEST_ID, SANDBOXES
 from agentsvc.http.links import Origin, WorkOrigin, is_from_proxy, links_of, mount_of, origin_of
 from agentsvc.http.login_cookie import login_token
-from agentsvc.http.middleware import keys_of, password_of
 from agentsvc.http.origins import EDITOR_PORT, read_label
+from agentsvc.http.routes import MOST_QUERY_KEYS
+from agentsvc.reach import Confirm
 from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
 
@@ -57,6 +59,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """With the query."""
     headers: CIMultiDict[str]
     confines: Confines
+    confirm: Confirm | None = None
+    """What confirms a new connection to the address."""
     edit_body: Callable[[bytes], bytes] | None = None
     """What is to be done with the body on its way; None where it is passed on as it comes."""
 
@@ -71,12 +75,15 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[str, ...]
     """Of no use here, and not for the sandbox either."""
     login: str = ""
-    """In the cookie of a browser's login."""
+    """The token of a browser's login."""
+    origin: WorkOrigin | None = None
+    port_token: str = ""
+    """In the cookie of an origin of its own: what opens that one."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no key that could open anything."""
-        return not (self.keys or self.sandbox_keys or self.login)
+        return not (self.keys or self.sandbox_keys or self.login or self.port_token)
 
 
 def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, Place]:
@@ -97,18 +104,27 @@ def shown_keys(request: web.Request, place: Place) -> Shown:
         elsewhere += rewrite.find_parameters(place.query, rewrite.EDITOR_KEY_PARAMETER)
         if place.own_origin is None or own_origin.may_show_editor_key(request, place.own_origin):
             elsewhere.append(request.cookies.get(_EDITOR_COOKIE, ""))
-    if place.own_origin is not None:
-        elsewhere += own_origin.cookie_keys(request, place.own_origin)
+    origin = place.own_origin
     return Shown(
         keys=keys_of(request),
-        sandbox_keys=tuple(key for key in elsewhere if key and key.isascii()),
+        sandbox_keys=tuple(key for key in elsewhere if key and key.isascii())[:MOST_QUERY_KEYS],
         others=password_of(request),
-        login="" if place.own_origin or place.is_at_root or place.mount else login_token(request),
+        login=shown_login(request, place),
+        origin=origin,
+        port_token=own_origin.cookie_token(request, origin) if origin else "",
     )
 
 
-def check(request: web.Request) -> None:
-    """Refuse what cannot be passed on without a doubt about where it ends."""
+def shown_login(request: web.Request, place: Place, *, page_part: str = "") -> str:
+    """Return the token of the browser's login that a request shows, where logins count."""
+    is_usual = not (place.own_origin or place.is_at_root or place.mount)
+    return login_token(request, page_part=page_part) if is_usual else ""
+
+
+def check(request: web.Request, place: Place) -> None:
+    """Refuse what cannot be passed on without a doubt about where it ends, or whom it shows a key."""
+    if len(rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)) > MOST_QUERY_KEYS:
+        raise BadRequest(f"There are more than {MOST_QUERY_KEYS} keys in the query")
     if request.version not in _VERSIONS:
         raise BadRequest("This version of HTTP is not supported")
     if request.method in _REFUSED:
@@ -145,7 +161,7 @@ def make_target(
     mount = "" if place.own_origin else origin.prefix + usual
     is_agent = place.port == AGENT_PORT
     path, query = _inside(request, sandbox, place, keys)
-    address = address_of(end.url, end.port)
+    address = msgspec.structs.replace(address_of(end.url, end.port), owner=sandbox.id)
     return Target(
         address=address,
         path=address.base + (f"{path}?{query}" if query else path),
@@ -167,6 +183,7 @@ def make_target(
             is_framed=_is_framed_editor(request, place),
             cookie=_cookie_of(sandbox, place),
         ),
+        confirm=request.app[SANDBOXES].confirmer.of(sandbox.backend, sandbox.handle, end),
         edit_body=_edit_of(request, sandbox, place.path) if is_agent else None,
     )
 

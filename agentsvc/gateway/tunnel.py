@@ -171,6 +171,7 @@ class Tunnels:
             transport, protocol = await connect(
                 target.address,
                 lambda: asyncio.StreamReaderProtocol(reader, loop=loop),
+                confirm=target.confirm,
                 time_limit=self._connect_seconds,
             )
         except (OSError, TimeoutError, ValueError) as exc:

@@ -12,6 +12,7 @@ from typing import Final, Protocol, cast
 from agentsvc.gateway.address import Address, connect
 from agentsvc.gateway.answers import Body, Head, NotHttp, SizedBody, body_of, find_end, read_head
 from agentsvc.gateway.splicing import Sink, splice
+from agentsvc.reach import Confirm
 
 _HELD_BYTES: Final = 512 * 1024
 """How much of an answer may wait for its reader before the sandbox is stopped."""
@@ -305,10 +306,12 @@ class Pool:
         self._idle: dict[Address, deque[Connection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def connect(self, address: Address) -> Connection:
-        """Return a new connection; raises Broken."""
+    async def connect(self, address: Address, confirm: Confirm | None = None) -> Connection:
+        """Return a new connection that is confirmed; raises Broken."""
         try:
-            _, made = await connect(address, Connection, time_limit=self._connect_seconds)
+            _, made = await connect(
+                address, Connection, confirm=confirm, time_limit=self._connect_seconds
+            )
         except (OSError, TimeoutError, ValueError) as exc:
             raise Broken from exc
         return made

@@ -5,7 +5,9 @@ that it does not hold up the others.
 """
 
 import asyncio
+import contextlib
 import logging
+import socket
 from typing import Any, Final
 
 from aiohttp import StreamReader, hdrs, web
@@ -13,9 +15,11 @@ from aiohttp.http import HttpRequestParser
 from aiohttp.http_parser import RawRequestMessage
 
 from agentsvc.config import ServerConfig
-from agentsvc.errors import CapacityExceeded
+from agentsvc.errors import CapacityExceeded, TooManyRequests
 from agentsvc.http.chunks import BadChunks, BadField, ChunkReader, read_fields
-from agentsvc.http.keys import AWAITS_CONTINUE
+from agentsvc.http.connection_limit import Connection, ConnectionLimit
+from agentsvc.http.door import Outside
+from agentsvc.http.keys import AWAITS_CONTINUE, REFUSED_FOR
 from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.passage import Passage, Rest, SizedRest, Taker
 from agentsvc.http.patience import Seldom
@@ -23,17 +27,39 @@ from agentsvc.http.wire import refusal_of
 
 log = logging.getLogger(__name__)
 
+_EVICTED_SECONDS: Final = 3.0
+"""How long, at least, who had to make room is kept from coming again at once."""
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def connection_options(limits: ServerConfig, measures: Measures) -> dict[str, Any]:
+def connection_options(
+    limits: ServerConfig, measures: Measures, connection_limit: ConnectionLimit, outside: Outside
+) -> dict[str, Any]:
     """Return what makes a server's connections keep the limits.
 
     Until a request has come, aiohttp closes what is older than its keep-alive time.
     """
     own = {"limits": limits, "measures": measures, "seldom": Seldom()}
-    return {**own, "keepalive_timeout": limits.idle_seconds}
+    counted = {"connection_limit": connection_limit, "outside": outside}
+    return {**own, **counted, "keepalive_timeout": limits.idle_seconds}
+
+
+def count_request(request: web.Request, client: str | None = None) -> None:
+    """Take in that a connection has brought a request, of this client if a proxy names one."""
+    if isinstance(request.protocol, BoundedConnection):
+        request.protocol.count_request(client)
+
+
+def show_key(request: web.Request, sandbox_id: str = "") -> None:
+    """Count a connection among those with a good key, of this sandbox if it is not a user's.
+
+    Raises TooManyRequests if the sandbox has too many of them.
+    """
+    connection = request.protocol
+    if isinstance(connection, BoundedConnection) and not connection.show_key(sandbox_id):
+        request[REFUSED_FOR] = Refusal.SANDBOX_CONNECTIONS
+        raise TooManyRequests("This sandbox has too many connections")
 
 
 def ask_for_body(request: web.Request) -> None:
@@ -100,6 +126,9 @@ class BoundedConnection(web.RequestHandler):
     __slots__ = (
         "_chunked_body",
         "_chunks",
+        "_connection_limit",
+        "_counted",
+        "_has_asked",
         "_has_flowed",
         "_is_last",
         "_last_bytes",
@@ -107,6 +136,7 @@ class BoundedConnection(web.RequestHandler):
         "_limits",
         "_measures",
         "_next_look",
+        "_outside",
         "_passage",
         "_passed_body",
         "_seldom",
@@ -120,6 +150,8 @@ class BoundedConnection(web.RequestHandler):
         *,
         limits: ServerConfig,
         measures: Measures,
+        connection_limit: ConnectionLimit,
+        outside: Outside,
         seldom: Seldom,
         **options: Any,
     ) -> None:
@@ -127,6 +159,10 @@ class BoundedConnection(web.RequestHandler):
         self._limits = limits
         self._measures = measures
         self._seldom = seldom
+        self._connection_limit = connection_limit
+        self._outside = outside
+        self._counted: Connection | None = None
+        self._has_asked = False
         # Kept until the client is gone; what aiohttp knows is forgotten when it is to be closed.
         self._wire: asyncio.Transport | None = None
         self._next_look: asyncio.TimerHandle | None = None
@@ -144,16 +180,30 @@ class BoundedConnection(web.RequestHandler):
         """Wait for requests, or refuse the connection if there are too many."""
         super().connection_made(transport)
         self._wire = self.transport
-        if self._manager is not None:
-            self._check_number(len(self._manager.connections))
+        address = self.peername[0] if isinstance(self.peername, tuple) else ""
+        self._counted = self._connection_limit.enter(address, self._evict)
+        if self._counted is None:
+            self._refuse_all()
         self._look()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the client."""
         if self._next_look is not None:
             self._next_look.cancel()
+        if self._counted is not None:
+            self._connection_limit.leave(self._counted)
         self._wire = self._next_look = None
         super().connection_lost(exc)
+
+    def count_request(self, client: str | None) -> None:
+        """Take in that a request has come, of this client if a proxy names one."""
+        self._has_asked = True
+        if self._counted is not None:
+            self._connection_limit.begin_request(self._counted, client)
+
+    def show_key(self, sandbox_id: str) -> bool:
+        """Take in that a good key was shown; return whether whose it is may have the connection."""
+        return self._counted is None or self._connection_limit.show_key(self._counted, sandbox_id)
 
     def resume_writing(self) -> None:
         """Go on with an answer of which the client has taken most that was waiting."""
@@ -328,12 +378,27 @@ class BoundedConnection(web.RequestHandler):
         self._left, self._has_flowed = left, False
         self._next_look = self._loop.call_later(self._limits.stall_seconds, self._look)
 
-    def _check_number(self, number: int) -> None:
-        if number <= self._limits.max_connections or self._wire is None:
+    def _evict(self) -> None:
+        """Make room for another connection; who has asked nothing yet is told why."""
+        if self._wire is None:
             return
-        if self._seldom.is_due(""):
-            log.info("connection refused", extra={"connections": number})
-        self._measures.refuse(Refusal.CONNECTIONS)
-        full = CapacityExceeded("The server has too many connections now")
-        self._wire.write(refusal_of(full))
+        self._note_refusal(Refusal.KEYLESS_CONNECTIONS)
+        crowded = TooManyRequests("Too many connections without a good key")
+        with contextlib.suppress(OSError):
+            # Its end is held open, so that the client notices nothing yet; all else is let go.
+            left: socket.socket = self._wire.get_extra_info("socket").dup()
+            self._outside.hold(left, None if self._has_asked else crowded, seconds=_EVICTED_SECONDS)
+        self._wire.abort()
+
+    def _refuse_all(self) -> None:
+        self._note_refusal(Refusal.CONNECTIONS)
+        if self._wire is not None:
+            full = CapacityExceeded("The server has too many connections now")
+            self._wire.write(refusal_of(full))
         self.force_close()
+
+    def _note_refusal(self, reason: Refusal) -> None:
+        if self._seldom.is_due(reason):
+            extra = {"reason": str(reason), "connections": len(self._connection_limit)}
+            log.info("connection refused", extra=extra)
+        self._measures.refuse(reason)

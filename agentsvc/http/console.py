@@ -1,4 +1,4 @@
-"""Handlers of the console: the page at `/` and its parts.
+"""Handlers of the console: the page at `/`, which is also that at `/login`, and its parts.
 
 They are open, since they are the same for everybody and know nothing: what they show, they ask the API
 for. They are no operations of it, and so are in no table.
@@ -10,6 +10,7 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from agentsvc.console import read_console
+from agentsvc.http.routes import LOGIN_PATH
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -28,6 +29,7 @@ _FOR_GOOD: Final = "public, max-age=31536000, immutable"
 def mount_console(app: web.Application, *, prefix: str) -> None:
     """Add the page and its parts; `prefix` is the path of the public URL, if it has one."""
     app.router.add_get("/", get_page)
+    app.router.add_get(LOGIN_PATH, get_page)
     app.router.add_get("/console/{tag}/{path:.+}", get_part)
     if prefix:
         # The page names its parts from where it is, which without the slash is one level higher.
@@ -35,7 +37,7 @@ def mount_console(app: web.Application, *, prefix: str) -> None:
 
 
 async def get_page(request: web.Request) -> web.Response:
-    """GET /."""
+    """GET / and GET /login."""
     console = await asyncio.to_thread(read_console)
     headers = {**_HEADERS, hdrs.CACHE_CONTROL: "no-cache", hdrs.ETAG: f'"{console.tag}"'}
     known = {tag.value for tag in request.if_none_match or ()}

@@ -1,7 +1,7 @@
 """What describes the server to others: the OpenAPI document, and a page that shows it.
 
-Both need a key, as everything does. The page is made of the files in `viewer`, works without any
-other server, and brings no code of its own into the document.
+The document needs a key, as everything does. The page is made of the files in `viewer`, which are the
+same for everybody, works without any other server, and brings no code of its own into the document.
 """
 
 import asyncio
@@ -125,45 +125,41 @@ ROUTES: Final = (
         method="GET",
         path="/docs",
         handler=get_page,
-        scope=Scope.READ,
+        scope=Scope.OPEN,
         rank="P2",
         summary="Show the page that shows the description",
         answer=str,
         media=HTML,
-        is_page=True,
     ),
     Route(
         method="GET",
         path="/docs/viewer.css",
         handler=get_style,
-        scope=Scope.READ,
+        scope=Scope.OPEN,
         rank="P2",
         summary="Return the style of that page",
         answer=str,
         media=_CSS,
-        is_page=True,
     ),
     Route(
         method="GET",
         path="/docs/viewer.js",
         handler=get_script,
-        scope=Scope.READ,
+        scope=Scope.OPEN,
         rank="P2",
         summary="Return the script of that page",
         answer=str,
         media=_SCRIPT,
-        is_page=True,
     ),
     Route(
         method="GET",
         path="/docs/icon.svg",
         handler=get_icon,
-        scope=Scope.READ,
+        scope=Scope.OPEN,
         rank="P2",
         summary="Return the icon of that page",
         answer=str,
         media=_SVG,
-        is_page=True,
     ),
 )
 """Every operation that describes the others."""

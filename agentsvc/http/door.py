@@ -8,12 +8,10 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
-from functools import partial
 from typing import Final
 
-from agentsvc.errors import TooManyRequests
-from agentsvc.http.crowds import Crowd
+from agentsvc.errors import AgentsvcError, TooManyRequests
+from agentsvc.http.connection_limit import ConnectionLimit
 from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.patience import HOLD_SECONDS, Seldom
 from agentsvc.http.wire import refusal_of
@@ -33,13 +31,18 @@ class Door(socket.socket):
     """
 
     def __init__(
-        self, listener: socket.socket, crowd: Crowd, measures: Measures, outside: "Outside"
+        self,
+        listener: socket.socket,
+        limit: ConnectionLimit,
+        measures: Measures,
+        outside: "Outside",
     ) -> None:
         family, kind, protocol = listener.family, listener.type, listener.proto
         super().__init__(family, kind, protocol, fileno=listener.detach())
-        self._crowd = crowd
+        self._limit = limit
         self._measures = measures
         self._outside = outside
+        self._seldom = Seldom()
         self._came = self._refused = 0
 
     def accept(self) -> tuple[socket.socket, object]:
@@ -47,10 +50,9 @@ class Door(socket.socket):
         try:
             while self._came < _AT_ONCE and self._refused < _REFUSED_AT_ONCE:
                 client, address = super().accept()
-                entered_as = self._crowd.enter(address[0] if address else "")
-                if entered_as is not None:
+                if self._limit.admits(address[0] if address else ""):
                     self._came += 1
-                    return _Guest(client, partial(self._crowd.leave, entered_as)), address
+                    return client, address
                 self._refused += 1
                 self._turn_away(client, address[0])
         except OSError:
@@ -65,30 +67,35 @@ class Door(socket.socket):
         self._outside.clear()
 
     def _turn_away(self, client: socket.socket, address: str) -> None:
+        if self._seldom.is_due(address):
+            log.info("connection refused", extra={"address": address})
         self._measures.refuse(Refusal.ADDRESS_CONNECTIONS)
-        self._outside.hold(client, address)
+        self._outside.hold(client, TooManyRequests("Too many connections come from this address"))
 
 
 class Outside:
-    """Where those who are turned away at the doors wait to be told so.
+    """Where those who are turned away wait for the end of their connection, so that they come back late.
 
-    They are `most` at a time; beyond that they are told at once.
+    They are `most` at a time; beyond that it ends at once.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._seldom = Seldom()
 
-    def hold(self, client: socket.socket, address: str) -> None:
-        """Take a client over, and tell it after a while."""
-        if self._seldom.is_due(address):
-            log.info("connection refused", extra={"address": address})
+    def hold(
+        self,
+        client: socket.socket,
+        error: AgentsvcError | None,
+        *,
+        seconds: float = HOLD_SECONDS,
+    ) -> None:
+        """Take a client over, and end its connection after a while, with an answer if there is one."""
         if len(self._waiting) >= self._most:
-            _tell(client)
+            _end(client, error)
             return
         loop = asyncio.get_running_loop()
-        self._waiting[client] = loop.call_later(spread(HOLD_SECONDS), self._tell, client)
+        self._waiting[client] = loop.call_later(spread(seconds), self._end, client, error)
 
     def clear(self) -> None:
         """End all that wait, without a word."""
@@ -97,33 +104,17 @@ class Outside:
             timer.cancel()
             client.close()
 
-    def _tell(self, client: socket.socket) -> None:
+    def _end(self, client: socket.socket, error: AgentsvcError | None) -> None:
         del self._waiting[client]
-        _tell(client)
+        _end(client, error)
 
 
-class _Guest(socket.socket):
-    """The connection of a client, which leaves when it is closed."""
-
-    def __init__(self, client: socket.socket, leave: Callable[[], None]) -> None:
-        family, kind, protocol = client.family, client.type, client.proto
-        super().__init__(family, kind, protocol, fileno=client.detach())
-        self._leave: Callable[[], None] | None = leave
-
-    def close(self) -> None:
-        """End the connection."""
-        super().close()
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
-
-
-def _tell(client: socket.socket) -> None:
-    """End the connection of a client with the reason, as far as it takes it at once."""
-    error = TooManyRequests("Too many connections come from this address")
+def _end(client: socket.socket, error: AgentsvcError | None) -> None:
+    """End the connection of a client, with the reason as far as it takes that at once."""
     with client, contextlib.suppress(OSError):
         with contextlib.suppress(BlockingIOError):
             # A connection that is closed with something unread is reset, and the answer may be lost.
             client.recv(_MOST_READ, socket.MSG_DONTWAIT)
-        client.send(refusal_of(error), socket.MSG_DONTWAIT)
+        if error is not None:
+            client.send(refusal_of(error), socket.MSG_DONTWAIT)
         client.shutdown(socket.SHUT_WR)

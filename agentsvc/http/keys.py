@@ -28,7 +28,7 @@ from agentsvc.departures import Departures
 from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
 from agentsvc.gitproviders import GitProviders
-from agentsvc.http.measures import Measures
+from agentsvc.http.measures import Measures, Refusal
 from agentsvc.logins import Logins
 from agentsvc.modelproxy import ModelProxy
 from agentsvc.outgoing import Courier, Webhooks
@@ -76,6 +76,8 @@ COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")
 REPEATS: Final[web.AppKey[Repeats]] = web.AppKey("repeats")
 MEASURES: Final[web.AppKey[Measures]] = web.AppKey("measures", Measures)
 
+REFUSED_FOR: Final[web.RequestKey[Refusal]] = web.RequestKey("refused_for", Refusal)
+"""Why a request was turned away, where the error does not say so."""
 REQUEST_ID: Final[web.RequestKey[str]] = web.RequestKey("request_id", str)
 """The id of the request, also in its log lines, its error body and its X-Request-Id header."""
 PRINCIPAL: Final[web.RequestKey[Principal]] = web.RequestKey("principal")

@@ -13,9 +13,12 @@ from typing import Final, Protocol
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
+from agentsvc.auth import Principal
 from agentsvc.errors import AgentsvcError, BadRequest, NotAuthenticated, NotFound
+from agentsvc.http.connections import show_key
 from agentsvc.http.doorstep import DOORSTEP, LARGEST_FIRST_BYTES, wants_socket
-from agentsvc.http.keys import ADMITTED, KEYRING, ON_LOST, PRINCIPAL
+from agentsvc.http.keys import ADMITTED, KEYRING, LOGINS, ON_LOST, PRINCIPAL
+from agentsvc.http.login_cookie import login_token
 from agentsvc.http.wire import encode
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -133,11 +136,8 @@ async def _tell_late(
     over: asyncio.Event,
 ) -> Ending | None:
     """Tell a client that shows its key first; what is wrong can only end the WebSocket."""
-    async with request.app[DOORSTEP].place():
-        if delay := request.app[DOORSTEP].delay():
-            await _first(asyncio.sleep(delay), _wait(over))
-        await line.open()
-        ending = await _first(_meet(request, line), _wait(over))
+    await line.open()
+    ending = await _first(_meet(request, line), _wait(over))
     if PRINCIPAL not in request:
         return ending
     try:
@@ -151,10 +151,19 @@ async def _meet(request: web.Request, line: "_Line") -> Ending | None:
     """Note who a client is."""
     try:
         key = await request.app[DOORSTEP].key_from(line.first_text())
-        request[PRINCIPAL] = await request.app[KEYRING].identify(key)
+        request[PRINCIPAL] = await _identify(request, key)
+        show_key(request)
     except NotAuthenticated:
         return _KEY_LOST
     return None
+
+
+async def _identify(request: web.Request, key: str) -> Principal:
+    """Return whose key, or whose page's part of a login, a first message has."""
+    try:
+        return await request.app[KEYRING].identify(key)
+    except NotAuthenticated:
+        return await request.app[LOGINS].identify(login_token(request, page_part=key))
 
 
 async def _tell_all(

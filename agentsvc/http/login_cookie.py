@@ -1,10 +1,12 @@
-"""The cookie that names a browser's login, and which requests it counts for.
+"""The two parts of a browser's login in a request: a cookie, and what the page itself sends.
 
-Only pages of this server log in with it: what a page of another origin makes a browser send, be it
-of the same site as sandboxes' own origins are, is not opened by it. Where the server is below a path,
-so is the cookie.
+Cookies know no ports: a browser sends them to every port of a host, and lets every port set them. So a
+cookie alone opens nothing. The other part is in the page's own storage, which belongs to one origin, and
+comes in a header or as the first message of a WebSocket. Requests that other origins make count in no
+case. Where the server is below a path, so is the cookie.
 """
 
+import re
 from datetime import timedelta
 from typing import Final
 from urllib.parse import urlsplit
@@ -13,6 +15,8 @@ from aiohttp import hdrs, web
 
 from agentsvc.http.doorstep import wants_socket
 from agentsvc.http.links import Origin, origin_of
+from agentsvc.http.routes import LOGIN_HEADER
+from agentsvc.logins import join_parts
 from agentsvc.values import Secret
 
 _NAME: Final = "agentsvc-login"
@@ -21,11 +25,12 @@ _HOST_NAME: Final = "__Host-agentsvc-login"
 """Over TLS browsers let nobody else set a cookie of this name; it cannot be below a path."""
 _FETCH_SITE: Final = "Sec-Fetch-Site"
 _SAFE: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
+_PORT_NUMBER = re.compile(r":([0-9]+)\Z")
 _USUAL_PORTS: Final = {"http": 80, "https": 443}
 
 
 def make_cookie(origin: Origin, token: Secret, lifetime: timedelta) -> str:
-    """Return a Set-Cookie value for a login."""
+    """Return a Set-Cookie value for the cookie's part of a login."""
     return _cookie(origin, token.reveal(), round(lifetime.total_seconds()))
 
 
@@ -34,16 +39,19 @@ def expired_cookie(origin: Origin) -> str:
     return _cookie(origin, "", 0)
 
 
-def login_token(request: web.Request) -> str:
-    """Return the token in the cookie, or an empty text if it does not count for the request.
+def login_token(request: web.Request, *, page_part: str = "") -> str:
+    """Return the token of the login that a request shows, or an empty text if it shows none.
 
-    What changes something, and a WebSocket, has to say that a page of this server asks for it.
+    `page_part` is what came in the first message of a WebSocket instead of the header. What changes
+    something, and a WebSocket, has to say that a page of this server asks for it.
     """
-    if hdrs.COOKIE not in request.headers:
+    page_part = page_part or request.headers.get(LOGIN_HEADER, "").strip()
+    if not page_part or hdrs.COOKIE not in request.headers:
         return ""
     origin = origin_of(request)
-    token = request.cookies.get(_name_of(origin), "")
-    return token if token.isascii() and token and _is_own(request, origin) else ""
+    cookie = request.cookies.get(_name_of(origin), "")
+    token = join_parts(cookie, page_part)
+    return token if cookie and token.isascii() and _is_own(request, origin) else ""
 
 
 def is_foreign(request: web.Request) -> bool:
@@ -88,6 +96,9 @@ def _cookie(origin: Origin, value: str, seconds: int) -> str:
 
 
 def _name_of(origin: Origin) -> str:
+    """Return the name of the cookie; servers at several ports of a host have one each."""
+    number = _PORT_NUMBER.search(origin.host)
+    suffix = f"-{number.group(1)}" if number else ""
     if origin.scheme != "https":
-        return _NAME
-    return _SECURE_NAME if origin.prefix else _HOST_NAME
+        return _NAME + suffix
+    return (_SECURE_NAME if origin.prefix else _HOST_NAME) + suffix

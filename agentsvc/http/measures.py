@@ -25,6 +25,11 @@ class Refusal(StrEnum):
     OTHER_RATE = "other_rate"
     CONNECTIONS = "connections"
     ADDRESS_CONNECTIONS = "address_connections"
+    KEYLESS_CONNECTIONS = "keyless_connections"
+    SANDBOX_CONNECTIONS = "sandbox_connections"
+    SANDBOX_RATE = "sandbox_rate"
+    SANDBOX_BYTES = "sandbox_bytes"
+    SANDBOX_QUOTA = "sandbox_quota"
 
 
 type Labels = Mapping[str, str]

@@ -1,64 +1,56 @@
 """What surrounds every request: its id and log line, its errors, its caller.
 
 `install` puts the parts in order around an application. This is the one place where an error
-becomes a response and the one that reads a key header.
+becomes a response; whose a key is, `authentication` finds out.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Final
 
-from aiohttp import BasicAuth, hdrs, web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
-from agentsvc.auth import Principal
 from agentsvc.config import LimitsConfig
-from agentsvc.conversations.grants import Grant
-from agentsvc.conversations.lookups import ProviderPass
 from agentsvc.errors import (
     AgentsvcError,
     BadRequest,
     BodyTooLarge,
-    CapacityExceeded,
     MalformedBody,
     MethodNotAllowed,
     NotAuthenticated,
     NotFound,
+    QuotaExceeded,
     TimedOut,
     TooManyRequests,
     UnknownHost,
 )
 from agentsvc.http.audit import note_change
-from agentsvc.http.connections import ask_for_body, is_last
-from agentsvc.http.doorstep import wants_socket
+from agentsvc.http.authentication import has_good_key, identify
+from agentsvc.http.connections import ask_for_body, count_request, is_last, show_key
 from agentsvc.http.hosts import EVERY, KnownHosts
 from agentsvc.http.keys import (
     AWAITS_CONTINUE,
-    CONVERSATIONS,
     GRANT,
-    GRANTS,
     IS_FORWARDED,
-    KEYRING,
-    LOGINS,
     MEASURES,
     PASS,
     PRINCIPAL,
+    REFUSED_FOR,
     REQUEST_ID,
     SANDBOX,
-    SANDBOXES,
 )
-from agentsvc.http.limits import LIMITS, STATE, Limits, enforce, is_many
+from agentsvc.http.limits import LIMITS, STATE, Allowance, Budget, Limits, enforce, is_many
 from agentsvc.http.links import address_of, is_from_proxy
-from agentsvc.http.login_cookie import login_token
 from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.patience import BENCH, IS_HELD, SELDOM, Bench, Seldom, hold_back
 from agentsvc.http.repeats import answer_once
-from agentsvc.http.routes import KEY_PARAMETER, Handler, Scope, check_scope, is_page, route_of
-from agentsvc.http.wire import error_body
+from agentsvc.http.routes import Handler, Scope, check_scope, is_page, route_of
+from agentsvc.http.wire import CALLBACK_BODY_BYTES, ON_MORE_BODY, OnMoreBody, error_body
 from agentsvc.logs import CURRENT_REQUEST
-from agentsvc.sandboxes import Sandbox
 from agentsvc.values import monotonic, new_id, now
 
 log = logging.getLogger(__name__)
@@ -102,8 +94,13 @@ _HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _EVERY_HOST: Final = KnownHosts(names=frozenset({EVERY}), domains=frozenset())
 _HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
+_BUDGETS: Final = {
+    Budget.REQUESTS: Refusal.SANDBOX_RATE,
+    Budget.BYTES: Refusal.SANDBOX_BYTES,
+}
 _RATES: Final = {"key": Refusal.KEY_RATE, "address": Refusal.ADDRESS_RATE}
-_CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
+_PAGE_CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
+_CHALLENGE: Final = 'Bearer realm="agentsvc"'
 _EXPOSED: Final = "RateLimit, RateLimit-Policy, Retry-After, X-Request-Id"
 _ALWAYS: Final = {
     "Cache-Control": "no-cache, no-store, must-revalidate, max-age=0",
@@ -114,7 +111,12 @@ _ALWAYS: Final = {
 
 
 _MOST_HELD: Final = 250
-_NO_LIMITS: Final = LimitsConfig(requests_per_minute=0, refused_per_minute=0)
+_NO_LIMITS: Final = LimitsConfig(
+    requests_per_minute=0,
+    refused_per_minute=0,
+    sandbox_requests_per_minute=0,
+    report_bytes_per_minute=0,
+)
 
 
 def install(
@@ -140,7 +142,7 @@ def install(
     app[_REQUEST_SECONDS] = request_seconds
     app[_KNOWN_HOSTS] = hosts
     app.middlewares.extend((hold_back, trace_request, close_on_bad_body, note_change))
-    app.middlewares.extend((map_errors, check_host, answer_preflight))
+    app.middlewares.extend((count_connection, map_errors, check_host, answer_preflight))
     app.middlewares.extend((*before_callers, authenticate, limit_time, continue_body))
     app.middlewares.append(answer_once)
     app.on_response_prepare.extend((_add_headers, _close_if_last))
@@ -178,11 +180,18 @@ async def close_on_bad_body(request: web.Request, handler: Handler) -> web.Strea
 
 
 @web.middleware
+async def count_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let a connection count for its latest request, and for the client that a proxy names."""
+    count_request(request, address_of(request) if is_from_proxy(request) else None)
+    return await handler(request)
+
+
+@web.middleware
 async def map_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn whatever is raised into a response of the one error shape."""
     try:
         return await handler(request)
-    except NotAuthenticated as exc:
+    except (NotAuthenticated, UnknownHost) as exc:
         failure: Exception = _count_stranger(request) or exc
     except AgentsvcError as exc:
         failure = exc
@@ -200,14 +209,14 @@ async def map_errors(request: web.Request, handler: Handler) -> web.StreamRespon
 
 @web.middleware
 async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer nobody without a key under a name that is not the server's; raises UnknownHost.
+    """Answer nobody without a good key under a name that is not the server's; raises UnknownHost.
 
     That somebody is alive is told to whoever asks. A trusted proxy decides for itself which names
-    it passes on.
+    it passes on. The key is checked here, since a page of that name can send any that it makes up.
     """
     host = request.headers.get(hdrs.HOST, "")
     is_known = not host or request.app[_KNOWN_HOSTS].knows(host) or is_from_proxy(request)
-    if not is_known and request.path not in _HEALTH_PATHS and not _shows_key(request):
+    if not is_known and request.path not in _HEALTH_PATHS and not await has_good_key(request):
         raise UnknownHost(
             "The server does not go by this name; `server.public_url` or `server.allowed_hosts`"
             " in its configuration can name it",
@@ -239,11 +248,47 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
     scope = Scope.OPEN if route is None else route.scope
     if scope is Scope.OPEN:
         return await handler(request)
-    await _identify(request, scope)
+    await identify(request, scope)
+    await _count_caller(request)
     if PRINCIPAL in request:
         enforce(request, request.app[LIMITS].keys.take(request[PRINCIPAL].key_id))
         check_scope(scope, request[PRINCIPAL])
     return await handler(request)
+
+
+async def _count_caller(request: web.Request) -> None:
+    """Count a request for whose key it shows; one of a sandbox that sends much waits here."""
+    sandbox_id = _sandbox_of(request)
+    if sandbox_id:
+        show_key(request, sandbox_id)
+        allowance = Allowance(request.app[LIMITS], sandbox_id)
+        await _wait_for(request, allowance, Budget.REQUESTS, 1)
+        if SANDBOX in request:
+            # Before any of it is read, so that what waits is not in memory.
+            announced = min(request.content_length or 0, CALLBACK_BODY_BYTES)
+            await _wait_for(request, allowance, Budget.BYTES, announced)
+            wait: OnMoreBody = partial(_wait_for, request, allowance, Budget.BYTES)
+            request[ON_MORE_BODY] = wait
+    elif PRINCIPAL in request:
+        show_key(request)
+
+
+def _sandbox_of(request: web.Request) -> str:
+    """Return the sandbox whose key a request has shown, or an empty text."""
+    if SANDBOX in request:
+        return request[SANDBOX].id
+    if PASS in request:
+        return request[PASS].sandbox_id
+    return request[GRANT].sandbox_id if GRANT in request else ""
+
+
+async def _wait_for(request: web.Request, allowance: Allowance, budget: Budget, count: int) -> None:
+    """Wait until so much may be had of a budget; raises TooManyRequests."""
+    try:
+        await allowance.take(budget, count)
+    except TooManyRequests:
+        request[REFUSED_FOR] = _BUDGETS[budget]
+        raise
 
 
 def _count_stranger(request: web.Request) -> TooManyRequests | None:
@@ -257,18 +302,6 @@ def _count_stranger(request: web.Request) -> TooManyRequests | None:
     except TooManyRequests as exc:
         return exc
     return None
-
-
-async def _identify(request: web.Request, scope: Scope) -> None:
-    """Attach who is calling, if that has to be known yet; raises NotAuthenticated."""
-    if scope is Scope.SANDBOX:
-        request[SANDBOX] = await _identify_sandbox(request)
-    elif scope is Scope.PASS:
-        request[PASS] = await _identify_pass(request)
-    elif scope is Scope.MODEL:
-        request[GRANT] = await _identify_grant(request)
-    elif not _shows_key_later(request):
-        request[PRINCIPAL] = await _identify_user(request)
 
 
 @web.middleware
@@ -295,101 +328,6 @@ async def continue_body(request: web.Request, handler: Handler) -> web.StreamRes
     return await handler(request)
 
 
-def keys_of(request: web.Request) -> tuple[str, ...]:
-    """Return the keys a request carries, in whichever header, each once.
-
-    A client may send a user's key in one header and a sandbox's in another.
-    """
-    scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    given = (
-        request.headers.get("X-Session-API-Key", ""),
-        token if scheme.lower() == "bearer" else "",
-        request.headers.get("X-Access-Token", ""),
-    )
-    stripped = (key.strip() for key in given)
-    return tuple(dict.fromkeys(key for key in stripped if key and key.isascii()))
-
-
-def _shows_key(request: web.Request) -> bool:
-    """Whether a request has a key that no browser adds by itself."""
-    return bool(keys_of(request) or request.query.get(KEY_PARAMETER))
-
-
-def password_of(request: web.Request) -> tuple[str, ...]:
-    """Return the key a browser sends as a password, once a page has asked it for one."""
-    try:
-        given = BasicAuth.decode(request.headers.get(hdrs.AUTHORIZATION, ""), encoding="utf-8")
-    except ValueError:
-        return ()
-    return (given.password,) if given.password.isascii() else ()
-
-
-def _password(request: web.Request) -> tuple[str, ...]:
-    """Return the key a browser sends as a password, which counts on pages only."""
-    return password_of(request) if is_page(request) else ()
-
-
-def _query_keys(request: web.Request) -> list[str]:
-    """Return the keys in the query, which count where the route says so; they are never logged."""
-    route = route_of(request)
-    takes_them = route is not None and route.takes_query_key
-    return request.query.getall(KEY_PARAMETER, []) if takes_them else []
-
-
-def _shows_key_later(request: web.Request) -> bool:
-    """Whether the key may be the first message of a WebSocket, since there is none yet."""
-    route = route_of(request)
-    takes_them = route is not None and route.takes_query_key and wants_socket(request)
-    is_shown = keys_of(request) or _query_keys(request) or login_token(request)
-    return takes_them and not is_shown
-
-
-def _own_keys(request: web.Request) -> tuple[str, ...]:
-    """Return the key in the header that the route has for it."""
-    route = route_of(request)
-    key = request.headers.get(route.key_header, "").strip() if route and route.key_header else ""
-    return (key,) if key and key.isascii() else ()
-
-
-async def _identify_user(request: web.Request) -> Principal:
-    for key in (*keys_of(request), *_password(request), *_query_keys(request), *_own_keys(request)):
-        try:
-            return await request.app[KEYRING].identify(key)
-        except NotAuthenticated:
-            continue
-    token = login_token(request)
-    if not token:
-        raise NotAuthenticated
-    return await request.app[LOGINS].identify(token)
-
-
-async def _identify_sandbox(request: web.Request) -> Sandbox:
-    for key in keys_of(request):
-        try:
-            return await request.app[SANDBOXES].identify(key)
-        except NotAuthenticated:
-            continue
-    raise NotAuthenticated("Invalid session API key")
-
-
-async def _identify_pass(request: web.Request) -> ProviderPass:
-    for key in keys_of(request):
-        try:
-            return await request.app[CONVERSATIONS].reports.identify_pass(key)
-        except NotAuthenticated:
-            continue
-    raise NotAuthenticated
-
-
-async def _identify_grant(request: web.Request) -> Grant:
-    for key in keys_of(request):
-        try:
-            return await request.app[GRANTS].identify(key)
-        except NotAuthenticated:
-            continue
-    raise NotAuthenticated("Invalid model token")
-
-
 def _answer(request: web.Request, failure: Exception) -> web.Response:
     error = failure if isinstance(failure, AgentsvcError) else _foreseen(failure)
     request[_ERROR_CODE] = error.code
@@ -399,6 +337,7 @@ def _answer(request: web.Request, failure: Exception) -> web.Response:
     reason = _refusal_of(request, error)
     if reason is not None:
         request.app[MEASURES].refuse(reason)
+        _write_sandbox_line(request, error, reason)
     response = web.Response(
         body=error_body(error, request[REQUEST_ID]),
         status=error.status,
@@ -409,8 +348,10 @@ def _answer(request: web.Request, failure: Exception) -> web.Response:
     if isinstance(error, MalformedBody | BodyTooLarge):
         # What is left of the body is of no use, and may hide where the next request begins.
         response.force_close()
-    if isinstance(error, NotAuthenticated) and is_page(request):
-        response.headers[hdrs.WWW_AUTHENTICATE] = _CHALLENGE
+    if isinstance(error, NotAuthenticated):
+        # Browsers ask for a password where Basic is named, which is right for pages only.
+        challenge = _PAGE_CHALLENGE if is_page(request) else _CHALLENGE
+        response.headers[hdrs.WWW_AUTHENTICATE] = challenge
     if isinstance(failure, web.HTTPMethodNotAllowed):
         response.headers[hdrs.ALLOW] = failure.headers[hdrs.ALLOW]
     return response
@@ -418,12 +359,14 @@ def _answer(request: web.Request, failure: Exception) -> web.Response:
 
 def _is_flood(request: web.Request, error: AgentsvcError) -> bool:
     """Whether a caller that is turned away has come too often."""
-    is_crowd = isinstance(error, CapacityExceeded) and wants_socket(request)
-    return is_crowd or isinstance(error, TooManyRequests)
+    is_quota = isinstance(error, QuotaExceeded) and SANDBOX in request
+    return is_quota or isinstance(error, TooManyRequests)
 
 
 def _refusal_of(request: web.Request, error: AgentsvcError) -> Refusal | None:
     """Return why a caller was turned away, if that is what an error says."""
+    if REFUSED_FOR in request:
+        return request[REFUSED_FOR]
     match error:
         case UnknownHost():
             return Refusal.HOST
@@ -432,6 +375,8 @@ def _refusal_of(request: web.Request, error: AgentsvcError) -> Refusal | None:
             # Where no key is asked for, what was not good was a login.
             is_login = route is not None and route.scope is Scope.OPEN
             return Refusal.LOGIN if is_login else Refusal.KEY
+        case QuotaExceeded() if SANDBOX in request:
+            return Refusal.SANDBOX_QUOTA
         case TooManyRequests():
             state = request.get(STATE)
             is_over = state is not None and state.retry_seconds > 0
@@ -462,6 +407,14 @@ def _write_failure(error: AgentsvcError, failure: Exception) -> None:
     elif error.detail:
         level = logging.WARNING if is_ours else logging.DEBUG
         log.log(level, "request refused", extra={"code": error.code, "reason": error.detail})
+
+
+def _write_sandbox_line(request: web.Request, error: AgentsvcError, reason: Refusal) -> None:
+    """Say of a sandbox that it is turned away, now and then."""
+    sandbox_id = _sandbox_of(request)
+    if sandbox_id and request.app[SELDOM].is_due(sandbox_id):
+        extra = {"sandbox_id": sandbox_id, "why": str(reason), "reason": error.message}
+        log.warning("sandbox is turned away", extra=extra)
 
 
 def _break_off(request: web.Request, failure: Exception) -> web.StreamResponse:

@@ -10,15 +10,19 @@ from typing import Any, Final, Literal
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from agentsvc import __version__
+from agentsvc.auth import Role
 from agentsvc.backend import Health, RuntimeBackend
 from agentsvc.errors import AgentsvcError, BackendUnavailable
+from agentsvc.http.authentication import find_caller
 from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE
 from agentsvc.http.middleware import ACTIVITY, Activity
 from agentsvc.http.routes import Route, Scope
 from agentsvc.http.wire import json_response
 from agentsvc.registry import BackendRegistry
+from agentsvc.sandboxes.protection import Protection, find_protections
 
 INTERFACE_VERSION: Final = "1.58.0"
 """The version of the agent server whose interface this one serves: the `agent` extra's."""
@@ -70,7 +74,8 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of /server_info; times are in seconds.
 
-    Published clients compare `version` and `sdk_version` with what they need of an agent server.
+    Published clients compare `version` and `sdk_version` with what they need of an agent server. What
+    the server uses is told to users only.
     """
 
     title: str = "agentsvc"
@@ -79,7 +84,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     agentsvc_version: str = __version__
     uptime: float
     idle_time: float
-    resources: Resources
+    resources: Resources | UnsetType = UNSET
 
 
 async def get_alive(_request: web.Request) -> web.Response:
@@ -92,6 +97,13 @@ async def get_health(_request: web.Request) -> web.Response:
     return json_response("OK")
 
 
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """What administrators are told by /ready: how sandboxes are held, the default backend first."""
+
+    status: str = "ok"
+    sandboxes: list[Protection]
+
+
 async def get_ready(request: web.Request) -> web.Response:
     """GET /ready: refused until the database and the default backend are usable."""
     config = request.app[CONFIG].sandboxes
@@ -100,17 +112,19 @@ async def get_ready(request: web.Request) -> web.Response:
     health = await _health_of(request.app[BACKENDS], name, time_limit=config.call_seconds)
     if not health.ok:
         raise BackendUnavailable(f"Backend {name} is not usable: {health.reason}")
-    return json_response("OK")
+    caller = await find_caller(request)
+    if caller is None or caller.role is not Role.ADMIN:
+        return json_response("OK")
+    return json_response(Ready(sandboxes=find_protections(request.app[BACKENDS], config)))
 
 
 async def get_server_info(request: web.Request) -> web.Response:
     """GET /server_info."""
     activity = request.app[ACTIVITY]
-    info = ServerInfo(
-        uptime=activity.uptime_seconds,
-        idle_time=activity.idle_seconds,
-        resources=await asyncio.to_thread(_resources, activity),
-    )
+    info = ServerInfo(uptime=activity.uptime_seconds, idle_time=activity.idle_seconds)
+    if await find_caller(request) is not None:
+        used = await asyncio.to_thread(_resources, activity)
+        info = msgspec.structs.replace(info, resources=used)
     return json_response(info)
 
 
@@ -207,7 +221,7 @@ ROUTES: Final = (
         scope=Scope.OPEN,
         rank="P1",
         summary="Say whether conversations can be started",
-        answer=Literal["OK"],
+        answer=Literal["OK"] | Ready,
         errors=(BackendUnavailable,),
     ),
     Route(
@@ -216,7 +230,7 @@ ROUTES: Final = (
         handler=get_server_info,
         scope=Scope.OPEN,
         rank="P1",
-        summary="Say how long the server runs and what it uses",
+        summary="Say what the server is and how long it runs; with a key, what it uses, too",
         answer=ServerInfo,
     ),
 )

@@ -147,6 +147,12 @@ EXAMPLE_ID: Final = "7c9e6679742540de944be07fc1f90ae7"
 KEY_PARAMETER: Final = "session_api_key"
 """The query parameter in which a stream may get its key."""
 
+MOST_QUERY_KEYS: Final = 8
+"""How many of them are looked at: that is work for whoever sends them, be it nobody who is known."""
+
+LOGIN_HEADER: Final = "X-Agentsvc-Login"
+"""The header in which a page sends its part of a browser's login."""
+
 LOGIN_PATH: Final = "/login"
 """The page on which a browser logs in."""
 
@@ -215,13 +221,13 @@ _MOUNTED: Final[web.AppKey[dict[web.AbstractRoute, Route]]] = web.AppKey("mounte
 def mount(app: web.Application, routes: Iterable[Route]) -> None:
     """Add the routes to the application; may be called once for each table.
 
-    A path means the same with a slash behind it, since clients send both. Whoever asks whether
-    the server is there may do so with HEAD.
+    A path means the same with a slash behind it, since clients send both. HEAD is answered where
+    GET is, but for streams, which do not end.
     """
     if _MOUNTED not in app:
         app[_MOUNTED] = {}
     for route in routes:
-        has_head = route.method == hdrs.METH_GET and route.scope is Scope.OPEN
+        has_head = route.method == hdrs.METH_GET and not route.is_stream
         for method in (route.method, hdrs.METH_HEAD) if has_head else (route.method,):
             for path in (route.path, f"{route.path}/"):
                 added = _resource_of(app, path).add_route(method, route.handler)
@@ -254,6 +260,11 @@ def route_of(request: web.Request) -> Route | None:
     if request.get(IS_ELSEWHERE, False):
         return None
     return request.app.get(_MOUNTED, {}).get(request.match_info.route)
+
+
+def query_keys(request: web.Request) -> list[str]:
+    """Return the keys in the query that are looked at, wherever they count."""
+    return request.query.getall(KEY_PARAMETER, [])[:MOST_QUERY_KEYS]
 
 
 def is_page(request: web.Request) -> bool:

@@ -20,10 +20,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDictProxy
 
-from agentsvc.config import ServerConfig
+from agentsvc.config import LimitsConfig, ServerConfig
 from agentsvc.errors import AgentsvcError, BadRequest, MalformedBody
+from agentsvc.http.connection_limit import LOOPBACK, ConnectionLimit, Network
 from agentsvc.http.connections import BoundedConnection, connection_options
-from agentsvc.http.crowds import LOOPBACK, Crowd, Network
 from agentsvc.http.door import Door, Outside
 from agentsvc.http.keys import AWAITS_CONTINUE, MEASURES, ON_LOST, REQUEST_ID
 from agentsvc.http.links import to_networks
@@ -35,6 +35,7 @@ from agentsvc.values import new_id
 log = logging.getLogger(__name__)
 
 _LIMITS: Final = ServerConfig()
+_MOST_OF_SANDBOX: Final = LimitsConfig().connections_per_sandbox
 _BACKLOG: Final = 1024
 """How many may have come that are not let in yet; those who come to more than that try again later."""
 _OUTSIDE_SHARE: Final = 4
@@ -46,21 +47,27 @@ def make_runner(
     grace_seconds: float,
     prefix: str = "",
     limits: ServerConfig = _LIMITS,
-    own: Iterable[Network] = LOOPBACK,
+    most_of_sandbox: int = _MOST_OF_SANDBOX,
+    shared: Iterable[Network] = LOOPBACK,
 ) -> "Runner":
     """Return what serves the application; requests get `grace_seconds` to end at a stop.
 
-    `prefix` is the path below which clients find the server; a proxy may leave it in place. Of
-    networks that are the server's `own`, as of trusted proxies, connections are not counted.
+    `prefix` is the path below which clients find the server; a proxy may leave it in place. A
+    sandbox has at most so many connections, and many callers come out of `shared` networks.
     """
-    uncounted = (*own, *to_networks(limits.trusted_proxies))
-    crowd = Crowd(limits.max_connections_per_address, uncounted)
+    limit = ConnectionLimit(
+        most=limits.max_connections,
+        most_of_origin=limits.max_connections_per_address,
+        most_of_sandbox=most_of_sandbox,
+        shared=shared,
+        proxies=to_networks(limits.trusted_proxies),
+    )
     measures = app.get(MEASURES) or Measures()
-    options = connection_options(limits, measures)
+    outside = Outside(_most_outside(limits))
+    options = connection_options(limits, measures, limit, outside)
     runner = Runner(app, access_log=None, shutdown_timeout=grace_seconds, **options)
     runner.prefix = prefix
-    outside = Outside(_most_outside(limits))
-    runner.open_door = partial(Door, crowd=crowd, measures=measures, outside=outside)
+    runner.open_door = partial(Door, limit=limit, measures=measures, outside=outside)
     return runner
 
 

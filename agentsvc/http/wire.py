@@ -38,6 +38,7 @@ PAGE_MAX: Final = 100
 type Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=MAX_INT)]
 type Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 type Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
+type OnMoreBody = Callable[[int], Awaitable[None]]
 type ClientId = Annotated[
     str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+(?!\n)$")
 ]
@@ -48,6 +49,8 @@ type EnvValue = Annotated[str, msgspec.Meta(max_length=65536, pattern=r"^[^\x00]
 
 BODY: Final[web.RequestKey[bytes]] = web.RequestKey("body", bytes)
 """The body of a request, if it has been read already."""
+ON_MORE_BODY: Final[web.RequestKey[OnMoreBody]] = web.RequestKey("on_more_body")
+"""What to wait for while a body is read that is longer than was announced, or compressed."""
 ON_STREAMED: Final[web.RequestKey[Callable[[bytes], Awaitable[None]]]] = web.RequestKey(
     "on_streamed"
 )
@@ -204,11 +207,16 @@ async def read_text(request: web.Request) -> bytes:
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     body = bytearray()
+    announced = request.content_length or 0
+    on_more = request.get(ON_MORE_BODY)
     try:
         async for chunk in request.content.iter_any():
             body += chunk
             if len(body) > limit:
                 raise _too_large(limit)
+            if on_more is not None and len(body) > announced:
+                await on_more(len(body) - announced)
+                announced = len(body)
         body.decode()
     except (web.RequestPayloadError, BadHttpMessage, ConnectionResetError) as exc:
         # Without this aiohttp reads on after the answer and logs the same error as its own.

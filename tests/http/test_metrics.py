@@ -69,7 +69,7 @@ async def test_who_was_turned_away_is_counted_by_why(client: Client, service: Se
     elsewhere = {"Host": "evil.example"}
     assert (await service.client_with(None).get("/login", headers=elsewhere)).status == 421
     await nobody.post("/api/v1/logins", json={"api_key": "wrong"})
-    await nobody.post("/login", data={"api_key": "wrong"})
+    await nobody.post("/api/v1/logins/link", json={"token": "wrong"})
     found = await read(client)
     refused = {
         labels.partition('"')[2].rstrip('"'): value
@@ -85,6 +85,11 @@ async def test_who_was_turned_away_is_counted_by_why(client: Client, service: Se
         "other_rate": 0,
         "connections": 0,
         "address_connections": 0,
+        "keyless_connections": 0,
+        "sandbox_connections": 0,
+        "sandbox_rate": 0,
+        "sandbox_bytes": 0,
+        "sandbox_quota": 0,
     }
 
 

@@ -159,7 +159,7 @@ async def test_an_unknown_path_is_not_found(client: Client) -> None:
 async def test_another_method_is_answered_with_those_that_are_allowed(client: Client) -> None:
     response = await client.post("/member")
     assert response.status == 405
-    assert response.headers["Allow"] == "GET"
+    assert response.headers["Allow"] == "GET,HEAD"
     assert (await response.json())["detail"] == "Method Not Allowed"
 
 

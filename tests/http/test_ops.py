@@ -64,10 +64,20 @@ async def test_a_server_whose_backend_fails_as_it_should_not_is_alive_and_not_re
     assert (await anyone.get("/alive")).status == 200
 
 
-async def test_server_info_says_what_the_server_uses(anyone: Client) -> None:
-    info = (await anyone.get("/server_info")).json()
-    assert info["agentsvc_version"] == __version__
-    assert 0 <= info["idle_time"] <= info["uptime"]
+async def test_server_info_says_to_everybody_what_the_server_is(
+    anyone: Client, service: Service
+) -> None:
+    asked = [anyone, service.client_with("wrong")]
+    for info in [(await one.get("/server_info")).json() for one in asked]:
+        assert info["agentsvc_version"] == __version__
+        assert 0 <= info["idle_time"] <= info["uptime"]
+        assert set(info) == {
+            *("title", "version", "sdk_version", "agentsvc_version", "uptime", "idle_time")
+        }
+
+
+async def test_server_info_says_to_users_what_the_server_uses(client: Client) -> None:
+    info = (await client.get("/server_info")).json()
     resources = info["resources"]
     assert resources["memory"]["rss"] > 0
     assert resources["memory"]["vms"] > resources["memory"]["rss"]
@@ -102,20 +112,21 @@ async def test_there_are_no_saved_agents(client: Client) -> None:
 ALWAYS_OPEN = {"/alive", "/health", "/ready", "/server_info", "/api/v1/web-client/config"}
 
 
-LOGIN_OPEN = {"/api/v1/logins", "/login", "/login.css"}
+LOGIN_OPEN = {"/api/v1/logins", "/api/v1/logins/link"}
+DOCS_OPEN = {"/docs", "/docs/viewer.css", "/docs/viewer.js", "/docs/icon.svg"}
 
 
 async def test_only_these_operations_are_open_without_the_device_login(tmp_path: Path) -> None:
     config = Config(server=ServerConfig(device_login=False))
     app = await build_app(config, data_dir=tmp_path)
     opened = {route.path for route in mounted(app) if route.scope is Scope.OPEN}
-    assert opened == ALWAYS_OPEN | LOGIN_OPEN
+    assert opened == ALWAYS_OPEN | LOGIN_OPEN | DOCS_OPEN
 
 
 async def test_the_device_login_opens_its_own_and_is_on_by_default(tmp_path: Path) -> None:
     app = await build_app(Config(), data_dir=tmp_path)
     opened = {route.path for route in mounted(app) if route.scope is Scope.OPEN}
-    assert opened - ALWAYS_OPEN - LOGIN_OPEN == {
+    assert opened - ALWAYS_OPEN - LOGIN_OPEN - DOCS_OPEN == {
         "/oauth/device/authorize",
         "/oauth/device/token",
         "/oauth/device/verify",
@@ -145,9 +156,14 @@ async def test_whoever_asks_without_a_key_may_ask_for_the_head_only(
     assert head.headers["Content-Type"] == whole.headers["Content-Type"]
 
 
-async def test_a_head_is_nothing_for_what_needs_a_key(client: Client) -> None:
+async def test_a_head_is_answered_where_a_key_is_needed_but_not_by_a_stream(
+    client: Client, anyone: Client
+) -> None:
     answer = await client.request("HEAD", "/api/v1/settings")
-    assert (answer.status, answer.headers["Allow"]) == (405, "GET,POST")
+    assert (answer.status, answer.body) == (200, b"")
+    assert (await anyone.request("HEAD", "/api/v1/settings")).status == 401
+    stream = await client.request("HEAD", "/api/v1/events/stream")
+    assert (stream.status, stream.headers["Allow"]) == (405, "GET")
 
 
 PATHS = [

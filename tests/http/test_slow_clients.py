@@ -48,8 +48,8 @@ async def serve() -> AsyncIterator[Serve]:
         app.router.add_get("/", _greet)
         app.router.add_get("/full", _fill)
         app.router.add_get("/stream", _stream)
-        # Those of this machine count, too, since all of them are.
-        runner = make_runner(app, grace_seconds=1, limits=limits, own=())
+        # Each address of this machine is one caller's, as others are.
+        runner = make_runner(app, grace_seconds=1, limits=limits, shared=())
         runners.append(runner)
         await runner.setup()
         listener = socket.socket()
@@ -139,20 +139,21 @@ async def test_a_slow_client_that_goes_on_reading_gets_all_of_its_answer(
     writer.close()
 
 
-async def test_more_connections_than_there_may_be_are_refused(serve: Serve) -> None:
+async def test_the_oldest_without_a_key_makes_room_and_is_told_why(serve: Serve) -> None:
     runner = await serve(ServerConfig(max_connections=8))
-    held = [await connect(runner) for _ in range(8)]
-    await eventually(lambda: count(runner) == 8)
-    head, _, body = (await ask(runner)).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 503 ")
+    held = [await connect(runner) for _ in range(4)]
+    await eventually(lambda: count(runner) == 4)
+    assert (await ask(runner)).endswith(b"hello")
+    head, _, body = (await asyncio.wait_for(held[0][0].read(), PATIENCE)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 429 ")
     assert b"Retry-After: 1" in head
     refused = json.loads(body)
-    assert refused["code"] == "capacity_exceeded"
+    assert refused["code"] == "too_many_requests"
     assert refused["request_id"].encode() in head
+    assert not held[1][0].at_eof()
     for _, writer in held:
         writer.close()
     await eventually(lambda: count(runner) == 0)
-    assert (await ask(runner)).endswith(b"hello")
 
 
 async def test_one_address_has_so_many_connections_and_leaves_room_to_others(serve: Serve) -> None:

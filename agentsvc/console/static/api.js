@@ -1,4 +1,5 @@
-// Calls of the server's API. The cookie of the login goes along; without one the login page comes.
+// Calls of the server's API. A login has two parts: a cookie, which the browser sends to every port of the host,
+// and a token in the storage of this origin, which goes along as a header. Without both the login page comes.
 
 /** Where the server is, whatever path a proxy has put before it. */
 export const BASE = new URL("../../", import.meta.url);
@@ -14,9 +15,31 @@ export class ApiError extends Error {
 
 export const url = (path) => new URL(path, BASE).href;
 
+const LOGIN_HEADER = "X-Agentsvc-Login";
+const STORED_LOGIN = `agentsvc-login ${BASE.pathname}`;
+
+export const storedLogin = () => localStorage.getItem(STORED_LOGIN);
+
+const loginHeader = () => (storedLogin() ? { [LOGIN_HEADER]: storedLogin() } : {});
+
+/** Log in with `{api_key}` or `{token}`. */
+export async function logIn(order) {
+  const { page_token } = await call("POST", `${V1}/logins`, order);
+  localStorage.setItem(STORED_LOGIN, page_token);
+}
+
+export async function logOut() {
+  await remove(`${V1}/logins/current`);
+  localStorage.removeItem(STORED_LOGIN);
+}
+
 export function goToLogin() {
   location.assign(url("login"));
 }
+
+/** Send a request as who is logged in; throws only where there is no server. */
+export const send = (path, { headers, ...options } = {}) =>
+  fetch(url(path), { ...options, headers: { ...loginHeader(), ...headers } });
 
 export async function call(method, path, body) {
   const options = { method, headers: { Accept: "application/json" } };
@@ -26,14 +49,28 @@ export async function call(method, path, body) {
   }
   let response;
   try {
-    response = await fetch(url(path), options);
+    response = await send(path, options);
   } catch {
     throw new ApiError(0, "unreachable", "The server does not answer. Check that it runs and that you are online");
   }
   const text = await response.text();
   if (response.ok) return text ? JSON.parse(text) : null;
-  if (response.status === 401 && !path.startsWith("sandboxes/")) goToLogin();
+  if (response.status === 401 && !path.startsWith("sandboxes/") && !isAtLogin()) goToLogin();
   throw toError(response, text);
+}
+
+export const isAtLogin = () => location.href.split(/[?#]/)[0] === url("login");
+
+/** Have the browser save what is at a path: a link to it would not say who is logged in. */
+export async function download(path) {
+  const response = await send(path);
+  if (!response.ok) throw toError(response, await response.text());
+  const [, name] = /filename="?([^";]+)/.exec(response.headers.get("Content-Disposition") ?? "") ?? [];
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await response.blob());
+  link.download = name ?? "";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 function toError(response, text) {

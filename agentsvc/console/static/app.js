@@ -1,9 +1,10 @@
 // The shell: who may see it, the list of conversations beside the view that the address names.
-import { get, remove, goToLogin, V1 } from "./api.js";
+import { get, goToLogin, isAtLogin, logOut, storedLogin, V1 } from "./api.js";
 import { AuditPage } from "./audit.js";
 import { ConversationView } from "./conversation.js";
 import { ConversationList } from "./conversations.js";
 import { html, render, useEffect, useState } from "./html.js";
+import { LoginPage } from "./login.js";
 import { findMe, isAdmin, myName, refusal } from "./me.js";
 import { UsersPage } from "./people.js";
 import { NewConversation, StartProgress } from "./start.js";
@@ -25,10 +26,7 @@ async function findSettings() {
   }
 }
 
-async function logOut() {
-  await remove(`${V1}/logins/current`);
-  goToLogin();
-}
+const leave = () => logOut().then(goToLogin);
 
 function View({ route, settings, onSettings }) {
   const [, page, id, part] = route.split("?")[0].split("/");
@@ -60,9 +58,20 @@ function Nav({ route }) {
       ${isAdmin() && html`<a href="#/users" aria-current=${current("/users")}><${Icon} name="people" />Users</a>
         <a href="#/audit" aria-current=${current("/audit")}><${Icon} name="book" />Audit log</a>`}
       <a href="#/settings" aria-current=${current("/settings")}><${Icon} name="gear" />Settings</a>
-      <button type="button" onClick=${logOut} title=${myName() && `You are ${myName()}`}><${Icon} name="out" />Log out</button>
+      <button type="button" onClick=${leave} title=${myName() && `You are ${myName()}`}><${Icon} name="out" />Log out</button>
     </nav>
   `;
+}
+
+/** A warning while sandboxes are isolated less than their backend is made for. */
+function IsolationWarning({ protection }) {
+  return protection.filter((one) => one.is_below_default).map((one) => html`
+    <p class="looking" role="alert" key=${one.backend}><${Icon} name="lock" /><span>
+      Sandboxes of the backend <code>${one.backend}</code> are isolated by <code>${one.isolation}</code> only, not
+      by <code>${one.default_isolation}</code>: what agents run there may reach more of the server's machine.
+      ${one.reason && ` Cause: ${one.reason}.`}${one.remedy && ` Remedy: ${one.remedy}.`}
+    </span></p>
+  `);
 }
 
 function Shell() {
@@ -70,8 +79,8 @@ function Shell() {
   const { isConnected } = useStore();
   const [state, setState] = useState({});
   const load = () =>
-    Promise.all([findSettings(), findMe()]).then(
-      ([settings]) => setState({ isLoaded: true, settings }),
+    Promise.all([findSettings(), get(`${V1}/protection`), findMe()]).then(
+      ([settings, protection]) => setState({ isLoaded: true, settings, protection }),
       (error) => {
         setState({ error });
         // A server that starts again is there in a moment.
@@ -81,7 +90,7 @@ function Shell() {
   useEffect(() => {
     load().then(() => store.begin());
   }, []);
-  const { isLoaded, settings, error } = state;
+  const { isLoaded, settings, protection, error } = state;
   const isSetUp = settings?.llm_model && (settings.llm_api_key_set || settings.llm_base_url);
   useEffect(() => {
     if (isLoaded && !isSetUp && !refusal("run") && ["/", "/new"].includes(route)) go("/setup");
@@ -99,6 +108,7 @@ function Shell() {
       </aside>
       <main class="main" id="main" tabindex="-1">
         ${!isConnected && html`<p class="offline" role="status">The connection is lost. Trying again</p>`}
+        <${IsolationWarning} protection=${protection} />
         ${refusal("run") && html`<p class="looking" role="note"><${Icon} name="lock" />${refusal("run")}</p>`}
         <${View} route=${route} settings=${settings} onSettings=${load} />
       </main>
@@ -112,5 +122,9 @@ function skip(event) {
 }
 
 const root = document.getElementById("app");
-root.replaceChildren();
-render(html`<${Shell} />`, root);
+if (isAtLogin() || storedLogin()) {
+  root.replaceChildren();
+  render(isAtLogin() ? html`<${LoginPage} />` : html`<${Shell} />`, root);
+} else {
+  goToLogin();
+}

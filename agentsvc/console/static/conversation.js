@@ -1,5 +1,5 @@
 // One conversation, live: what happened, what can be done now, and the workspace beside it.
-import { agentPath, call, conversationPath, get, patch, post, remove, textContent, url, V1 } from "./api.js";
+import { agentPath, call, conversationPath, download, get, patch, post, remove, textContent, V1 } from "./api.js";
 import { Call, Card } from "./cards.js";
 import { conversationState, count, money } from "./format.js";
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
@@ -90,7 +90,9 @@ export function ConversationView({ id, part, settings }) {
 
 function Top({ conversation, run, live, settings }) {
   const [asked, setAsked] = useState("");
+  const [error, setError] = useState(null);
   const close = () => setAsked("");
+  const save = (path) => download(path).then(() => setError(null), setError);
   return html`
     <header class="head">
       <a class="button only-icon back" href="#/" aria-label="Back"><${Icon} name="back" /></a>
@@ -105,10 +107,11 @@ function Top({ conversation, run, live, settings }) {
       </div>
       <div class="head-side">
         <${Button} kind="bare" icon="pen" isIcon needs="run" label="Rename" onPress=${() => setAsked("rename")} />
-        <a class="button bare only-icon" href=${url(`${conversationPath(conversation.id)}/download`)} download aria-label="Download" title="Download"><${Icon} name="down" /></a>
+        <${Button} kind="bare" icon="down" isIcon label="Download" onPress=${() => save(`${conversationPath(conversation.id)}/download`)} />
         <${Button} kind="bare" icon="trash" isIcon needs="run" label="Delete" onPress=${() => setAsked("delete")} />
       </div>
     </header>
+    <${Problem} error=${error} title="Not downloaded" />
     ${asked === "rename" && html`<${Rename} conversation=${conversation} onClose=${close} />`}
     ${asked === "delete" && html`
       <${Question} title="Delete this conversation?" action="Delete" onClose=${close}

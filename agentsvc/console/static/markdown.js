@@ -1,14 +1,15 @@
 // Markdown as elements. No markup in the text is ever taken for HTML, so there is nothing to sanitise: what is
 // shown is made of the elements below only, and links lead to http, https and mailto only.
+import { inline } from "./inline.js";
 import { useMemo } from "./vendor/hooks.js";
 import { h } from "./vendor/preact.js";
 
-const SAFE_LINK = /^(?:https?:\/\/|mailto:)/i;
+// None of these may take longer than the length of a line: no two parts of one may match the same characters.
 const FENCE = /^(\s*)(`{3,}|~{3,})\s*([^`\s]*)/;
-const HEADING = /^(#{1,6})\s+(.*?)\s*#*$/;
+const HEADING = /^(#{1,6})\s+(.*)$/s;
 const RULE = /^\s*(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$/;
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
-const ROW = /^\s*\|(.+)\|\s*$/;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/s;
+const ROW = /^\s*\|(.+)\|\s*$/s;
 const DIVIDER = /^\s*\|(?:\s*:?-+:?\s*\|)+\s*$/;
 const TASK = /^\[([ xX])\]\s+/;
 const MOST_DEPTH = 8;
@@ -37,13 +38,20 @@ function blocks(lines, depth) {
 function block(lines, at, depth) {
   const line = lines[at];
   const heading = HEADING.exec(line);
-  if (heading) return [h(`h${Math.min(heading[1].length + 2, 6)}`, null, inline(heading[2])), at + 1];
+  if (heading) return [h(`h${Math.min(heading[1].length + 2, 6)}`, null, inline(headingText(heading[2]))), at + 1];
   if (FENCE.test(line)) return fenced(lines, at);
   if (RULE.test(line)) return [h("hr"), at + 1];
   if (/^\s*>/.test(line)) return quote(lines, at, depth);
   if (ITEM.test(line)) return list(lines, at, depth);
   if (ROW.test(line) && DIVIDER.test(lines[at + 1] ?? "")) return table(lines, at);
   return null;
+}
+
+/** Return the text of a heading without the signs that may close it. */
+function headingText(text) {
+  let end = text.trimEnd().length;
+  while (text[end - 1] === "#") end -= 1;
+  return text.slice(0, end).trimEnd();
 }
 
 function starts(lines, at) {
@@ -115,47 +123,4 @@ function table(lines, at) {
   const body = lines.slice(at + 2, end).map((line) => h("tr", null, cells(line).map((cell) => h("td", null, cell))));
   const element = h("div", { class: "wide", tabindex: "0" }, h("table", null, h("thead", null, head), h("tbody", null, body)));
   return [element, end];
-}
-
-const INLINE = [
-  [/(`+)(.+?)\1(?!`)/s, (m) => h("code", null, m[2].replace(/^ (.+) $/, "$1"))],
-  [/!?\[([^\]\n]*)\]\((\S+?)(?:\s+"[^"]*")?\)/, (m, depth) => link(m[2], m[1] ? inline(m[1], depth + 1) : [m[2]], m[0])],
-  [/\*\*(?=\S)(.+?\S?)\*\*/s, (m, depth) => h("strong", null, inline(m[1], depth + 1))],
-  [/(?<!\w)__(?=\S)(.+?\S?)__(?!\w)/s, (m, depth) => h("strong", null, inline(m[1], depth + 1))],
-  [/\*(?=[^\s*])(.+?)(?<!\s)\*/s, (m, depth) => h("em", null, inline(m[1], depth + 1))],
-  [/(?<!\w)_(?=[^\s_])(.+?)(?<!\s)_(?!\w)/s, (m, depth) => h("em", null, inline(m[1], depth + 1))],
-  [/~~(.+?)~~/s, (m, depth) => h("del", null, inline(m[1], depth + 1))],
-  [/https?:\/\/[^\s<>()]*[^\s<>().,;:!?'"]/, (m) => link(m[0], [m[0]], m[0])],
-  [/ {2,}\n|\\\n/, () => h("br")],
-  [/\\([\\`*_{}[\]()#+\-.!~|>])/, (m) => m[1]],
-];
-
-function link(target, inner, source) {
-  if (!SAFE_LINK.test(target)) return source;
-  return h("a", { href: target, target: "_blank", rel: "noopener noreferrer nofollow" }, inner);
-}
-
-/** Return what a line of text is made of: the leftmost mark first, and what is around it. */
-function inline(text, depth = 0) {
-  if (depth > MOST_DEPTH) return [text];
-  const found = [];
-  let rest = text;
-  while (rest) {
-    const [match, make] = leftmost(rest);
-    if (!match) break;
-    if (match.index) found.push(rest.slice(0, match.index));
-    found.push(make(match, depth));
-    rest = rest.slice(match.index + match[0].length);
-  }
-  if (rest) found.push(rest);
-  return found;
-}
-
-function leftmost(text) {
-  let best = [null, null];
-  for (const [pattern, make] of INLINE) {
-    const match = pattern.exec(text);
-    if (match && (!best[0] || match.index < best[0].index)) best = [match, make];
-  }
-  return best;
 }

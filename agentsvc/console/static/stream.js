@@ -1,8 +1,6 @@
 // Following a stream of the server: it goes on where it was, also after a lost connection.
-import { url } from "./api.js";
+import { send } from "./api.js";
 
-const TYPES = ["event", "delta", "ready", "resync", "conversation", "start_task", "sandbox"];
-const DELETIONS = ["conversation_deleted", "start_task_deleted", "sandbox_deleted"];
 const HIDDEN_MS = 30_000;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 15_000;
@@ -26,30 +24,54 @@ export class Stream {
 
   open() {
     if (this.isOver || this.source) return;
-    const query = this.last === null ? "" : `?after=${this.last}`;
-    const source = new EventSource(url(this.path + query));
+    const source = new AbortController();
     this.source = source;
-    source.onopen = () => {
-      this.wait = FIRST_WAIT_MS;
-      this.onState(true);
-    };
-    source.onerror = () => {
+    this.follow(source).catch(() => {}).then(() => {
+      if (this.source !== source) return;
       this.onState(false);
-      // The browser tries again by itself, unless the answer was no stream at all.
-      if (source.readyState === EventSource.CLOSED) this.reopen();
-    };
-    for (const type of [...TYPES, ...DELETIONS]) {
-      source.addEventListener(type, (message) => this.take(type, message));
-    }
-    source.addEventListener("end", (message) => {
-      this.close();
-      this.onMessage("end", JSON.parse(message.data));
+      this.reopen();
     });
   }
 
-  take(type, message) {
-    if (type === "event" && message.lastEventId) this.last = Number(message.lastEventId);
-    this.onMessage(type, JSON.parse(message.data));
+  /** Read until the stream ends. An EventSource could not send who is logged in. */
+  async follow(source) {
+    const query = this.last === null ? "" : `?after=${this.last}`;
+    const response = await send(this.path + query, { headers: { Accept: "text/event-stream" }, signal: source.signal });
+    if (!response.ok) return;
+    this.wait = FIRST_WAIT_MS;
+    this.onState(true);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let begun = [];
+    let message = {};
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done || this.source !== source) return;
+      const lines = value.split("\n");
+      // A large message comes in many pieces, which are put together once.
+      const rest = lines.pop();
+      for (const line of lines) {
+        message = this.heed([...begun, line].join(""), message);
+        begun = [];
+      }
+      begun.push(rest);
+    }
+  }
+
+  /** Take a line in and return what is known of the message; an empty line ends it. */
+  heed(line, message) {
+    if (line) {
+      const at = line.indexOf(": ");
+      return { ...message, [line.slice(0, at)]: line.slice(at + 2) };
+    }
+    if (message.event) this.take(message.event, message.id, message.data);
+    return {};
+  }
+
+  take(type, id, data) {
+    if (type === "event" && id) this.last = Number(id);
+    if (type === "end") this.close();
+    // What goes wrong there is no failure of the stream.
+    queueMicrotask(() => this.onMessage(type, JSON.parse(data)));
   }
 
   reopen() {
@@ -65,7 +87,7 @@ export class Stream {
   }
 
   drop() {
-    this.source?.close();
+    this.source?.abort();
     this.source = null;
     clearTimeout(this.timer);
   }

@@ -14,9 +14,15 @@ const CONTROLS = /[\x00-\x08\x0b-\x1f\x7f]/g;
 
 /** Return a text as a terminal leaves it: what was written over is gone. */
 export function printed(text) {
-  const lines = (text ?? "").replace(ESCAPES, "").replace(/\r+(?=\n|$)/g, "").split("\n");
-  const left = lines.map((line) => line.slice(line.lastIndexOf("\r") + 1).replace(CONTROLS, "")).join("\n");
+  const lines = (text ?? "").replace(ESCAPES, "").split("\n");
+  const left = lines.map((line) => overwritten(line).replace(CONTROLS, "")).join("\n");
   return left.length > MOST_CHARS ? `… ${left.length - MOST_CHARS} characters before this\n${left.slice(-MOST_CHARS)}` : left;
+}
+
+function overwritten(line) {
+  let end = line.length;
+  while (line[end - 1] === "\r") end -= 1;
+  return line.slice(line.lastIndexOf("\r", end - 1) + 1, end);
 }
 
 /** Return the commands of an agent, with what came of each. */

@@ -107,9 +107,9 @@ export function Ports({ conversation, sandbox }) {
 
 const label = (name) => (name === "VSCODE" ? "Editor" : name.replace(/_/g, " ").toLowerCase().replace(/^./, (c) => c.toUpperCase()));
 
-/** At an origin of its own the login does not count; there the sandbox's own key opens it. */
+/** A page that is gone to does not say who is logged in; the sandbox's own key opens it. */
 function opened(target, sandbox) {
   const found = new URL(target, location.href);
-  if (found.origin !== location.origin && sandbox?.session_api_key) found.searchParams.set("session_api_key", sandbox.session_api_key);
+  if (sandbox?.session_api_key) found.searchParams.set("session_api_key", sandbox.session_api_key);
   return found.href;
 }

@@ -16,7 +16,7 @@ from agentsvc.http.openapi.operations import (
 )
 from agentsvc.http.openapi.parameters import plain_path
 from agentsvc.http.openapi.schemas import Json, as_answer, reachable, schemas_of
-from agentsvc.http.routes import KEY_PARAMETER, Route
+from agentsvc.http.routes import KEY_PARAMETER, LOGIN_HEADER, Route
 
 _ABOUT: Final = """\
 Runs conversations with software agents inside sandboxes.
@@ -82,10 +82,10 @@ _SCHEMES: Final[dict[str, Json]] = {
     },
     "login": {
         "type": "apiKey",
-        "in": "cookie",
-        "name": "agentsvc-login",
-        "description": "Login of a browser, for pages of this server; over https the name begins with"
-        " `__Host-` or `__Secure-`",
+        "in": "header",
+        "name": LOGIN_HEADER,
+        "description": "Login of a browser, for pages of this server: what a page got when it logged"
+        " in. It counts together with the cookie that the browser got then",
     },
     "modelToken": {
         "type": "http",

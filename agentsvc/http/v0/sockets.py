@@ -32,6 +32,8 @@ from agentsvc.errors import (
     TimedOut,
     TooManyRequests,
 )
+from agentsvc.http.authentication import keys_of
+from agentsvc.http.connections import show_key
 from agentsvc.http.keys import (
     ADMITTED,
     ANNOUNCEMENTS,
@@ -47,8 +49,7 @@ from agentsvc.http.keys import (
 )
 from agentsvc.http.links import address_of
 from agentsvc.http.login_cookie import login_token
-from agentsvc.http.middleware import keys_of
-from agentsvc.http.routes import Scope, check_scope
+from agentsvc.http.routes import Scope, check_scope, query_keys
 from agentsvc.http.v0.frames import error_frame
 from agentsvc.http.v0.listeners import Listener, Services
 from agentsvc.http.v0.packets import Packet, check_payload, event_packet
@@ -186,13 +187,13 @@ class Sockets:
         raise BadRequest("This is neither a poll nor a WebSocket")
 
     async def _identify(self, request: web.Request) -> _Caller:
-        in_query = (key.strip() for key in request.query.getall("session_api_key", []))
+        in_query = (key.strip() for key in query_keys(request))
         keys = [*keys_of(request), *(key for key in in_query if key)]
         for key in keys:
             with contextlib.suppress(NotAuthenticated):
-                return _Caller(principal=await self._keyring.identify(key), came_at=monotonic())
+                return _known(request, await self._keyring.identify(key))
         if token := login_token(request):
-            return _Caller(principal=await self._logins.identify(token), came_at=monotonic())
+            return _known(request, await self._logins.identify(token))
         if not keys:
             raise NotAuthenticated
         return _Caller(principal=None, came_at=monotonic())
@@ -452,6 +453,11 @@ def make_sockets(app: web.Application) -> Sockets:
     )
     app[SUPERVISOR].loop("event sockets", sockets.tidy, every_seconds=TIDY_SECONDS)
     return sockets
+
+
+def _known(request: web.Request, principal: Principal) -> _Caller:
+    show_key(request)
+    return _Caller(principal=principal, came_at=monotonic())
 
 
 def _require(caller: _Caller) -> Principal:

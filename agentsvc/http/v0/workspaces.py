@@ -7,7 +7,6 @@ import asyncio
 import io
 import posixpath
 import stat
-import tarfile
 import zipfile
 from collections.abc import AsyncIterable, AsyncIterator
 from shlex import quote
@@ -24,6 +23,16 @@ from agentsvc.errors import (
     NotFound,
     UnsupportedMediaType,
 )
+from agentsvc.tarstream import (
+    SPARSE,
+    BadTar,
+    Gunzip,
+    Kind,
+    Member,
+    TarStream,
+    safe_name,
+    stays_inside,
+)
 
 UPLOAD_MAX_BYTES: Final = 256 * 1024 * 1024
 """How large one uploaded file may be."""
@@ -32,6 +41,7 @@ PACKED_MAX_BYTES: Final = 48 * 1024 * 1024
 """How large a workspace may be, compressed."""
 
 _UNPACKED_MAX_BYTES: Final = 1024 * 1024 * 1024
+_MEMBERS_MAX: Final = 200_000
 _LIST_SECONDS: Final = 20.0
 _PACK_SECONDS: Final = 100.0
 _HIDDEN: Final = frozenset(
@@ -49,11 +59,11 @@ ls -1Ap | git -c core.quotePath=false check-ignore --stdin 2>/dev/null
 exit 0
 """
 
-_PACK: Final = """
+_PACK: Final = f"""
 file=$(mktemp) || exit $?
-tar -czf "$file" -C {folder} .
+tar -czf "$file" {SPARSE} -C {{folder}} .
 if [ $? -gt 1 ]; then rm -f "$file"; exit 3; fi
-if [ $(wc -c <"$file") -gt {limit} ]; then rm -f "$file"; exit 4; fi
+if [ $(wc -c <"$file") -gt {{limit}} ]; then rm -f "$file"; exit 4; fi
 printf %s "$file"
 """
 
@@ -150,35 +160,50 @@ def sort_names(listing: str) -> list[str]:
 
 
 def to_zip(packed: bytes) -> bytes:
-    """Return a compressed tar file as a zip file; raises Conflict if it is too large unpacked."""
+    """Return a compressed tar file as a zip file, with what of it stays inside when it is unpacked.
+
+    Raises Conflict if it is too large unpacked, AgentRefused if it is no whole archive.
+    """
     out = io.BytesIO()
     left = _UNPACKED_MAX_BYTES
-    with (
-        tarfile.open(fileobj=io.BytesIO(packed), mode="r|gz") as source,
-        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as target,
-    ):
-        for member in source:
-            left -= member.size
-            if left < 0:
-                raise Conflict("The workspace is too large to be downloaded as a whole")
-            _copy(member, source, target)
+    source, names = TarStream(Gunzip(io.BytesIO(packed))), {"."}
+    try:
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as target:
+            for number, member in enumerate(source):
+                left -= member.size
+                if left < 0 or number >= _MEMBERS_MAX:
+                    raise Conflict("The workspace is too large to be downloaded as a whole")
+                name = safe_name(member.name)
+                if name is not None and name not in names:
+                    names.add(name)
+                    _copy(member, name, source, target)
+    except BadTar as exc:
+        raise AgentRefused("The workspace cannot be packed", detail=str(exc)) from exc
     return out.getvalue()
 
 
-def _copy(member: tarfile.TarInfo, source: tarfile.TarFile, target: zipfile.ZipFile) -> None:
-    name = posixpath.normpath(member.name)
-    entry = zipfile.ZipInfo(f"{name}/" if member.isdir() else name)
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    kind = stat.S_IFLNK if member.issym() else stat.S_IFDIR if member.isdir() else stat.S_IFREG
-    entry.external_attr = (kind | member.mode) << 16
-    if name == ".":
+_MODES: Final = {
+    Kind.FILE: stat.S_IFREG,
+    Kind.DIRECTORY: stat.S_IFDIR,
+    Kind.SYMLINK: stat.S_IFLNK,
+}
+
+
+def _copy(member: Member, name: str, source: TarStream, target: zipfile.ZipFile) -> None:
+    if member.kind not in _MODES:
         return
-    if member.issym():
-        target.writestr(entry, member.linkname)
-    elif member.isdir():
-        target.writestr(entry, b"")
-    elif member.isfile() and (content := source.extractfile(member)) is not None:
-        target.writestr(entry, content.read())
+    # A zip file has names in Unicode only.
+    name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    entry = zipfile.ZipInfo(f"{name}/" if member.kind is Kind.DIRECTORY else name)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = (_MODES[member.kind] | (member.mode & 0o777)) << 16
+    if member.kind is Kind.SYMLINK:
+        if stays_inside(name, member.target):
+            target.writestr(entry, member.target.encode("utf-8", "surrogateescape"))
+        return
+    with target.open(entry, "w") as opened:
+        for part in source.parts(member):
+            opened.write(part)
 
 
 class _Meter:

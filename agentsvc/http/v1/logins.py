@@ -1,4 +1,4 @@
-"""Handlers of logins of browsers: by JSON for the console, and by the page of a login link."""
+"""Handlers of logins of browsers; the page on which people log in is one of the console."""
 
 from datetime import timedelta
 from typing import Annotated, Final
@@ -7,30 +7,18 @@ import msgspec
 from aiohttp import hdrs, web
 
 from agentsvc.errors import (
-    BadRequest,
     InvalidRequest,
     NotAllowed,
     NotAuthenticated,
     NotFound,
     TooManyRequests,
 )
-from agentsvc.http.keys import ADMITTED, CONFIG, LOGINS, MEASURES, PRINCIPAL
-from agentsvc.http.links import address_of, links_of, origin_of
+from agentsvc.http.keys import ADMITTED, CONFIG, LOGINS, PRINCIPAL
+from agentsvc.http.links import address_of, origin_of
 from agentsvc.http.login_cookie import expired_cookie, is_foreign, make_cookie
-from agentsvc.http.measures import Refusal
-from agentsvc.http.routes import FORM, HTML, JSON, LOGIN_PATH, Example, Route, Scope
-from agentsvc.http.v1.forms import read_form
-from agentsvc.http.v1.pages import FormPage
-from agentsvc.http.wire import (
-    SUCCESS,
-    Success,
-    Time,
-    json_response,
-    path_text,
-    read_json,
-    read_query,
-)
-from agentsvc.logins import Login
+from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_text, read_json
+from agentsvc.logins import Login, LoginToken
 from agentsvc.values import Secret, to_stored
 
 PREFIX: Final = "/api/v1/logins"
@@ -57,22 +45,50 @@ class LoginInfo(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: Time
 
 
-class LinkQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The token of the link the page is opened with."""
+class NewLogin(LoginInfo, frozen=True, kw_only=True):
+    """A login that has begun.
 
-    token: str = ""
+    `page_token` is the part of it that is not in the cookie: a page keeps it in its own storage and
+    sends it as `X-Agentsvc-Login` with each request.
+    """
+
+    page_token: str
+
+
+class LinkOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """The token of a login link."""
+
+    token: Text
+
+
+class LinkInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a login link logs in."""
+
+    user_name: str
 
 
 _ORDER = msgspec.json.Decoder(LoginOrder)
+_LINK_ORDER = msgspec.json.Decoder(LinkOrder)
 
 
 async def post_login(request: web.Request) -> web.Response:
     """POST /logins."""
     order = await read_json(request, _ORDER)
     login, token = await _begin(request, order)
-    response = json_response(_from_login(login, login.id), status=201)
-    _set_cookie(request, response, token)
+    shown = msgspec.structs.asdict(_from_login(login, login.id))
+    response = json_response(NewLogin(**shown, page_token=token.page.reveal()), status=201)
+    lifetime = timedelta(seconds=request.app[CONFIG].server.login_seconds)
+    cookie = make_cookie(origin_of(request), token.cookie, lifetime)
+    response.headers.add(hdrs.SET_COOKIE, cookie)
     return response
+
+
+async def post_link(request: web.Request) -> web.Response:
+    """POST /logins/link: the link is not used up."""
+    request.app[LOGINS].admit(address_of(request))
+    order = await read_json(request, _LINK_ORDER)
+    user_name = await request.app[LOGINS].find_user_of_link(Secret(order.token))
+    return json_response(LinkInfo(user_name=user_name))
 
 
 async def get_logins(request: web.Request) -> web.Response:
@@ -100,32 +116,7 @@ async def delete_current_login(request: web.Request) -> web.Response:
     return response
 
 
-async def get_page(request: web.Request) -> web.Response:
-    """GET /login."""
-    return _page(read_query(request, LinkQuery).token, "")
-
-
-async def post_page(request: web.Request) -> web.Response:
-    """POST /login: what the page sends."""
-    order = await read_form(request, _ORDER)
-    try:
-        _, token = await _begin(request, order)
-    except NotAuthenticated as exc:
-        request.app[MEASURES].refuse(Refusal.LOGIN)
-        message = exc.message if order.token else "This API key is not valid"
-        return _page("", message, status=exc.status)
-    response = web.Response(status=303, content_type="text/html")
-    response.headers[hdrs.LOCATION] = f"{links_of(request).base}/"
-    _set_cookie(request, response, token)
-    return response
-
-
-async def get_style(_request: web.Request) -> web.Response:
-    """GET /login.css."""
-    return _PAGE.answer_style()
-
-
-async def _begin(request: web.Request, order: LoginOrder) -> tuple[Login, Secret]:
+async def _begin(request: web.Request, order: LoginOrder) -> tuple[Login, LoginToken]:
     request.app[LOGINS].admit(address_of(request))
     if is_foreign(request):
         raise NotAllowed("A page of another origin cannot log a browser in")
@@ -138,18 +129,14 @@ async def _begin(request: web.Request, order: LoginOrder) -> tuple[Login, Secret
     return login, token
 
 
-async def _begin_any(request: web.Request, order: LoginOrder, client: str) -> tuple[Login, Secret]:
+async def _begin_any(
+    request: web.Request, order: LoginOrder, client: str
+) -> tuple[Login, LoginToken]:
     if order.api_key and not order.token:
         return await request.app[LOGINS].begin(order.api_key.strip(), client=client)
     if order.token and not order.api_key:
         return await request.app[LOGINS].begin_by_link(Secret(order.token), client=client)
     raise InvalidRequest("Input should have either `api_key` or `token`")
-
-
-def _set_cookie(request: web.Request, response: web.Response, token: Secret) -> None:
-    lifetime = timedelta(seconds=request.app[CONFIG].server.login_seconds)
-    cookie = make_cookie(origin_of(request), token, lifetime)
-    response.headers.add(hdrs.SET_COOKIE, cookie)
 
 
 def _from_login(login: Login, current: str | None) -> LoginInfo:
@@ -164,15 +151,6 @@ def _from_login(login: Login, current: str | None) -> LoginInfo:
     )
 
 
-_PAGE: Final = FormPage(title="Log in", style="login.css", referrer="same-origin")
-
-
-def _page(token: str, message: str, *, status: int = 200) -> web.Response:
-    if not token:
-        return _PAGE.answer("login.html", message, status=status)
-    return _PAGE.answer("login_link.html", message, status=status, token=token[:200])
-
-
 ROUTES: Final = (
     Route(
         method="POST",
@@ -180,12 +158,24 @@ ROUTES: Final = (
         handler=post_login,
         scope=Scope.OPEN,
         rank="P2",
-        summary="Log a browser in with an API key or a login link; the answer sets a cookie",
+        summary="Log a browser in with an API key or a login link; the answer sets a cookie, too",
         body=LoginOrder,
-        answer=LoginInfo,
+        answer=NewLogin,
         status=201,
         errors=(NotAllowed, NotAuthenticated, TooManyRequests),
         example=Example(body={"api_key": "an API key"}),
+    ),
+    Route(
+        method="POST",
+        path=f"{PREFIX}/link",
+        handler=post_link,
+        scope=Scope.OPEN,
+        rank="P2",
+        summary="Say whom a login link logs in; it can still be used",
+        body=LinkOrder,
+        answer=LinkInfo,
+        errors=(NotAuthenticated, TooManyRequests),
+        example=Example(body={"token": "the token of a login link"}),
     ),
     Route(
         method="GET",
@@ -215,42 +205,5 @@ ROUTES: Final = (
         summary="Log another browser of yours out",
         answer=Success,
         errors=(NotFound,),
-    ),
-    Route(
-        method="GET",
-        path=LOGIN_PATH,
-        handler=get_page,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Show the page on which a browser logs in",
-        query=LinkQuery,
-        answer=str,
-        media=HTML,
-        example=Example(query={"token": "the token of a login link"}),
-    ),
-    Route(
-        method="POST",
-        path=LOGIN_PATH,
-        handler=post_page,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Log a browser in from the page",
-        body=LoginOrder,
-        reads=(FORM, JSON),
-        answer=str,
-        status=303,
-        media=HTML,
-        errors=(BadRequest, NotAllowed, NotAuthenticated, TooManyRequests),
-        example=Example(body={"api_key": "an API key"}),
-    ),
-    Route(
-        method="GET",
-        path=f"{LOGIN_PATH}.css",
-        handler=get_style,
-        scope=Scope.OPEN,
-        rank="P2",
-        summary="Show how that page looks",
-        answer=str,
-        media="text/css",
     ),
 )

@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from agentsvc.auth import Role
 from agentsvc.errors import (
     BadRequest,
     NotAllowed,
@@ -12,7 +13,14 @@ from agentsvc.errors import (
     OrderRejected,
     SandboxLimitReached,
 )
-from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOX, SANDBOXES
+from agentsvc.http.keys import (
+    BACKENDS,
+    CONFIG,
+    CONVERSATIONS,
+    PRINCIPAL,
+    SANDBOX,
+    SANDBOXES,
+)
 from agentsvc.http.links import links_of
 from agentsvc.http.middleware import ACTIVITY
 from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Effect, Example, Route, Scope
@@ -46,6 +54,7 @@ from agentsvc.http.wire import (
     text_response,
 )
 from agentsvc.sandboxes import Sandbox
+from agentsvc.sandboxes.protection import Protection, find_protections
 
 PREFIX: Final = "/api/v1/sandboxes"
 SPECS_PREFIX: Final = "/api/v1/sandbox-specs"
@@ -72,6 +81,14 @@ async def get_sandboxes(request: web.Request) -> web.Response:
     ids = check_ids(read_query(request, Ids).ids)
     found = await request.app[SANDBOXES].find_many(request[PRINCIPAL].user_id, ids)
     return json_response(from_sandboxes(found, links_of(request), request.app[SANDBOXES].meter))
+
+
+async def get_sandbox(request: web.Request) -> web.Response:
+    """GET /sandboxes/{sandbox_id}."""
+    sandbox_id = path_text(request, "sandbox_id")
+    sandbox = await request.app[SANDBOXES].get(request[PRINCIPAL].user_id, sandbox_id)
+    [shown] = from_sandboxes([sandbox], links_of(request), request.app[SANDBOXES].meter)
+    return json_response(shown)
 
 
 async def post_sandbox(request: web.Request) -> web.Response:
@@ -152,6 +169,14 @@ async def get_sandbox_specs(request: web.Request) -> web.Response:
     return json_response(find_specs(specs, ids, created_at))
 
 
+async def get_protection(request: web.Request) -> web.Response:
+    """GET /protection: why it is not more, and what to do, is for administrators."""
+    found = find_protections(request.app[BACKENDS], request.app[CONFIG].sandboxes)
+    if request[PRINCIPAL].role is not Role.ADMIN:
+        found = [msgspec.structs.replace(one, reason="", remedy="") for one in found]
+    return json_response(found)
+
+
 def calling_sandbox(request: web.Request) -> Sandbox:
     """Return the sandbox that calls; raises NotAllowed if the path names another one."""
     sandbox = request[SANDBOX]
@@ -196,6 +221,16 @@ ROUTES: Final = (
         answer=SandboxInfo,
         effect=Effect(kind=Sandbox, answer=_answer),
         errors=(BadRequest, OrderRejected, *OF_SANDBOXES, SandboxLimitReached),
+    ),
+    Route(
+        method="GET",
+        path=f"{PREFIX}/{{sandbox_id}}",
+        handler=get_sandbox,
+        scope=Scope.READ,
+        rank="P3",
+        summary="Get a sandbox",
+        answer=SandboxInfo,
+        errors=(NotFound,),
     ),
     Route(
         method="POST",
@@ -257,6 +292,15 @@ ROUTES: Final = (
         summary="Get the value of a secret",
         answer=str,
         media=TEXT,
+    ),
+    Route(
+        method="GET",
+        path="/api/v1/protection",
+        handler=get_protection,
+        scope=Scope.READ,
+        rank="P2",
+        summary="Say how sandboxes are held here, at the default backend first",
+        answer=list[Protection],
     ),
     Route(
         method="GET",

@@ -49,8 +49,11 @@ async def post_settings(request: web.Request) -> web.Response:
 async def post_test_model(request: web.Request) -> web.Response:
     """POST /settings/test-model."""
     settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id) or Settings()
-    known = request.app[CONFIG].sandboxes.model_hosts
-    return json_response(await check_model(llm_of(settings), known))
+    config = request.app[CONFIG]
+    found = await check_model(
+        llm_of(settings), config.sandboxes.model_hosts, own=config.server.own_urls()
+    )
+    return json_response(found)
 
 
 async def get_agent_schema(_request: web.Request) -> web.Response:

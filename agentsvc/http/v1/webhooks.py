@@ -7,7 +7,14 @@ from aiohttp import web
 
 from agentsvc.agent_answers import ConversationInfo
 from agentsvc.conversations.recording import Question
-from agentsvc.errors import AgentRefused, AgentUnavailable, BadRequest, NotAllowed, NotFound
+from agentsvc.errors import (
+    AgentRefused,
+    AgentUnavailable,
+    BadRequest,
+    NotAllowed,
+    NotFound,
+    QuotaExceeded,
+)
 from agentsvc.http.keys import CONVERSATIONS, PASS, REPLAYS
 from agentsvc.http.routes import EXAMPLE_ID, TEXT, Example, Route, Scope
 from agentsvc.http.v1.sandboxes import calling_sandbox
@@ -94,7 +101,7 @@ ROUTES: Final = (
         summary="Tell about a conversation",
         body=ConversationInfo,
         answer=Success,
-        errors=(BadRequest, NotAllowed, NotFound),
+        errors=(BadRequest, NotAllowed, NotFound, QuotaExceeded),
         example=Example(body={"id": EXAMPLE_ID, "execution_status": "running"}),
     ),
     Route(
@@ -106,7 +113,7 @@ ROUTES: Final = (
         summary="Deliver events of a conversation",
         body=EventsBody,
         answer=Success,
-        errors=(NotAllowed,),
+        errors=(NotAllowed, QuotaExceeded),
         example=_EVENTS_EXAMPLE,
     ),
     Route(
@@ -132,7 +139,7 @@ ROUTES: Final = (
         summary="Tell about a conversation, as agent servers of 2025 do",
         body=ConversationInfo,
         answer=Success,
-        errors=(BadRequest, NotAllowed, NotFound),
+        errors=(BadRequest, NotAllowed, NotFound, QuotaExceeded),
         example=Example(body={"id": EXAMPLE_ID, "execution_status": "running"}),
     ),
     Route(
@@ -144,7 +151,7 @@ ROUTES: Final = (
         summary="Deliver events of a conversation, as agent servers of 2025 do",
         body=EventsBody,
         answer=Success,
-        errors=(NotAllowed,),
+        errors=(NotAllowed, QuotaExceeded),
         example=_EVENTS_EXAMPLE,
     ),
 )

@@ -382,8 +382,14 @@ function listen() {
   });
 }
 
+// What the console keeps of its login, which is only good together with the browser's cookie.
+function loginHeader() {
+  const page = kept(`agentsvc-login ${new URL("./", HERE).pathname}`);
+  return page ? { "X-Agentsvc-Login": page } : {};
+}
+
 async function begin() {
-  const answer = await fetch(new URL("openapi.json", HERE));
+  const answer = await fetch(new URL("openapi.json", HERE), { headers: loginHeader() });
   if (!answer.ok) throw new Error(`openapi.json was answered with ${answer.status}`);
   read(await answer.json());
   byId("title").textContent = api.info.title;

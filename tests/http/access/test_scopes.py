@@ -10,7 +10,7 @@ from agentsvc.http.live import EVENT_STREAM
 from agentsvc.http.routes import OF_USERS, READS_ONLY, Route, Scope
 from tests.conftest import FAST
 from tests.description import Description, Operation, example_body, example_path
-from tests.service import Answer, Client, Service
+from tests.service import Answer, Client, Service, login_headers
 
 ROUTES = published_routes(FAST)
 OPERATIONS = list(Description(ROUTES).operations())
@@ -125,8 +125,7 @@ async def test_a_key_says_what_it_opens(service: Service) -> None:
 async def test_a_browsers_login_opens_what_its_key_opens(service: Service) -> None:
     looker = await service.make_client("looker", Role.MEMBER, scope=KeyScope.READ)
     login = await looker.post("/api/v1/logins", json={"api_key": looker.key})
-    cookie = login.headers["Set-Cookie"].partition(";")[0]
-    headers = {"Cookie": cookie, "Origin": service.url}
+    headers = {**login_headers(login), "Origin": service.url}
     nobody = service.client_with(None)
 
     assert (await nobody.get("/api/settings", headers=headers)).status != 401

@@ -11,7 +11,7 @@ from agentsvc.http.routes import EXAMPLE_ID, Scope
 from agentsvc.values import dashed, new_id, parse_uuid
 from tests.conftest import FAST
 from tests.description import Description, Operation, example_body, example_path
-from tests.service import Client, Service
+from tests.service import Client, Service, login_headers
 from tests.streams import open_lines
 
 USERS = "/api/v1/users"
@@ -67,7 +67,7 @@ async def test_a_blocked_user_is_out_until_let_in_again(boss: Client, service: S
     path = f"{USERS}/{ann['id']}"
     holder = service.client_with((await make_key(boss, ann))["key"])
     login = await holder.post("/api/v1/logins", json={"api_key": holder.key})
-    cookie = {"Cookie": login.headers["Set-Cookie"].partition(";")[0]}
+    cookie = login_headers(login)
     browser = service.client_with(None)
     async with open_lines(holder, "/api/v1/events/stream") as stream:
         await stream.until("ready")

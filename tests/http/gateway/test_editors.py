@@ -7,7 +7,7 @@ from agentsvc.config import GatewayConfig
 from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import Box, session
 from tests.http.gateway.upstream import Upstream
-from tests.service import Answer
+from tests.service import Answer, login_headers
 
 HOST = "vscode-{id}.localhost"
 VISIT = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "cross-site"}
@@ -80,9 +80,7 @@ async def test_a_login_opens_no_editor_there(box: Box) -> None:
     answer = await box.service.client_with(None).post(
         "/api/v1/logins", json={"api_key": str(box.owner.key)}
     )
-    assert answer.status == 201, answer.text
-    cookie = answer.headers["Set-Cookie"].partition(";")[0]
-    assert (await _ask(box, "/x", Cookie=cookie)).status == 401
+    assert (await _ask(box, "/x", **login_headers(answer))).status == 401
     assert box.upstream.seen == []
 
 

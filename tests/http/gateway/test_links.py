@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from agentsvc.app import build_app
 from agentsvc.config import Config, GatewayConfig, ServerConfig
+from agentsvc.egress import source_of
 from agentsvc.errors import StartFailed
 from agentsvc.plugins import PluginHost
 from tests.http.gateway.conftest import StartGate
@@ -129,6 +131,16 @@ async def test_a_trusted_proxys_chain_reaches_the_sandbox(
     assert seen.one("X-Forwarded-Proto") == "https"
     assert seen.one("X-Forwarded-Host") == "a.example"
     assert seen.one("X-Forwarded-Prefix") == f"/agents{box.path('')}"
+
+
+async def test_a_sandbox_is_no_trusted_proxy_whatever_network_is(start_gate: StartGate) -> None:
+    gate = await start_gate(OURS, trusted_proxies=("127.0.0.0/8",))
+    for source, status in (("127.0.0.1", 401), (source_of("some sandbox"), 421)):
+        connector = aiohttp.TCPConnector(local_addr=(source, 0))
+        async with aiohttp.ClientSession(connector=connector) as client:
+            url, named = f"{gate.url}/api/v1/users/me", {"Host": "pages.example"}
+            async with client.get(url, headers=named) as answer:
+                assert answer.status == status
 
 
 async def test_a_configured_url_counts_whoever_asks_and_its_path_may_stay_or_go(

@@ -9,6 +9,7 @@ from aiohttp import WSMsgType
 from agentsvc.auth import Role
 from agentsvc.config import GatewayConfig
 from agentsvc.http.keys import LOGINS
+from agentsvc.logins import LoginToken
 from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import LONG_SECONDS, Box
 from tests.http.gateway.upstream import Upstream
@@ -18,14 +19,17 @@ from tests.service import Client
 class Browser:
     """A browser of the sandbox's owner that is logged in."""
 
-    def __init__(self, box: Box, token: str) -> None:
+    def __init__(self, box: Box, token: LoginToken) -> None:
         self.box = box
-        self.token = token
+        self.cookie = token.cookie.reveal()
+        self.page_token = token.page.reveal()
+        self.port = box.service.url.rpartition(":")[2]
         self.anyone: Client = box.service.client_with(None)
 
     def headers(self, **more: str) -> dict[str, str]:
-        cookie = f"mine=1; agentsvc-login={self.token}; __Host-agentsvc-login=x"
-        return {"Cookie": f"{cookie}; __Secure-agentsvc-login=y", **more}
+        cookie = f"mine=1; agentsvc-login-{self.port}={self.cookie}; __Host-agentsvc-login=x"
+        page = {"X-Agentsvc-Login": self.page_token} if self.page_token else {}
+        return {"Cookie": f"{cookie}; __Secure-agentsvc-login=y", **page, **more}
 
     async def status(self, method: str = "GET", path: str = "", **more: str) -> int:
         path = path or self.box.path("/data")
@@ -36,7 +40,7 @@ class Browser:
 async def browser(box: Box) -> Browser:
     assert box.owner.key
     _, token = await box.service.app[LOGINS].begin(box.owner.key, client="")
-    return Browser(box, token.reveal())
+    return Browser(box, token)
 
 
 @pytest.mark.parametrize("port", ["agent", "vscode", "worker_1"])
@@ -44,7 +48,8 @@ async def test_a_login_opens_ports_and_its_cookie_stays_here(browser: Browser, p
     assert await browser.status(path=browser.box.path("/data", port)) == 200
     seen = browser.box.upstream.seen[-1]
     assert seen.all("Cookie") == ["mine=1"]
-    assert not any(browser.token in value for _, value in seen.headers)
+    for part in (browser.cookie, browser.page_token):
+        assert not any(part in value for _, value in seen.headers)
 
 
 async def test_a_login_changes_something_for_pages_of_the_server_only(browser: Browser) -> None:
@@ -84,8 +89,33 @@ async def test_a_login_opens_no_sandbox_of_another_user(browser: Browser) -> Non
 
 
 async def test_a_login_that_is_over_opens_nothing(browser: Browser) -> None:
-    browser.token = browser.token[1:]
+    browser.cookie = browser.cookie[1:]
     assert await browser.status() == 401
+
+
+@pytest.mark.parametrize("port", ["agent", "vscode", "worker_1"])
+async def test_a_stolen_cookie_opens_no_port(browser: Browser, port: str) -> None:
+    browser.page_token = ""
+    own = {"Origin": browser.box.service.url, "Sec-Fetch-Site": "same-origin"}
+    for method in ("GET", "POST"):
+        assert await browser.status(method, browser.box.path("/sink", port), **own) == 401
+    assert browser.box.upstream.seen == []
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_socket_opens_with_the_pages_part_as_its_first_message(
+    browser: Browser, *, is_whole: bool
+) -> None:
+    said = browser.page_token if is_whole else browser.cookie
+    browser.page_token = ""
+    options: dict[str, Any] = {"headers": browser.headers(Origin=browser.box.service.url)}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(browser.box.url("/ws"), **options) as socket,
+    ):
+        await socket.send_json({"type": "auth", "session_api_key": said})
+        told = await socket.receive(timeout=LONG_SECONDS)
+        assert told.data == ("hello" if is_whole else 4001)
 
 
 async def test_a_login_opens_no_origin_of_a_work_port(browser: Browser) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from agentsvc.auth import Role
 from agentsvc.config import GatewayConfig
+from agentsvc.gateway.own_origin import port_token
+from agentsvc.http.links import WorkOrigin
 from agentsvc.http.origins import label_of, read_label
 from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import LONG_SECONDS, Box, Wire, head, session
@@ -53,8 +55,14 @@ async def _ask(
     return await nobody.request(method, tail, headers=sent, allow_redirects=False)
 
 
-def _own(box: Box) -> dict[str, str]:
-    return {"Cookie": f"{COOKIE}={box.key}"}
+def _token(box: Box, scheme: str = "http", host: str = "") -> str:
+    host = host or _host(box)
+    origin = WorkOrigin(scheme=scheme, host=host, label=host.partition(".")[0])
+    return port_token(origin, box.key)
+
+
+def _own(box: Box, host: str = "") -> dict[str, str]:
+    return {"Cookie": f"{COOKIE}={_token(box, host=host)}"}
 
 
 @pytest.mark.parametrize("where", [KEY, "Authorization", "X-Access-Token"])
@@ -77,7 +85,8 @@ async def test_paths_of_the_server_are_the_applications_there(box: Box) -> None:
     for path in SERVER_PATHS:
         answer = await _ask(box, path)
         assert answer.status == 401
-        assert not {"WWW-Authenticate", "Deprecation"} & set(answer.headers)
+        assert answer.headers["WWW-Authenticate"] == 'Bearer realm="agentsvc"'
+        assert "Deprecation" not in answer.headers
     assert box.upstream.seen == []
     for path in SERVER_PATHS:
         for key in (str(box.owner.key), box.key):
@@ -146,7 +155,7 @@ async def test_a_foreign_sandbox_is_not_there(box: Box) -> None:
     for key in (str(stranger.key), str(admin.key), other.key):
         answer = await _ask(box, "/x", {KEY: key})
         assert (answer.status, answer.json()["code"]) == (404, "not_found")
-    assert (await _ask(box, "/x", _own(other))).status == 404
+    assert (await _ask(box, "/x", _own(other))).status == 401
     assert (await _ask(box, f"/x?session_api_key={other.key}")).status == 404
     assert box.upstream.seen == []
 
@@ -155,7 +164,8 @@ async def test_a_bad_key_opens_nothing(box: Box) -> None:
     owner_key = str(box.owner.key)
     for headers in ({}, {KEY: "wrong"}, {"Cookie": f"{COOKIE}=wrong"}, {"Cookie": "a=b"}):
         assert (await _ask(box, "/x", headers)).status == 401
-    assert (await _ask(box, "/x", {"Cookie": f"{COOKIE}={owner_key}"})).status == 401
+    for wrong in (owner_key, box.key, _token(box, "https"), _token(box, host=f"{_host(box)}:99")):
+        assert (await _ask(box, "/x", {"Cookie": f"{COOKIE}={wrong}"})).status == 401
     assert (await _ask(box, f"/x?session_api_key={owner_key}")).status == 401
     assert box.upstream.seen == []
 
@@ -174,10 +184,10 @@ async def test_a_page_opened_with_the_key_opens_the_rest_with_a_cookie(box: Box)
     url = f"{box.service.url}/?session_api_key={box.key}"
     async with session() as client, client.get(url, headers={"Host": _host(box)}) as response:
         cookies = response.headers.getall("Set-Cookie")
-    own = f"{COOKIE}={box.key}; Path=/; HttpOnly; SameSite=Strict"
+    own = f"{COOKIE}={_token(box)}; Path=/; HttpOnly; SameSite=Strict"
     assert cookies == ["theirs=1; Path=/", own]
 
-    next_one = await _ask(box, "/script.js", {"Cookie": f"theirs=1; {COOKIE}={box.key}; b=2"})
+    next_one = await _ask(box, "/script.js", {"Cookie": f"theirs=1; {COOKIE}={_token(box)}; b=2"})
     assert (next_one.status, box.upstream.seen[-1].one("Cookie")) == (200, "theirs=1; b=2")
     assert next_one.headers["Set-Cookie"] == "theirs=1; Path=/"
 
@@ -189,15 +199,17 @@ async def test_the_cookie_is_bound_to_the_host_over_tls(
     box = await Box.start(gate, upstream, await gate.make_client())
     page = await _ask(box, f"/agents/x?session_api_key={box.key}")
     name = f"__Host-{COOKIE}"
-    expected = f"{name}={box.key}; Path=/; HttpOnly; SameSite=Strict; Secure"
+    token = _token(box, "https")
+    expected = f"{name}={token}; Path=/; HttpOnly; SameSite=Strict; Secure"
     assert page.headers["Set-Cookie"] == expected
     # The path of the server is nothing special at an origin that is not the server's.
     assert upstream.seen[-1].raw_path == "/agents/x"
     assert upstream.seen[-1].one("X-Forwarded-Proto") == "https"
     assert (await _ask(box, "/x", _own(box))).status == 401
     # Names below localhost are not what the configured URL is about.
-    assert (await _ask(box, "/x", _own(box), host=_host(box, "localhost"))).status == 200
-    assert (await _ask(box, "/x", {"Cookie": f"{name}={box.key}"})).status == 200
+    local = _host(box, "localhost")
+    assert (await _ask(box, "/x", _own(box, local), host=local)).status == 200
+    assert (await _ask(box, "/x", {"Cookie": f"{name}={token}"})).status == 200
     assert upstream.seen[-1].one("Cookie") is None
 
 
@@ -223,6 +235,21 @@ async def test_the_cookie_opens_nothing_for_another_origin(
     assert len(box.upstream.seen) == (status == 200)
     # With a key of its own a request needs no cookie.
     assert (await _ask(box, "/x", {KEY: box.key, **headers}, method="POST")).status == 200
+
+
+async def test_a_stolen_cookie_opens_nothing_else(box: Box) -> None:
+    """A port of the same host is sent it; it is no key, and good for this one origin."""
+    token = _token(box)
+    for headers in ({KEY: token}, {"Authorization": f"Bearer {token}"}):
+        assert (await _ask(box, "/x", headers)).status == 401
+        for path in (box.path("/x"), box.path("/x", "worker_1"), "/api/git/changes"):
+            answer = await _ask(box, path, headers, host="127.0.0.1")
+            assert answer.status in (401, 404), path
+    assert (await _ask(box, f"/x?session_api_key={token}")).status == 401
+    editor = f"vscode-{box.id}.{DOMAIN}"
+    for cookie in (f"{COOKIE}={token}", f"vscode-tkn={token}"):
+        assert (await _ask(box, "/x", {"Cookie": cookie}, host=editor)).status == 401
+    assert box.upstream.seen == []
 
 
 async def test_the_cookie_is_of_no_use_at_the_server(box: Box) -> None:

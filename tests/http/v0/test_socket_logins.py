@@ -8,21 +8,19 @@ import msgspec
 import pytest
 
 from tests.http.v0.steps import start_running
-from tests.service import Client, Service
+from tests.service import Client, Service, login_headers
 from tests.sockets import Follower, address
 
 HANDSHAKE = "/socket.io/?EIO=4&transport=polling"
 
 
-async def _log_in(client: Client) -> str:
-    answer = await client.post("/api/v1/logins", json={"api_key": str(client.key)})
-    assert answer.status == 201, answer.text
-    return answer.headers["Set-Cookie"].partition(";")[0]
+async def _log_in(client: Client) -> dict[str, str]:
+    return login_headers(await client.post("/api/v1/logins", json={"api_key": str(client.key)}))
 
 
 async def test_a_login_opens_the_socket_until_it_ends(client: Client, service: Service) -> None:
     name = await start_running(client)
-    own = {"Cookie": await _log_in(client), "Origin": service.url}
+    own = {**await _log_in(client), "Origin": service.url}
     follower = Follower(patience=client.patience)
     await follower.client.connect(
         address(client.base_url, conversation_id=name),
@@ -40,7 +38,7 @@ async def test_a_login_opens_the_socket_until_it_ends(client: Client, service: S
 
 async def test_a_login_polls_as_browsers_do(client: Client, service: Service) -> None:
     name = await start_running(client)
-    cookie = {"Cookie": await _log_in(client)}
+    cookie = await _log_in(client)
     reads = {**cookie, "Sec-Fetch-Site": "same-origin"}
     nobody = service.client_with(None)
     path = f"{HANDSHAKE}&conversation_id={name}"
@@ -65,7 +63,7 @@ async def test_a_login_polls_as_browsers_do(client: Client, service: Service) ->
 async def test_a_login_counts_for_pages_of_the_server_only(
     client: Client, service: Service, method: str, said: dict[str, str], status: int
 ) -> None:
-    headers = {"Cookie": await _log_in(client), **said}
+    headers = {**await _log_in(client), **said}
     nobody = service.client_with(None)
     assert (await nobody.request(method, HANDSHAKE, headers=headers)).status == status
 
@@ -75,7 +73,7 @@ async def test_no_other_page_opens_a_websocket_with_a_login(
     client: Client, service: Service, said: dict[str, Any]
 ) -> None:
     url = f"{service.url}/socket.io/?EIO=4&transport=websocket"
-    headers = {"Cookie": await _log_in(client), **said}
+    headers = {**await _log_in(client), **said}
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
             await session.ws_connect(url, headers=headers)
@@ -83,9 +81,25 @@ async def test_no_other_page_opens_a_websocket_with_a_login(
 
 
 async def test_a_login_that_is_over_opens_nothing(client: Client, service: Service) -> None:
-    cookie = await _log_in(client)
+    login = await _log_in(client)
     nobody = service.client_with(None)
-    own = {"Cookie": cookie, "Origin": service.url}
+    own = {**login, "Origin": service.url}
     assert (await nobody.get(HANDSHAKE, headers=own)).status == 200
     await nobody.request("DELETE", "/api/v1/logins/current", headers=own)
     assert (await nobody.get(HANDSHAKE, headers=own)).status == 401
+
+
+@pytest.mark.parametrize("transport", ["polling", "websocket"])
+async def test_a_stolen_cookie_opens_nothing(
+    client: Client, service: Service, transport: str
+) -> None:
+    cookie = (await _log_in(client))["Cookie"]
+    own = {"Cookie": cookie, "Origin": service.url, "Sec-Fetch-Site": "same-origin"}
+    if transport == "polling":
+        assert (await service.client_with(None).get(HANDSHAKE, headers=own)).status == 401
+        return
+    url = f"{service.url}/socket.io/?EIO=4&transport=websocket"
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await session.ws_connect(url, headers=own)
+    assert caught.value.status == 401

@@ -1,7 +1,6 @@
 """Logins of browsers: what begins and ends them, and what their cookie opens."""
 
 import asyncio
-import re
 from datetime import timedelta
 from http.cookies import SimpleCookie
 from typing import Any
@@ -29,18 +28,21 @@ class Browser:
         self.service = service
         self.anyone = anyone
         self.cookie = ""
+        self.page_token = ""
         self.origin: str | None = service.url
 
     async def log_in(self, **body: Any) -> Answer:
         answer = await self.send("POST", LOGINS_PATH, json=body)
         if answer.status == 201:
             self.cookie = answer.headers["Set-Cookie"].partition(";")[0]
+            self.page_token = answer.json()["page_token"]
         return answer
 
     def headers(self, **more: str) -> dict[str, str]:
         origin = {} if self.origin is None else {"Origin": self.origin}
         cookie = {"Cookie": self.cookie} if self.cookie else {}
-        return {**origin, **cookie, **more}
+        page = {"X-Agentsvc-Login": self.page_token} if self.page_token else {}
+        return {**origin, **cookie, **page, **more}
 
     async def send(self, method: str, path: str, **options: Any) -> Answer:
         more = options.pop("headers", {})
@@ -73,12 +75,14 @@ async def test_a_key_logs_a_browser_in(browser: Browser, client: Client) -> None
     )
     made = answer.json()
     assert (answer.status, made["client"], made["is_current"]) == (201, "Test 1", True)
-    cookie = SimpleCookie(answer.headers["Set-Cookie"])["agentsvc-login"]
+    cookie = SimpleCookie(answer.headers["Set-Cookie"])[f"agentsvc-login-{port_of(browser)}"]
     assert (cookie["path"], cookie["samesite"], cookie["httponly"]) == ("/", "Strict", True)
     assert (cookie["secure"], cookie["domain"], cookie["max-age"]) == ("", "", "604800")
     assert client.key
     assert client.key not in answer.text + str(answer.headers)
     browser.cookie = answer.headers["Set-Cookie"].partition(";")[0]
+    browser.page_token = made.pop("page_token")
+    assert browser.page_token not in browser.cookie
     [listed] = (await browser.send("GET", LOGINS_PATH)).json()
     assert listed == made
 
@@ -88,7 +92,7 @@ async def test_only_the_hash_of_a_token_is_stored(logged_in: Browser, service: S
     link = await service.app[LOGINS].make_link(1)
     files = [file.read_bytes() for file in service.data_dir.glob("*.db*")]
     assert files
-    for one in (token, link.reveal()):
+    for one in (token, logged_in.page_token, link.reveal()):
         assert all(one.encode() not in data for data in files)
 
 
@@ -114,6 +118,9 @@ async def test_nothing_else_logs_a_browser_in(browser: Browser) -> None:
         ("https://example.org", "__Host-agentsvc-login"),
         ("https://example.org/agents", "__Secure-agentsvc-login"),
         ("http://example.org/agents", "agentsvc-login"),
+        ("http://example.org:3000", "agentsvc-login-3000"),
+        ("https://example.org:8443", "__Host-agentsvc-login-8443"),
+        ("http://[::1]:3000", "agentsvc-login-3000"),
     ],
 )
 async def test_a_cookie_is_as_narrow_as_where_the_server_is(
@@ -164,10 +171,11 @@ async def test_the_cookie_counts_for_pages_of_the_server_only(logged_in: Browser
 
 
 async def test_a_page_elsewhere_opens_no_stream_with_the_cookie(logged_in: Browser) -> None:
-    url, cookie = logged_in.service.url + CHANGES, {"Cookie": logged_in.cookie}
+    url = logged_in.service.url + CHANGES
+    logged_in.origin = None
     async with aiohttp.ClientSession() as session:
         for says, _, changes in SITES:
-            headers = cookie | said(logged_in, says)
+            headers = logged_in.headers(**said(logged_in, says))
             async with session.ws_connect(url, headers=headers) as socket:
                 if not changes:
                     # It counts as a client without a key, which may say one.
@@ -195,17 +203,18 @@ async def test_a_page_elsewhere_logs_nobody_in(browser: Browser, client: Client)
 
 
 async def test_a_key_in_a_header_needs_no_origin(client: Client) -> None:
-    headers = {"Origin": "https://elsewhere.example", "Cookie": "agentsvc-login=x"}
+    cookie = f"agentsvc-login-{client.base_url.rpartition(':')[2]}=x"
+    headers = {"Origin": "https://elsewhere.example", "Cookie": cookie, "X-Agentsvc-Login": "x"}
     assert (await client.post("/api/keys", json={}, headers=headers)).status == 200
 
 
 async def test_a_login_opens_pages_and_what_admins_may(logged_in: Browser) -> None:
-    assert await logged_in.status(path="/docs") == 200
+    assert await logged_in.status(path="/openapi.json") == 200
     assert await logged_in.status(path="/api/v1/users/me") == 200
     answer = await logged_in.send("DELETE", "/api/v1/logins/current")
     assert answer.status == 200
     assert "Max-Age=0" in answer.headers["Set-Cookie"]
-    assert await logged_in.status(path="/docs") == 401
+    assert await logged_in.status(path="/openapi.json") == 401
 
 
 async def test_a_login_ends_what_it_is_told_to(
@@ -301,37 +310,85 @@ async def test_a_link_that_is_too_old_logs_nobody_in(browser: Browser, service: 
     assert len(await service.app[DATABASE].all("SELECT hash FROM login_links")) == 1
 
 
-async def test_the_page_of_a_link_logs_in(browser: Browser, service: Service) -> None:
-    await service.make_client()
-    link = (await service.app[LOGINS].make_link(1)).reveal()
-    page = await browser.send("GET", f"/login?token={link}")
-    assert page.status == 200
-    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
-    assert re.findall(r'(?:src|href|action)="([^"]*)"', page.text) == ["login.css", "login"]
-    assert f'value="{link}"' in page.text
-    assert (await browser.send("GET", "/login.css")).headers["Content-Type"].startswith("text/css")
-    answer = await browser.send("POST", "/login", data={"token": link}, allow_redirects=False)
-    assert (answer.status, answer.headers["Location"]) == (303, f"{service.url}/")
-    browser.cookie = answer.headers["Set-Cookie"].partition(";")[0]
-    assert await browser.status(path="/docs") == 200
-    answer = await browser.send("POST", "/login", data={"token": link})
-    assert (answer.status, "was used before" in answer.text) == (401, True)
+async def test_a_link_says_whom_it_logs_in_and_stays_good(
+    browser: Browser, client: Client, service: Service
+) -> None:
+    await service.make_client("mallory", Role.MEMBER)
+    link = (await service.app[LOGINS].make_link(2)).reveal()
+    order = {"json": {"token": link}}
+    for _ in range(2):
+        whose = await browser.send("POST", f"{LOGINS_PATH}/link", **order)
+        assert (whose.status, whose.json()) == (200, {"user_name": "mallory"})
+    assert (await browser.log_in(token=link)).status == 201
+    assert (await browser.send("POST", f"{LOGINS_PATH}/link", **order)).status == 401
+    assert (await browser.send("POST", f"{LOGINS_PATH}/link", json={})).status == 422
 
 
-async def test_the_page_takes_a_key(browser: Browser, client: Client) -> None:
-    page = await browser.send("GET", "/login")
-    assert 'name="api_key"' in page.text
-    wrong = await browser.send("POST", "/login", data={"api_key": "<wrong>"})
-    assert (wrong.status, "This API key is not valid" in wrong.text) == (401, True)
-    assert "<wrong>" not in wrong.text
-    data = {"api_key": f" {client.key} "}
-    right = await browser.send("POST", "/login", data=data, allow_redirects=False)
-    assert right.status == 303
-
-
-async def test_what_is_in_a_link_cannot_change_the_page(browser: Browser) -> None:
+async def test_the_page_on_which_one_logs_in_is_the_console(browser: Browser) -> None:
     page = await browser.send("GET", '/login?token="><script>alert(1)</script>')
-    assert (page.status, "<script>" in page.text) == (200, False)
+    assert (page.status, page.body) == (200, (await browser.send("GET", "/")).body)
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert (await browser.send("POST", "/login", data={"api_key": "x"})).status == 405
+
+
+async def test_one_part_of_a_login_opens_nothing_without_the_other(
+    logged_in: Browser, client: Client, service: Service
+) -> None:
+    """What a port of the same host is sent, or sets, is worth nothing by any transport."""
+    cookie, page_token = logged_in.cookie, logged_in.page_token
+    mallory = Browser(service, service.client_with(None))
+    await mallory.log_in(api_key=(await service.make_client("mallory", Role.MEMBER)).key)
+    own = {"Sec-Fetch-Site": "same-origin"}
+    for stolen, shown in (
+        (cookie, ""),
+        ("", page_token),
+        (cookie, cookie.partition("=")[2]),
+        (cookie, mallory.page_token),
+        (mallory.cookie, page_token),
+        (cookie, f"{page_token}."),
+        (f"{cookie}.{page_token}", ""),
+        (f"{cookie}; {mallory.cookie}", page_token),
+    ):
+        logged_in.cookie, logged_in.page_token = stolen, shown
+        for method, path in CREDENTIALS:
+            body = {} if method == "GET" else {"json": {"name": "x"}}
+            assert (await logged_in.send(method, path, headers=own, **body)).status == 401, path
+        assert await logged_in.status(path=CHANGES, Accept="text/event-stream") == 401
+    logged_in.cookie, logged_in.page_token = cookie, page_token
+    assert await logged_in.status() == 200
+    assert len((await client.get("/api/keys")).json()) == 1
+
+
+CREDENTIALS = [
+    ("GET", "/api/keys/current"),
+    ("POST", "/api/keys"),
+    ("POST", "/api/v1/users"),
+    ("GET", LOGINS_PATH),
+    ("DELETE", f"{LOGINS_PATH}/current"),
+    ("POST", "/oauth/device/verify-authenticated"),
+    ("POST", "/api/v1/webhook-subscriptions"),
+    ("GET", "/openapi.json"),
+]
+
+
+@pytest.mark.parametrize(
+    ("first", "is_let_in"),
+    [("", False), ("{cookie}", False), ("{page}x", False), ("{page}", True), ("{key}", True)],
+)
+async def test_a_websocket_needs_the_pages_part_first(
+    logged_in: Browser, client: Client, first: str, *, is_let_in: bool
+) -> None:
+    shown = first.format(
+        cookie=logged_in.cookie.partition("=")[2], page=logged_in.page_token, key=client.key
+    )
+    headers = {"Cookie": logged_in.cookie, "Origin": logged_in.service.url}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.ws_connect(logged_in.service.url + CHANGES) as socket,
+    ):
+        await socket.send_json({"type": "auth", "session_api_key": shown})
+        told = await socket.receive(timeout=30)
+        assert (told.data != 4001) is is_let_in
 
 
 async def test_one_address_tries_so_often_only(browser: Browser) -> None:
@@ -367,9 +424,14 @@ async def test_a_use_is_noted_once_a_minute(logged_in: Browser, service: Service
 
 
 async def test_a_login_is_not_a_key(logged_in: Browser, service: Service) -> None:
-    token = logged_in.cookie.partition("=")[2]
-    assert (await service.client_with(token).get(LOGINS_PATH)).status == 401
-    logged_in.cookie = f"agentsvc-login={(await service.make_client('eve')).key}"
+    name, _, token = logged_in.cookie.partition("=")
+    for key in (token, logged_in.page_token, f"{token}.{logged_in.page_token}"):
+        assert (await service.client_with(key).get(LOGINS_PATH)).status == 401
+    logged_in.cookie = f"{name}={(await service.make_client('eve')).key}"
     assert await logged_in.status() == 401
-    logged_in.cookie = "agentsvc-login=schl\u00fcssel"
+    logged_in.cookie = f"{name}=schl\u00fcssel"
     assert await logged_in.status() == 401
+
+
+def port_of(browser: Browser) -> str:
+    return browser.service.url.rpartition(":")[2]

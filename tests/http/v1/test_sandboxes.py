@@ -69,6 +69,21 @@ async def test_sandboxes_are_got_in_the_order_of_their_ids(client: Client) -> No
     assert [item and item["id"] for item in found] == [two, None, one]
 
 
+async def test_one_sandbox_is_got_by_its_path_and_another_users_is_not_found(
+    client: Client, service: Service
+) -> None:
+    sandbox_id = await _start(client)
+    answer = await client.get(f"{PATH}/{sandbox_id}")
+    assert (answer.status, answer.json()) == (200, await client.sandbox(sandbox_id))
+    head = await client.request("HEAD", f"{PATH}/{sandbox_id}")
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["Content-Length"] == answer.headers["Content-Length"]
+    other = await service.make_client("eve", Role.MEMBER)
+    assert (await other.get(f"{PATH}/{sandbox_id}")).status == 404
+    assert (await client.get(f"{PATH}/nothing")).status == 404
+    assert (await service.client_with(None).request("HEAD", PATH)).status == 401
+
+
 async def test_a_batch_of_sandboxes_needs_one_to_a_hundred_ids(client: Client) -> None:
     assert (await client.get(PATH)).status == 422
     query = "&".join("id=x" for _ in range(101))

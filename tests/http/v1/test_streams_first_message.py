@@ -10,7 +10,7 @@ import pytest
 from aiohttp import WSServerHandshakeError
 from yarl import URL
 
-from agentsvc.http.doorstep import DOORSTEP
+from agentsvc.http.keys import MEASURES
 from tests.http.gateway.steps import until
 from tests.http.v1.streaming import events, feeder
 from tests.service import Client, Service
@@ -114,39 +114,39 @@ async def test_who_says_nothing_is_let_go(service: Service) -> None:
         assert stream.end == (4001, "not_authenticated")
 
 
-async def test_only_so_many_wait_for_their_key(client: Client, service: Service) -> None:
-    await configure(service, max_keyless_sockets=1)
+async def test_the_oldest_that_waits_for_its_key_makes_room(
+    client: Client, service: Service
+) -> None:
+    await configure(service, max_connections_per_address=2)
     anyone = service.client_with(None)
-    async with open_socket(anyone, CHANGES) as stream:
-        with pytest.raises(WSServerHandshakeError) as caught:
-            await open_socket(anyone, CHANGES).__aenter__()
-        assert caught.value.status == 503
-        # A client with a key does not wait, and neither does one that has said it.
-        async with open_socket(client, CHANGES) as other:
-            await other.until("ready")
-        await stream.socket.send_str(auth(client.key))
-        await stream.until("ready")
-        async with open_socket(anyone, CHANGES) as third:
-            await third.socket.send_str(auth(client.key))
-            await third.until("ready")
+    async with (
+        open_socket(anyone, CHANGES) as first,
+        open_socket(anyone, CHANGES) as second,
+        open_socket(anyone, CHANGES) as third,
+    ):
+        assert await first.rest() == []
+        # Who has said a key is none of those that wait.
+        for one in (second, third):
+            await one.socket.send_str(auth(client.key))
+            await one.until("ready")
+        async with open_socket(anyone, CHANGES), open_socket(anyone, CHANGES):
+            assert not second.socket.closed
+            assert not third.socket.closed
 
 
-async def test_who_leaves_before_the_socket_is_opened_is_no_fault_of_the_server(
+async def test_who_leaves_before_a_key_is_shown_is_no_fault_of_the_server(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await configure(service, max_keyless_sockets=1)
     address = URL(service.url)
-    _, writer = await asyncio.open_connection(address.host, address.port)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(
         f"GET {CHANGES} HTTP/1.1\r\nHost: {address.authority}\r\nConnection: Upgrade\r\n"
         "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
     )
-    doorstep = service.app[DOORSTEP]
-    # It has the only place then, and waits a little, since others may have come with it.
-    await until(lambda: doorstep.delay() > 0)
+    assert b" 101 " in await reader.readline()
     writer.transport.abort()
-    await until(lambda: doorstep.delay() == 0)
+    await until(lambda: service.app[MEASURES].running == 0)
     assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
 
 

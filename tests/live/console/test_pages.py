@@ -1,6 +1,8 @@
 """The pages of the console around its conversations, in a real browser."""
 
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, Page, expect
@@ -12,6 +14,7 @@ from tests.live.client import LiveClient
 from tests.live.console.users import new_user, usual_settings
 from tests.live.installation import Installation
 from tests.live.scripts import run
+from tests.users import ordinary_user
 
 pytestmark = [
     pytest.mark.live,
@@ -214,6 +217,36 @@ async def test_who_may_only_look_is_told_why_and_can_press_nothing(
         await picture(page, f"looking-{role}-{scope}")
         await page.goto(f"{client.base_url}/#/users")
         await expect(page.get_by_text("This is for administrators.")).to_be_visible()
+
+
+async def test_everybody_is_warned_where_sandboxes_are_isolated_less_than_usual(
+    browser: Browser, shared: Installation
+) -> None:
+    usual = await new_user(shared)
+    async with Console.opened(browser, usual) as console:
+        page = await console.page("new")
+        await expect(page.locator("main h1")).to_be_visible()
+        await expect(page.get_by_role("alert")).to_have_count(0)
+    with tempfile.TemporaryDirectory() as name:
+        lesser = Installation(
+            Path(name),
+            shared.model,
+            {"AGENTSVC_SANDBOXES__ISOLATION": "none", "PATH": name},
+            launcher=ordinary_user(Path(name)),
+        )
+        await lesser.start()
+        try:
+            for client, says_remedy in ((lesser.client(), 1), (await new_user(lesser), 0)):
+                async with Console.opened(browser, client) as console:
+                    page = await console.page("new")
+                    warning = page.get_by_role("alert")
+                    await expect(warning).to_contain_text("only, not by bubblewrap")
+                    remedy = warning.get_by_text("apt install bubblewrap")
+                    await expect(remedy).to_have_count(says_remedy)
+                    assert await serious(page) == []
+                    await picture(page, f"warned-{says_remedy}")
+        finally:
+            await lesser.close()
 
 
 async def test_who_logs_out_sees_nothing_more(console: Console) -> None:
