@@ -28,7 +28,7 @@ from agentsvc.errors import (
     NotFound,
 )
 from agentsvc.orders import Provider
-from agentsvc.reach import NotPublic
+from agentsvc.reach import NotPublic, refusal_in
 from agentsvc.usersecrets import ProviderToken
 from agentsvc.values import now
 
@@ -151,9 +151,8 @@ class Api:
                             return await self._read(response)
                         url = self._target(url, response.headers.get("Location", ""))
         except (aiohttp.ClientError, OSError, ValueError) as exc:
-            inner = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
-            if isinstance(inner, NotPublic):
-                raise not_public(self.provider, inner) from exc
+            if refusal := refusal_in(exc):
+                raise not_public(self.provider, refusal) from exc
             raise self.unavailable(repr(exc)) from exc
         raise self.unavailable("too many redirects")
 

@@ -49,7 +49,7 @@ from agentsvc.gitproviders.model import (
     RepositoryQuery,
 )
 from agentsvc.orders import Provider, SuggestedTask
-from agentsvc.reach import CheckedResolver, NotPublic, check_public, look_up
+from agentsvc.reach import NotPublic, Reach
 from agentsvc.secretstore import SecretStore
 from agentsvc.usersecrets import ProviderToken, ProviderTokenPatch, merge_token
 
@@ -97,24 +97,21 @@ class GitProviders:
         time_limit: float = TIME_LIMIT,
         checks_tokens: bool = True,
         private_hosts: Sequence[str] = (),
+        own: Sequence[str] = (),
         trusts: Callable[[str], Awaitable[bool]] = _trusts_nobody,
     ) -> None:
         self._secrets = secrets
         self._checks_tokens = checks_tokens
         self._time_limit = time_limit
-        self._check = partial(check_public, tuple(private_hosts))
+        self._reach = Reach(listed=private_hosts, own=own)
         self._trusts = trusts
         self._session: aiohttp.ClientSession | None = None
         self._anywhere: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
         """Make the sessions; needs a running event loop."""
-        checked = aiohttp.TCPConnector(
-            resolver=CheckedResolver(look_up, self._check), use_dns_cache=False
-        )
-        jar = aiohttp.DummyCookieJar()
-        self._session = aiohttp.ClientSession(connector=checked, cookie_jar=jar)
-        self._anywhere = aiohttp.ClientSession(cookie_jar=jar)
+        self._session = self._reach.session(decompresses=True)
+        self._anywhere = Reach(anywhere=True).session(decompresses=True)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -296,7 +293,7 @@ class GitProviders:
         """Look at a host that is an address, which no resolver is asked about."""
         try:
             url = URL(base)
-            self._check(url.raw_host or "", url.port or 0, ())
+            self._reach.check_literal(url.raw_host or "", url.port or 0)
         except NotPublic as exc:
             raise not_public(provider, exc) from exc
         except ValueError as exc:

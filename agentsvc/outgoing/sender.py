@@ -1,7 +1,7 @@
 """One request to a receiver: to a checked address, once, with little time and a short answer."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -14,14 +14,15 @@ from yarl import URL
 
 from agentsvc import values
 from agentsvc.errors import InvalidRequest
-from agentsvc.outgoing.targets import TargetRefused, check_addresses, check_url
-from agentsvc.reach import CheckedResolver, Lookup, look_up
+from agentsvc.outgoing.targets import check_url
+from agentsvc.reach import Lookup, Reach, refusal_in
 
 ANSWER_MAX: Final = 16 * 1024
 """How much of an answer is read; none of it is kept."""
 
 _LONGEST_REASON: Final = 300
 _WAIT_DIGITS: Final = 9
+_REFUSAL: Final = "the name leads to an address that is not public"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +46,18 @@ class Sender:
     """Sends to receivers; open it first, close it last."""
 
     def __init__(
-        self, *, time_limit: float, allows_private: bool, most: int, lookup: Lookup = look_up
+        self,
+        *,
+        time_limit: float,
+        allows_private: bool,
+        most: int,
+        own: Iterable[str] = (),
+        lookup: Lookup | None = None,
     ) -> None:
         self._time_limit = time_limit
         self._allows_private = allows_private
         self._most = most
-        self._lookup = lookup
+        self._reach = Reach(anywhere=allows_private, own=own, refusal=_REFUSAL, lookup=lookup)
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -74,7 +81,7 @@ class Sender:
 
     async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Outcome:
         if self._session is None:
-            self._session = self._make_session()
+            self._session = self._reach.session(limit=self._most, keepalive_seconds=5)
         sent = {"Content-Type": "application/json", "User-Agent": "agentsvc", **headers}
         async with self._session.post(
             URL(url), data=body, headers=sent, allow_redirects=False
@@ -87,21 +94,6 @@ class Sender:
                     break
             asked = response.headers.get(hdrs.RETRY_AFTER, "")
             return _outcome(response.status, asked)
-
-    def _check(self, _host: str, _port: int, addresses: Sequence[str]) -> None:
-        check_addresses(addresses, allows_private=self._allows_private)
-
-    def _make_session(self) -> aiohttp.ClientSession:
-        resolver = CheckedResolver(self._lookup, self._check)
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                resolver=resolver, use_dns_cache=False, limit=self._most, keepalive_timeout=5
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-            headers={"Accept-Encoding": "identity"},
-        )
 
 
 def wait_seconds(status: int, asked: str, now: datetime) -> float:
@@ -136,7 +128,7 @@ def _failure(reason: str) -> Outcome:
 
 
 def _reason(exc: Exception) -> str:
+    if refusal := refusal_in(exc):
+        return str(refusal)
     inner = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
-    if isinstance(inner, TargetRefused):
-        return str(inner)
     return f"the receiver cannot be reached: {str(inner) or type(inner).__name__}"

@@ -1,24 +1,17 @@
-"""Where deliveries may go: which URLs a user may register, and which addresses are connected to."""
+"""Which URLs a user may register; where a name leads is looked at when something is delivered."""
 
-import ipaddress
 import re
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from agentsvc.egress.addresses import BadHost, is_outside, parse_host
 from agentsvc.errors import InvalidRequest
 
 LONGEST_URL: Final = 2048
 
 _URL_LOC: Final = ("body", "url")
 _HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
-_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
-
-
-class TargetRefused(OSError):
-    """An address that nothing is delivered to."""
 
 
 def check_url(url: str, *, allows_private: bool, loc: Sequence[str | int] = _URL_LOC) -> str:
@@ -30,36 +23,6 @@ def check_url(url: str, *, allows_private: bool, loc: Sequence[str | int] = _URL
     if problem:
         raise InvalidRequest(problem, loc=loc)
     return url
-
-
-def check_addresses(addresses: Sequence[str], *, allows_private: bool) -> None:
-    """Raise TargetRefused unless a name leads to public addresses only, or to any if allowed."""
-    if not addresses:
-        raise TargetRefused("the name has no address")
-    if not allows_private and not all(map(is_public, addresses)):
-        raise TargetRefused("the name leads to an address that is not public")
-
-
-def is_public(address: str) -> bool:
-    """Tell whether an address is one of the internet, also where it stands for another one."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    if isinstance(found, IPv6Address):
-        inner = _embedded(found)
-        if inner is not None:
-            found = inner
-        elif found.is_site_local:
-            return False
-    return found.is_global and not (found.is_multicast or found.is_reserved)
-
-
-def _embedded(address: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that an IPv6 address leads to by translation, if it does."""
-    if address in _NAT64:
-        return IPv4Address(int(address) & 0xFFFF_FFFF)
-    return address.ipv4_mapped or address.sixtofour
 
 
 def _problem(url: str, *, allows_private: bool) -> str:
@@ -82,16 +45,14 @@ def _host_problem(parts: SplitResult, host: str, *, allows_private: bool) -> str
         return "A URL with a fragment is not taken"
     if not _HOST.fullmatch(host):
         return "The host should be a name in ASCII or an address"
-    if allows_private:
-        return ""
-    if _looks_like_address(host) and not is_public(host):
-        return "The host should be a public address"
-    if host.rstrip(".") == "localhost" or host.rstrip(".").endswith(".localhost"):
-        return "The host should be a public address"
-    return ""
+    return "" if allows_private or _may_be_outside(host) else "The host should be a public address"
 
 
-def _looks_like_address(host: str) -> bool:
-    """Whether resolvers take a host for an address, in whichever notation: `127.1`, `0x7f.1`."""
-    last = host.rstrip(".").rpartition(".")[2]
-    return ":" in host or _NUMBER.fullmatch(last) is not None
+def _may_be_outside(host: str) -> bool:
+    try:
+        found = parse_host(host)
+    except BadHost:
+        return False
+    if isinstance(found, str):
+        return found != "localhost" and not found.endswith(".localhost")
+    return is_outside(found)
