@@ -6,7 +6,7 @@ server. What a call about files, commands, git or skills is, is in `agent_worksp
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -33,7 +33,7 @@ from agentsvc.agent_answers import (
 )
 from agentsvc.agent_workspace import PAGE_SIZE, WorkspaceCalls
 from agentsvc.errors import AgentRefused, AgentsvcError, AgentUnavailable, BodyTooLarge, NotFound
-from agentsvc.reach import SandboxConnector
+from agentsvc.reach import Confirm, SandboxConnector
 from agentsvc.values import Secret, monotonic
 
 __all__ = [
@@ -71,6 +71,8 @@ class AgentClient:
         self.read_seconds = read_seconds
         self.change_seconds = change_seconds
         self._session: aiohttp.ClientSession | None = None
+        self.confirming: Callable[[str, Secret], Confirm | None] = lambda _url, _key: None
+        """Returns what confirms connections to the agent server at a URL that has a key."""
 
     async def open(self) -> None:
         """Make the session; needs a running event loop. Opening twice is fine."""
@@ -92,11 +94,21 @@ class AgentClient:
         if session is not None:
             await session.close()
 
-    def at(self, url: str, key: Secret) -> "AgentServer":
-        """Return the calls to the agent server at a URL, with its session key."""
+    def at(self, url: str, key: Secret, *, confirm: Confirm | None = None) -> "AgentServer":
+        """Return the calls to the agent server at a URL, with its session key.
+
+        Who knows the server by something else than that key says how to confirm connections.
+        """
         if self._session is None:
             raise AgentUnavailable("The agent client is not open")
-        return AgentServer(self._session, url, key, self.read_seconds, self.change_seconds)
+        return AgentServer(
+            self._session,
+            url,
+            key,
+            self.read_seconds,
+            self.change_seconds,
+            confirm=confirm or self.confirming(url, key),
+        )
 
 
 class AgentServer(WorkspaceCalls):
@@ -304,6 +316,16 @@ class AgentServer(WorkspaceCalls):
             hide=hide,
             time_limit=time_limit or self._change_seconds,
         )
+
+    async def wait_for_earlier_changes(
+        self, conversation_id: str, *, time_limit: float | None = None
+    ) -> None:
+        """Wait until the agent server has made every change that it was asked for before.
+
+        It makes the changes of one conversation one after the other, and each waits while a tool
+        runs. Those whose caller has gone meanwhile are made all the same.
+        """
+        await self.set_secrets(conversation_id, {}, time_limit=time_limit)
 
     async def switch_llm(
         self,

@@ -14,13 +14,22 @@ import msgspec
 import yarl
 
 from agentsvc.agent_answers import to_error
-from agentsvc.errors import AgentsvcError, AgentUnavailable, BodyTooLarge
-from agentsvc.reach import as_http
+from agentsvc.errors import (
+    AgentsvcError,
+    AgentUnavailable,
+    BackendBroken,
+    BackendUnavailable,
+    BodyTooLarge,
+    PortUnavailable,
+)
+from agentsvc.reach import CONFIRM, Confirm, as_http
 from agentsvc.values import Secret
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 _PART_BYTES: Final = 256 * 1024
+
+_NOT_CONFIRMED: Final = (BackendBroken, BackendUnavailable, PortUnavailable)
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -35,7 +44,10 @@ class AgentCalls:
         key: Secret,
         read_seconds: float,
         change_seconds: float,
+        *,
+        confirm: Confirm | None = None,
     ) -> None:
+        self._confirm = confirm
         self.url = as_http(url).rstrip("/")
         self._session = session
         self._key = key
@@ -71,6 +83,7 @@ class AgentCalls:
         if isinstance(data, bytes):
             headers["Content-Type"] = "application/json"
         where = f"{method} {path.partition('?')[0]}"
+        CONFIRM.set(self._confirm)
         try:
             async with (
                 asyncio.timeout(limit),
@@ -88,6 +101,8 @@ class AgentCalls:
             raise AgentUnavailable(
                 f"The agent server did not answer within {limit:g} seconds", detail=where
             ) from exc
+        except _NOT_CONFIRMED as exc:
+            raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
         except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
             raise AgentUnavailable(
                 "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
@@ -102,6 +117,7 @@ class AgentCalls:
         """Hand over what is at a path in parts, as they come; what `write` raises ends it."""
         headers = {"X-Session-API-Key": self._key.reveal()}
         where = f"GET {path.partition('?')[0]}"
+        CONFIRM.set(self._confirm)
         try:
             async with (
                 asyncio.timeout(time_limit),
@@ -118,6 +134,8 @@ class AgentCalls:
             raise AgentUnavailable(
                 f"The agent server did not answer within {time_limit:g} seconds", detail=where
             ) from exc
+        except _NOT_CONFIRMED as exc:
+            raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
         except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
             raise AgentUnavailable(
                 "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"

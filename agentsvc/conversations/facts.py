@@ -1,6 +1,7 @@
 """What a conversation's events say about it: status, cost, and that somebody spoke. Pure."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -12,6 +13,11 @@ from agentsvc.orders import ExecutionStatus
 
 TELLING_KIND: Final = "ConversationStateUpdateEvent"
 """The kind of events that `learn` reads."""
+
+TAGS_MAX: Final = 64
+"""How many tags a conversation may have."""
+_TAG_NAME: Final = re.compile(r"[a-z0-9]{1,64}")
+_TAG_VALUE_CHARS: Final = 256
 
 
 class _FullState(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +77,19 @@ def learn_stats(conversation: Conversation, stats: ConversationStats, at: str) -
     )
     facts = msgspec.structs.replace(conversation.facts, stats_at=at)
     return msgspec.structs.replace(conversation, metrics=metrics, facts=facts)
+
+
+def learn_tags(conversation: Conversation, tags: Mapping[str, str]) -> Conversation:
+    """Return the conversation with these tags besides its own, as far as an agent server has such.
+
+    Its newest values win; tags that it does not name stay, and there are at most `TAGS_MAX`.
+    """
+    merged = dict(conversation.tags)
+    for name, value in tags.items():
+        fits = _TAG_NAME.fullmatch(name) and len(value) <= _TAG_VALUE_CHARS
+        if fits and (name in merged or len(merged) < TAGS_MAX):
+            merged[name] = value
+    return msgspec.structs.replace(conversation, tags=merged)
 
 
 def cost_of(conversation: Conversation) -> float:

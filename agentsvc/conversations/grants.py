@@ -53,6 +53,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     conversation_id: str
     user_id: str
+    sandbox_id: str
     upstream: Upstream
 
 
@@ -123,6 +124,7 @@ class Grants:
         return Grant(
             conversation_id=row["conversation_id"],
             user_id=row["user_id"],
+            sandbox_id=row["sandbox_id"],
             upstream=_open(self._vault, row),
         )
 
@@ -335,7 +337,7 @@ class GrantTable:
     async def find(reader: Queryable, token_hash: str) -> Row | None:
         """Return a token's row, if its conversation still has a sandbox that may call."""
         sql = """
-            SELECT g.token_hash, g.conversation_id, g.sealed, c.user_id
+            SELECT g.token_hash, g.conversation_id, g.sealed, c.user_id, c.sandbox_id
             FROM model_grants AS g
             JOIN conversations AS c ON c.id = g.conversation_id
             JOIN sandboxes AS s ON s.id = c.sandbox_id

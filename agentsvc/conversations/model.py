@@ -98,7 +98,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     Events arrive out of order: a piece is replaced only by one with a later timestamp. Up to
     `synced_to` nothing is missing. `budget_stop_cost` is the cost at which the run was last
-    stopped for its budget; while `is_stop_due` the agent server has still to be told.
+    stopped for its budget; while `is_stop_due` the agent server has still to be told. `event_bytes`
+    is the size of all events that its sandbox has reported. One that `is_adopted` was not started
+    by this server.
     """
 
     status_at: str = ""
@@ -106,6 +108,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     synced_to: str = ""
     budget_stop_cost: float | None = None
     is_stop_due: bool = False
+    event_bytes: int = 0
+    is_adopted: bool = False
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):

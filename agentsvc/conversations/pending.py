@@ -13,7 +13,7 @@ from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.conversations.agent_body import text_of, to_agent_message
 from agentsvc.conversations.model import SANDBOX_GONE, ConversationView
 from agentsvc.conversations.recorder import not_delivered_event
-from agentsvc.conversations.service import Conversations
+from agentsvc.conversations.service import LONGEST_TOOL_SECONDS, Conversations
 from agentsvc.db import Database, IntegrityError, Queryable, Row, Transaction
 from agentsvc.effects import is_watched, note_effect
 from agentsvc.errors import (
@@ -320,11 +320,16 @@ class PendingMessages:
 
     async def _hand_over(self, user_id: str, agent: AgentServer, pending: PendingMessage) -> None:
         """Send a message, unless an earlier try that seemed to fail got through."""
-        said = await _count_said(agent, pending)
         if pending.said_before is None:
+            said = await _count_said(agent, pending)
             await self._db.write(lambda tx: self._table.set_said_before(tx, pending.id, said))
-        elif said > pending.said_before:
-            return
+        else:
+            # Nobody knows of an earlier try as long as the agent server holds it back for a tool.
+            await agent.wait_for_earlier_changes(
+                pending.conversation_id, time_limit=LONGEST_TOOL_SECONDS
+            )
+            if await _count_said(agent, pending) > pending.said_before:
+                return
         await self._conversations.deliver_message(
             user_id, pending.conversation_id, pending.message, run=pending.run
         )

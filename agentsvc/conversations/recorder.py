@@ -26,7 +26,7 @@ from agentsvc.conversations.silence import Silence
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.usage import find_usage
 from agentsvc.db import Database, Transaction
-from agentsvc.errors import AgentsvcError, NotFound
+from agentsvc.errors import AgentsvcError, NotFound, QuotaExceeded
 from agentsvc.events import EventHead, EventLog, StoredEvent, read_head
 from agentsvc.orders import ExecutionStatus, Message
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
@@ -42,6 +42,8 @@ QUOTA_CODE: Final = "QuotaReached"
 _MOST_SHOWN: Final = 100_000
 _SETTLE_SECONDS: Final = 1.0
 _AT_ONCE: Final = 8
+_FULL_SECONDS: Final = 3600
+"""When a sandbox that has reported too much may come again: something has to be deleted first."""
 _PATIENCE_SECONDS: Final = 0.5
 """How long, after a start, a sync keeps waiting the one that comes after it."""
 _RUN_IS_OVER = frozenset(
@@ -62,6 +64,7 @@ class Recorder:
         supervisor: Supervisor,
         config: ConversationsConfig,
         announcements: Announcements,
+        most_event_bytes: int = 0,
     ) -> None:
         self._db = db
         self._table = ConversationTable(db, announcements)
@@ -70,6 +73,7 @@ class Recorder:
         self._agents = agents
         self._supervisor = supervisor
         self._config = config
+        self._most_event_bytes = most_event_bytes
         self._stale: set[str] = set()
         self._failing: set[str] = set()
         self._syncing: set[str] = set()
@@ -81,7 +85,8 @@ class Recorder:
         """Store events that are new and keep what they say; return the new ones.
 
         What is secret in a state that they tell is masked before. With a `sandbox_id` the
-        conversation has to live there; raises NotFound.
+        conversation has to live there; raises NotFound. Raises QuotaExceeded where a sandbox has
+        reported as much as is stored of one.
         """
         news: list[StoredEvent] = []
         raw = [mask_state(event) for event in raw]
@@ -95,7 +100,12 @@ class Recorder:
             news.extend(await self._events.append(tx, conversation_id, raw))
             if not news:
                 return
-            after = facts.learn(before, _heads(news))
+            counted = _with_bytes(before, news)
+            if sandbox_id is not None:
+                await self._check_bytes(
+                    tx, sandbox_id, counted.facts.event_bytes - before.facts.event_bytes
+                )
+            after = facts.learn(counted, _heads(news))
             overspent = await _note_spend(tx, before, after)
             if facts.is_over_budget(after):
                 after = facts.mark_budget_stop(after)
@@ -109,6 +119,15 @@ class Recorder:
 
         await self._db.write_apart(body)
         return news
+
+    async def _check_bytes(self, tx: Transaction, sandbox_id: str, more: int) -> None:
+        """Raise QuotaExceeded where so many more bytes of events are too many of a sandbox."""
+        most = self._most_event_bytes
+        if most and (await self._table.used_by(tx, sandbox_id))[0] + more > most:
+            raise QuotaExceeded(
+                f"No more than {most} bytes of events are stored of one sandbox",
+                retry_after_seconds=_FULL_SECONDS,
+            )
 
     async def announce_failure(
         self, tx: Transaction, conversation_id: str, code: str, detail: str
@@ -272,10 +291,12 @@ class Recorder:
         synced_to = conversation.facts.synced_to
         try:
             async for page in agent.event_pages(conversation.id, since=synced_to or None):
-                await self.record(conversation.id, page)
+                await self.record(conversation.id, page, sandbox_id=conversation.sandbox_id)
                 synced_to = max(synced_to, _read_timestamp(page[-1]))
         except NotFound:
             log.warning("no events to fetch", extra={"conversation_id": conversation.id})
+        except QuotaExceeded as exc:
+            log.debug("no more events are kept", extra={"reason": exc.message})
         await self._store_synced(conversation.id, synced_to)
 
     async def _store_synced(self, conversation_id: str, synced_to: str) -> None:
@@ -353,6 +374,12 @@ class Recorder:
         return self._agents.at(sandbox.agent_url, sandbox.session_key)
 
 
+def _with_bytes(conversation: Conversation, news: Sequence[StoredEvent]) -> Conversation:
+    size = conversation.facts.event_bytes + sum(len(event.body) for event in news)
+    known = msgspec.structs.replace(conversation.facts, event_bytes=size)
+    return msgspec.structs.replace(conversation, facts=known)
+
+
 def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Facts) -> Conversation:
     known = conversation.facts
     if known.status_at == asked_at.status_at:
@@ -365,7 +392,7 @@ def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Fac
         )
     if info.agent.llm.model:
         conversation = msgspec.structs.replace(conversation, llm_model=info.agent.llm.model)
-    return conversation
+    return facts.learn_tags(conversation, info.tags)
 
 
 def _heads(events: Sequence[StoredEvent]) -> list[EventHead]:

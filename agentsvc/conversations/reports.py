@@ -1,17 +1,20 @@
 """What sandboxes call back: events, conversations and the secrets they may have."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
+from agentsvc import quotas
 from agentsvc.agent_answers import decode_conversation
 from agentsvc.conversations.lookups import Passes, ProviderPass
 from agentsvc.conversations.making import new_conversation, shown
+from agentsvc.conversations.model import Facts
 from agentsvc.conversations.recorder import Recorder
 from agentsvc.conversations.removal import Remover
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.db import Database, Transaction
-from agentsvc.errors import BadRequest, NotAuthenticated, NotFound
+from agentsvc.errors import BadRequest, NotAuthenticated, NotFound, QuotaExceeded
 from agentsvc.git import token_variable
 from agentsvc.orders import ExecutionStatus, Provider, StartOrder
 from agentsvc.sandboxes import Sandbox, Sandboxes
@@ -19,6 +22,8 @@ from agentsvc.secretstore import SecretStore
 from agentsvc.settings import Settings
 from agentsvc.values import Secret, parse_uuid
 from agentsvc.vault import Vault
+
+_FULL_SECONDS: Final = 3600
 
 
 class Reports:
@@ -34,6 +39,7 @@ class Reports:
         table: ConversationTable,
         recorder: Recorder,
         remover: Remover,
+        most_adopted: int = 0,
     ) -> None:
         self._db = db
         self._passes = Passes(vault)
@@ -42,6 +48,7 @@ class Reports:
         self._table = table
         self._recorder = recorder
         self._remover = remover
+        self._most_adopted = most_adopted
 
     async def receive_events(
         self, sandbox: Sandbox, conversation_id: str, raw: Sequence[bytes]
@@ -58,7 +65,10 @@ class Reports:
                 raise NotFound(f"Conversation {shown(conversation_id)} not found") from None
 
     async def receive_conversation(self, sandbox: Sandbox, info: bytes) -> None:
-        """Keep what a sandbox reports of a conversation; adopt one the server did not start."""
+        """Keep what a sandbox reports of a conversation; adopt one the server did not start.
+
+        Raises QuotaExceeded where its user, or the sandbox, may have no more of these.
+        """
         told = decode_conversation(info)
         conversation_id = parse_uuid(told.id)
         if conversation_id is None:
@@ -117,14 +127,25 @@ class Reports:
             sandbox_id=sandbox.id,
             working_dir=working_dir,
             is_ready=True,
+            facts=Facts(is_adopted=True),
         )
 
         async def body(tx: Transaction) -> None:
             is_removed = await self._remover.is_removed(conversation_id, sandbox.id, tx)
             if not is_removed and await self._table.find(conversation_id, tx) is None:
+                await self._check_adopted(tx, sandbox)
+                await quotas.note_start(tx, sandbox.user_id)
                 await self._table.insert(tx, conversation)
 
         await self._db.write(body)
+
+    async def _check_adopted(self, tx: Transaction, sandbox: Sandbox) -> None:
+        _, adopted = await self._table.used_by(tx, sandbox.id)
+        if self._most_adopted and adopted >= self._most_adopted:
+            raise QuotaExceeded(
+                f"{adopted} conversations of this sandbox are kept that the server has not started",
+                retry_after_seconds=_FULL_SECONDS,
+            )
 
     async def _is_removed(self, sandbox: Sandbox, conversation_id: str) -> bool:
         if await self._table.find(conversation_id) is not None:

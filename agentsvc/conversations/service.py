@@ -14,6 +14,7 @@ from agentsvc import quotas
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.announcements import Announcements
 from agentsvc.archives import Archive, Archives, ArchiveState
+from agentsvc.config import LimitsConfig
 from agentsvc.conversationconfig import ConversationsConfig
 from agentsvc.conversations.agent_body import to_agent_message
 from agentsvc.conversations.carrying import Carrier
@@ -58,7 +59,10 @@ from agentsvc.vault import Vault
 
 log = logging.getLogger(__name__)
 
-_LONGEST_TOOL_SECONDS: Final = 6 * 3600.0
+LONGEST_TOOL_SECONDS: Final = 6 * 3600.0
+"""How long a change of a conversation may wait for a tool to end."""
+
+_LIMITS: Final = LimitsConfig()
 
 
 class Conversations:
@@ -79,6 +83,7 @@ class Conversations:
         archives: Archives,
         announcements: Announcements,
         grants: Grants,
+        limits: LimitsConfig = _LIMITS,
     ) -> None:
         self._db = db
         self._table = ConversationTable(db, announcements)
@@ -98,6 +103,7 @@ class Conversations:
             supervisor=supervisor,
             config=config,
             announcements=announcements,
+            most_event_bytes=limits.event_bytes_per_sandbox,
         )
         self._remover = Remover(
             db=db,
@@ -116,6 +122,7 @@ class Conversations:
             table=self._table,
             recorder=self._recorder,
             remover=self._remover,
+            most_adopted=limits.adopted_per_sandbox,
         )
         """What the sandboxes call back."""
         self._starter = Starter(
@@ -424,9 +431,7 @@ class Conversations:
         """Hand a message to the agent and wait until it has it, however long its tool takes."""
         agent = await self._used_agent(user_id, conversation_id)
         content = to_agent_message(message)["content"]
-        await agent.send_message(
-            conversation_id, content, run=run, time_limit=_LONGEST_TOOL_SECONDS
-        )
+        await agent.send_message(conversation_id, content, run=run, time_limit=LONGEST_TOOL_SECONDS)
         self._recorder.sync_soon(conversation_id, wait_seconds=self._config.webhook_flush_seconds)
 
     async def agent(self, user_id: str, conversation_id: str) -> AgentServer:

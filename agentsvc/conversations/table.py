@@ -201,6 +201,18 @@ class ConversationTable:
         )
         return [_from_row(row) for row in rows]
 
+    async def used_by(self, reader: Queryable, sandbox_id: str) -> tuple[int, int]:
+        """Return how many bytes of events a sandbox has reported, and what was adopted from it."""
+        sql = """
+            SELECT
+                SUM(json_extract(CAST(facts AS TEXT), '$.event_bytes')) AS event_bytes,
+                SUM(json_extract(CAST(facts AS TEXT), '$.is_adopted')) AS adopted
+            FROM conversations
+            WHERE sandbox_id = :sandbox_id
+        """
+        row = await reader.one(sql, {"sandbox_id": sandbox_id})
+        return (row["event_bytes"] or 0, row["adopted"] or 0) if row is not None else (0, 0)
+
     async def family(self, reader: Queryable, conversation_id: str) -> list[Conversation]:
         """Return a conversation and all that descend from it."""
         rows = await reader.all(
