@@ -40,7 +40,7 @@ _FIND = """async (rules) => {
 
 
 @asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
+async def chromium(*flags: str) -> AsyncIterator[Browser]:
     """Run Debian's browser, and end it."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
@@ -49,7 +49,7 @@ async def chromium() -> AsyncIterator[Browser]:
     with TemporaryDirectory(prefix="asvc-", dir="/tmp", ignore_cleanup_errors=True) as directory:
         async with async_playwright() as playwright:
             browser = await playwright.chromium.launch(
-                executable_path=program, args=FLAGS, env={"TMPDIR": directory}
+                executable_path=program, args=(*FLAGS, *flags), env={"TMPDIR": directory}
             )
             try:
                 yield browser

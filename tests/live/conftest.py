@@ -123,7 +123,7 @@ def gvisor(engine: Engine) -> Engine:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared(
-    tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel
+    tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel, git_server: GitServer
 ) -> AsyncIterator[Installation]:
     """Return a server that is not to be stopped."""
     environment = {
@@ -136,6 +136,7 @@ async def shared(
         # Whoever has waited so long starts plainly, which takes its time, too.
         "AGENTSVC_SANDBOXES__START_SECONDS": str(2 * PATIENCE),
         "AGENTSVC_SANDBOXES__MODEL_HOSTS": json.dumps([host_of_url(model.url)]),
+        "AGENTSVC_GIT__PRIVATE_HOSTS": json.dumps([git_server.host]),
         # The first request of an agent server waits for much to be loaded, on a busy machine long.
         "AGENTSVC_CONVERSATIONS__FIRST_ANSWER_SECONDS": "30",
     }
@@ -166,12 +167,14 @@ async def client(shared: Installation) -> LiveClient:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def make_installation(
-    tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel
+    tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel, git_server: GitServer
 ) -> AsyncIterator[MakeInstallation]:
     """Return a function that starts a server of the test's own."""
     made: list[Installation] = []
+    usual = {"AGENTSVC_GIT__PRIVATE_HOSTS": json.dumps([git_server.host])}
 
     async def make(**environment: str) -> Installation:
+        environment = usual | environment
         installation = Installation(tmp_path_factory.mktemp("own"), model, environment)
         made.append(installation)
         await installation.start()

@@ -3,14 +3,19 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from agentsvc.backends import landlock
+from tests.users import ordinary_user
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
@@ -18,14 +23,16 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 class Demo:
     """A demo that runs, with all it makes in one directory."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(
+        self, directory: Path, *options: str, launcher: Sequence[str] = (), **environment: str
+    ) -> None:
         self.directory = directory
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "agentsvc", "demo", *options],
+            [*launcher, sys.executable, "-m", "agentsvc", "demo", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TMPDIR": str(directory)},
+            env={**os.environ, "TMPDIR": str(directory), **environment},
         )
         self.shown = ""
 
@@ -92,6 +99,45 @@ def test_the_demo_shows_an_agent_at_work_and_leaves_nothing(
     assert re.search(r"all of it +\d+\.\d\d s\n$", demo.shown)
     assert "\x1b" not in demo.shown
     assert demo.leftovers() == []
+
+
+def without_bubblewrap() -> list[str]:
+    """Return what a command is begun with that is not to find bubblewrap; only root can hide it."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return []
+    hide = f'mount --bind /dev/null {program} && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", hide, "sh"]
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="this is not root")
+
+
+@needs_root
+def test_a_demo_of_root_without_bubblewrap_says_what_to_install(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, launcher=without_bubblewrap())
+    stderr = demo.process.communicate()[1]
+    assert demo.process.returncode == 1
+    assert stderr == (
+        "error: sandboxes cannot be isolated: bubblewrap is not installed, and as root nothing else"
+        " holds them\nhint: apt install bubblewrap, or run this command as an ordinary user\n"
+    )
+    assert demo.leftovers() == []
+
+
+@needs_root
+@pytest.mark.skipif(landlock.abi() < landlock.ABI_MIN, reason="this kernel has no Landlock")
+def test_a_demo_of_a_user_without_bubblewrap_says_loudly_that_landlock_alone_confines_it() -> None:
+    # What pytest makes is below a directory that is for root only.
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        launcher = [*without_bubblewrap(), *ordinary_user(place)]
+        demo = Demo(place, launcher=launcher, HOME=name)
+        shown, stderr = demo.process.communicate(timeout=200)
+        assert demo.process.returncode == 0, stderr
+        assert "isolation of its sandbox: landlock" in shown
+        assert "WARNING: bubblewrap is not installed. Landlock alone confines the agent" in stderr
+        assert demo.leftovers() == []
 
 
 def test_a_kept_demo_has_commands_that_work_when_pasted(demos: list[Demo], tmp_path: Path) -> None:

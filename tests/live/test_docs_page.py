@@ -3,12 +3,14 @@
 import asyncio
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from playwright.async_api import HttpCredentials, expect
 
+from tests.live.browser import Console, chromium
 from tests.live.chromium import showing
 from tests.live.client import LiveClient
 
@@ -49,14 +51,21 @@ async def browse(url: str) -> Seen:
     return Seen(page.decode(), [line for line in lines if ":CONSOLE:" in line])
 
 
-async def test_the_page_shows_an_operation_and_breaks_no_rule(client: LiveClient) -> None:
-    address = client.base_url.replace("://", f"://anybody:{client.key}@")
-    seen = await browse(f"{address}/docs#v1_post_app_conversations")
-    assert seen.console == []
-    for text in ("Start a conversation", "curl -X POST", "initial_message", "MessageBody | null"):
-        assert text in seen.page
-    assert client.key is not None
-    assert client.key not in seen.page
+@pytest.mark.parametrize("is_logged_in", [True, False])
+async def test_the_page_shows_an_operation_and_breaks_no_rule(
+    client: LiveClient, *, is_logged_in: bool
+) -> None:
+    """With the login of the console, or with the key as the password that the browser asks for."""
+    password = HttpCredentials(username="anybody", password=str(client.key))
+    options: dict[str, Any] = {} if is_logged_in else {"http_credentials": password}
+    async with chromium() as browser, Console.opened(browser, client, **options) as console:
+        page = await (console.page() if is_logged_in else console.context.new_page())
+        await page.goto(f"{client.base_url}/docs#v1_post_app_conversations")
+        await expect(page.get_by_role("heading", name="Start a conversation")).to_be_visible()
+        shown = await page.content()
+    for text in ("curl -X POST", "initial_message", "MessageBody | null"):
+        assert text in shown
+    assert str(client.key) not in shown
 
 
 async def test_a_broken_rule_would_be_seen(strict_page: str) -> None:

@@ -3,12 +3,9 @@
 import asyncio
 import shutil
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from agentsvc.backend import BackendContext, Handle, Network, Order
@@ -95,25 +92,11 @@ async def test_curl_and_python_reach_a_listed_host_and_no_other(tmp_path: Path) 
         code, _ = await run(backend, handle, *CURL, "--noproxy", "*", "http://1.1.1.1/")
         assert code == 7
         if not uplink.why_not():
-            async with in_own_network(backend, context) as own:
+            own = await backend.create(Order(sandbox_id=new_id(), command=("sleep", "600")), save)
+            try:
                 assert [await run(backend, own, *argv, URL) for argv in (CURL, PYTHON)] == reached
+            finally:
+                await backend.delete(own)
     finally:
         await backend.delete(handle)
         await backend.close()
-
-
-@asynccontextmanager
-async def in_own_network(backend: ProcessBackend, context: BackendContext) -> AsyncIterator[Handle]:
-    """Give a sandbox whose network is open and its own."""
-    config = msgspec.structs.replace(backend.config, own_network=True)
-    other = ProcessBackend(config, context)
-    await other.open()
-    try:
-        order = Order(sandbox_id=new_id(), command=("sleep", "600"), network=Network.OPEN)
-        handle = await other.create(order, save)
-        try:
-            yield handle
-        finally:
-            await other.delete(handle)
-    finally:
-        await other.close()

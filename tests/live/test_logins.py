@@ -1,4 +1,4 @@
-"""The cookie of a login in a real browser: pages of the server have it, those of sandboxes do not.
+"""A login in a real browser: it counts for pages of the server, not for those of sandboxes.
 
 The server and the work port's own origin are of the same site, and every origin may read answers:
 nothing but the server itself keeps them apart.
@@ -32,14 +32,15 @@ PAGE = """<!doctype html><title>page</title><script>
 const said = JSON.parse(decodeURIComponent(location.hash.slice(1)));
 async function status(path, options) {
   try {
-    const sent = {credentials: 'include', ...options};
+    const page = said.page_token ? {'X-Agentsvc-Login': said.page_token} : {};
+    const sent = {credentials: 'include', ...options, headers: {...options?.headers, ...page}};
     return (await fetch(said.server + path, sent)).status;
   } catch (error) { return 'blocked'; }
 }
 function socket() {
   return new Promise((resolve) => {
     const opened = new WebSocket(said.server.replace('http', 'ws') + '/api/v1/events/stream');
-    opened.onopen = () => setTimeout(() => opened.send('{}'), said.is_own ? 1e6 : 0);
+    opened.onopen = () => opened.send(JSON.stringify({type: 'auth', session_api_key: said.page_token}));
     opened.onmessage = () => resolve('told');
     opened.onclose = (event) => resolve(event.code);
   });
@@ -63,8 +64,11 @@ function report(name, seen) {
   if (!said.is_own) return report(said.name, await look());
   const before = await status('/api/v1/logins');
   const body = JSON.stringify({token: said.token});
-  const login = await status('/api/v1/logins', {method: 'POST', headers: json, body});
-  await report(said.name, {before, login, ...await look()});
+  const answer = await fetch(said.server + '/api/v1/logins', {method: 'POST', headers: json, body});
+  const login = answer.status;
+  const alone = await status('/api/v1/logins');
+  said.page_token = (await answer.json()).page_token;
+  await report(said.name, {before, login, alone, ...await look()});
   for (const [name, url] of Object.entries(said.frames)) {
     const frame = document.createElement('iframe');
     const inner = {...said, name, is_own: false};
@@ -103,7 +107,7 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
         yield box
 
 
-async def test_only_pages_of_the_server_have_the_cookie(box: Box) -> None:
+async def test_a_login_counts_for_pages_of_the_server_only(box: Box) -> None:
     collector = Collector()
     app = web.Application()
     app.router.add_post("/{name}", collector.take)
@@ -121,7 +125,7 @@ async def test_only_pages_of_the_server_have_the_cookie(box: Box) -> None:
             "collector": str(listening.make_url("")).rstrip("/"),
             "token": token,
             "frames": {
-                "below": f"{server}{below}",
+                "below": f"{server}{below}?{key}",
                 "own": f"http://{own}/raw?{key}",
                 "editor": f"http://{editor}/raw?tkn={box.key}",
             },
@@ -130,9 +134,11 @@ async def test_only_pages_of_the_server_have_the_cookie(box: Box) -> None:
         url = f"{server}{box.path('/raw', 'vscode')}?tkn={box.key}#{quote(json.dumps(said))}"
         async with showing(url, RULES):
             await collector.until("server", "below", "own", "editor")
-    inside = {"read": 200, "change": 200, "plain": 415, "socket": "told", "sees": False}
+    inside = {"read": 200, "change": 200, "plain": 401, "socket": "told", "sees": False}
+    begun = {"before": 401, "login": 201, "alone": 401}
+    # Even with the page's part, which they were given here, other pages are nobody.
     outside = {"read": 401, "change": 401, "plain": 0, "socket": 4001}
-    assert collector.reports["server"] == {"origin": server, "before": 401, "login": 201, **inside}
+    assert collector.reports["server"] == {"origin": server, **begun, **inside}
     assert collector.reports["below"] == {"origin": "null", "sees": "none", **outside}
     for name, host in (("own", own), ("editor", editor)):
         assert collector.reports[name] == {"origin": f"http://{host}", "sees": False, **outside}

@@ -198,7 +198,8 @@ async def _check_login(front: Front, worker: str) -> None:
         async with browser.post(url, json=order, headers=own) as answer:
             assert answer.status == 201, await answer.text()
             cookie = answer.headers["Set-Cookie"]
-        kept = {**own, "Cookie": cookie.partition(";")[0]}
+            page_token = (await answer.json())["page_token"]
+        kept = {**own, "Cookie": cookie.partition(";")[0], "X-Agentsvc-Login": page_token}
         for path, status in ((url, 200), (f"{worker}/data", 200)):
             async with browser.get(path, headers=kept) as answer:
                 assert answer.status == status
@@ -209,7 +210,7 @@ async def _check_login(front: Front, worker: str) -> None:
             assert answer.status == 401
     name, *attributes = cookie.split("; ")
     prefix = "__Secure-" if parts.path else "__Host-"
-    assert name.startswith(f"{prefix}agentsvc-login=")
+    assert name.startswith(f"{prefix}agentsvc-login-{parts.port}=")
     assert {f"Path={parts.path}/", "Secure", "HttpOnly", "SameSite=Strict"} <= set(attributes)
 
 

@@ -1,14 +1,19 @@
 """Agent servers that are there before anybody asks, dormant, and told for whom they are."""
 
+import json
 import re
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from agentsvc.backends.shim import ZYGOTE
+from agentsvc.modelhosts import host_of_url
+from agentsvc.testing.llm import ScriptedModel
 from tests.live.conftest import MakeInstallation
 from tests.live.events import outputs
 from tests.live.installation import Installation, eventually
-from tests.live.scripts import run
+from tests.live.scripts import SCRIPTS, run
 
 pytestmark = [
     pytest.mark.live,
@@ -20,9 +25,11 @@ _READY = re.compile(r"spare sandbox ready .*?sandbox_id=([0-9a-f]{32})")
 
 
 async def test_a_conversation_gets_an_agent_server_that_waited_for_it(
-    make_installation: MakeInstallation,
+    make_installation: MakeInstallation, distant: ScriptedModel
 ) -> None:
     server = await make_installation(
+        AGENTSVC_GIT__PRIVATE_HOSTS="[]",
+        AGENTSVC_SANDBOXES__MODEL_HOSTS=json.dumps([host_of_url(distant.url)]),
         AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true",
         AGENTSVC_BACKENDS__PROCESS__ZYGOTE_DELAY_SECONDS="60",
         AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS="140",
@@ -32,6 +39,7 @@ async def test_a_conversation_gets_an_agent_server_that_waited_for_it(
         AGENTSVC_SPECS__READY__POOL="1",
     )
     client = server.client()
+    await client.save_settings(llm_base_url=distant.url, llm_api_key=distant.key.reveal())
     [spare_id] = await eventually(lambda: ready(server), "a sandbox waits", time_limit=150)
     assert (await client.get("/api/v1/sandboxes/search")).json()["items"] == []
 
@@ -52,6 +60,13 @@ async def test_a_conversation_gets_an_agent_server_that_waited_for_it(
     assert (await client.delete(f"/api/v1/sandboxes/{spare_id}")).status == 200
     assert await server.stop() == 0
     assert not server.sandbox_dir(next_id).exists()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def distant() -> AsyncIterator[ScriptedModel]:
+    """Return a model that is not where sandboxes of users need a way of their own to it."""
+    async with ScriptedModel(scripts=SCRIPTS, host="127.0.0.2") as model:
+        yield model
 
 
 def ready(server: Installation) -> list[str]:

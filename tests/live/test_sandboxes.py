@@ -100,7 +100,8 @@ async def remove_each_in_another_way(
     for sandbox_id in gone:
         assert own.processes(sandbox_id) == []
     assert len(own.temp_dirs()) == 1
-    assert [is_listening(address) for address in addresses] == [False] * len(gone) + [True]
+    # Not even the one that is kept listens in the network of this machine.
+    assert not any(map(is_listening, addresses))
     assert len(own.agent_servers(kept)) == 1
 
     shown = (await client.get("/api/conversations?limit=100")).json()["results"]

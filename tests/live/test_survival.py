@@ -29,8 +29,10 @@ STAGES = [
 
 
 async def test_a_killed_server_finds_its_sandbox_and_what_it_missed(
-    own: Installation,
+    make_installation: MakeInstallation,
 ) -> None:
+    # The model of the tests is on this machine, where only the server leads to from another network.
+    own = await make_installation(AGENTSVC_BACKENDS__PROCESS__NETWORK="host")
     client = own.client()
     count, done = own.at_home("count"), own.at_home("done")
     conversation_id = await client.start_conversation(

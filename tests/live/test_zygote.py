@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentsvc.backends import uplink
-from agentsvc.backends.look import MACHINES_NETWORK, OWN_NETWORK
+from agentsvc.backends.look import OWN_NETWORK, PROXIED_NETWORK
 from agentsvc.backends.shim import ZYGOTE
 from agentsvc.values import monotonic
 from tests.live.client import LiveClient
@@ -31,7 +31,6 @@ async def test_conversations_run_in_forks_and_go_on_without_what_they_were_forke
         AGENTSVC_BACKENDS__PROCESS__ZYGOTE="true",
         AGENTSVC_BACKENDS__PROCESS__ZYGOTE_DELAY_SECONDS="60",
         AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS="80",
-        AGENTSVC_BACKENDS__PROCESS__OWN_NETWORK=str(has_uplink).lower(),
     )
     client = server.client()
     began = monotonic()
@@ -44,7 +43,7 @@ async def test_conversations_run_in_forks_and_go_on_without_what_they_were_forke
         assert sandbox["facts"]["started by"] == ZYGOTE
         if sandbox["isolation"] != "bubblewrap":
             unavailable("bubblewrap does not work here")
-        assert sandbox["facts"]["network"] == (OWN_NETWORK if has_uplink else MACHINES_NETWORK)
+        assert sandbox["facts"]["network"] == (OWN_NETWORK if has_uplink else PROXIED_NETWORK)
     conversations = [await work(client, server, sandbox_id) for sandbox_id in ids]
     # Nothing of the agent server's application was left for the forks to build.
     (loaded,) = [line for line in server.log.splitlines() if "zygote loaded" in line]
@@ -82,10 +81,15 @@ async def work(client: LiveClient, server: Installation, sandbox_id: str) -> str
     return conversation_id
 
 
+def children(parent: int) -> list[int]:
+    files = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(pid) for file in files for pid in file.read_text().split()]
+
+
 def zygotes(server: int) -> list[int]:
-    """Return the children of a server that are loaded agent servers."""
-    children = Path(f"/proc/{server}/task").glob("*/children")
-    found = [int(pid) for file in children for pid in file.read_text().split()]
+    """Return the processes below a server that are loaded agent servers; bubblewrap may hold them."""
+    found = children(server)
+    found += [pid for held in found for pid in children(held)]
     return [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() == "agentsvc-zygote\n"]
 
 

@@ -31,7 +31,7 @@ refused_per_minute = 0
 check_tokens = false
 
 [backends.process]
-use_bubblewrap = false
+readable = [{json.dumps(str(_ROOT))}]
 
 [sandboxes]
 default_spec = "stand_in"

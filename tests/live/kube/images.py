@@ -18,7 +18,10 @@ SERVER: Final = "localhost/agentsvc:latest"
 _BASE: Final = "localhost/agentsvc-tests-base:latest"
 _BUILD_SECONDS: Final = 1200.0
 _EXTRAS: Final = "kubernetes"
-_SOURCES: Final = ("README.md", "agentsvc", "plugins", "pyproject.toml")
+_SOURCES: Final = (
+    *("README.md", "agentsvc", "plugins", "pyproject.toml"),
+    *(".ci/lock.txt", "tests/__init__.py", "tests/lock.py"),
+)
 # The authorities that this machine trusts are its own matter, and not the shipped recipe's.
 _TRUSTING: Final = f"""\
 FROM {engines.BASE}
