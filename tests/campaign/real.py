@@ -34,13 +34,14 @@ class Inside:
         self.sandbox = sandbox
         self.id = str(sandbox["id"])
         self.key = str(sandbox["session_api_key"])
-        self._agent = agent
+        self.agent = agent
+        """A client of its agent server, by way of the gateway."""
 
     async def until_it_answers(self) -> None:
         """Wait for the agent server; a gateway takes connections before it."""
         async with asyncio.timeout(SECONDS):
             for pause in itertools.repeat(0.2):
-                if (await self._agent.get("/alive")).status == 200:
+                if (await self.agent.get("/alive")).status == 200:
                     return
                 await asyncio.sleep(pause)
 
@@ -52,7 +53,7 @@ class Inside:
             f"echo {script} | base64 -d > /tmp/probe.py && "
             f"timeout -k 5 {SECONDS} python3 /tmp/probe.py {words}; rm -f /tmp/probe.py"
         )
-        answer = await self._agent.post(
+        answer = await self.agent.post(
             "/api/bash/execute_bash_command", json={"command": command, "timeout": SECONDS}
         )
         assert answer.status == 200, answer.text

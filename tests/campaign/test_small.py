@@ -13,11 +13,15 @@ from tests.campaign.rows import ROWS
 from tests.campaign.rows.kills import Journal, compare_with
 
 SCALE = 0.002
-SMALL = ("kills", "settings", "capacity", "access", "users", "origins", "malformed", "revocation")
+SMALL = (
+    *("kills", "settings", "capacity", "access", "users", "origins", "malformed", "revocation"),
+    *("canaries", "containment", "egress", "ports", "races", "archives", "repositories"),
+    *("floods-inside", "front-end", "inside"),
+)
 """The rows that take a moment on two cores; `poe campaign` runs the others, too."""
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.name in SMALL], ids=lambda row: row.name
 )

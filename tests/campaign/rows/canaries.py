@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from agentsvc.testing.llm import DEMO
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
+from tests.campaign.rows.canaries_inside import look_inside
 from tests.campaign.server import Server, command, serving
 from tests.receivers import Receiver
 
@@ -108,6 +109,7 @@ async def _put_in(server: Server, canaries: Canaries, receiver: str) -> str:
         canaries.take(f"key to {scope}", made.json()["key"])
     login = await client.post(f"{_V1}/logins", json={"api_key": client.key})
     canaries.take("cookie", login.headers["Set-Cookie"].partition(";")[0].partition("=")[2])
+    canaries.take("page token of a login", login.json()["page_token"])
     order: dict[str, Any] = {
         "secrets": {f"GIVEN_{number}": new("start secret") for number in range(4)},
         "title": "canaries",
@@ -143,7 +145,8 @@ async def _send_wrongly(server: Server, canaries: Canaries) -> None:
     await server.client_with(None).get("/api/settings", headers=bearer)
     query = f"{_V1}/events/stream?session_api_key={new('wrong query key')}"
     await server.client_with(None).get(query)
-    await server.client_with(None).post("/login", data={"api_key": new("wrong login")})
+    wrong = {"api_key": new("wrong login")}
+    await server.client_with(None).post(f"{_V1}/logins", json=wrong)
 
 
 async def _outputs(server: Server, name: str, receiver: Receiver) -> dict[str, bytes]:
@@ -221,11 +224,15 @@ async def run(ground: Ground) -> Outcome:
         for one in canaries.found_in(data, is_settings=where in _SETTINGS)
         if not (where in _OF_OWNER and one.startswith("key of a sandbox"))
     ]
+    looked, inside = await look_inside(ground)
+    found += inside
     return Outcome(
         did=(
             f"{len(canaries.made)} canaries as keys, tokens, secrets, passwords in URLs and wrong keys;"
             f" looked for in {len(places)} places with the log at debug;"
-            f" {asked} were shown to the owner on request"
+            f" {asked} were shown to the owner on request; at the defaults, keys and secrets of another"
+            f" user in {looked:,} things that a real sandbox can read, in what processes show, and in"
+            " what a first start prints"
         ),
         figures=(
             Figure(what="canaries", value=len(canaries.made), at_least=CANARIES),

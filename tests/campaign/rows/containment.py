@@ -1,7 +1,9 @@
-"""A sandbox stays in its sandbox: probes from inside, at each level that this machine has.
+"""A sandbox stays in its sandbox: probes from inside, at the defaults and in containers.
 
-The same probes are run at the level `none`, which promises nothing and says so: there they get
-through, by which they are seen to work.
+At the defaults a sandbox of one user attacks that of another, which has something at each place that
+is tried; from outside it is looked at who the sandbox and the fork server are. The same reads are
+run at the level `none`, which promises nothing and says so: there they get through, by which they
+are seen to work.
 """
 
 import asyncio
@@ -10,26 +12,39 @@ import pwd
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from agentsvc.backends.tree import Process, snapshot
+from agentsvc.testing.llm import ScriptedModel
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.contained import engine_or_why_not, parts_of, server_of_containers
-from tests.campaign.real import Inside, RealServer, own_address, real_server
+from tests.campaign.pair import Attack, Pair, attacking_pair, encode
+from tests.campaign.real import Inside, RealServer, own_address
+from tests.live.client import LiveClient
 from tests.live.containers import Engine
+from tests.live.installation import Installation
 
 PROBES: Final = 60
-_HELD: Final = {"AGENTSVC_SPECS__PROCESS__NETWORK": "none"}
 _MARK: Final = "campaign-mark"
 _HOME_OF_ROOT: Final = pwd.getpwuid(0).pw_dir
-_NONE: Final = {
-    "AGENTSVC_BACKENDS__PROCESS__USE_BUBBLEWRAP": "false",
-    "AGENTSVC_BACKENDS__PROCESS__USE_LANDLOCK": "false",
+_LARGE: Final = 0.05
+_WITHOUT: Final = {
+    "unconfined": {
+        "AGENTSVC_BACKENDS__PROCESS__USE_BUBBLEWRAP": "false",
+        "AGENTSVC_BACKENDS__PROCESS__USE_LANDLOCK": "false",
+    },
+    "without-program": {"PATH": str(Path(sys.executable).parent)},
 }
+"""Ways to start a server whose sandboxes nothing would hold, each of which has to be refused."""
+_FORK_SERVER: Final = "agentsvc-zygote"
+_SEALED: Final = ("mnt", "net", "ipc", "uts", "cgroup")
+"""The namespaces that what loads code for sandboxes does not share with the server. Nobody joins a
+sandbox from another pid namespace; it has no rights in any user namespace."""
 PROGRAM: Final = r"""
 import base64, concurrent.futures, ctypes, glob, json, os, signal, socket, subprocess, sys
 know = json.loads(base64.b64decode(sys.argv[1]))
@@ -274,12 +289,18 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _look(
-    server: RealServer, inside: Inside, other: _Neighbour, ground: Ground, expected: str
+    server: RealServer,
+    inside: Inside,
+    other: _Neighbour,
+    ground: Ground,
+    *,
+    expected: str,
+    owner: LiveClient,
 ) -> _Found:
     said = await _probe(server, inside, other, ground)
     left = await asyncio.to_thread(_left_outside, server)
     alive = (await server.client.get("/api/v1/users/me")).status == 200
-    shown = await server.client.sandbox(inside.id)
+    shown = await owner.sandbox(inside.id)
     assert shown is not None
     level = str(shown["isolation"])
     problems = [f"{level}: {name}" for name in [*said["through"], *left]]
@@ -289,14 +310,204 @@ async def _look(
     return _Found(level=level, tried=said["tried"], problems=tuple(problems))
 
 
+HAVE: Final = r"""
+import ctypes, mmap, signal, socket, subprocess, threading
+MARK = know["mark"].encode()
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+number = libc.shmget(know["key"], 4096, 0o1000 | 0o666)
+if number >= 0:
+    ctypes.memmove(libc.shmat(number, None, 0), MARK, len(MARK))
+queue = libc.msgget(know["key"], 0o1000 | 0o666)
+for path in ("/dev/shm/" + know["mark"], "/tmp/" + know["mark"]):
+    with open(path, "wb") as file:
+        file.write(MARK)
+    os.chmod(path, 0o666)
+os.mkfifo("/tmp/" + know["mark"] + ".fifo", 0o666)
+subprocess.run(["tmux", "-S", "/tmp/" + know["mark"] + ".tmux", "new-session", "-d", "sleep 1000"])
+got = []
+signal.signal(signal.SIGUSR1, lambda *_: got.append("a signal"))
+with open(NAME + ".ready", "w") as file:
+    json.dump({"pid": os.getpid(), "shm": number, "queue": queue}, file)
+while goes_on():
+    time.sleep(0.05)
+subprocess.run(["tmux", "-S", "/tmp/" + know["mark"] + ".tmux", "kill-server"])
+libc.shmctl(number, 0, None)
+libc.msgctl(queue, 0, None)
+for path in ("/dev/shm/" + know["mark"], "/tmp/" + know["mark"]):
+    with open(path, "rb") as file:
+        if file.read() != MARK:
+            got.append("a write to " + path)
+finish(got)
+"""
+BESIDE: Final = r"""
+import base64, ctypes, glob, json, os, signal, socket, subprocess, sys
+know = json.loads(base64.b64decode(sys.argv[1]))
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+through, tried, MARK = [], 0, know["mark"].encode()
+
+def probe(name, work):
+    global tried
+    tried += 1
+    try:
+        if work():
+            through.append(name)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        pass
+
+def attached():
+    number = libc.shmget(know["key"], 4096, 0o666)
+    return number >= 0 and ctypes.string_at(libc.shmat(number, None, 0), len(MARK)) == MARK
+
+def connects(path):
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.settimeout(2)
+        stream.connect(path)
+        return True
+
+def reads(path):
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    os.close(descriptor)
+    return True
+
+def marked(pid, what):
+    with open(f"/proc/{pid}/{what}", "rb") as file:
+        return MARK in file.read()
+
+probe("attach shared memory of another", attached)
+for number in {know["shm"], *range(0, 64)}:
+    probe(f"attach shared memory {number}", lambda: libc.shmat(number, None, 0) not in (None, 2**64 - 1))
+probe("open the message queue of another", lambda: libc.msgget(know["key"], 0o666) >= 0)
+for path in (f"/dev/shm/{know['mark']}", *(f"{top}/{know['mark']}{end}" for top in ("/tmp", "/var/tmp", *know["temps"]) for end in ("", ".fifo"))):
+    probe(f"open {path} of another", lambda: reads(path))
+    probe(f"write {path} of another", lambda: open(path, "r+b").write(b"x") and not os.path.dirname(path) == "/tmp")
+for top in ("/tmp", "/var/tmp", *know["temps"]):
+    for path in (f"{top}/{know['mark']}.tmux", f"{top}/tmux-1000/default", f"{top}/control"):
+        if top not in ("/tmp", "/var/tmp") or know["mark"] in path:
+            probe(f"connect to {path}", lambda: connects(path))
+            probe(f"tmux at {path}", lambda: subprocess.run(["tmux", "-S", path, "ls"], capture_output=True, timeout=10).returncode == 0)
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    probe(f"see the process {pid} of another", lambda: marked(pid, "cmdline") and int(pid) != os.getpid() and marked(pid, "environ"))
+for pid in know["pids"]:
+    def is_there(pid=pid):
+        with open(f"/proc/{pid}/status") as file:
+            return f"\nNSpid:\t{pid}\n" in file.read() and pid > 1000
+    for name in ("environ", "mem", "maps"):
+        probe(f"read {name} of {pid} outside", lambda: is_there() and reads(f"/proc/{pid}/{name}"))
+    for name in ("root", "cwd", "fd", "ns/net"):
+        probe(f"open {name} of {pid} outside", lambda: is_there() and os.open(f"/proc/{pid}/{name}", os.O_RDONLY) >= 0)
+    probe(f"signal {pid} outside", lambda: is_there() and os.kill(pid, signal.SIGUSR1) is None)
+# In the sandbox's own pid namespace a broadcast must not leave it.
+probe("see the fork server", lambda: any("zygote" in open(one).read() for one in glob.glob("/proc/[0-9]*/comm")))
+for path in glob.glob("/tmp/agentsvc-zygote-*") + glob.glob("/tmp/agentsvc*"):
+    probe(f"see {path}", lambda: True)
+print(json.dumps({"through": through, "tried": tried}))
+"""
+
+
+async def _beside(pair: Pair) -> tuple[int, list[str]]:
+    """Have the victim put something at each place that sandboxes might share, and look for it."""
+    know = {"mark": "neighbour-mark", "key": 0x4A5E0000 + os.getpid() % 0xFFFF}
+    having = await Attack.begin(pair.victim, HAVE, seconds=120, **know)
+    ready = await having.early(".ready")
+    server = pair.server.installation
+    said = await pair.attacker.inside.run(
+        BESIDE,
+        encode(
+            {
+                **know,
+                **ready,
+                "temps": [str(one) for one in await asyncio.to_thread(server.temp_dirs)],
+                "pids": [server.pid, *await asyncio.to_thread(fork_servers, server.pid)]
+                + await asyncio.to_thread(server.agent_servers, pair.victim.inside.id),
+            }
+        ),
+    )
+    got = await having.finish()
+    return said["tried"], [*said["through"], *(f"the victim got {one}" for one in got)]
+
+
+def fork_servers(server: int) -> list[int]:
+    """Return the pids of what has loaded agent servers for a server of that pid."""
+    found = snapshot()
+    return [
+        pid
+        for pid in found
+        if _comm(pid).startswith(_FORK_SERVER[:15]) and _descends(found, pid, server)
+    ]
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _descends(found: Mapping[int, Process], pid: int, ancestor: int) -> bool:
+    while pid in found and pid != ancestor:
+        pid = found[pid].parent
+    return pid == ancestor
+
+
+def rights_of(pid: int, server: int) -> list[str]:
+    """Say what a process that runs code of sandboxes has of root's rights, and shares with a server."""
+    fields = dict(
+        line.split(":\t", 1)
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if ":\t" in line
+    )
+    users = set(fields["Uid"].split())
+    wrong = [f"it is user {one} outside" for one in users if one == "0"]
+    if int(fields["CapEff"], 16) or int(fields["CapPrm"], 16):
+        wrong.append(f"it has capabilities {fields['CapEff']}")
+    if fields["NoNewPrivs"].strip() != "1":
+        wrong.append("it may get new privileges")
+    for name in _SEALED:
+        spaces = {Path(f"/proc/{one}/ns/{name}").readlink() for one in (pid, server)}
+        wrong += [f"it shares the namespace {name} with the server"] * (len(spaces) == 1)
+    return wrong
+
+
+async def _fork_server(pair: Pair) -> list[str]:
+    """Look at the fork server, and at the victim's agent server, from outside."""
+    server = pair.server.installation
+    found = await asyncio.to_thread(fork_servers, server.pid)
+    wrong = [] if found else ["there is no fork server"]
+    agents = await asyncio.to_thread(server.agent_servers, pair.victim.inside.id)
+    for name, pids in (("fork server", found), ("agent server", agents)):
+        for pid in pids:
+            wrong += [
+                f"{name}: {one}" for one in await asyncio.to_thread(rights_of, pid, server.pid)
+            ]
+    return wrong
+
+
 async def _in_processes(ground: Ground) -> _Found:
-    async with real_server(ground.place("held"), _HELD) as server:
-        inside, other = [await server.sandbox() for _ in range(2)]
-        own, theirs = (server.installation.sandbox_dir(one.id) for one in (inside, other))
+    async with attacking_pair(ground.place("default")) as pair:
+        attacker, victim = pair.attacker, pair.victim
         neighbour = _Neighbour(
-            id=other.id, secret=theirs / "workspace" / "secret", directory=theirs, own=own.name
+            id=victim.inside.id,
+            secret=victim.directory / "workspace" / "secret",
+            directory=victim.directory,
+            own=attacker.directory.name,
         )
-        return await _look(server, inside, neighbour, ground, "bubblewrap")
+        found = await _look(
+            pair.server,
+            attacker.inside,
+            neighbour,
+            ground,
+            expected="bubblewrap",
+            owner=attacker.client,
+        )
+        tried, problems = await _beside(pair)
+        problems += await _fork_server(pair)
+        return _Found(
+            level=found.level,
+            tried=found.tried + tried,
+            problems=(*found.problems, *(f"{found.level}: {one}" for one in problems)),
+        )
 
 
 async def _in_containers(ground: Ground, engine: Engine) -> _Found:
@@ -312,23 +523,31 @@ async def _in_containers(ground: Ground, engine: Engine) -> _Found:
             dials=tuple((host, port) for host in parts.hosts for port in (8000, 2375, 22)),
             engine=str(engine.socket),
         )
-        return await _look(server, inside, neighbour, ground, "container")
+        return await _look(
+            server, inside, neighbour, ground, expected="container", owner=server.client
+        )
 
 
 async def run(ground: Ground) -> Outcome:
     found = [await _in_processes(ground)]
-    async with engine_or_why_not() as engine:
-        lacking = "" if isinstance(engine, Engine) else f". Containers were not tried: {engine}"
-        if isinstance(engine, Engine):
-            found.append(await _in_containers(ground, engine))
+    lacking = ". Containers were not tried at this scale"
+    if ground.scale >= _LARGE:
+        async with engine_or_why_not() as engine:
+            lacking = "" if isinstance(engine, Engine) else f". Containers were not tried: {engine}"
+            if isinstance(engine, Engine):
+                found.append(await _in_containers(ground, engine))
     problems = [problem for one in found for problem in one.problems]
-    # Nothing keeps its probes from this machine, so it is not asked for what would harm it.
-    said, plain = await _level_of_none(ground)
+    opened = [
+        one
+        for name, environment in _WITHOUT.items()
+        for one in await _start_without(ground.place(name), name, environment)
+    ]
     return Outcome(
         did=(
-            f"probes from inside of real sandboxes with the network `none`: "
-            f"{', '.join(f'{one.tried} at the level {one.level}' for one in found)}; of the same"
-            f" reads, {plain} get through at the level `{said}`, which says so{lacking}"
+            "probes from inside of real sandboxes, at the defaults against a sandbox of another user,"
+            " and in containers with the network `none`: "
+            f"{', '.join(f'{one.tried} at the level {one.level}' for one in found)}; a server of root"
+            f" was started in {len(_WITHOUT)} ways in which it has no isolation{lacking}"
         ),
         figures=(
             Figure(
@@ -337,35 +556,24 @@ async def run(ground: Ground) -> Outcome:
                 at_least=PROBES,
             ),
             zero("successes", problems),
-            Figure(what="reads that get through without isolation", value=plain, at_least=1),
+            zero("starts without isolation", opened),
         ),
-        problems=tuple(problems),
+        problems=tuple(problems + opened),
     )
 
 
-_READS: Final = r"""
-import base64, json, os, sys
-know = json.loads(base64.b64decode(sys.argv[1]))
-def reads(path):
-    try:
-        with open(path, "rb") as file:
-            return bool(file.read(1))
-    except OSError:
-        return False
-print(json.dumps(sum(map(reads, know))))
-"""
-
-
-async def _level_of_none(ground: Ground) -> tuple[str, int]:
-    """Return what a sandbox without isolation says of itself, and how much it can read."""
-    async with real_server(ground.place("plain"), _NONE) as server:
-        inside = await server.sandbox()
-        data = server.installation.data
-        paths = [str(data.database), str(data.master_key), "/etc/shadow"]
-        count = await inside.run(_READS, msgspec.json.encode(paths).decode())
-        shown = await server.client.sandbox(inside.id)
-        assert shown is not None
-        return str(shown["isolation"]), int(count)
+async def _start_without(directory: Path, name: str, environment: dict[str, str]) -> list[str]:
+    """Start a server that cannot isolate its sandboxes; it must not become ready, and say why."""
+    async with ScriptedModel() as model:
+        installation = Installation(directory, model, environment)
+        try:
+            try:
+                await installation.start()
+            except AssertionError:
+                return [] if "isolat" in installation.log else [f"{name}: it does not say why"]
+            return [f"{name}: a server of root starts"]
+        finally:
+            await installation.close()
 
 
 ROW: Final = Row(name="containment", half=Half.IN, promise="sandbox containment", run=run)

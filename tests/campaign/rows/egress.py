@@ -1,7 +1,8 @@
 """Where a sandbox may connect: destinations tried from inside, straight and by the server's proxy.
 
-One sandbox has the network `none`, one an allow-list with one place on it, which has to be reached:
-by that the others are seen to be refused, and not only away. What listens outside notes who comes.
+One sandbox is at the defaults, and must not reach this machine; one has the network `none`, one an
+allow-list with one place on it, which has to be reached: by that the others are seen to be refused,
+and not only away. What listens outside notes who comes.
 """
 
 import socket
@@ -14,6 +15,7 @@ import msgspec
 
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.contained import engine_or_why_not, server_of_containers
+from tests.campaign.pair import attacking_pair, not_at_default
 from tests.campaign.real import RealServer, own_address, real_server
 from tests.live.containers import Engine
 
@@ -41,8 +43,11 @@ _HOSTS: Final = (
     ),
     *("evil.allowed.test.example.org", "xn--80ak6aa92e.com", "%31%32%37.0.0.1", "①②⑦.0.0.1", ""),
 )
+_LARGE: Final = 0.05
+_MACHINES: Final = ("10.0.2.2", "10.0.2.3", "10.0.2.100", "127.0.0.53", "host.docker.internal")
+"""Where programs that carry a sandbox's network have the machine, or what is on it."""
 PROGRAM: Final = r"""
-import base64, json, os, socket, sys, urllib.parse
+import base64, concurrent.futures, json, os, socket, sys, urllib.parse
 know = json.loads(base64.b64decode(sys.argv[1]))
 proxy = urllib.parse.urlsplit(os.environ.get("HTTP_PROXY") or os.environ.get("http_proxy") or "")
 through, tried = [], 0
@@ -90,13 +95,19 @@ WAYS = {
     "get, another host": asked("GET http://{host}:{port}/ HTTP/1.1\r\nHost: allowed.test\r\nConnection: close\r\n\r\n"),
     "get, in the host only": asked("GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"),
 }
-for way, host, port in know["destinations"]:
-    tried += 1
+def tries(destination):
+    way, host, port = destination
     try:
-        if WAYS[way](host, port):
-            through.append(f"{way} {host} {port}")
+        return bool(WAYS[way](host, port))
     except (OSError, UnicodeError, ValueError, OverflowError):
-        pass
+        return False
+
+# What leads nowhere is waited for.
+with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    for (way, host, port), is_reached in zip(know["destinations"], pool.map(tries, know["destinations"])):
+        tried += 1
+        if is_reached:
+            through.append(f"{way} {host} {port}")
 allowed = []
 for way in ("connect", "get"):
     try:
@@ -196,10 +207,32 @@ class _Tries:
                 self.problems.append(f"{level} {spec}: what is listed is reached by {said}")
 
 
+async def _at_defaults(ground: Ground, trap: int) -> tuple[int, list[str]]:
+    """Try this machine's addresses from a sandbox of the default spec; the world it may reach."""
+    hosts = [*_HOSTS, *_MACHINES, socket.gethostname()]
+    every = [(way, host.format(own=own_address()), trap) for way in _WAYS for host in hosts if host]
+    # Names that nobody answers for take their time.
+    chosen = ground.chance.sample(every, ground.count(len(every), least=40))
+    near = [
+        (way, host, trap)
+        for way in ("tcp", "get")
+        for host in ("127.0.0.1", own_address(), "10.0.2.2")
+    ]
+    async with attacking_pair(ground.place("default")) as pair:
+        know: dict[str, Any] = {"destinations": [*near, *chosen], "allowed": ("127.0.0.1", trap)}
+        said = await pair.attacker.inside.run(PROGRAM, msgspec.json.encode(know).decode())
+        # Whether a name is known says nothing of what is reached.
+        through = [one for one in said["through"] if not one.startswith("name ")]
+        through += [f"{way} 127.0.0.1 {trap}" for way in said["allowed"]]
+        return said["tried"], [*not_at_default(pair), *(f"default: {one}" for one in through)]
+
+
 async def run(ground: Ground) -> Outcome:
-    lacking = ""
+    lacking = ". Containers were not tried at this scale"
     with listening() as (allowed, trap):
+        near, at_defaults = await _at_defaults(ground, trap.port)
         tries = _Tries(ground, trap.port)
+        tries.problems += at_defaults
         environment = {
             "AGENTSVC_SPECS__SHUT__BACKEND": "process",
             "AGENTSVC_SPECS__SHUT__NETWORK": "none",
@@ -211,8 +244,11 @@ async def run(ground: Ground) -> Outcome:
         }
         async with real_server(ground.place("server"), environment) as server:
             await tries.both(server, "bubblewrap", ("127.0.0.1", allowed.port))
+        if ground.scale < _LARGE:
+            return _outcome(ground, tries, trap.came, near, lacking)
         async with engine_or_why_not() as engine:
             if isinstance(engine, Engine):
+                lacking = ""
                 listed = [f"{engine.address}:{allowed.port}"]
                 specs: dict[str, dict[str, Any]] = {
                     "shut": {"network": "none"},
@@ -223,17 +259,21 @@ async def run(ground: Ground) -> Outcome:
                     await tries.both(server, "container", (engine.address, allowed.port))
             else:
                 lacking = f". Containers were not tried: {engine}"
-        problems = tries.problems
-        problems += [f"{trap.came} connections came outside"] if trap.came else []
+        return _outcome(ground, tries, trap.came, near, lacking)
+
+
+def _outcome(ground: Ground, tries: _Tries, came: int, near: int, lacking: str) -> Outcome:
+    problems = tries.problems + ([f"{came} connections came outside"] if came else [])
     return Outcome(
         did=(
-            "destinations tried from inside of real sandboxes, one with the network `none` and one"
-            " with `allowlist`, straight, by names and by the server's proxy, in"
-            f" {len(_WAYS)} ways:"
+            f"{near} ways to this machine tried from a sandbox at the defaults; destinations tried from"
+            " inside of real sandboxes, one with the network `none` and one with `allowlist`,"
+            f" straight, by names and by the server's proxy, in {len(_WAYS)} ways:"
             f" {', '.join(f'{count} at the level {one}' for one, count in tries.tried.items())};"
             f" what is listed was reached by the second only{lacking}"
         ),
         figures=(
+            Figure(what="ways to this machine at the defaults", value=near, at_least=40),
             Figure(
                 what="destinations at a level, at least",
                 value=min(tries.tried.values()),

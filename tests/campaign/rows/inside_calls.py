@@ -5,16 +5,18 @@ to addresses inside; see `watching/sitecustomize.py`. Redirects are answered by 
 """
 
 import asyncio
+import json
 import os
+import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
-from agentsvc.egress.addresses import is_public
+from agentsvc.egress.addresses import is_outside, meant
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, serving
 from tests.http.gateway.steps import until
@@ -23,10 +25,26 @@ from tests.live.client import PATIENCE
 from tests.service import Client
 
 SPELLINGS: Final = 500
+
+
+def own_addresses() -> list[str]:
+    """Return the addresses of this machine, as its interfaces have them."""
+    listed = subprocess.run(
+        ["ip", "-json", "address"], capture_output=True, text=True, check=True
+    ).stdout
+    return [one["local"] for link in json.loads(listed) for one in link["addr_info"]]
+
+
 _WATCHING: Final = Path(__file__).parents[1] / "watching"
 _TRAP: Final = 4711
 _V1: Final = "/api/v1"
+_OWN: Final = "93.184.215.20"
+"""Where the server's own name leads, as behind a router: no interface has that address."""
+_OWN_NAME: Final = "at-93-184-215-20.inside.test"
 _HOSTS: Final = (
+    *(_OWN, _OWN_NAME, _OWN_NAME.upper() + ".", "0x5db8d714", "[::ffff:5db8:d714]"),
+    *("[64:ff9b::5db8:d714]", "[2002:5db8:d714::1]", "[fd00:ec2::254]", "[2001:0:7f00:1::]"),
+    *("[2a00:1450::5efe:10.0.0.1]", *(f"[{a}]" if ":" in a else a for a in own_addresses())),
     *("127.0.0.1", "127.1", "127.0.1", "0177.0.0.1", "0x7f.0.0.1", "0x7f000001", "2130706433"),
     *("017700000001", "127.0.0.1.", "localhost", "LOCALHOST", "localhost.", "a.localhost"),
     *("[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[0:0:0:0:0:0:0:1]"),
@@ -157,13 +175,17 @@ async def _is_watched(server: Server, file: Path) -> bool:
 
 
 def _inside(file: Path, known: Sequence[str]) -> list[str]:
-    """Return the connections to addresses that are not public."""
+    """Return the connections to addresses that are not public, or the server's own."""
     lines = set(file.read_text().splitlines()) if file.exists() else set()
     return [
         f"a connection to {line}"
         for line in sorted(lines)
-        if not is_public(ip_address(line.split()[0].partition("%")[0])) and line not in known
+        if not _is_elsewhere(ip_address(line.split()[0].partition("%")[0])) and line not in known
     ]
+
+
+def _is_elsewhere(address: IPv4Address | IPv6Address) -> bool:
+    return is_outside(address) and str(meant(address)) != _OWN
 
 
 async def run(ground: Ground) -> Outcome:
@@ -177,6 +199,7 @@ async def run(ground: Ground) -> Outcome:
     }
     async with signpost(f"http://127.0.0.1:{_TRAP}/") as known:
         config = {
+            "server": {"internal_url": f"http://{_OWN_NAME}"},
             "git": {"check_tokens": True, "private_hosts": [known]},
             "sandboxes": {"model_hosts": [known]},
             "webhooks": {"send_seconds": 3.0},

@@ -1,7 +1,8 @@
 """A web page elsewhere cannot drive the server, whatever name it is reached by.
 
 Pages that a browser of somebody who is logged in has open: under another Host, as after DNS
-rebinding, and from another Origin. Over HTTP, WebSockets, the event socket and the gateway.
+rebinding, and from another Origin. Another port of the server's own host, which is sent the cookie and
+replays it with whatever headers it likes. Over HTTP, WebSockets, the event socket and the gateway.
 """
 
 from typing import Final
@@ -11,7 +12,9 @@ import aiohttp
 import msgspec
 
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
+from tests.campaign.rows.port_cookies import try_ports
 from tests.campaign.server import Server, serving
+from tests.service import login_headers
 
 _OWN: Final = "{own}"
 HOSTS: Final = (
@@ -41,21 +44,26 @@ ORIGINS: Final = (
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page makes a browser send."""
+    """What a page makes a browser send, or what somebody sends who has its cookie only."""
 
     host: str
     origin: str
+    is_thief: bool = False
 
-    def headers(self, cookie: str) -> dict[str, str]:
-        return {"Host": self.host, "Origin": self.origin, "Cookie": cookie}
+    def headers(self, login: dict[str, str]) -> dict[str, str]:
+        sent = {"Host": self.host, "Origin": self.origin, **login}
+        if not self.is_thief:
+            return sent
+        sent.pop("X-Agentsvc-Login")
+        return {**sent, "Sec-Fetch-Site": "same-origin"}
 
 
 class Browser:
     """A browser that is logged in, with pages of others open."""
 
-    def __init__(self, server: Server, cookie: str, sandbox_id: str, name: str) -> None:
+    def __init__(self, server: Server, login: dict[str, str], sandbox_id: str, name: str) -> None:
         self._server = server
-        self._cookie = cookie
+        self._login = login
         self._gateway = f"/sandboxes/{sandbox_id}/agent"
         self._conversation = name
         self.tried = 0
@@ -77,11 +85,12 @@ class Browser:
         for method, path in (
             ("GET", "/api/settings"),
             ("POST", "/api/settings"),
+            ("POST", "/api/keys"),
             ("DELETE", "/api/v1/logins/current"),
             ("OPTIONS", "/api/settings"),
             ("GET", "/api/v1/web-client/config"),
         ):
-            headers = visit.headers(self._cookie)
+            headers = visit.headers(self._login)
             if method == "OPTIONS":
                 headers["Access-Control-Request-Method"] = "POST"
             body = b'{"language": "evil"}' if method == "POST" else None
@@ -116,7 +125,7 @@ class Browser:
         return await self._knock("/api/v1/events/stream", visit)
 
     async def _through(self, visit: Visit) -> str:
-        headers = visit.headers(self._cookie)
+        headers = visit.headers(self._login)
         found = await self._ask(
             "GET", f"{self._gateway}/api/conversations", headers, None, may_answer=False
         )
@@ -124,7 +133,7 @@ class Browser:
 
     async def _socketio(self, visit: Visit) -> str:
         query = f"?EIO=4&conversation_id={self._conversation}"
-        headers = visit.headers(self._cookie)
+        headers = visit.headers(self._login)
         polled = await self._poll(f"/socket.io/{query}&transport=polling", headers)
         return polled or await self._knock(f"/socket.io/{query}&transport=websocket", visit, "40")
 
@@ -149,7 +158,7 @@ class Browser:
     async def _knock(self, path: str, visit: Visit, first: str = "") -> str:
         try:
             async with (
-                aiohttp.ClientSession(headers=visit.headers(self._cookie)) as session,
+                aiohttp.ClientSession(headers=visit.headers(self._login)) as session,
                 session.ws_connect(self._server.url + path) as socket,
             ):
                 while True:
@@ -171,9 +180,9 @@ async def run(ground: Ground) -> Outcome:
         name = await server.client.start_conversation(None)
         sandbox_id = (await server.client.conversation(name))["sandbox_id"]
         own = server.url.removeprefix("http://")
-        login = await server.client.post("/api/v1/logins", json={"api_key": server.client.key})
-        cookie = login.headers["Set-Cookie"].partition(";")[0]
-        browser = Browser(server, cookie, sandbox_id, name)
+        begun = await server.client.post("/api/v1/logins", json={"api_key": server.client.key})
+        login = login_headers(begun)
+        browser = Browser(server, login, sandbox_id, name)
         visits = [
             Visit(host=host.format(own=own), origin=origin.format(own=own.partition(":")[0]))
             for host in HOSTS
@@ -181,16 +190,23 @@ async def run(ground: Ground) -> Outcome:
         ]
         if ground.scale < 1:
             visits = ground.chance.sample(visits, ground.count(len(visits), least=8))
+        visits.append(Visit(host=own, origin=server.url, is_thief=True))
         for visit in visits:
             await browser.try_all(visit)
         kept = (await server.client.get("/api/settings")).json()["language"]
-        headers = {"Cookie": cookie, "Origin": server.url}
+        headers = {**login, "Origin": server.url}
         own_page = await server.client_with(None).get("/api/settings", headers=headers)
     wrong = [*browser.let_in]
     wrong += ["a setting was changed"] if kept == "evil" else []
     wrong += ["the page of the server itself is shut out"] if own_page.status != 200 else []
+    tried, let_in = await try_ports(ground)
+    wrong += let_in
     return Outcome(
-        did=f"{len(visits)} pairs of Host and Origin with the cookie of a login, over 4 transports",
+        did=(
+            f"{len(visits)} pairs of Host and Origin with a login or its cookie, over 4 transports;"
+            f" {tried} attempts by pages at another port of the host in Chromium, and with what they"
+            " collect and plant"
+        ),
         figures=(
             Figure(what="visits", value=browser.tried, at_least=4 * len(visits)),
             zero("that were let in", wrong),

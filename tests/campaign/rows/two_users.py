@@ -11,6 +11,7 @@ from agentsvc.http.routes import OF_USERS
 from agentsvc.values import new_id
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.rows.access import OPERATIONS
+from tests.campaign.rows.keys_inside import try_keys
 from tests.campaign.server import Server, serving
 from tests.description import Operation, example_body, example_path
 from tests.http.gateway.steps import until
@@ -193,17 +194,22 @@ async def run(ground: Ground) -> Outcome:
     changed = [
         f"{was} became {is_now}" for was, is_now in zip_longest(before, after) if was != is_now
     ]
+    inside = await try_keys(ground)
     return Outcome(
         did=(
             f"{len(operations)} operations with an id, by another member and an administrator,"
-            " with the ids of an owner and with made-up ones"
+            " with the ids of an owner and with made-up ones; at the defaults with real sandboxes,"
+            f" {inside.tried} requests with what one of them can see ({', '.join(inside.kinds)}) and"
+            " with a stolen login cookie"
         ),
         figures=(
             Figure(what="attempts", value=tried, at_least=len(operations)),
             zero("leaks, or answers unlike those of what is not there", leaks),
             zero("changes of what is another's", changed),
+            Figure(what="requests with keys seen inside", value=inside.tried, at_least=100),
+            zero("that such a key, or a cookie alone, opened", inside.problems),
         ),
-        problems=tuple(leaks + changed),
+        problems=tuple(leaks + changed + inside.problems),
     )
 
 
