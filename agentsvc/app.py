@@ -94,6 +94,7 @@ from agentsvc.sandboxes import Sandbox, Sandboxes, Target
 from agentsvc.sandboxes.culler import Culler
 from agentsvc.sandboxes.order import CallbackRules
 from agentsvc.sandboxes.owners import Owners
+from agentsvc.sandboxes.protection import check_isolation
 from agentsvc.sandboxes.spares import SPARES_SECONDS
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import SettingsStore
@@ -136,9 +137,7 @@ async def build_app(
     app[TRUSTED] = to_networks(config.server.trusted_proxies)
     app[CATALOGUE] = Catalogue()
     app[LIVE] = LiveAnswers()
-    app[DOORSTEP] = Doorstep(
-        time_limit=config.server.first_message_seconds, most=config.server.max_keyless_sockets
-    )
+    app[DOORSTEP] = Doorstep(time_limit=config.server.first_message_seconds)
     app[_PLACES] = DataDir(path=data_dir)
     app[_HOST] = plugins or PluginHost.load(
         dirs=[Path(folder) for folder in config.plugins.dirs],
@@ -153,7 +152,7 @@ async def build_app(
         hosts=known_hosts(config),
         before_callers=(gateway.divert,),
         limits=config.limits,
-        most_held=config.server.max_connections // 2,
+        most_held=config.server.max_connections // 4,
     )
     app.cleanup_ctx.extend(
         (
@@ -229,6 +228,7 @@ async def _backends(app: web.Application) -> AsyncIterator[None]:
     )
     try:
         await registry.open()
+        check_isolation(registry, app[CONFIG].sandboxes)
         await registry.check_health(app[CONFIG].sandboxes.call_seconds)
         yield
     finally:
@@ -252,6 +252,7 @@ async def _git_providers(app: web.Application) -> AsyncIterator[None]:
         time_limit=app[CONFIG].git.api_seconds,
         checks_tokens=app[CONFIG].git.check_tokens,
         private_hosts=app[CONFIG].git.private_hosts,
+        own=app[CONFIG].server.own_urls(),
         trusts=partial(_is_admin, app),
     )
     await providers.open()
@@ -265,6 +266,7 @@ async def _sender(app: web.Application) -> AsyncIterator[None]:
         time_limit=config.send_seconds,
         allows_private=config.allow_private,
         most=config.concurrency,
+        own=app[CONFIG].server.own_urls(),
     )
     yield
     await sender.close()
@@ -291,6 +293,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         callbacks=callbacks,
         settings=app[SETTINGS],
         agents=app[_AGENTS],
+        git_hosts=config.git.private_hosts,
     )
     app[ARCHIVES] = archives = Archives(
         db=app[DATABASE],
@@ -301,7 +304,9 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         config=config.archives,
     )
     app[MODELS] = models = ModelProxy(
-        config.sandboxes.model_hosts, silence_seconds=config.models.silence_seconds
+        config.sandboxes.model_hosts,
+        silence_seconds=config.models.silence_seconds,
+        own=config.server.own_urls(),
     )
     app[GRANTS] = grants = Grants(
         db=app[DATABASE],
@@ -324,6 +329,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         archives=archives,
         announcements=app[ANNOUNCEMENTS],
         grants=grants,
+        limits=config.limits,
     )
     app[FILES] = ConversationFiles(
         conversations=conversations,

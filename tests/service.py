@@ -41,6 +41,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.body)
 
 
+def login_headers(answer: Answer) -> dict[str, str]:
+    """Return both parts of the login that an answer begins, as a page of the server sends them."""
+    assert answer.status == 201, answer.text
+    cookie = answer.headers["Set-Cookie"].partition(";")[0]
+    return {"Cookie": cookie, "X-Agentsvc-Login": answer.json()["page_token"]}
+
+
 class Client:
     """One caller of a server; sends its key with each request, waits as long as it has patience."""
 
@@ -199,7 +206,7 @@ class Service:
     def __init__(self, data_dir: Path, config: Config, make_plugins: Callable[[], PluginHost]):
         self.data_dir = data_dir
         self.config = config
-        self._make_plugins = make_plugins
+        self.make_plugins = make_plugins
         self._runner: Runner | None = None
         self._clients: list[Client] = []
         self._watches: list[Watch] = []
@@ -226,10 +233,20 @@ class Service:
         server = msgspec.structs.replace(self.config.server, port=self._port, internal_url=self.url)
         config = msgspec.structs.replace(self.config, server=server)
         await asyncio.to_thread(lay_database, self.data_dir)
-        app = await build_app(config, data_dir=self.data_dir, plugins=self._make_plugins())
+        app = await build_app(config, data_dir=self.data_dir, plugins=self.make_plugins())
         self._watches.append(Watch(app))
-        self._runner = make_runner(app, grace_seconds=2, prefix=prefix_of(server.public_url))
-        await self._runner.setup()
+        self._runner = make_runner(
+            app,
+            grace_seconds=2,
+            prefix=prefix_of(server.public_url),
+            limits=server,
+            most_of_sandbox=config.limits.connections_per_sandbox,
+        )
+        try:
+            await self._runner.setup()
+        except BaseException:
+            listener.close()
+            raise
         await self._runner.listen(listener)
 
     async def stop(self) -> None:

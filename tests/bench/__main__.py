@@ -21,6 +21,7 @@ from tests.bench import (
     part_agents,
     part_api,
     part_idle,
+    part_network,
     part_pages,
     part_reports,
     part_start,
@@ -41,6 +42,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "streams": part_streams.measure,
     "idle": part_idle.measure,
     "agents": part_agents.measure,
+    "network": part_network.measure,
 }
 _VERSIONS: Final = ("aiohttp", "msgspec")
 _PATIENCE_SECONDS: Final = 120.0

@@ -120,7 +120,7 @@ class Bench:
     async def weigh(self, handle: Handle, seconds: float) -> Start:
         """Return what one takes."""
         report = await self.backend.inspect(handle)
-        pid = await asyncio.to_thread(_agent_server, self._shim(handle))
+        pid = await asyncio.to_thread(_agent_server, self.shim(handle))
         cpu = await asyncio.to_thread(_cpu_seconds, pid)
         own, share = await asyncio.to_thread(_memory, pid)
         how = report.facts["started by"]
@@ -137,7 +137,8 @@ class Bench:
             f" share {statistics.median([one.share for one in starts]):.0f} MiB"
         )
 
-    def _shim(self, handle: Handle) -> int:
+    def shim(self, handle: Handle) -> int:
+        """Return the process that holds a sandbox."""
         file = self.backend.context.state_dir / handle.sandbox_id / "state.json"
         shim: int = msgspec.json.decode(file.read_bytes())["shim"][0]
         return shim
