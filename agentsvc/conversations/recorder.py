@@ -27,7 +27,7 @@ from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.usage import find_usage
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, NotFound, QuotaExceeded
-from agentsvc.events import EventHead, EventLog, StoredEvent, read_head
+from agentsvc.events import WISH_KEY, EventHead, EventLog, StoredEvent, read_head
 from agentsvc.orders import ExecutionStatus, Message
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.supervisor import Supervisor
@@ -437,16 +437,21 @@ def not_delivered_event(message: Message, error: AgentsvcError) -> bytes:
 
 def error_event(code: str, detail: str) -> bytes:
     """Return an event of the server's own that tells what went wrong."""
+    return _own_event("ConversationErrorEvent", code=code, detail=detail)
+
+
+def wish_event(wish: str) -> bytes:
+    """Return an event of the server's own that tells what the agent was asked to do."""
+    return _own_event(facts.TELLING_KIND, key=WISH_KEY, value=wish)
+
+
+def _own_event(kind: str, **members: str) -> bytes:
     # In the form agent servers give their events; sandboxes run on UTC.
     moment = now().astimezone(UTC).replace(tzinfo=None).isoformat()
-    return msgspec.json.encode(
-        {
-            "id": dashed(new_id()),
-            "timestamp": moment,
-            "parent_id": None,
-            "source": "environment",
-            "code": code,
-            "detail": detail,
-            "kind": "ConversationErrorEvent",
-        }
-    )
+    head = {
+        "id": dashed(new_id()),
+        "timestamp": moment,
+        "parent_id": None,
+        "source": "environment",
+    }
+    return msgspec.json.encode({**head, **members, "kind": kind})

@@ -37,7 +37,7 @@ from agentsvc.conversations.model import (
 )
 from agentsvc.conversations.progress import Start
 from agentsvc.conversations.prompts import first_message
-from agentsvc.conversations.recorder import Recorder
+from agentsvc.conversations.recorder import Recorder, wish_event
 from agentsvc.conversations.removal import Remover, archive_of
 from agentsvc.conversations.reports import Reports
 from agentsvc.conversations.start import Starter
@@ -444,6 +444,11 @@ class Conversations:
         agent = self.require_agent(view)
         self._sandboxes.usage.note(view.conversation.sandbox_id)
         return agent
+
+    async def note_wish(self, user_id: str, conversation_id: str, wish: str) -> None:
+        """Keep in the history what the agent is asked to do; raises as `send_message`."""
+        await self.agent(user_id, conversation_id)
+        await self._recorder.record(conversation_id, [wish_event(wish)])
 
     async def interrupt(self, user_id: str, conversation_id: str) -> None:
         """Stop the run at once; raises as `send_message`."""

@@ -67,7 +67,12 @@ async def perform(
     conversation_id: str,
     action: UserAction,
 ) -> None:
-    """Pass on what the user says or asks for; raises as `PendingMessages.send`."""
+    """Pass on what the user says or asks for; raises as `PendingMessages.send`.
+
+    What is asked for is in the history before it has an effect, as a message is.
+    """
+    if isinstance(action, AgentState):
+        await conversations.note_wish(user_id, conversation_id, action)
     match action:
         case Message():
             await pending.send(user_id, conversation_id, action, run=True)
