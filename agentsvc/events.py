@@ -24,11 +24,11 @@ __all__ = [
     "DELTA_KIND",
     "IMPORTED_KEY",
     "LARGEST_EVENT_BYTES",
+    "WISH_KEY",
     "EventHead",
     "EventLog",
     "EventQuery",
     "StoredEvent",
-    "WISH_KEY",
     "read_head",
 ]
 

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from agentsvc import git
 from agentsvc.conversations import ConversationQuery, ConversationView, Generation, default_title
+from agentsvc.errors import InvalidRequest
 from agentsvc.http.links import Links
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import McpLists
@@ -237,15 +238,25 @@ def from_view(
     )
 
 
-def from_known(view: ConversationView) -> StartAnswer:
+def from_known(view: ConversationView, *, is_ignored: bool = False) -> StartAnswer:
     """Return the answer to an order for a conversation that exists: nothing new was started.
 
-    In this place clients know three states only; what has failed or is gone counts as stopped.
+    `is_ignored` is whether a first message came with it that the conversation has not got. In this
+    place clients know three states only; what has failed or is gone counts as stopped.
     """
     status = status_of(view)
     if status not in (ConversationStatus.STARTING, ConversationStatus.RUNNING):
         status = ConversationStatus.STOPPED
-    return StartAnswer(conversation_id=shown_id(view), conversation_status=status)
+    name = shown_id(view)
+    message = (
+        "The conversation exists, and the message was not taken. Send it with"
+        f" POST /api/conversations/{name}/message"
+    )
+    return StartAnswer(
+        conversation_id=name,
+        message=message if is_ignored else None,
+        conversation_status=status,
+    )
 
 
 def status_of(view: ConversationView) -> ConversationStatus:
@@ -272,7 +283,20 @@ def _first_message(body: StartBody) -> Message | None:
     if body.suggested_task is not None:
         # The task is turned into a message; what else was to be said gives way to it.
         return None
-    return to_message(body.initial_user_msg or "", body.image_urls or [])
+    text = body.initial_user_msg
+    message = to_message(text or "", body.image_urls or [])
+    if (message is None or message.is_empty) and text is not None and not _says_why(body):
+        raise InvalidRequest(
+            "The message is empty: leave it out to start a conversation that waits for one",
+            loc=("body", "initial_user_msg"),
+            kind="too_short",
+        )
+    return None if message is None or message.is_empty else message
+
+
+def _says_why(body: StartBody) -> bool:
+    """Whether something else than a first message tells what a conversation is for."""
+    return bool(body.create_microagent or body.replay_json)
 
 
 def _to_task(body: SuggestedTaskBody | None) -> SuggestedTask | None:

@@ -26,7 +26,14 @@ from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import McpServers
 from agentsvc.mcpmap import read_mcp_map, show_mcp_map
-from agentsvc.settings import Settings, SettingsPatch, check_patch, llm_of, merge
+from agentsvc.settings import (
+    Settings,
+    SettingsPatch,
+    check_base_url,
+    check_patch,
+    llm_of,
+    merge,
+)
 from agentsvc.values import MASK, MAX_INT, Secret
 
 AGENT_SCHEMA_VERSION: Final = 5
@@ -155,8 +162,9 @@ def to_conversation_change(diff: Diff) -> Change:
 def to_llm(body: LlmBody, stored: Llm, *, keeps_secrets: bool) -> Llm:
     """Return a language model; stars stand for what is stored, and so does null if that is asked.
 
-    Stars that stand for nothing are nothing.
+    Stars that stand for nothing are nothing. Raises InvalidRequest for a URL that is none.
     """
+    check_base_url(body.base_url, loc=("body", "llm", "base_url"))
     given = {name: getattr(body, name) for name in LlmOptions.__struct_fields__}
     for name in SECRET_OPTIONS & given.keys():
         given[name] = _kept(given[name], getattr(stored.options, name), is_kept=keeps_secrets)
@@ -270,9 +278,19 @@ def _refused_as_bad(
         return change(settings, diff)
     except InvalidRequest as exc:
         where = ".".join(str(step) for step in exc.loc if step != "body")
+        where = _NESTED.get(where, where)
         raise _bad(f"{where}: {exc.message}" if where else exc.message) from exc
     except msgspec.ValidationError as exc:
         raise _bad(str(exc)) from exc
+
+
+_NESTED: Final = {
+    "llm_model": "llm.model",
+    "llm_api_key": "llm.api_key",
+    "llm_base_url": "llm.base_url",
+    "condenser_max_size": "condenser.max_size",
+}
+"""Where in the nested settings is what has another name in the flat ones."""
 
 
 def _bad(text: str) -> BadRequest:

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal, assert_never
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from agentsvc.errors import InvalidRequest
 from agentsvc.http.routes import shown_as
 from agentsvc.http.wire import decode
 from agentsvc.orders import Content, ContentKind, Message
@@ -101,6 +102,18 @@ def to_message(role: str, content: list[msgspec.Raw], *, loc: Location) -> Messa
     """Return a message in the core's words; raises InvalidRequest naming the bad part."""
     parts = tuple(to_content(raw, loc=(*loc, "content", i)) for i, raw in enumerate(content))
     return Message(role=role, content=parts)
+
+
+def to_said(role: str, content: list[msgspec.Raw], *, loc: Location) -> Message:
+    """Return the same, of a message that says something; raises InvalidRequest, too, if it does not."""
+    message = to_message(role, content, loc=loc)
+    if message.is_empty:
+        raise InvalidRequest(
+            "The message is empty: it needs a text or an image",
+            loc=(*loc, "content"),
+            kind="too_short",
+        )
+    return message
 
 
 def to_content(raw: msgspec.Raw, *, loc: Location) -> Content:

@@ -253,6 +253,7 @@ async def test_a_message_reaches_the_agent_which_answers(
         {"content": []},
         {"content": "text"},
         {"content": [{"type": "text"}]},
+        {"content": [{"type": "text", "text": ""}]},
         {"content": NEW_TEXT, "role": "assistant"},
         {"content": NEW_TEXT, "run": "yes"},
     ],
