@@ -17,9 +17,12 @@ from agentsvc.values import Secret
 
 
 class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client stores: what it does not send stays, null puts back to the default.
+    """What a client stores; it is merged with what is stored: what is not sent stays.
 
-    Null leaves `llm_model`, `llm_base_url` and the three keys alone; an empty text clears them.
+    That is a decision of this server: earlier ones of this generation replaced the whole record. Null
+    puts a field back to its default, but leaves `llm_model`, `llm_base_url` and the three keys alone,
+    since clients send back what they read; an empty text puts any text back, these included. A new
+    `agent`, `security_analyzer` or `llm_base_url` that can never work is refused.
     """
 
     language: str | UnsetType | None = UNSET

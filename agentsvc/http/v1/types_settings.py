@@ -42,9 +42,11 @@ _USE_DIFFS: Final = "Use *_diff nested settings payloads instead of legacy keys"
 class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     """What a client stores: parts of the nested settings, and fields under flat names.
 
-    What is not sent stays; null puts a field back to its default, but leaves `llm_model`,
-    `llm_base_url` and the three keys alone. Where a value is sent in both forms, the nested one
-    counts. The whole nested objects are refused.
+    It is merged with what is stored: what is not sent stays. Null puts a field back to its default,
+    but leaves `llm_model`, `llm_base_url` and the three keys alone, since clients send back what
+    they read; an empty text puts any text back, these included. Where a value is sent in both
+    forms, the nested one counts. The whole nested objects are refused, and so is a new `agent`,
+    `security_analyzer` or `llm_base_url` that can never work.
     """
 
     agent_settings_diff: Annotated[dict[str, Any], shown_as(AgentBody)] | None = None
