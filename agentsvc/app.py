@@ -369,6 +369,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         agents=app[_AGENTS],
         events=app[EVENTS],
         supervisor=app[SUPERVISOR],
+        announcements=app[ANNOUNCEMENTS],
     )
     sandboxes.on_change(pending.sandbox_changed)
     sandboxes.on_change(lambda before, after: app[ANNOUNCEMENTS].announce(_news(before, after)))

@@ -10,9 +10,10 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer
+from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.conversations.agent_body import text_of, to_agent_message
 from agentsvc.conversations.model import SANDBOX_GONE, ConversationView
-from agentsvc.conversations.recorder import not_delivered_event
+from agentsvc.conversations.recorder import event_time, not_delivered_event
 from agentsvc.conversations.service import LONGEST_TOOL_SECONDS, Conversations
 from agentsvc.db import Database, IntegrityError, Queryable, Row, Transaction
 from agentsvc.effects import is_watched, note_effect
@@ -112,6 +113,14 @@ class PendingTable:
         """Remove a message."""
         await tx.run("DELETE FROM pending_messages WHERE id = :id", {"id": message_id})
 
+    async def set_run_asked(self, tx: Transaction, conversation_id: str, at: str) -> None:
+        """Note when an agent got a message to go on with, in the form events have their times."""
+        await tx.run(
+            "UPDATE conversations SET facts = CAST(json_set(CAST(facts AS TEXT),"
+            " '$.run_asked_at', :at) AS BLOB) WHERE id = :id",
+            {"id": conversation_id, "at": at},
+        )
+
     async def all_waiting(self, reader: Queryable) -> list[tuple[str, str]]:
         """Return each conversation with waiting messages, behind the user it is of."""
         rows = await reader.all(
@@ -133,9 +142,11 @@ class PendingMessages:
         agents: AgentClient,
         events: EventLog,
         supervisor: Supervisor,
+        announcements: Announcements,
     ) -> None:
         self._db = db
         self._table = PendingTable()
+        self._announcements = announcements
         self._conversations = conversations
         self._sandboxes = sandboxes
         self._agents = agents
@@ -217,6 +228,7 @@ class PendingMessages:
                 raise NotFound(f"Conversation {reference} not found") from exc
             queued = Queued(id=pending.id, position=waiting + 1, sandbox_status=status)
             await note_effect(tx, queued)
+            self._announce(tx, user_id, conversation_id)
             tx.after_commit(lambda: self._wake(user_id, conversation_id))
             return queued
 
@@ -281,13 +293,13 @@ class PendingMessages:
         try:
             _require_future(view)
         except (Conflict, Gone) as exc:
-            await self._give_up(pending, exc)
+            await self._give_up(user_id, pending, exc)
             return True
         if view.agent_url is None or view.session_api_key is None:
             await self._wake_up(view)
             return False
         agent = self._agents.at(view.agent_url, view.session_api_key)
-        return await self._try(user_id, agent, pending)
+        return await self._try(view, agent, pending)
 
     async def _wake_up(self, view: ConversationView) -> None:
         """Resume the sandbox of a message that waits, unless its user has paused it."""
@@ -303,11 +315,14 @@ class PendingMessages:
                 extra={"sandbox_id": view.sandbox.id, "reason": str(exc)},
             )
 
-    async def _try(self, user_id: str, agent: AgentServer, pending: PendingMessage) -> bool:
+    async def _try(
+        self, view: ConversationView, agent: AgentServer, pending: PendingMessage
+    ) -> bool:
+        user_id, asked_at = view.conversation.user_id, event_time()
         try:
             await self._hand_over(user_id, agent, pending)
         except (AgentRefused, NotFound) as exc:
-            await self._give_up(pending, exc)
+            await self._give_up(user_id, pending, exc)
         except AgentsvcError as exc:
             log.info(
                 "pending message cannot be delivered now",
@@ -315,8 +330,26 @@ class PendingMessages:
             )
             return False
         else:
-            await self._db.write(lambda tx: self._table.delete(tx, pending.id))
+            await self._db.write(lambda tx: self._forget(tx, user_id, pending, asked_at))
         return True
+
+    async def _forget(
+        self, tx: Transaction, user_id: str, pending: PendingMessage, asked_at: str
+    ) -> None:
+        """Remove a message that the agent has, which is at work now, whenever that is reported."""
+        await self._table.delete(tx, pending.id)
+        if pending.run:
+            await self._table.set_run_asked(tx, pending.conversation_id, asked_at)
+        self._announce(tx, user_id, pending.conversation_id)
+
+    def _announce(self, tx: Transaction, user_id: str, conversation_id: str) -> None:
+        news = Announcement(
+            subject=Subject.CONVERSATION,
+            user_id=user_id,
+            id=conversation_id,
+            conversation_id=conversation_id,
+        )
+        tx.after_commit(lambda: self._announcements.announce(news))
 
     async def _hand_over(self, user_id: str, agent: AgentServer, pending: PendingMessage) -> None:
         """Send a message, unless an earlier try that seemed to fail got through."""
@@ -334,7 +367,7 @@ class PendingMessages:
             user_id, pending.conversation_id, pending.message, run=pending.run
         )
 
-    async def _give_up(self, pending: PendingMessage, error: AgentsvcError) -> None:
+    async def _give_up(self, user_id: str, pending: PendingMessage, error: AgentsvcError) -> None:
         log.warning(
             "pending message given up",
             extra={"conversation_id": pending.conversation_id, "reason": str(error)},
@@ -344,6 +377,7 @@ class PendingMessages:
             event = not_delivered_event(pending.message, error)
             await self._events.append(tx, pending.conversation_id, [event])
             await self._table.delete(tx, pending.id)
+            self._announce(tx, user_id, pending.conversation_id)
 
         await self._db.write(body)
 

@@ -36,6 +36,7 @@ from agentsvc.values import dashed, monotonic, new_id, now
 log = logging.getLogger(__name__)
 
 NOT_DELIVERED: Final = "MessageNotDelivered"
+TOOL_SERVER_FAILED: Final = "ToolServerFailed"
 BUDGET_CODE: Final = "MaxBudgetReached"
 QUOTA_CODE: Final = "QuotaReached"
 
@@ -132,7 +133,7 @@ class Recorder:
     async def announce_failure(
         self, tx: Transaction, conversation_id: str, code: str, detail: str
     ) -> None:
-        """Store an event that tells, in the conversation itself, why it does not go on."""
+        """Store an event that tells, in the conversation itself, what does not work."""
         await self._events.append(tx, conversation_id, [error_event(code, detail)])
 
     async def announce_not_delivered(
@@ -155,6 +156,10 @@ class Recorder:
             if before is None or info.execution_status == ExecutionStatus.DELETING:
                 return
             after = _with_info(before, info, asked_at or Facts())
+            if asked_at is not None and asked_at.run_asked_at == before.facts.run_asked_at:
+                # The agent server has said what came of that.
+                known = msgspec.structs.replace(after.facts, run_asked_at="")
+                after = msgspec.structs.replace(after, facts=known)
             await _note_spend(tx, before, after)
             if after != before:
                 await self._table.update(tx, msgspec.structs.replace(after, updated_at=now()))
@@ -445,12 +450,15 @@ def wish_event(wish: str) -> bytes:
     return _own_event(facts.TELLING_KIND, key=WISH_KEY, value=wish)
 
 
+def event_time() -> str:
+    """Return the present time as agent servers give it in their events; sandboxes run on UTC."""
+    return now().astimezone(UTC).replace(tzinfo=None).isoformat()
+
+
 def _own_event(kind: str, **members: str) -> bytes:
-    # In the form agent servers give their events; sandboxes run on UTC.
-    moment = now().astimezone(UTC).replace(tzinfo=None).isoformat()
     head = {
         "id": dashed(new_id()),
-        "timestamp": moment,
+        "timestamp": event_time(),
         "parent_id": None,
         "source": "environment",
     }

@@ -127,7 +127,8 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
 class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
     """AppConversationStartTask; `queue_position` counts from 1 while it waits for room, or its turn.
 
-    `stages` are those it went through, in order.
+    `stages` are those it went through, in order. `detail` says why it failed, what it waits for, or
+    which tool servers do not start. `queued_messages` is how many wait for its end.
     """
 
     id: str
@@ -141,6 +142,7 @@ class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: Time
     updated_at: Time
     queue_position: int | None
+    queued_messages: int
     stages: list[StageView]
 
 
@@ -214,6 +216,7 @@ def from_start_task(task: StartTask, links: Links) -> StartTaskView:
         created_at=to_stored(task.created_at),
         updated_at=to_stored(task.updated_at),
         queue_position=task.queue_position,
+        queued_messages=task.queued_messages,
         stages=[_from_stage(stage) for stage in task.stages],
     )
 

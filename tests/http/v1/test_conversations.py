@@ -39,6 +39,7 @@ async def test_a_conversation_has_every_field_of_the_contract(client: Client) ->
         "sub_conversation_ids",
         "public",
         "tags",
+        "queued_messages",
         "created_at",
         "updated_at",
         "sandbox_status",

@@ -56,6 +56,7 @@ async def test_an_empty_order_is_answered_with_a_working_task(client: Client) ->
         "agent_server_url": None,
         "request": EMPTY_REQUEST,
         "queue_position": None,
+        "queued_messages": 0,
     }
 
 
