@@ -340,6 +340,19 @@ def test_a_wish_is_told_once_and_before_its_effect(
     ]
 
 
+def test_a_tool_server_that_does_not_start_is_told_and_is_no_end() -> None:
+    told = {"code": "ToolServerFailed", "detail": "The tool server `x` does not start"}
+    bodies = [status("idle"), reported("ConversationErrorEvent", **told), status("running")]
+    assert [outline(event) for event in shown(bodies)] == [
+        "environment agent_state_changed loading",
+        "environment error",
+        "environment agent_state_changed running",
+    ]
+    assert shown(bodies)[1]["content"] == told["detail"]
+    ended = last([*bodies, status("error")])
+    assert ended["extras"] == {"agent_state": "error", "reason": ""}
+
+
 def test_a_wish_for_what_is_no_state_is_not_told() -> None:
     assert shown([status("running"), asked("happy", at=1)]) == shown([status("running")])
 

@@ -22,6 +22,7 @@ from typing import Final, assert_never
 import msgspec
 from msgspec import UNSET
 
+from agentsvc.conversations.recorder import TOOL_SERVER_FAILED
 from agentsvc.events import IMPORTED_KEY, WISH_KEY
 from agentsvc.http.v0.actions import UNKNOWN_RISK, ShownAction, show_action, show_tool_call
 from agentsvc.http.v0.agent_events import (
@@ -413,8 +414,11 @@ class Translator:
 
     def _fail(self, event: ConversationErrorEvent | ServerErrorEvent) -> Iterable[Event]:
         shown = show_run_error(event)
-        self._reason = shown.content
         yield self._observe(event, "environment", shown)
+        if event.code == TOOL_SERVER_FAILED:
+            # The run goes on without it.
+            return
+        self._reason = shown.content
         # A start that failed has no run whose end would tell it.
         if self._state is AgentState.LOADING:
             yield self._enter(event, AgentState.ERROR, shown.content)
