@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from agentsvc.catalogue import Model
 from agentsvc.http.routes import shown_as
-from agentsvc.http.shapes import McpLists, Secrets
+from agentsvc.http.shapes import AgentName, AnalyzerName, BaseUrl, McpLists, Secrets
 from agentsvc.http.wire import Int64
 from agentsvc.mcp import read_mcp_config
 from agentsvc.settings import SECRET_FIELDS, Settings, SettingsPatch, show_settings
@@ -26,13 +26,13 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     language: str | UnsetType | None = UNSET
-    agent: str | UnsetType | None = UNSET
+    agent: AgentName | UnsetType | None = UNSET
     max_iterations: Int64 | UnsetType | None = UNSET
-    security_analyzer: str | UnsetType | None = UNSET
+    security_analyzer: AnalyzerName | UnsetType | None = UNSET
     confirmation_mode: bool | UnsetType | None = UNSET
     llm_model: str | UnsetType | None = UNSET
     llm_api_key: str | UnsetType | None = UNSET
-    llm_base_url: str | UnsetType | None = UNSET
+    llm_base_url: BaseUrl | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
     secrets_store: Annotated[Any, shown_as(Secrets)] = UNSET
     enable_default_condenser: bool | UnsetType | None = UNSET

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from agentsvc.auth import Principal, Role
 from agentsvc.errors import InvalidRequest
 from agentsvc.http.routes import shown_as
-from agentsvc.http.shapes import McpServers, Secrets
+from agentsvc.http.shapes import AgentName, AnalyzerName, BaseUrl, McpServers, Secrets
 from agentsvc.http.v1.types_agent_settings import (
     AgentBody,
     Change,
@@ -55,13 +55,13 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     conversation_settings: Any = UNSET
     language: str | UnsetType | None = UNSET
     user_version: Int64 | UnsetType | None = UNSET
-    agent: str | UnsetType | None = UNSET
+    agent: AgentName | UnsetType | None = UNSET
     max_iterations: Int64 | UnsetType | None = UNSET
-    security_analyzer: str | UnsetType | None = UNSET
+    security_analyzer: AnalyzerName | UnsetType | None = UNSET
     confirmation_mode: bool | UnsetType | None = UNSET
     llm_model: str | UnsetType | None = UNSET
     llm_api_key: str | UnsetType | None = UNSET
-    llm_base_url: str | UnsetType | None = UNSET
+    llm_base_url: BaseUrl | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
     secrets_store: Annotated[Any, shown_as(Secrets)] = None
     enable_default_condenser: bool | UnsetType | None = UNSET

@@ -33,8 +33,10 @@ SECRETS_MAX: Final = 50
 type Name = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\0\r\n]*\Z")]
 type LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
 type SecretName = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=256, pattern=r"\A[^\0\r\n=]*\Z")
+    str,
+    msgspec.Meta(extra_json_schema={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "maxLength": 256}),
 ]
+type NoProfile = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [""]})]
 type SecretValue = Annotated[str, msgspec.Meta(max_length=65536)]
 
 
@@ -71,7 +73,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     system_message_suffix: LongText | None = None
     processors: list[dict[str, Any]] | None = None
     llm_model: Name | None = None
-    agent_profile_id: Name | None = None
+    agent_profile_id: NoProfile | None = None
     selected_repository: Name | None = None
     selected_branch: Name | None = None
     git_provider: Provider | None = None
