@@ -385,6 +385,8 @@ class Starter:
 
     async def _try_tool_servers(self, start: Start, servers: Servers) -> None:
         """Note which tool servers do not start; the conversation goes on without them."""
+        if not servers:
+            return
         with timed(start, "tool_servers"):
             start.failed_tool_servers = await find_failures(
                 made(start.agent),

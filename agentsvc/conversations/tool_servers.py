@@ -58,8 +58,6 @@ async def find_failures(
 
     An agent that has begun has started its tool servers; those of any other are all tried.
     """
-    if not servers:
-        return []
     try:
         tried = await _without_tools(agent, conversation_id, servers) if has_begun else servers
         return await _try_all(agent, tried)
