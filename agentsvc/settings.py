@@ -17,8 +17,8 @@ from agentsvc.agentoptions import AgentOptions, Llm, LlmOptions
 from agentsvc.backend import IdleRules
 from agentsvc.db import Database, Reader, Row, Transaction
 from agentsvc.effects import note_effect
-from agentsvc.errors import InvalidRequest
 from agentsvc.mcp import McpConfig, restore_secrets, show_mcp_config
+from agentsvc.misfits import Problems
 from agentsvc.secretstore import SecretStore, apply_secrets
 from agentsvc.usersecrets import CustomSecret, ProviderToken, SecretsPatch
 from agentsvc.values import MASK, MAX_INT, Secret, has_control
@@ -180,11 +180,13 @@ def merge(old: Settings, patch: SettingsPatch) -> Settings:
 
 
 def check_patch(patch: SettingsPatch, *, loc: Sequence[str | int] = ("body",)) -> None:
-    """Raise InvalidRequest, located at the field, for a value out of its bounds."""
+    """Raise InvalidRequest, located at the fields, for values out of their bounds."""
+    problems = Problems()
     for name in FLAT_FIELDS:
         problem = _problem(name, getattr(patch, name))
         if problem:
-            raise InvalidRequest(f"{name} {problem}", loc=(*loc, name))
+            problems.note(f"{name} {problem}", loc=(*loc, name))
+    problems.refuse()
 
 
 def show_settings(settings: Settings) -> dict[str, Any]:

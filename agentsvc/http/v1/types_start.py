@@ -10,6 +10,7 @@ from agentsvc.conversations.model import Stage
 from agentsvc.http.links import Links
 from agentsvc.http.v1.types_messages import MessageBody, MessageView, from_message, to_message
 from agentsvc.http.wire import PAGE_MAX, Int64, Limit, Time, find_time
+from agentsvc.misfits import matching
 from agentsvc.orders import (
     AgentPlugin,
     AgentType,
@@ -27,10 +28,11 @@ from agentsvc.values import MASK, Secret, to_stored
 
 SECRETS_MAX: Final = 50
 
-type Name = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\0\r\n]*\Z")]
+type Name = Annotated[str, matching(r"\A[^\0\r\n]*\Z", "on one line, without NUL", max_length=256)]
 type LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
 type SecretName = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=256, pattern=r"\A[^\0\r\n=]*\Z")
+    str,
+    matching(r"\A[^\0\r\n=]*\Z", "on one line, without NUL and `=`", min_length=1, max_length=256),
 ]
 type SecretValue = Annotated[str, msgspec.Meta(max_length=65536)]
 
