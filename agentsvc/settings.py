@@ -19,6 +19,7 @@ from agentsvc.db import Database, Reader, Row, Transaction
 from agentsvc.effects import note_effect
 from agentsvc.errors import InvalidRequest
 from agentsvc.mcp import McpConfig, restore_secrets, show_mcp_config
+from agentsvc.misfits import Problems
 from agentsvc.modelhosts import is_base_url
 from agentsvc.secretstore import SecretStore, apply_secrets
 from agentsvc.usersecrets import CustomSecret, ProviderToken, SecretsPatch
@@ -179,6 +180,7 @@ def merge(old: Settings, patch: SettingsPatch) -> Settings:
     applies them.
     """
     changes: dict[str, Any] = {}
+    problems = Problems()
     for name in FLAT_FIELDS:
         given = getattr(patch, name)
         is_kept = name in KEPT_ON_NULL and _keeps(given)
@@ -187,7 +189,9 @@ def merge(old: Settings, patch: SettingsPatch) -> Settings:
         empty = given is None or (isinstance(given, str | Secret) and not given)
         changes[name] = getattr(_DEFAULTS, name) if empty else given
         if not empty:
-            _check_use(name, given)
+            with problems.noted():
+                _check_use(name, given)
+    problems.refuse()
     mcp_config = changes.get("mcp_config")
     if mcp_config is not None:
         changes["mcp_config"] = restore_secrets(mcp_config, old.mcp_config)
@@ -218,11 +222,13 @@ _CHOICES: Final = {"agent": AGENTS, "security_analyzer": SECURITY_ANALYZERS}
 
 
 def check_patch(patch: SettingsPatch, *, loc: Sequence[str | int] = ("body",)) -> None:
-    """Raise InvalidRequest, located at the field, for a value out of its bounds."""
+    """Raise InvalidRequest, located at the fields, for values out of their bounds."""
+    problems = Problems()
     for name in FLAT_FIELDS:
         problem = _problem(name, getattr(patch, name))
         if problem:
-            raise InvalidRequest(f"{name} {problem}", loc=(*loc, name))
+            problems.note(f"{name} {problem}", loc=(*loc, name))
+    problems.refuse()
 
 
 def show_settings(settings: Settings) -> dict[str, Any]:

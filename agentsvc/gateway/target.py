@@ -25,6 +25,7 @@ from agentsvc.sandboxes.state import AGENT_PORT
 
 _UNSENDABLE = re.compile(r"[\0-\x20\x7f]")
 _VERSIONS: Final = frozenset({HttpVersion10, HttpVersion11})
+_PASSED_ON: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 _REFUSED: Final = frozenset({hdrs.METH_CONNECT, hdrs.METH_TRACE})
 _EDITED_BYTES: Final = 8 * 1024 * 1024
 """How long a body may be that is read before it is passed on."""
@@ -128,7 +129,7 @@ def check(request: web.Request, place: Place) -> None:
     if request.version not in _VERSIONS:
         raise BadRequest("This version of HTTP is not supported")
     if request.method in _REFUSED:
-        raise MethodNotAllowed("Method Not Allowed")
+        raise MethodNotAllowed(allowed=_PASSED_ON)
     codings = ",".join(request.headers.getall(hdrs.TRANSFER_ENCODING, []))
     if codings and codings.strip().lower() != "chunked":
         raise MalformedBody("This transfer coding is not supported")

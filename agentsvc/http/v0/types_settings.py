@@ -10,8 +10,9 @@ from agentsvc.catalogue import Model
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import AgentName, AnalyzerName, BaseUrl, McpLists, Secrets
 from agentsvc.http.wire import Int64
-from agentsvc.mcp import read_mcp_config
-from agentsvc.settings import SECRET_FIELDS, Settings, SettingsPatch, show_settings
+from agentsvc.mcp import find_mcp_config
+from agentsvc.misfits import Problems, checked_by
+from agentsvc.settings import SECRET_FIELDS, Settings, SettingsPatch, check_patch, show_settings
 from agentsvc.usersecrets import read_secrets
 from agentsvc.values import Secret
 
@@ -34,7 +35,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     llm_api_key: str | UnsetType | None = UNSET
     llm_base_url: BaseUrl | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
-    secrets_store: Annotated[Any, shown_as(Secrets)] = UNSET
+    secrets_store: Annotated[Any, shown_as(Secrets), checked_by(read_secrets)] = UNSET
     enable_default_condenser: bool | UnsetType | None = UNSET
     condenser_max_size: Int64 | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
@@ -43,7 +44,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     user_consents_to_analytics: bool | UnsetType | None = UNSET
     sandbox_base_container_image: str | UnsetType | None = UNSET
     sandbox_runtime_container_image: str | UnsetType | None = UNSET
-    mcp_config: Annotated[Any, shown_as(McpLists)] = UNSET
+    mcp_config: Annotated[Any, shown_as(McpLists), checked_by(find_mcp_config)] = UNSET
     search_api_key: str | UnsetType | None = UNSET
     sandbox_api_key: str | UnsetType | None = UNSET
     max_budget_per_task: float | UnsetType | None = UNSET
@@ -115,16 +116,21 @@ SETTINGS_BODY: Final = msgspec.json.Decoder(SettingsBody)
 
 
 def to_patch(body: SettingsBody) -> SettingsPatch:
-    """Return the change a body asks for; raises InvalidRequest for tool servers and secrets."""
+    """Return the change a body asks for; raises InvalidRequest for what is wrong in it."""
     given = {name: getattr(body, name) for name in SettingsBody.__struct_fields__}
     for name in SECRET_FIELDS:
         if isinstance(given[name], str):
             given[name] = Secret(given[name])
-    if given["mcp_config"] is not UNSET and given["mcp_config"] is not None:
-        given["mcp_config"] = read_mcp_config(given["mcp_config"])
-    if given["secrets_store"] is not UNSET:
-        given["secrets_store"] = read_secrets(given["secrets_store"])
-    return SettingsPatch(**given)
+    servers, secrets = given.pop("mcp_config"), given.pop("secrets_store")
+    problems = Problems()
+    with problems.noted():
+        check_patch(SettingsPatch(**given))
+    with problems.noted():
+        servers = servers if servers is UNSET else find_mcp_config(servers)
+    with problems.noted():
+        secrets = secrets if secrets is UNSET else read_secrets(secrets)
+    problems.refuse()
+    return SettingsPatch(**given, mcp_config=servers, secrets_store=secrets)
 
 
 def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import msgspec
 
 from agentsvc.conversations import Conversations
 from agentsvc.conversations.pending import PendingMessages
-from agentsvc.errors import BadRequest
+from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ImageUrls, to_message
+from agentsvc.misfits import convert, in_text
 from agentsvc.orders import Message
 
 type UserAction = Message | AgentState
@@ -96,6 +97,7 @@ def _to_spoken(args: MessageArgs) -> Message:
 
 def _convert[T](body: ActionBody, kind: type[T]) -> T:
     try:
-        return msgspec.convert(body.args, kind)
-    except msgspec.ValidationError as exc:
-        raise BadRequest(f"The args of the {body.action} action do not fit: {exc}") from exc
+        return convert(body.args, kind, loc=())
+    except InvalidRequest as exc:
+        text = f"The args of the {body.action} action do not fit: {in_text(exc)}"
+        raise BadRequest(text) from exc

@@ -17,6 +17,7 @@ from agentsvc.http.links import Links
 from agentsvc.http.v1.types_messages import RawPart
 from agentsvc.http.v1.types_start import LongText, Name
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
+from agentsvc.misfits import matching
 from agentsvc.orders import ConversationSort, ExecutionStatus, Provider, Trigger
 from agentsvc.sandboxes import SandboxStatus
 from agentsvc.values import parse_uuid, to_stored
@@ -24,7 +25,12 @@ from agentsvc.values import parse_uuid, to_stored
 IDS_MAX: Final = 99
 
 type Repository = Annotated[
-    str, msgspec.Meta(max_length=256, pattern=r"\A[^\s;&|$`/\0]+(?:/[^\s;&|$`/\0]+)+\Z")
+    str,
+    matching(
+        r"\A[^\s;&|$`/\0]+(?:/[^\s;&|$`/\0]+)+\Z",
+        "that looks like `owner/name`, without spaces and the signs `;`, `&`, `|` and `$`",
+        max_length=256,
+    ),
 ]
 
 

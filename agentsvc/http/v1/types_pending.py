@@ -8,6 +8,7 @@ from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.routes import shown_as
 from agentsvc.http.v1.types_messages import MessageParts, to_said
+from agentsvc.misfits import in_text
 from agentsvc.orders import Message
 from agentsvc.values import dashed
 
@@ -51,8 +52,7 @@ def to_pending(body: PendingBody) -> Message:
     try:
         return to_said(body.role, parts, loc=())
     except InvalidRequest as exc:
-        where = ".".join(str(step) for step in exc.loc)
-        raise BadRequest(f"Invalid content format: {where}: {exc.message}") from exc
+        raise BadRequest(f"Invalid content format: {in_text(exc)}") from exc
 
 
 def from_queued(queued: Queued) -> PendingView:

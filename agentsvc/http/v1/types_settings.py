@@ -22,6 +22,7 @@ from agentsvc.http.v1.types_agent_settings import (
 from agentsvc.http.wire import Int64
 from agentsvc.mcp import McpConfig, show_mcp_config
 from agentsvc.mcpmap import read_mcp_map
+from agentsvc.misfits import Problems, checked_by
 from agentsvc.profiles import active_profile
 from agentsvc.settings import (
     SECRET_FIELDS,
@@ -63,7 +64,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     llm_api_key: str | UnsetType | None = UNSET
     llm_base_url: BaseUrl | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
-    secrets_store: Annotated[Any, shown_as(Secrets)] = None
+    secrets_store: Annotated[Any, shown_as(Secrets), checked_by(read_secrets)] = None
     enable_default_condenser: bool | UnsetType | None = UNSET
     condenser_max_size: Int64 | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
@@ -72,7 +73,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     user_consents_to_analytics: bool | UnsetType | None = UNSET
     sandbox_base_container_image: str | UnsetType | None = UNSET
     sandbox_runtime_container_image: str | UnsetType | None = UNSET
-    mcp_config: Annotated[Any, shown_as(McpServers)] = UNSET
+    mcp_config: Annotated[Any, shown_as(McpServers), checked_by(read_mcp_map)] = UNSET
     search_api_key: str | UnsetType | None = UNSET
     sandbox_api_key: str | UnsetType | None = UNSET
     max_budget_per_task: float | UnsetType | None = UNSET
@@ -192,7 +193,13 @@ def to_change(body: SettingsBody) -> Change:
     The change, when it is made, raises BadRequest for nested values that do not fit.
     """
     _refuse_whole(body)
-    patch = _to_patch(body)
+    patch = SettingsPatch()
+    problems = Problems()
+    with problems.noted():
+        patch = _to_patch(body)
+    with problems.noted():
+        to_secrets(body)
+    problems.refuse()
     nested = (
         to_conversation_change(body.conversation_settings_diff or {}),
         to_agent_change(body.agent_settings_diff or {}),
@@ -249,11 +256,15 @@ def _to_patch(body: SettingsBody) -> SettingsPatch:
     for name in SECRET_FIELDS:
         if isinstance(given[name], str):
             given[name] = Secret(given[name])
-    if given["mcp_config"] is not UNSET:
-        given["mcp_config"] = read_mcp_map(given["mcp_config"], loc=("body", "mcp_config"))
-    patch = SettingsPatch(**given)
-    check_patch(patch)
-    return patch
+    servers = given.pop("mcp_config")
+    problems = Problems()
+    with problems.noted():
+        check_patch(SettingsPatch(**given))
+    with problems.noted():
+        if servers is not UNSET:
+            servers = read_mcp_map(servers, loc=("body", "mcp_config"))
+    problems.refuse()
+    return SettingsPatch(**given, mcp_config=servers)
 
 
 def _record(settings: Settings, *, is_revealed: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from agentsvc.errors import InvalidRequest
 from agentsvc.http.links import Links
 from agentsvc.http.v1.types_messages import MessageBody, MessageView, from_message, to_message
 from agentsvc.http.wire import PAGE_MAX, Int64, Limit, Time, find_time
+from agentsvc.misfits import Problems, matching
 from agentsvc.orders import (
     AgentPlugin,
     AgentType,
@@ -30,7 +31,7 @@ from agentsvc.values import MASK, Secret, to_stored
 
 SECRETS_MAX: Final = 50
 
-type Name = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\0\r\n]*\Z")]
+type Name = Annotated[str, matching(r"\A[^\0\r\n]*\Z", "on one line, without NUL", max_length=256)]
 type LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
 type SecretName = Annotated[
     str,
@@ -291,8 +292,11 @@ def _refuse_profile(given: str | None) -> None:
 
 
 def _to_secrets(given: Mapping[str, str]) -> dict[str, Secret]:
+    problems = Problems()
     for name in given:
-        check_secret_name(name, loc=("body", "secrets", name))
+        with problems.noted():
+            check_secret_name(name, loc=("body", "secrets", name))
+    problems.refuse()
     return {name: Secret(value) for name, value in given.items()}
 
 

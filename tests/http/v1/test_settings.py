@@ -412,7 +412,7 @@ async def test_the_whole_nested_objects_are_refused(client: Client, body: dict[s
         ({"condenser": {"max_size": 19}}, "condenser.max_size"),
         ({"verification": {"critic_mode": "x"}}, "verification.critic_mode"),
         ({"agent_kind": "acp"}, "agent_kind"),
-        ({"tools": [{}]}, "tools[0]"),
+        ({"tools": [{}]}, "tools.0.name"),
         ({"mcp_config": {"s": {"url": "nope"}}}, "mcp_config.s.url"),
         ({"mcp_config": {"s": {"url": "http://a", "headers": {"A": MASK}}}}, "none is stored"),
         ({"agent": "Other"}, "agent: Input should be `CodeActAgent`"),
