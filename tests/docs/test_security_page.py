@@ -196,6 +196,10 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
         "tests/unit/test_lock.py::test_every_package_has_a_version_and_hashes_and_no_address",
         "tests/unit/test_lock.py::test_the_set_up_refuses_a_file_with_another_hash",
     ),
+    "So does `agentsvc images build`.": (
+        "tests/unit/test_lock.py::test_the_image_of_sandboxes_is_made_of_parts_of_the_lock",
+        "tests/unit/test_images.py::test_a_build_refuses_a_file_with_another_hash",
+    ),
     "`agentsvc sbom` writes what is installed.": (
         "tests/unit/test_cli_sbom.py::test_every_installed_package_is_in_it_in_its_version",
     ),
