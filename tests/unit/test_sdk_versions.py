@@ -131,15 +131,15 @@ def test_what_is_no_event_is_left_as_it_is(body: bytes) -> None:
 
 
 def test_a_page_keeps_all_but_what_is_not_known() -> None:
-    page = {
-        "items": [{"kind": "PauseEvent", "id": "a", "parent_id": "b"}],
-        "next_page_id": "c",
-    }
-    page["items"].append({"kind": "SecurityAnalysisEvent", "id": "d"})
+    items = [
+        {"kind": "PauseEvent", "id": "a", "parent_id": "b"},
+        {"kind": "SecurityAnalysisEvent", "id": "d"},
+    ]
+    page = {"items": items, "next_page_id": "c"}
     reader = Reader((1, 30))
     shown = {"items": [{"kind": "PauseEvent", "id": "a"}], "next_page_id": "c"}
     assert json.loads(reader.answer(json.dumps(page).encode())) == shown
-    listed = json.dumps([*page["items"], None]).encode()
+    listed = json.dumps([*items, None]).encode()
     assert json.loads(reader.answer(listed)) == [{"kind": "PauseEvent", "id": "a"}, None, None]
 
 

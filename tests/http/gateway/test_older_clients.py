@@ -77,8 +77,8 @@ async def test_who_starts_a_conversation_with_an_older_sdk_reads_on_as_that_and_
         async with new.get(SEARCH) as answer:
             assert await answer.read() == PAGE
     other = box.service.client_with(box.key)
-    started = await other.request("POST", "/api/conversations", data=start)
-    assert "Set-Cookie" not in started.headers
+    posted = await other.request("POST", "/api/conversations", data=start)
+    assert "Set-Cookie" not in posted.headers
 
 
 async def _hear(box: Box, path: str, *, first: str = "", agent: str = "") -> list[str]:

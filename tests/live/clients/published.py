@@ -107,8 +107,8 @@ def install_python(directory: Path, *packages: str, with_needed: bool = True) ->
             (Path(paths["purelib"]) / "ours.pth").write_text(
                 f"{ours['purelib']}\n{ours['platlib']}\n"
             )
-            options = ("--quiet", "--no-compile", "--upgrade")
-            options += () if with_needed else ("--no-deps",)
+            depth = () if with_needed else ("--no-deps",)
+            options = ("--quiet", "--no-compile", "--upgrade", *depth)
             _call(str(python), "-m", "pip", "install", *options, *packages)
             (directory / "installed").touch()
     home = directory / "home"
