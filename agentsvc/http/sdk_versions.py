@@ -25,7 +25,7 @@ HTTP_CLIENT: Final = "python-httpx/"
 """How the User-Agent of the SDK and of the command line begins; they do not name themselves."""
 _MARKED = re.compile(r"\A(.+)~sdk-([0-9]{1,3})\.([0-9]{1,3})\Z", re.DOTALL)
 _IN_QUERY = re.compile(
-    r"([?&]session_api_key=[^&#]*?)(?:~|%7[Ee])sdk-([0-9]{1,3})\.([0-9]{1,3})(?=[&#]|\Z)"
+    r"([?&]session_api_key=[^&#?]*?)(?:~|%7[Ee])sdk-([0-9]{1,3})\.([0-9]{1,3})(?=[&#]|\Z)"
 )
 _VERSION = re.compile(r"\A([0-9]{1,3})\.([0-9]{1,3})\Z")
 _MARK: Final = "~sdk-"
