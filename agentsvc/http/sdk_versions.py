@@ -31,6 +31,7 @@ _VERSION = re.compile(r"\A([0-9]{1,3})\.([0-9]{1,3})\Z")
 _MARK: Final = "~sdk-"
 _KEY_HEADERS: Final = ("X-Session-API-Key", hdrs.AUTHORIZATION, "X-Access-Token")
 _ANY: Final = ""
+_PROMPT: Final = "SystemPromptEvent"
 
 
 class Added(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +57,28 @@ COMPLETE: Final[Version] = max(added.version for added in ADDED)
 """The first version that reads everything."""
 
 
+_IMPORTS_TOOLS: Final[Version] = (1, 50)
+"""From here on clients import the tools of a conversation that they take part in."""
+_IMPORTED: Final = frozenset(
+    {
+        "FileEditorTool",
+        "FinishTool",
+        "MCPToolDefinition",
+        "TaskToolSet",
+        "TaskTool",
+        "TaskTrackerTool",
+        "TerminalTool",
+        "ThinkTool",
+    }
+)
+"""The tools that programs of all versions know, whatever they import of `openhands.tools`."""
+
+
 class Reader:
     """Puts events into the form that one version reads; what it leaves out is nowhere changed."""
 
     def __init__(self, version: Version) -> None:
+        self._imports_tools = version >= _IMPORTS_TOOLS
         self._unknown = {one.kind for one in ADDED if one.version > version and not one.fields}
         self._fields: dict[str, frozenset[str]] = {}
         for one in ADDED:
@@ -80,9 +99,10 @@ class Reader:
         if kind in self._unknown:
             return None
         left_out = self._fields.get(_ANY, frozenset()) | self._fields.get(kind, frozenset())
-        if left_out.isdisjoint(members):
-            return body
-        return _encode({name: value for name, value in members.items() if name not in left_out})
+        shown = {name: value for name, value in members.items() if name not in left_out}
+        if kind == _PROMPT and not self._imports_tools:
+            shown = _with_known_tools(shown)
+        return body if shown == members else _encode(shown)
 
     def events(self, bodies: Iterable[bytes]) -> list[bytes]:
         """Return those of some events that the version knows."""
@@ -209,12 +229,25 @@ def unmark_request(message: RawRequestMessage) -> tuple[RawRequestMessage, Versi
     return message, version
 
 
+def _with_known_tools(prompt: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """Return the members of a prompt that lists no tools but those that every program knows."""
+    try:
+        tools = _TOOLS.decode(prompt["tools"])
+        known = [
+            tool for tool in tools if "kind" not in tool or _KIND.decode(tool["kind"]) in _IMPORTED
+        ]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
+        return prompt
+    return prompt if len(known) == len(tools) else prompt | {"tools": msgspec.Raw(_encode(known))}
+
+
 def _raws(bodies: Iterable[bytes]) -> list[msgspec.Raw]:
     return [msgspec.Raw(body) for body in bodies]
 
 
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_TOOLS: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _KIND: Final = msgspec.json.Decoder(str)
 _START: Final = msgspec.json.Decoder(_Start)
 

@@ -143,6 +143,20 @@ def test_a_page_keeps_all_but_what_is_not_known() -> None:
     assert json.loads(reader.answer(listed)) == [{"kind": "PauseEvent", "id": "a"}, None, None]
 
 
+def test_versions_that_import_no_tools_are_told_only_of_those_that_all_programs_know() -> None:
+    tools = [{"kind": "TerminalTool", "name": "t"}, {"kind": "BrowserClickTool", "name": "b"}]
+    prompt = json.dumps({"kind": "SystemPromptEvent", "tools": tools}).encode()
+    for version, known in (((1, 30), tools[:1]), ((1, 49), tools[:1]), ((1, 50), tools)):
+        read = Reader(version).event(prompt)
+        assert read is not None
+        assert json.loads(read) == {"kind": "SystemPromptEvent", "tools": known}
+    for odd in (
+        b'{"kind":"SystemPromptEvent","tools":3}',
+        b'{"kind":"SystemPromptEvent","tools":[{"kind":3}]}',
+    ):
+        assert Reader((1, 30)).event(odd) == odd
+
+
 @pytest.mark.parametrize("version", [(1, 21), (1, 30), (2, 0), None])
 def test_a_key_says_which_version_its_client_has(version: Version | None) -> None:
     assert unmark(mark("asvc_key", version)) == ("asvc_key", version)

@@ -24,7 +24,6 @@ async def test_older_sdks_take_part_in_conversations_and_start_their_own(
 ) -> None:
     async def use(version: str, sdk: Client) -> None:
         says = version.rpartition(".")[0]
-        older = LiveClient(shared.url, f"{shared.key.reveal()}~sdk-{says}", client.model)
         name = await client.start_conversation(run("echo first"), sandbox_id=sandbox_id)
         begun = await client.wait_for_execution(name, "finished")
         seen = await sdk.run(
@@ -40,12 +39,11 @@ async def test_older_sdks_take_part_in_conversations_and_start_their_own(
                 "api_key": client.model.key.reveal(),
             },
             text=run("echo second"),
-            stored=await older.events(name),
+            stored=await _events_of(shared, client, says, name),
             # The start of one by 1.51 to 1.53 is that of newer versions.
             shows_itself=version != "1.53.0",
             patience=PATIENCE,
         )
-        await older.close()
         _check(version, seen)
         # Everybody else gets everything.
         events = await client.until(name, lambda events: outputs(events) == ["first", "second"])
@@ -55,6 +53,16 @@ async def test_older_sdks_take_part_in_conversations_and_start_their_own(
     async with asyncio.TaskGroup() as group:
         for version, sdk in older_sdks.items():
             group.create_task(use(version, sdk))
+
+
+async def _events_of(
+    shared: Installation, client: LiveClient, says: str, name: str
+) -> list[dict[str, Any]]:
+    older = LiveClient(shared.url, f"{shared.key.reveal()}~sdk-{says}", client.model)
+    try:
+        return await older.events(name)
+    finally:
+        await older.close()
 
 
 def _check(version: str, seen: dict[str, Any]) -> None:
