@@ -42,7 +42,6 @@ def take_part(api_key, *, analyzed, **options):
 
 
 report = {"version": importlib.metadata.version("openhands-sdk")}
-report["stored"] = [type(Event.model_validate(event)).__name__ for event in task["stored"]]
 # It attaches to one that the server started, where only its key says what it can read.
 report["attached"] = take_part(
     f"{task['session_key']}~sdk-{task['says']}",
@@ -50,6 +49,8 @@ report["attached"] = take_part(
     delete_on_close=False,
     analyzed=True,
 )
+# Newer ones have imported the tools of that conversation by now.
+report["stored"] = [type(Event.model_validate(event)).__name__ for event in task["stored"]]
 # One of its own shows what it can read by how it is started.
 report["own"] = take_part(task["session_key"], delete_on_close=True, analyzed=task["shows_itself"])
 sys.stdout.write(f"{json.dumps(report)}\n")
