@@ -19,6 +19,7 @@ from agentsvc.http.links import Origin, WorkOrigin, is_from_proxy, links_of, mou
 from agentsvc.http.login_cookie import login_token
 from agentsvc.http.origins import EDITOR_PORT, read_label
 from agentsvc.http.routes import MOST_QUERY_KEYS
+from agentsvc.http.sdk_versions import Reader
 from agentsvc.reach import Confirm
 from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
@@ -64,6 +65,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """What confirms a new connection to the address."""
     edit_body: Callable[[bytes], bytes] | None = None
     """What is to be done with the body on its way; None where it is passed on as it comes."""
+    reader: Reader | None = None
+    """What puts events on their way to the client into the form that it reads."""
+    more_headers: CIMultiDict[str] = msgspec.field(default_factory=CIMultiDict)
+    """Headers of this server that the answer gets."""
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
