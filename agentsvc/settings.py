@@ -62,10 +62,15 @@ class GroupingStrategy(StrEnum):
     """Which running sandbox a new conversation joins, if any."""
 
     NO_GROUPING = "NO_GROUPING"
+    """None: every conversation gets a sandbox of its own"""
     GROUP_BY_NEWEST = "GROUP_BY_NEWEST"
+    """The one made last"""
     LEAST_RECENTLY_USED = "LEAST_RECENTLY_USED"
+    """The one not used for longest"""
     FEWEST_CONVERSATIONS = "FEWEST_CONVERSATIONS"
+    """The one with the fewest conversations"""
     ADD_TO_ANY = "ADD_TO_ANY"
+    """The one made first"""
 
 
 class Settings(Struct, frozen=True, kw_only=True):

@@ -12,64 +12,97 @@ class SseServer(msgspec.Struct, frozen=True, kw_only=True):
     """A tool server reached over server-sent events."""
 
     url: str
+    """http or https URL of the tool server"""
     api_key: str | None = None
+    """Key it is sent as `Authorization: Bearer`; null or empty: none, stars: the stored one"""
 
 
 class ShttpServer(SseServer, frozen=True, kw_only=True):
     """A tool server reached over HTTP; the time a call may take is in seconds."""
 
     timeout: int | None = None
+    """Seconds one call may take, 1 to 3600; null: 60"""
 
 
 class StdioServer(msgspec.Struct, frozen=True, kw_only=True):
     """A tool server that is a process in the sandbox; texts are split as a shell does."""
 
     name: str
+    """What the server is called: 1 to 100 letters, digits, `_` and `-`"""
     command: str
+    """Program that is the server, without arguments"""
     args: list[str] | str = []
+    """Its arguments; a text is split as a shell does"""
     env: dict[str, str] | str = {}
+    """Its environment variables by name, stars for a stored value; a text is written `A=1,B=2`"""
 
 
 class McpConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tool servers in three lists; a URL alone is a server without a key."""
 
     sse_servers: list[SseServer | str] = []
+    """Tool servers reached over server-sent events, at most 100"""
     stdio_servers: list[StdioServer] = []
+    """Tool servers that are processes in the sandbox, at most 100"""
     shttp_servers: list[ShttpServer | str] = []
+    """Tool servers reached over HTTP, at most 100"""
 
 
 class NamedServer(msgspec.Struct, frozen=True, kw_only=True):
     """A tool server with a URL, or a command if it is a process in the sandbox."""
 
     url: str | None = None
+    """http or https URL of the tool server; null if it is a process"""
     command: str | None = None
+    """Program that is the server, without arguments; null if it has a URL"""
     transport: str | None = None
+    """How it is talked to; null: `stdio` for a process, else `streamable-http`"""
     args: list[str] | str | None = None
+    """Arguments of the program; a text is split as a shell does. Null: none"""
     env: dict[str, str] | str | None = None
+    """Environment variables of the program by name, stars for a stored value; a text is written
+    `A=1,B=2`. Null: none"""
     cwd: str | None = None
+    """Directory the program works in; null: that of the agent"""
     headers: dict[str, str] | None = None
+    """Headers of each call by name, stars for a stored value; null: none"""
     auth: dict[str, str | dict[str, str] | None] | str | None = None
+    """How the server is told who calls: a key alone, or an object with a `strategy`; null: not at
+    all"""
     timeout: float | None = None
+    """Seconds one call may take, up to 3600; null: 60"""
     sse_read_timeout: float | None = None
+    """Seconds a stream of it may pause, up to 3600; null: no limit"""
     description: str | None = None
+    """What it is for; kept and shown only. Null: nothing"""
     icon: str | None = None
+    """Picture for a front end; kept and shown only. Null: none"""
     keep_alive: bool | None = None
+    """Whether the process goes on between two calls; null: as the agent server does"""
     enabled: bool = True
+    """Whether agents get it; false keeps it for later"""
 
 
 class ProviderToken(msgspec.Struct, frozen=True, kw_only=True):
     """A token for a git provider; an empty one keeps what is stored."""
 
     token: str | None = None
+    """The token; empty, null or left out: the stored one stays"""
     host: str | None = None
+    """Host of the provider, where it is not the usual one; null: the usual one, left out: unchanged
+    """
     user_id: str | None = None
+    """Name of the account, for providers that need it; null: none, left out: unchanged"""
 
 
 class CustomSecret(msgspec.Struct, frozen=True, kw_only=True):
     """A secret; an empty one keeps what is stored."""
 
     secret: str | None = None
+    """The value, at most 64 KiB; empty, null or left out: the stored one stays"""
     description: str | None = None
+    """What it is for, told to the agent; at most 4096 characters. Null: nothing, left out:
+    unchanged"""
 
 
 type ProviderTokens = dict[Provider, ProviderToken | str]
@@ -79,7 +112,9 @@ class SecretsStore(msgspec.Struct, frozen=True, kw_only=True):
     """Secrets and tokens by name; a text alone is the secret itself."""
 
     provider_tokens: ProviderTokens | None = None
+    """Tokens by provider; null: no change"""
     custom_secrets: dict[str, CustomSecret | str] | None = None
+    """Secrets by name, which is that of an environment variable; null: no change"""
 
 
 type Secrets = SecretsStore | None

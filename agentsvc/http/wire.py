@@ -72,6 +72,7 @@ class Page[T](msgspec.Struct, frozen=True, kw_only=True):
     """One page of a list; `next_page_id` is null on the last one."""
 
     items: list[T]
+    """The items of the page, in the order of the list"""
     next_page_id: str | None = None
 
 
@@ -79,6 +80,7 @@ class Success(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of an operation that has nothing more to say."""
 
     success: bool = True
+    """Always true: what fails has another status"""
 
 
 SUCCESS: Final = Success()

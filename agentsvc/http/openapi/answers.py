@@ -43,7 +43,9 @@ class Error(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to what cannot be done; the code is stable, the detail is for people."""
 
     detail: str
+    """What is wrong and what can be done about it, for people"""
     code: str
+    """What is wrong, for programs; it stays the same"""
     request_id: str
 
 
@@ -51,15 +53,21 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """What does not fit, and where."""
 
     type: str
+    """Kind of the problem, for programs, such as `missing` or `enum`"""
     loc: list[str | int]
+    """Where it is: `body`, `query`, `path` or `header`, then the fields and list positions down to
+    it"""
     msg: str
+    """What is wrong there, for people"""
 
 
 class InvalidRequestError(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a request that does not fit its description; there is one problem in it."""
 
     detail: list[Problem]
+    """What does not fit, one entry for each place"""
     code: Literal["invalid_request"]
+    """What is wrong, for programs"""
     request_id: str
 
 

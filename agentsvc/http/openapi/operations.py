@@ -1,5 +1,6 @@
 """One route as one operation of the description."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any, Final, get_args
@@ -40,6 +41,18 @@ _SECURITY: Final[dict[Scope, tuple[str, ...]]] = {
     Scope.SANDBOX: ("sandboxKey",),
     Scope.MODEL: ("modelToken",),
     Scope.PASS: ("pass",),
+}
+
+_KEYS: Final[dict[Scope, str]] = {
+    Scope.OPEN: "Needs no key.",
+    Scope.READ: "Needs any key of a user.",
+    Scope.RUN: "Needs a key of the scope `run` or `admin`, of a user who is no viewer.",
+    Scope.MANAGE: "Needs a key of the scope `admin`, of a user who is no viewer.",
+    Scope.ADMIN_READ: "Needs any key of an administrator.",
+    Scope.ADMIN: "Needs a key of the scope `admin`, of an administrator.",
+    Scope.SANDBOX: "Needs the session key of a running sandbox.",
+    Scope.MODEL: "Needs the token for the model of a conversation, which its sandbox has.",
+    Scope.PASS: "Needs the signed pass for one secret, which a sandbox got from this server.",
 }
 
 
@@ -84,6 +97,7 @@ def operation(route: Route, method: str, schemas: RouteSchemas, components: Any)
     described: Json = {
         "operationId": operation_id(route, method),
         "summary": route.summary,
+        "description": _description(route),
         "tags": [tag_of(route)],
         "security": [{name: []} for name in security_of(route)],
     }
@@ -103,6 +117,13 @@ def operation(route: Route, method: str, schemas: RouteSchemas, components: Any)
         described["responses"][str(int(route.status))] = success(route, schemas.answer)
     described["responses"] = dict(sorted(described["responses"].items()))
     return described
+
+
+def _description(route: Route) -> str:
+    """Return what the docstring of the handler says below its first line, and who may ask."""
+    _, _, text = (inspect.getdoc(route.handler) or "").partition("\n\n")
+    paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    return "\n\n".join(filter(None, (*paragraphs, _KEYS[route.scope])))
 
 
 def operation_id(route: Route, method: str) -> str:

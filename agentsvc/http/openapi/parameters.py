@@ -113,7 +113,10 @@ def query_parameters(route: Route, schema: Json, components: dict[str, Json]) ->
 
 
 def _query_parameter(name: str, schema: Json, is_required: bool, example: Any) -> Json:
-    parameter: Json = {"name": name, "in": "query", "schema": schema}
+    parameter: Json = {"name": name, "in": "query"}
+    if "description" in schema:
+        parameter["description"] = schema["description"]
+    parameter["schema"] = {key: value for key, value in schema.items() if key != "description"}
     if is_required:
         parameter["required"] = True
     if name in example:

@@ -40,7 +40,11 @@ from agentsvc.orders import Message
 
 
 async def get_events(request: web.Request) -> web.Response:
-    """Return a part of a history: GET /api/conversations/{id}/events."""
+    """Return a part of a history: GET /api/conversations/{id}/events.
+
+    Numbers from `start_id` to `end_id`, both belonging to it. Events of V1 in the words of this
+    generation: each is an action or an observation.
+    """
     wanted = to_range(read_query(request, EventSearch))
     conversation = (await get_view(request)).conversation
     history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
@@ -50,19 +54,30 @@ async def get_events(request: web.Request) -> web.Response:
 
 
 async def get_trajectory(request: web.Request) -> web.Response:
-    """Return a whole history: GET /api/conversations/{id}/trajectory."""
+    """Return a whole history: GET /api/conversations/{id}/trajectory.
+
+    Events of V1 in the words of this generation: each is an action or an observation. `replay_json`
+    of a start takes it.
+    """
     conversation = (await get_view(request)).conversation
     history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
     return raw_json_response(b'{"trajectory":' + raw_array(history) + b"}")
 
 
 async def post_event(request: web.Request) -> web.Response:
-    """Take a message, or a wish what the agent does: POST /api/conversations/{id}/events."""
+    """Take a message, or a wish what the agent does: POST /api/conversations/{id}/events.
+
+    The actions are those of the event socket: `message`, and `change_agent_state` to run, pause,
+    stop, confirm or reject. Events tell what comes of it.
+    """
     return await _pass_on(request, to_user_action(await read_json(request, ACTION_BODY)))
 
 
 async def post_message(request: web.Request) -> web.Response:
-    """Take a message and let the agent go on: POST /api/conversations/{id}/message."""
+    """Take a message and let the agent go on: POST /api/conversations/{id}/message.
+
+    A stopped conversation is not woken: start it first.
+    """
     body = await read_json(request, MESSAGE_BODY)
     return await _pass_on(request, to_message(body.message, []) or Message())
 

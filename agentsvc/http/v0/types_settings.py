@@ -32,6 +32,8 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     llm_base_url: str | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
     secrets_store: Annotated[Any, shown_as(Secrets)] = UNSET
+    """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
+    """
     enable_default_condenser: bool | UnsetType | None = UNSET
     condenser_max_size: Int64 | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
@@ -41,6 +43,8 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_base_container_image: str | UnsetType | None = UNSET
     sandbox_runtime_container_image: str | UnsetType | None = UNSET
     mcp_config: Annotated[Any, shown_as(McpLists)] = UNSET
+    """Tool servers in three lists. They replace all that are stored, stars stand for a stored
+    secret; null: none, left out: unchanged"""
     search_api_key: str | UnsetType | None = UNSET
     sandbox_api_key: str | UnsetType | None = UNSET
     max_budget_per_task: float | UnsetType | None = UNSET
@@ -64,6 +68,7 @@ class SettingsView(msgspec.Struct, frozen=True, kw_only=True):
     llm_base_url: str | None
     remote_runtime_resource_factor: int | None
     secrets_store: dict[str, Any]
+    """Always `{"provider_tokens": {}}`: secrets are listed by other operations"""
     enable_default_condenser: bool
     condenser_max_size: int | None
     enable_sound_notifications: bool
@@ -73,6 +78,7 @@ class SettingsView(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_base_container_image: str | None
     sandbox_runtime_container_image: str | None
     mcp_config: dict[str, Any] | None
+    """Tool servers as `McpConfig` describes them, secrets as stars; null: none"""
     search_api_key: None
     sandbox_api_key: None
     max_budget_per_task: float | None
@@ -90,22 +96,29 @@ class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
     """The answer once settings are stored."""
 
     message: str = "Settings stored"
+    """What was done, in words"""
 
 
 class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
     """What a front end should leave out."""
 
     enable_billing: bool = False
+    """Always false: there is nobody to bill"""
     hide_llm_settings: bool = False
+    """Always false: users choose their own models"""
 
 
 class WebConfig(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
     """What a front end reads before it shows anything; no analytics, no login by a provider."""
 
     app_mode: str = "oss"
+    """Always `oss`: users log in with API keys"""
     github_client_id: str = ""
+    """Always empty: nobody logs in by GitHub"""
     posthog_client_key: str = ""
+    """Always empty: nothing is measured about users"""
     feature_flags: FeatureFlags = FeatureFlags()
+    """What a front end shows or leaves out"""
 
 
 SETTINGS_BODY: Final = msgspec.json.Decoder(SettingsBody)

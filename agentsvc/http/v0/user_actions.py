@@ -27,20 +27,28 @@ class ActionBody(msgspec.Struct, frozen=True, kw_only=True):
     """A raw action; unknown members pass."""
 
     action: str | None = None
+    """What is to be done: `message` says something, `change_agent_state` tells the agent what to
+    do; null is refused"""
     args: dict[str, Any] = {}
+    """For `message` its `content` and `image_urls`, for `change_agent_state` the `agent_state`:
+    `running`, `paused`, `stopped`, `user_confirmed` or `user_rejected`"""
 
 
 class MessageArgs(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of a message action."""
 
     content: str = ""
+    """The text; not empty where there is no image"""
     image_urls: ImageUrls | None = None
+    """Images, by http(s) or data URL; null: none"""
 
 
 class StateArgs(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of a `change_agent_state` action."""
 
     agent_state: AgentState
+    """What the agent is to do: `running`, `paused`, `stopped`, `user_confirmed` or `user_rejected`
+    """
 
 
 ACTION_BODY: Final = msgspec.json.Decoder(ActionBody)

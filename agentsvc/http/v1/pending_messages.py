@@ -17,7 +17,12 @@ _PENDING = msgspec.json.Decoder(PendingBody)
 
 
 async def post_pending_message(request: web.Request) -> web.Response:
-    """POST /conversations/{conversation_id}/pending-messages."""
+    """POST /conversations/{conversation_id}/pending-messages.
+
+    The path names a conversation, or with `task-` in front of its id a start task. Messages are
+    delivered in their order once the conversation is ready, and start the agent; if it is ready, at
+    once. At most 10 wait (429).
+    """
     reference = path_text(request, "conversation_id")
     message = to_pending(await read_json(request, _PENDING))
     queued = await request.app[PENDING].queue(request[PRINCIPAL].user_id, reference, message)

@@ -32,10 +32,18 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     """Where to go on: behind the event of this number, or from the beginning."""
 
     after: EventNumber | UnsetType = UNSET
+    """Tell what comes behind the event of this number, which is the `id` of a message; left out:
+    from the first event on. The header `Last-Event-ID` wins over it"""
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:
-    """GET /conversation/{conversation_id}/events/stream."""
+    """GET /conversation/{conversation_id}/events/stream.
+
+    First what is stored, then what happens, to the end of the conversation, of the key or of the
+    server. Server-sent events, or a WebSocket if the client asks for one; `x-messages` says what
+    they carry. A client that connects again sends the last `id` it has, as `Last-Event-ID` or
+    `after`.
+    """
     conversation_id, after = path_id(request, "conversation_id"), _after(request)
 
     async def find() -> Items:
@@ -46,7 +54,13 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
 
 
 async def stream_changes(request: web.Request) -> web.StreamResponse:
-    """GET /events/stream."""
+    """GET /events/stream.
+
+    Conversations, start tasks and sandboxes of the user, each as the operations show it, whenever
+    it changes or is deleted. Nothing is told of the past: list them when `ready` has come, and
+    again after `resync`. Server-sent events, or a WebSocket if the client asks for one;
+    `x-messages` says what they carry.
+    """
 
     async def find() -> Items:
         stream = request.app[STREAMS].of_user(request[PRINCIPAL].user_id)

@@ -22,17 +22,22 @@ class PendingBody(msgspec.Struct, frozen=True, kw_only=True):
     """A message for a conversation that may not be ready yet; the content is not empty."""
 
     role: Literal["user"] = "user"
+    """Who speaks; always the user"""
     content: Annotated[msgspec.Raw, shown_as(MessageParts)] = msgspec.field(
         default_factory=_nothing
     )
+    """The parts of the message, at least one"""
 
 
 class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     """PendingMessageResponse: a message that was taken, and its place in the queue."""
 
     id: str
+    """Id of the message, with dashes"""
     queued: bool = True
+    """Always true: the message was taken"""
     position: int
+    """Its place in the queue, counted from 1"""
 
 
 _PARTS = msgspec.json.Decoder(list[msgspec.Raw])

@@ -48,9 +48,14 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     agent_settings_diff: Annotated[dict[str, Any], shown_as(AgentBody)] | None = None
+    """What to change of `agent_settings`: objects are merged deeply, `mcp_config` is replaced as a
+    whole, null puts a field back to its default"""
     conversation_settings_diff: Annotated[dict[str, Any], shown_as(ConversationBody)] | None = None
+    """What to change of `conversation_settings`; null puts a field back to its default"""
     agent_settings: Any = UNSET
+    """Refused (422): use `agent_settings_diff`"""
     conversation_settings: Any = UNSET
+    """Refused (422): use `conversation_settings_diff`"""
     language: str | UnsetType | None = UNSET
     user_version: Int64 | UnsetType | None = UNSET
     agent: str | UnsetType | None = UNSET
@@ -62,6 +67,8 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     llm_base_url: str | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
     secrets_store: Annotated[Any, shown_as(Secrets)] = None
+    """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
+    """
     enable_default_condenser: bool | UnsetType | None = UNSET
     condenser_max_size: Int64 | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
@@ -71,6 +78,8 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_base_container_image: str | UnsetType | None = UNSET
     sandbox_runtime_container_image: str | UnsetType | None = UNSET
     mcp_config: Annotated[Any, shown_as(McpServers)] = UNSET
+    """Tool servers by name. They replace all that are stored, stars stand for a stored secret;
+    null: none, left out: unchanged"""
     search_api_key: str | UnsetType | None = UNSET
     sandbox_api_key: str | UnsetType | None = UNSET
     max_budget_per_task: float | UnsetType | None = UNSET
@@ -94,16 +103,22 @@ class ConversationSettingsView(msgspec.Struct, frozen=True, kw_only=True):
     """How conversations run."""
 
     schema_version: int
+    """Always 1"""
     max_iterations: int
+    """Steps of the agent after which a run ends"""
     confirmation_mode: bool
+    """Whether the agent asks before it acts"""
     security_analyzer: Literal["llm", "none"] | None
+    """What rates the risk of an action; null if none of these is set"""
 
 
 class ProfilesView(msgspec.Struct, frozen=True, kw_only=True):
     """The saved language models by name, and the one in use."""
 
     profiles: dict[str, dict[str, Any]]
+    """The saved models by name, each as `LlmBody` describes it, keys as stars"""
     active: str | None
+    """The one activated last, if the settings still are as it says; else null"""
 
 
 class RecordView(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +143,7 @@ class RecordView(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_base_container_image: str | None
     sandbox_runtime_container_image: str | None
     mcp_config: dict[str, Any] | None
+    """Tool servers as `McpConfig` describes them, secrets as stars; null: none"""
     search_api_key: str | None
     sandbox_api_key: str | None
     max_budget_per_task: float | None
@@ -142,13 +158,22 @@ class RecordView(msgspec.Struct, frozen=True, kw_only=True):
     default_sandbox_spec_id: str | None
     title_llm_profile: str | None
     secrets_store: dict[str, Any]
+    """Always `{"provider_tokens": {}}`: secrets are listed by other operations"""
     agent_settings: dict[str, Any]
+    """The agent as `AgentBody` describes it, every field spelled out; secrets are null unless they
+    were asked for"""
     conversation_settings: ConversationSettingsView
+    """How conversations run"""
     llm_profiles: ProfilesView
+    """The saved models"""
     active_agent_profile_id: str | None
+    """Always null: there are no saved agents"""
     active_agent_profile_revision: int | None
+    """Always null"""
     registered_marketplaces: Nothing
+    """Always empty"""
     inherited_marketplaces: Nothing
+    """Always empty"""
 
 
 class SettingsView(RecordView, frozen=True, kw_only=True):
@@ -163,22 +188,30 @@ class UserView(RecordView, frozen=True, kw_only=True):
     """A user with the settings."""
 
     id: str
+    """Id of the user, with dashes"""
     org_id: str | None
+    """Always null: there are no organizations"""
     org_name: str | None
+    """Always null"""
     role: Role
+    """What the user may do"""
     permissions: list[str] | None
+    """Always null: the role says what the user may do"""
 
 
 class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
     """The answer once settings are stored."""
 
     message: str = "Settings stored"
+    """What was done, in words"""
 
 
 class Expose(msgspec.Struct, frozen=True, kw_only=True):
     """The query of /users/me."""
 
     expose_secrets: bool = False
+    """Whether keys and secrets are shown. Needs, beside the user's key, the key of a running
+    sandbox of the user in `X-Session-API-Key`"""
 
 
 SETTINGS_BODY: Final = msgspec.json.Decoder(SettingsBody)
