@@ -16,6 +16,7 @@ from agentsvc.http.openapi.operations import (
 )
 from agentsvc.http.openapi.parameters import plain_path
 from agentsvc.http.openapi.schemas import Json, as_answer, reachable, schemas_of
+from agentsvc.http.openapi.sockets import socket_item, socket_types, sockets_of
 from agentsvc.http.routes import KEY_PARAMETER, LOGIN_HEADER, Route
 
 _ABOUT: Final = """\
@@ -109,11 +110,14 @@ _SCHEMES: Final[dict[str, Json]] = {
 
 def describe(routes: Sequence[Route], *, prefix: str = "") -> Json:
     """Return the description of the routes, all below a prefix, as an OpenAPI 3.1 document."""
+    sockets = sockets_of(routes)
     types = [kind for route in routes for kind in types_of(route)]
+    types += [kind for socket in sockets for kind in socket_types(socket)]
     made = schemas_of([*types, *ERROR_TYPES])
     schemas = iter(made.roots)
     described = [(route, assign(route, schemas)) for route in routes]
     paths = _paths(described, made.components)
+    paths |= {one.path: socket_item(one, schemas, made.components) for one in sockets}
     answers = shared_answers(routes)
     return {
         "openapi": "3.1.1",

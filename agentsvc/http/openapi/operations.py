@@ -8,7 +8,7 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.http.openapi.answers import error_answers, success
+from agentsvc.http.openapi.answers import about, error_answers, stream_answers, success
 from agentsvc.http.openapi.parameters import (
     IDEMPOTENCY_KEY,
     path_parameters,
@@ -63,11 +63,12 @@ class RouteSchemas(msgspec.Struct, frozen=True, kw_only=True):
     query: Json | None
     body: Json | None
     answer: Json
+    message: Json | None
 
 
 def types_of(route: Route) -> list[Any]:
     """Return the types of a route in the order in which `assign` expects their schemas."""
-    kinds = [*path_types(route), route.query, route.body, answer_type(route)]
+    kinds = [*path_types(route), route.query, route.body, answer_type(route), route.message]
     return [kind for kind in kinds if kind is not None]
 
 
@@ -84,6 +85,7 @@ def assign(route: Route, schemas: Iterator[Json]) -> RouteSchemas:
         query=next(schemas) if route.query is not None else None,
         body=next(schemas) if route.body is not None else None,
         answer=next(schemas),
+        message=next(schemas) if route.message is not None else None,
     )
 
 
@@ -105,7 +107,7 @@ def operation(route: Route, method: str, schemas: RouteSchemas, components: Any)
         described["deprecated"] = True
     parameters = path_parameters(route, schemas.path)
     if schemas.query is not None:
-        parameters += query_parameters(route, schemas.query, components)
+        parameters += query_parameters(schemas.query, components, route.example.query)
     if takes_repeats(route):
         parameters.append(IDEMPOTENCY_KEY)
     if parameters:
@@ -114,7 +116,10 @@ def operation(route: Route, method: str, schemas: RouteSchemas, components: Any)
         described["requestBody"] = _request_body(route, schemas.body)
     described["responses"] = error_answers(route)
     if route.answer is not None:
-        described["responses"][str(int(route.status))] = success(route, schemas.answer)
+        told = about(schemas.answer, components) if route.media == JSON else f"`{route.media}`."
+        described["responses"][str(int(route.status))] = success(route, schemas.answer, told)
+    if schemas.message is not None:
+        described["responses"] |= stream_answers(route, schemas.message)
     described["responses"] = dict(sorted(described["responses"].items()))
     return described
 

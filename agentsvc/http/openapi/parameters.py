@@ -1,6 +1,7 @@
 """What stands in paths: the types of their parts, what they mean, and values for examples."""
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID
 
@@ -102,12 +103,14 @@ def path_parameters(route: Route, schemas: list[Json]) -> list[Json]:
     ]
 
 
-def query_parameters(route: Route, schema: Json, components: dict[str, Json]) -> list[Json]:
-    """Describe what a route reads from the query, of which the struct has this schema."""
+def query_parameters(
+    schema: Json, components: dict[str, Json], example: Mapping[str, Any]
+) -> list[Json]:
+    """Describe what is read from a query, of which the struct has this schema."""
     shape = find(schema, components)
     required = shape.get("required", [])
     return [
-        _query_parameter(name, without_null(field), name in required, route.example.query)
+        _query_parameter(name, without_null(field), name in required, example)
         for name, field in shape.get("properties", {}).items()
     ]
 

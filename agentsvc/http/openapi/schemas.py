@@ -130,11 +130,16 @@ def _with_text(schema: Json, text: str | None) -> Json:
 
 def _component_of(kind: Any, components: dict[str, Json]) -> str:
     """Return the name msgspec gives the schema of a class: short, or long where two would be alike."""
-    of = getattr(kind, "__args__", ())
-    inner = f"[{', '.join(getattr(one, '__name__', repr(one)) for one in of)}]" if of else ""
+    of = [one.__name__ if isinstance(one, type) else repr(one) for one in _arguments(kind)]
+    inner = f"[{', '.join(of)}]" if of else ""
     short = _NOT_OF_NAMES.sub("_", kind.__name__ + inner)
     long = _NOT_OF_NAMES.sub("_", f"{kind.__module__}.{kind.__qualname__}")
     return short if short in components else long
+
+
+def _arguments(kind: Any) -> Sequence[Any]:
+    found: Sequence[Any] = getattr(kind, "__args__", ())
+    return found
 
 
 def _secret(kind: type) -> Json:

@@ -5,11 +5,11 @@ asked for. A field that means the same wherever it is has its text in `fields`.
 """
 
 import ast
-import inspect
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from enum import Enum, StrEnum
+from enum import Enum
+from importlib.abc import InspectLoader
 from typing import Any
 
 import msgspec
@@ -31,7 +31,8 @@ class Source:
         """Return the text of each field of a struct by its name in JSON; inherited ones count."""
         own: Texts = {}
         for parent in reversed(getattr(kind, "__origin__", kind).__mro__):
-            own |= self._members(parent)
+            if issubclass(parent, msgspec.Struct) and parent is not msgspec.Struct:
+                own |= self._members(parent)
         found = {
             field.encode_name: own.get(field.name) or SHARED.get(field.encode_name, "")
             for field in msgspec.structs.fields(kind)
@@ -50,8 +51,7 @@ class Source:
     def _members(self, kind: type) -> Texts:
         name = kind.__module__
         if name not in self._modules:
-            tree = ast.parse(inspect.getsource(sys.modules[name])) if _is_ours(kind) else None
-            self._modules[name] = dict(_classes(tree, "")) if tree else {}
+            self._modules[name] = dict(_classes(ast.parse(_source_of(name)), ""))
         return self._modules[name].get(kind.__qualname__, {})
 
 
@@ -72,8 +72,11 @@ def classes_of(kinds: Sequence[Any]) -> list[type]:
     return list(found)
 
 
-def _is_ours(kind: type) -> bool:
-    return issubclass(kind, msgspec.Struct | Enum) and kind not in (msgspec.Struct, Enum, StrEnum)
+def _source_of(module: str) -> str:
+    """Return the source of a module, or nothing for one of the interpreter."""
+    # The modules that print source, such as `inspect`, keep all they have read.
+    loader = sys.modules[module].__loader__
+    return (loader.get_source(module) or "") if isinstance(loader, InspectLoader) else ""
 
 
 def _classes(node: ast.AST, outside: str) -> Iterator[tuple[str, Texts]]:

@@ -7,18 +7,21 @@ from aiohttp import web
 from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, QuotaExceeded, TooManyRequests
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
-from agentsvc.http.routes import OF_AGENTS, Effect, Example, Route, Scope
+from agentsvc.http.routes import OF_AGENTS, Effect, Example, Route, Scope, Socket
 from agentsvc.http.v0.conversations import get_view
+from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
 from agentsvc.http.v0.types_conversations import to_message
 from agentsvc.http.v0.types_events import (
     MESSAGE_BODY,
     EventSearch,
     History,
+    HistoryEvent,
     MessageBody,
     Trajectory,
     to_range,
 )
+from agentsvc.http.v0.types_socket import SOCKET_PATHS, SocketQuery
 from agentsvc.http.v0.user_actions import (
     ACTION_BODY,
     ActionBody,
@@ -76,7 +79,8 @@ async def post_event(request: web.Request) -> web.Response:
 async def post_message(request: web.Request) -> web.Response:
     """Take a message and let the agent go on: POST /api/conversations/{id}/message.
 
-    A stopped conversation is not woken: start it first.
+    One that rests because nobody used it is woken; one that was stopped has to be started first
+    (409).
     """
     body = await read_json(request, MESSAGE_BODY)
     return await _pass_on(request, to_message(body.message, []) or Message())
@@ -98,6 +102,19 @@ def _answer_queued(_request: web.Request, _queued: Queued) -> web.Response:
     return json_response(SUCCESS)
 
 
+EVENT_SOCKET: Final = Socket(
+    path=SOCKET_PATHS[0],
+    summary="Follow a conversation and talk to its agent, over Socket.IO",
+    text="Speaks Engine.IO 4 and Socket.IO 5 over polling or a WebSocket, in the default namespace;"
+    " a connection that is refused says why in `connect_error`. It sends what is behind"
+    " `latest_event_id`, of the states the last one only, and then what happens; to connect wakes a"
+    " conversation that is stopped. `x-messages` has the one argument of each event: what is `sent`"
+    " comes as `oh_event`, and `oh_user_action` is `taken`, also under its older name `oh_action`.",
+    query=SocketQuery,
+    sent={"oh_event": (HistoryEvent, StatusFrame, StateFrame, ErrorFrame)},
+    taken={name: (ActionBody,) for name in ("oh_user_action", "oh_action")},
+)
+
 ROUTES: Final = (
     Route(
         method="GET",
@@ -108,6 +125,7 @@ ROUTES: Final = (
         summary="Return a part of a conversation's history",
         query=EventSearch,
         answer=History,
+        socket=EVENT_SOCKET,
         errors=(BadRequest,),
         example=Example(query={"start_id": 0, "limit": 20}),
     ),

@@ -51,8 +51,8 @@ _CHUNK_BYTES: Final = 64 * 1024
 async def get_list(request: web.Request) -> web.Response:
     """List a directory: GET /api/conversations/{id}/list-files.
 
-    Paths relative to the workspace; those of directories end in a slash. Not found (404) unless the
-    sandbox runs.
+    Names in the directory, relative to the workspace: directories first, with a slash behind. What
+    git ignores is left out. Not found (404) unless the sandbox runs.
     """
     path = read_query(request, ListQuery).path
     with _error_member():
@@ -88,7 +88,7 @@ async def post_files(request: web.Request) -> web.Response:
 async def get_zip(request: web.Request) -> web.Response:
     """Return the whole workspace: GET /api/conversations/{id}/zip-directory.
 
-    All files but those that git ignores. Refused (413) where that is too much.
+    Refused (409) where the files are too many or too large.
     """
     with _error_member():
         packed = await (await _workspace(request)).pack()

@@ -67,7 +67,7 @@ async def put_secret(request: web.Request) -> web.Response:
 async def delete_secret(request: web.Request) -> web.Response:
     """Forget a secret: DELETE /api/secrets/{id}.
 
-    Running conversations lose it, too.
+    What asks for it from now on does not get it, running conversations included.
     """
     name = path_text(request, "secret_id")
     if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
@@ -91,7 +91,7 @@ async def post_providers(request: web.Request) -> web.Response:
 async def post_unset_providers(request: web.Request) -> web.Response:
     """Forget the tokens of git providers: POST /api/unset-provider-tokens.
 
-    Running conversations lose them, too.
+    What asks for them from now on does not get them, running conversations included.
     """
     await request.app[SECRETS].delete_provider_tokens(request[PRINCIPAL].user_id)
     return json_response(Said(message="Unset Git provider tokens"))

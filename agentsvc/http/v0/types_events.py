@@ -53,6 +53,16 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What was observed, as text; left out in an action"""
     extras: dict[str, Any] | UnsetType = UNSET
     """Further members of the observation, by its kind; left out in an action"""
+    cause: int | UnsetType | None = UNSET
+    """Number of the action an observation answers; null or left out: it answers none"""
+    success: bool | UnsetType | None = UNSET
+    """Whether a command has ended well; null or left out: it was no command"""
+    timeout: float | UnsetType | None = UNSET
+    """Seconds a command may take; null or left out: as long as the agent server lets it"""
+    tool_call_metadata: dict[str, Any] | UnsetType | None = UNSET
+    """The tool call it stems from, with what the model answered; null or left out: none"""
+    llm_metrics: dict[str, Any] | UnsetType | None = UNSET
+    """What the conversation has cost so far, in US dollars and tokens; null or left out: not told"""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which directory of the workspace to list; nothing stands for all of it."""
 
     path: Path = ""
-    """Directory, relative to the workspace; empty: the workspace with all below it"""
+    """Directory, relative to the workspace; empty: the workspace itself"""
 
 
 class FileQuery(msgspec.Struct, frozen=True, kw_only=True):

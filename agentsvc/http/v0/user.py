@@ -46,7 +46,7 @@ _REPOSITORY: Final = f"{PREFIX}/repository/{{repository_name:.+}}"
 async def get_info(request: web.Request) -> web.Response:
     """Tell who somebody is at the git provider: GET /api/user/info.
 
-    At the first provider the user has a token for.
+    At the first provider that knows the user's token.
     """
     with _in_words_of_clients():
         account = await request.app[GIT_PROVIDERS].get_account(request[PRINCIPAL].user_id)

@@ -115,7 +115,7 @@ _CHANGE = msgspec.json.Decoder(UserChange)
 async def get_users(request: web.Request) -> web.Response:
     """GET /users.
 
-    In the order they were added, also those who are blocked or being deleted.
+    Also those who are blocked or being deleted.
     """
     return json_response([_from_user(user) for user in await request.app[USERS].list_all()])
 
@@ -170,7 +170,7 @@ async def delete_user(request: web.Request) -> web.Response:
 async def get_keys(request: web.Request) -> web.Response:
     """GET /users/{user_id}/keys.
 
-    What may be shown of them, also of revoked and expired ones as long as they are kept.
+    What may be shown of those that are not revoked.
     """
     user = await request.app[USERS].get(_user_id(request))
     return json_response(

@@ -106,7 +106,7 @@ _ORDER = msgspec.json.Decoder(KeyOrder)
 async def get_keys(request: web.Request) -> web.Response:
     """GET /api/keys.
 
-    What may be shown of them, never the keys themselves.
+    What may be shown of those that are not revoked, never the keys themselves.
     """
     keys = await request.app[KEYRING].list_keys_of(request[PRINCIPAL].user_id)
     return json_response([from_key(key) for key in keys])
@@ -115,8 +115,7 @@ async def get_keys(request: web.Request) -> web.Response:
 async def post_key(request: web.Request) -> web.Response:
     """POST /api/keys.
 
-    The answer is the only one that has the key itself. No key opens more than the one that makes
-    it.
+    The answer is the only one that has the key itself.
     """
     return answer_key(request, await create_key(request, request[PRINCIPAL].user_id))
 

@@ -135,7 +135,7 @@ async def get_archive(request: web.Request) -> web.Response:
 async def delete_archive(request: web.Request) -> web.Response:
     """DELETE /archives/{archive_id}.
 
-    Its file goes, too. Refused (409) while a conversation is being started from it.
+    Its file goes, too. Refused (409) while it is being saved.
     """
     archive_id = path_id(request, "archive_id")
     await request.app[ARCHIVES].delete(request[PRINCIPAL].user_id, archive_id)

@@ -174,8 +174,9 @@ async def delete_app_conversation(request: web.Request) -> web.Response:
 async def post_send_message(request: web.Request) -> web.Response:
     """POST /app-conversations/{conversation_id}/send-message.
 
-    Refused (409) while the sandbox does not run: resume it first. To queue a message until the
-    conversation is ready, use `pending-messages`.
+    Refused (409) while the sandbox is paused or starts: resume it first. One that was paused
+    because nobody used it is resumed, and gets the message then. To queue a message in any case,
+    use `pending-messages`.
     """
     conversation_id = path_id(request, "conversation_id")
     body = await read_json(request, _MESSAGE)

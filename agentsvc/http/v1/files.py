@@ -92,7 +92,7 @@ async def get_skills(request: web.Request) -> web.Response:
 async def get_hooks(request: web.Request) -> web.Response:
     """GET /app-conversations/{conversation_id}/hooks.
 
-    As `.openhands/hooks.json` of the repository has them.
+    As the agent server reads them from the project.
     """
     conversation_id = path_id(request, "conversation_id")
     with _error_member():

@@ -134,7 +134,8 @@ async def delete_login(request: web.Request) -> web.Response:
 async def delete_current_login(request: web.Request) -> web.Response:
     """DELETE /logins/current.
 
-    Ends the login of the request. Not found (404) for a request with a key.
+    Ends the login of the request; with a key there is none to end. The cookie is cleared in any
+    case.
     """
     caller = request[PRINCIPAL]
     if caller.login_id is not None:

@@ -145,7 +145,7 @@ async def put_secret(request: web.Request) -> web.Response:
 async def delete_secret(request: web.Request) -> web.Response:
     """DELETE /secrets/{secret_id}.
 
-    Running conversations lose it, too.
+    What asks for it from now on does not get it, running conversations included.
     """
     name = path_text(request, "secret_id")
     if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
@@ -173,7 +173,7 @@ async def post_git_providers(request: web.Request) -> web.Response:
 async def delete_git_providers(request: web.Request) -> web.Response:
     """DELETE /secrets/git-providers.
 
-    Running conversations lose them, too.
+    What asks for them from now on does not get them, running conversations included.
     """
     await request.app[SECRETS].delete_provider_tokens(request[PRINCIPAL].user_id)
     return json_response(Edited(message="Unset Git provider tokens"))

@@ -17,6 +17,7 @@ from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.v1.types_conversations import from_view
 from agentsvc.http.v1.types_sandboxes import from_sandbox
 from agentsvc.http.v1.types_start import from_start_task
+from agentsvc.http.v1.types_streams import OfConversation, OfUser
 from agentsvc.http.wire import encode, path_id, read_query
 from agentsvc.sandboxes import Sandbox
 from agentsvc.streams import Change, ConversationStream, Delta, Mark, UserStream
@@ -40,9 +41,8 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
     """GET /conversation/{conversation_id}/events/stream.
 
     First what is stored, then what happens, to the end of the conversation, of the key or of the
-    server. Server-sent events, or a WebSocket if the client asks for one; `x-messages` says what
-    they carry. A client that connects again sends the last `id` it has, as `Last-Event-ID` or
-    `after`.
+    server. Server-sent events, or a WebSocket if the client asks for one. A client that connects
+    again sends the last `id` it has, as `Last-Event-ID` or `after`.
     """
     conversation_id, after = path_id(request, "conversation_id"), _after(request)
 
@@ -58,8 +58,8 @@ async def stream_changes(request: web.Request) -> web.StreamResponse:
 
     Conversations, start tasks and sandboxes of the user, each as the operations show it, whenever
     it changes or is deleted. Nothing is told of the past: list them when `ready` has come, and
-    again after `resync`. Server-sent events, or a WebSocket if the client asks for one;
-    `x-messages` says what they carry.
+    connect and list again after `resync`. Server-sent events, or a WebSocket if the client asks for
+    one.
     """
 
     async def find() -> Items:
@@ -157,6 +157,7 @@ ROUTES: Final = (
         errors=(BadRequest, NotFound, CapacityExceeded),
         example=Example(query={"after": 0}),
         is_stream=True,
+        message=OfConversation,
         takes_query_key=True,
     ),
     Route(
@@ -170,6 +171,7 @@ ROUTES: Final = (
         media=EVENT_STREAM,
         errors=(BadRequest, CapacityExceeded),
         is_stream=True,
+        message=OfUser,
         takes_query_key=True,
     ),
 )

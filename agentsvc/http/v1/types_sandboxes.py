@@ -99,7 +99,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxSpecInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """SandboxSpecInfo."""
+    """SandboxSpecInfo: what sandboxes are made by; the operator writes them."""
 
     id: str
     """Id of the spec, which `sandbox_spec_id` takes"""

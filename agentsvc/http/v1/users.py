@@ -59,7 +59,7 @@ async def get_me(request: web.Request) -> web.Response:
 async def get_git_info(request: web.Request) -> web.Response:
     """GET /users/git-info.
 
-    At the first provider the user has a token for.
+    At the first provider that knows the user's token.
     """
     account = await request.app[GIT_PROVIDERS].get_account(request[PRINCIPAL].user_id)
     return json_response(_from_account(account))
@@ -68,7 +68,7 @@ async def get_git_info(request: web.Request) -> web.Response:
 async def get_git_organizations(request: web.Request) -> web.Response:
     """GET /users/git-organizations.
 
-    At the first provider the user has a token for.
+    At the first provider that knows the user's token.
     """
     provider, names = await request.app[GIT_PROVIDERS].get_organizations(request[PRINCIPAL].user_id)
     return json_response(GitOrganizations(provider=provider, organizations=names))

@@ -48,7 +48,7 @@ class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebClientConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """WebClientConfig."""
+    """WebClientConfig: what a published front end shows or leaves out."""
 
     app_mode: Literal["oss", "saas"] = "oss"
     """Always `oss`: users log in with API keys"""

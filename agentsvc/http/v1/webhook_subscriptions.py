@@ -164,9 +164,9 @@ async def get_webhook_subscriptions(request: web.Request) -> web.Response:
 async def post_webhook_subscription(request: web.Request) -> web.Response:
     """POST /webhook-subscriptions.
 
-    Deliveries follow Standard Webhooks: signed with the secret, tried again for days until the
-    receiver answers 2xx. The answer is the only one that has the secret. A URL in a private network
-    is refused unless the operator allows it.
+    Deliveries follow Standard Webhooks: signed with the secret, tried again until the receiver
+    answers 2xx or the tries are over. The answer is the only one that has the secret. A URL in a
+    private network is refused unless the operator allows it.
     """
     order = await read_json(request, _ORDER)
     made = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, to_draft(order))
@@ -241,8 +241,7 @@ async def search_webhook_deliveries(request: web.Request) -> web.Response:
 async def post_webhook_replay(request: web.Request) -> web.Response:
     """POST /webhook-subscriptions/{subscription_id}/deliveries/{delivery_id}/replay.
 
-    At once, under the same id; also one that was delivered. Refused (409) while it is still to be
-    made.
+    Under the same id, also one that was delivered; one that is still to be made is made at once.
     """
     delivery_id = path_text(request, "delivery_id")
     delivery = await request.app[WEBHOOKS].replay(*_named(request), delivery_id)
