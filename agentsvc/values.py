@@ -12,7 +12,7 @@ import secrets
 import time
 import uuid
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -57,6 +57,14 @@ class Secret:
 
     def __str__(self) -> str:
         return MASK
+
+
+type SentSecret = Annotated[
+    str, msgspec.Meta(extra_json_schema={"format": "password", "writeOnly": True})
+]
+"""A secret on the wire that clients send and never read."""
+type ShownSecret = Annotated[str, msgspec.Meta(extra_json_schema={"format": "password"})]
+"""A secret on the wire that clients read, such as a key when it is made."""
 
 
 def now() -> datetime:

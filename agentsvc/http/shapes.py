@@ -6,6 +6,7 @@ These types describe it, for the published description; nothing decodes into the
 import msgspec
 
 from agentsvc.orders import Provider
+from agentsvc.values import SentSecret
 
 
 class SseServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,7 +14,7 @@ class SseServer(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     """http or https URL of the tool server"""
-    api_key: str | None = None
+    api_key: SentSecret | None = None
     """Key it is sent as `Authorization: Bearer`; null or empty: none, stars: the stored one"""
 
 
@@ -33,7 +34,7 @@ class StdioServer(msgspec.Struct, frozen=True, kw_only=True):
     """Program that is the server, without arguments"""
     args: list[str] | str = []
     """Its arguments; a text is split as a shell does"""
-    env: dict[str, str] | str = {}
+    env: dict[str, SentSecret] | SentSecret = {}
     """Its environment variables by name, stars for a stored value; a text is written `A=1,B=2`"""
 
 
@@ -59,12 +60,12 @@ class NamedServer(msgspec.Struct, frozen=True, kw_only=True):
     """How it is talked to; null: `stdio` for a process, else `streamable-http`"""
     args: list[str] | str | None = None
     """Arguments of the program; a text is split as a shell does. Null: none"""
-    env: dict[str, str] | str | None = None
+    env: dict[str, SentSecret] | SentSecret | None = None
     """Environment variables of the program by name, stars for a stored value; a text is written
     `A=1,B=2`. Null: none"""
     cwd: str | None = None
     """Directory the program works in; null: that of the agent"""
-    headers: dict[str, str] | None = None
+    headers: dict[str, SentSecret] | None = None
     """Headers of each call by name, stars for a stored value; null: none"""
     auth: dict[str, str | dict[str, str] | None] | str | None = None
     """How the server is told who calls: a key alone, or an object with a `strategy`; null: not at
@@ -86,7 +87,7 @@ class NamedServer(msgspec.Struct, frozen=True, kw_only=True):
 class ProviderToken(msgspec.Struct, frozen=True, kw_only=True):
     """A token for a git provider; an empty one keeps what is stored."""
 
-    token: str | None = None
+    token: SentSecret | None = None
     """The token; empty, null or left out: the stored one stays"""
     host: str | None = None
     """Host of the provider, where it is not the usual one; null: the usual one, left out: unchanged
@@ -98,14 +99,14 @@ class ProviderToken(msgspec.Struct, frozen=True, kw_only=True):
 class CustomSecret(msgspec.Struct, frozen=True, kw_only=True):
     """A secret; an empty one keeps what is stored."""
 
-    secret: str | None = None
+    secret: SentSecret | None = None
     """The value, at most 64 KiB; empty, null or left out: the stored one stays"""
     description: str | None = None
     """What it is for, told to the agent; at most 4096 characters. Null: nothing, left out:
     unchanged"""
 
 
-type ProviderTokens = dict[Provider, ProviderToken | str]
+type ProviderTokens = dict[Provider, ProviderToken | SentSecret]
 
 
 class SecretsStore(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +114,7 @@ class SecretsStore(msgspec.Struct, frozen=True, kw_only=True):
 
     provider_tokens: ProviderTokens | None = None
     """Tokens by provider; null: no change"""
-    custom_secrets: dict[str, CustomSecret | str] | None = None
+    custom_secrets: dict[str, CustomSecret | SentSecret] | None = None
     """Secrets by name, which is that of an environment variable; null: no change"""
 
 

@@ -45,7 +45,7 @@ _LINES: Final = (
     " alive."
 )
 _FRAMES: Final = (
-    'a WebSocket, if the client asks for one (`Upgrade: websocket`). Each text frame is one message'
+    "a WebSocket, if the client asks for one (`Upgrade: websocket`). Each text frame is one message"
     " as JSON. A client that can send no header with it, such as a browser, sends its key in the"
     ' query, or as the first frame: `{"type": "auth", "session_api_key": "..."}`. What it sends'
     " else is not read. The server closes it with 1001 when it stops, 1011 where it cannot tell,"
@@ -201,7 +201,7 @@ def about(schema: Json, components: dict[str, Json]) -> str:
     """Say in words what a schema is of."""
     if "$ref" in schema:
         text: str = find(schema, components).get("description", "")
-        return text.split("\n\n")[0]
+        return text.split("\n\n", maxsplit=1)[0]
     if "anyOf" in schema:
         return " Or ".join(about(one, components) for one in schema["anyOf"])
     if schema.get("type") == "array":

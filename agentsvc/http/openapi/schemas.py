@@ -125,7 +125,10 @@ def _fields(schema: Json) -> Iterable[tuple[str, Json]]:
 def _with_text(schema: Json, text: str | None) -> Json:
     tag = schema["enum"] if schema.keys() == {"enum"} and len(schema["enum"]) == 1 else None
     text = text or (f"Always `{tag[0]}`" if tag else None)
-    return {**schema, "description": text} if text else schema
+    told = {**schema, "description": text} if text else schema
+    # A property that may be null is no less of a secret.
+    is_sent = any(option.get("writeOnly") for option in schema.get("anyOf", ()))
+    return {**told, "writeOnly": True} if is_sent else told
 
 
 def _component_of(kind: Any, components: dict[str, Json]) -> str:
@@ -144,7 +147,7 @@ def _arguments(kind: Any) -> Sequence[Any]:
 
 def _secret(kind: type) -> Json:
     if kind is Secret:
-        return {"type": "string", "format": "password"}
+        return {"type": "string", "format": "password", "writeOnly": True}
     raise NotImplementedError
 
 

@@ -87,6 +87,8 @@ def _classes(node: ast.AST, outside: str) -> Iterator[tuple[str, Texts]]:
                 yield from _classes(child, f"{outside}{child.name}.")
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield from _classes(child, f"{outside}{child.name}.<locals>.")
+            case _:
+                pass
 
 
 def _texts(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
@@ -97,3 +99,5 @@ def _texts(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
                 ast.Expr(value=ast.Constant(value=str(written))),
             ):
                 yield name, " ".join(written.split())
+            case _:
+                pass

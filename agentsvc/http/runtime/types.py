@@ -13,7 +13,7 @@ from agentsvc.http.links import Links
 from agentsvc.http.wire import ClientId, EnvName, EnvValue, Time
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.clients import ClientOrder
-from agentsvc.values import Secret, to_stored
+from agentsvc.values import Secret, ShownSecret, to_stored
 
 IDS_MAX: Final = 100
 
@@ -56,11 +56,11 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     resource_factor: Factor = 1
     """How many times the limits of the spec it gets, as far as the server allows"""
     command: Text | Annotated[list[Text], Meta(max_length=100)] | None = None
-    """Read, and left to the spec"""
+    """Read, and left to the spec; null: not said"""
     working_dir: Text | None = None
-    """Read, and left to the spec"""
+    """Read, and left to the spec; null: not said"""
     runtime_class: Text | None = None
-    """Read, and left to the spec"""
+    """Read, and left to the spec; null: not said"""
 
 
 class RuntimeChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the runtime, which is that of a sandbox"""
     session_id: str
     """What the caller calls it"""
-    session_api_key: str
+    session_api_key: ShownSecret
     """Key of what runs in it, sent as `X-Session-API-Key`; empty if it has none"""
     url: str
     """Where its agent server is reached, through this server"""

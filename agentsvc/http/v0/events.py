@@ -112,7 +112,7 @@ EVENT_SOCKET: Final = Socket(
     " comes as `oh_event`, and `oh_user_action` is `taken`, also under its older name `oh_action`.",
     query=SocketQuery,
     sent={"oh_event": (HistoryEvent, StatusFrame, StateFrame, ErrorFrame)},
-    taken={name: (ActionBody,) for name in ("oh_user_action", "oh_action")},
+    taken=dict.fromkeys(("oh_user_action", "oh_action"), (ActionBody,)),
 )
 
 ROUTES: Final = (

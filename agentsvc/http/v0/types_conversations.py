@@ -27,7 +27,7 @@ from agentsvc.orders import (
     Trigger,
 )
 from agentsvc.sandboxes import SandboxStatus
-from agentsvc.values import parse_uuid, to_stored
+from agentsvc.values import ShownSecret, parse_uuid, to_stored
 
 TITLE_MAX: Final = 200
 
@@ -79,7 +79,7 @@ class CreateMicroagentBody(msgspec.Struct, frozen=True, kw_only=True):
     git_provider: Provider | None = None
     """Where it is; null: where the user has a token for and it is found"""
     title: str | None = None
-    """Read, and without effect"""
+    """Read, and without effect; null: not said"""
 
 
 class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,7 +143,7 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     """Title; `Conversation` and five digits until it has a better one"""
     last_updated_at: Time | None
-    """When it last changed, in UTC"""
+    """When it last changed, in UTC; never null"""
     status: ConversationStatus
     """State of the conversation"""
     runtime_status: RuntimeStatus | None
@@ -156,7 +156,7 @@ class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Connections to the event socket that follow it"""
     url: str | None
     """Where clients find the operations of the conversation; null unless it runs"""
-    session_api_key: str | None
+    session_api_key: ShownSecret | None
     """Key for that URL, for a conversation of V1; null otherwise"""
     created_at: Time
     pr_number: list[int]

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import ProviderTokens
+from agentsvc.values import SentSecret
 
 type SecretName = Annotated[str, Meta(max_length=256)]
 type Description = Annotated[str, Meta(max_length=4096)]
@@ -19,7 +20,7 @@ class SecretBody(msgspec.Struct, frozen=True, kw_only=True):
     name: SecretName
     """Name of the environment variable that has the value in sandboxes; refused if there is a
     secret of that name"""
-    value: str
+    value: SentSecret
     """The value; it is never returned"""
     description: Description | None = None
     """What it is for, told to the agent; at most 4096 characters. Null: nothing"""

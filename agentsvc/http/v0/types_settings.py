@@ -13,7 +13,7 @@ from agentsvc.http.wire import Int64
 from agentsvc.mcp import read_mcp_config
 from agentsvc.settings import SECRET_FIELDS, Settings, SettingsPatch, show_settings
 from agentsvc.usersecrets import read_secrets
-from agentsvc.values import Secret
+from agentsvc.values import Secret, SentSecret
 
 
 class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     security_analyzer: str | UnsetType | None = UNSET
     confirmation_mode: bool | UnsetType | None = UNSET
     llm_model: str | UnsetType | None = UNSET
-    llm_api_key: str | UnsetType | None = UNSET
+    llm_api_key: SentSecret | UnsetType | None = UNSET
     llm_base_url: str | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
     secrets_store: Annotated[Any, shown_as(Secrets)] = UNSET
@@ -45,8 +45,8 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     mcp_config: Annotated[Any, shown_as(McpLists)] = UNSET
     """Tool servers in three lists. They replace all that are stored, stars stand for a stored
     secret; null: none, left out: unchanged"""
-    search_api_key: str | UnsetType | None = UNSET
-    sandbox_api_key: str | UnsetType | None = UNSET
+    search_api_key: SentSecret | UnsetType | None = UNSET
+    sandbox_api_key: SentSecret | UnsetType | None = UNSET
     max_budget_per_task: float | UnsetType | None = UNSET
     email: str | UnsetType | None = UNSET
     email_verified: bool | UnsetType | None = UNSET

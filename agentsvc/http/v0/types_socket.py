@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from agentsvc.errors import BadRequest
-from agentsvc.values import MAX_INT
+from agentsvc.values import MAX_INT, SentSecret
 
 SOCKET_PATHS: Final = ("/socket.io/", "/socket.io")
 NOTHING_SEEN: Final = -1
@@ -26,7 +26,7 @@ class SocketQuery(msgspec.Struct, frozen=True, kw_only=True):
     latest_event_id: Annotated[int, msgspec.Meta(ge=NOTHING_SEEN, le=MAX_INT)] = NOTHING_SEEN
     """Number of the last event the client has; later ones are told first. -1, and what is no number:
     it has none"""
-    session_api_key: str | None = None
+    session_api_key: SentSecret | None = None
     """API key of the user, for clients that can send no header; left out where a header has it"""
 
 

@@ -46,7 +46,7 @@ class RepositoriesQuery(msgspec.Struct, frozen=True, kw_only=True):
     page: PageNumber | None = None
     """Page of the list, counted from 1; left out: all of it"""
     per_page: PerPage | None = None
-    """Repositories on a page"""
+    """Repositories on a page; left out: 100"""
     installation_id: Words | None = None
     """Only those of this installation, workspace, group or organization; left out: of all"""
 
@@ -126,15 +126,15 @@ class RepositoryView(msgspec.Struct, frozen=True, kw_only=True):
     is_public: bool
     """Whether everybody can read it"""
     stargazers_count: int | None
-    """How many accounts have starred it"""
+    """How many accounts have starred it; null: not told"""
     link_header: str | None
     """Where the provider says the next page is; null on the last page"""
     pushed_at: str | None
-    """When it was last pushed to, ISO 8601"""
+    """When it was last pushed to, ISO 8601; null: not told"""
     owner_type: OwnerType | None
-    """Who owns it"""
+    """Who owns it; null: not told"""
     main_branch: str | None
-    """Name of its default branch"""
+    """Name of its default branch; null: not told"""
 
 
 class BranchView(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +147,7 @@ class BranchView(msgspec.Struct, frozen=True, kw_only=True):
     protected: bool
     """Whether the provider protects it from pushes"""
     last_push_date: str | None
-    """When it was last pushed to, ISO 8601"""
+    """When it was last pushed to, ISO 8601; null: not told"""
 
 
 class BranchPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,16 @@ from agentsvc.errors import BadRequest, InvalidRequest, NotFound
 from agentsvc.http.keys import ADMITTED, KEYRING, PRINCIPAL
 from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.wire import Time, json_response, path_text, read_json
-from agentsvc.values import MAX_INT, Secret, dashed, now, parse_time, stored_or_none, to_stored
+from agentsvc.values import (
+    MAX_INT,
+    Secret,
+    ShownSecret,
+    dashed,
+    now,
+    parse_time,
+    stored_or_none,
+    to_stored,
+)
 
 PREFIX: Final = "/api/keys"
 
@@ -59,7 +68,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 class NewKeyInfo(KeyInfo, frozen=True, kw_only=True):
     """A key at the only moment it can be seen."""
 
-    key: str
+    key: ShownSecret
     """The key itself; it is shown here only and cannot be read again"""
 
 

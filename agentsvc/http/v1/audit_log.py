@@ -33,9 +33,10 @@ class MyAuditQuery(msgspec.Struct, frozen=True, kw_only=True):
     is_refused: bool | None = None
     """True lists only what was answered with an error, false only the rest; left out: both"""
     at_gte: Time | None = msgspec.field(name="at__gte", default=None)
-    """Only entries of this moment or later; ISO 8601, UTC where no offset is given"""
+    """Only entries of this moment or later; ISO 8601, UTC where no offset is given. Left out: all
+    """
     at_lt: Time | None = msgspec.field(name="at__lt", default=None)
-    """Only entries before this moment; ISO 8601, UTC where no offset is given"""
+    """Only entries before this moment; ISO 8601, UTC where no offset is given. Left out: all"""
     page_id: str | None = None
     limit: Limit = PAGE_MAX
 

@@ -22,7 +22,7 @@ from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope, check_
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import FormPage
 from agentsvc.http.wire import json_response, read_query
-from agentsvc.values import Secret
+from agentsvc.values import Secret, SentSecret, ShownSecret
 
 PREFIX: Final = "/oauth/device"
 
@@ -36,7 +36,7 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
 class Authorization(msgspec.Struct, frozen=True, kw_only=True):
     """What a program tells its user, and how it asks for the key; times are in seconds."""
 
-    device_code: str
+    device_code: ShownSecret
     """What the program sends to `/oauth/device/token`; a secret of the program"""
     user_code: str
     """What the user types on the page to say which program is let in"""
@@ -53,14 +53,14 @@ class Authorization(msgspec.Struct, frozen=True, kw_only=True):
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A program's question for its key."""
 
-    device_code: Code
+    device_code: Annotated[SentSecret, msgspec.Meta(min_length=1, max_length=200)]
     """The `device_code` of the authorization, at most 200 characters"""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
     """The key of a program."""
 
-    access_token: str
+    access_token: ShownSecret
     """The API key of the program; it is told once only"""
     token_type: str = "Bearer"  # noqa: S105  # the kind of token, not a token
     """How the key is sent: as `Authorization: Bearer`"""
@@ -95,7 +95,7 @@ class PageForm(msgspec.Struct, frozen=True, kw_only=True):
 
     user_code: Code
     """The code the program has told its user, at most 200 characters"""
-    api_key: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+    api_key: Annotated[SentSecret, msgspec.Meta(min_length=1, max_length=1000)]
     """API key of the user who lets the program in"""
     approve: bool = True
     """False refuses the login"""

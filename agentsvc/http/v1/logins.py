@@ -19,11 +19,11 @@ from agentsvc.http.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_text, read_json
 from agentsvc.logins import Login, LoginToken
-from agentsvc.values import Secret, to_stored
+from agentsvc.values import Secret, SentSecret, ShownSecret, to_stored
 
 PREFIX: Final = "/api/v1/logins"
 
-type Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+type Text = Annotated[SentSecret, msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class LoginOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class NewLogin(LoginInfo, frozen=True, kw_only=True):
     sends it as `X-Agentsvc-Login` with each request.
     """
 
-    page_token: str
+    page_token: ShownSecret
     """Second half of the login; a page keeps it in its own storage and sends it as
     `X-Agentsvc-Login`. Shown here only"""
 

@@ -25,7 +25,7 @@ from agentsvc.orders import Provider
 from agentsvc.paging import cut
 from agentsvc.settings import SettingsPatch
 from agentsvc.usersecrets import read_provider_tokens
-from agentsvc.values import Secret, decode_cursor
+from agentsvc.values import Secret, SentSecret, decode_cursor
 
 PREFIX: Final = "/api/v1/secrets"
 
@@ -48,7 +48,7 @@ class NewSecret(msgspec.Struct, frozen=True, kw_only=True):
     name: Name
     """Name of the environment variable that has the value in sandboxes; a secret of that name is
     replaced"""
-    value: str
+    value: SentSecret
     """The value; it is never returned by this operation or by the list of secrets"""
     description: Description | None = None
     """What it is for, told to the agent; at most 4096 characters. Null: nothing"""

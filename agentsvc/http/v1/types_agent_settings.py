@@ -27,7 +27,7 @@ from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import McpServers
 from agentsvc.mcpmap import read_mcp_map, show_mcp_map
 from agentsvc.settings import Settings, SettingsPatch, check_patch, llm_of, merge
-from agentsvc.values import MASK, MAX_INT, Secret
+from agentsvc.values import MASK, MAX_INT, Secret, SentSecret
 
 AGENT_SCHEMA_VERSION: Final = 5
 """The version of the nested agent settings that clients of today write themselves."""
@@ -97,21 +97,21 @@ class LlmBody(LlmOptions, frozen=True, kw_only=True):
     model: Text | None = None
     """Provider and name of the model, as in `anthropic/claude-sonnet-4-5`; at most 4096 characters.
     Null: not set, and no conversation starts without one"""
-    api_key: Annotated[str, Meta(max_length=65536)] | None = None
+    api_key: Annotated[SentSecret, Meta(max_length=65536)] | None = None
     """Key of the model. Null, left out or `**********`: the stored one stays; empty: cleared"""
     base_url: Text | None = None
     """URL of the model's API, for one that is not at its provider's usual place; null or empty: the
     usual one"""
     auth_type: Literal["api_key"] | None = None
-    """Always `api_key`"""
+    """Always `api_key`; null is read as the same"""
     subscription_vendor: str | None = None
-    """Read and not kept"""
+    """Read and not kept; null: not said"""
     usage_id: str | None = None
-    """Read and not kept: the server names what a model is used for"""
+    """Read and not kept: the server names what a model is used for. Null: not said"""
     stream: bool | None = None
-    """Read and not kept: the server decides whether answers are streamed"""
+    """Read and not kept: the server decides whether answers are streamed. Null: not said"""
     is_subscription: bool | None = None
-    """Read and not kept"""
+    """Read and not kept; null: not said"""
     fallback_strategy: None = None
     """Always null: there is no second model"""
     provider_connection_id: None = None
@@ -135,7 +135,7 @@ class AgentBody(AgentOptions, frozen=True, kw_only=True):
     """The agent and everything it works with."""
 
     agent_kind: Literal["openhands", "llm"] | None = None
-    """Always `openhands`; `llm` is read as the same"""
+    """Always `openhands`; `llm` and null are read as the same"""
     agent: Text | None = None
     """Name of the agent; null: `CodeActAgent`, the only one there is"""
     llm: LlmBody = LlmBody()

@@ -19,7 +19,7 @@ from agentsvc.http.v1.types_start import LongText, Name
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
 from agentsvc.orders import ConversationSort, ExecutionStatus, Provider, Trigger
 from agentsvc.sandboxes import SandboxStatus
-from agentsvc.values import parse_uuid, to_stored
+from agentsvc.values import ShownSecret, parse_uuid, to_stored
 
 IDS_MAX: Final = 99
 
@@ -77,7 +77,7 @@ class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
     conversation_url: str | None
     """Where the agent server in the sandbox has the conversation, through this server; null while
     the sandbox does not run"""
-    session_api_key: str | None
+    session_api_key: ShownSecret | None
     """Key for calls to that URL, sent as `X-Session-API-Key`. A resume brings a new one; null while
     the sandbox does not run"""
     acp_server: str | None

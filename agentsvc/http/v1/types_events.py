@@ -53,10 +53,10 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Only events of this kind; left out: of all kinds"""
     timestamp_gte: str | None = msgspec.field(name="timestamp__gte", default=None)
     """Only events of this moment or later, compared as text with their `timestamp`, so in the same
-    form"""
+    form; left out: all"""
     timestamp_lt: str | None = msgspec.field(name="timestamp__lt", default=None)
-    """Only events before this moment, compared as text with their `timestamp`, so in the same form
-    """
+    """Only events before this moment, compared as text with their `timestamp`, so in the same form;
+    left out: all"""
 
 
 class EventSearch(EventFilter, frozen=True, kw_only=True):

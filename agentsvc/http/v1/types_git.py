@@ -82,15 +82,15 @@ class RepositoryView(msgspec.Struct, frozen=True, kw_only=True):
     is_public: bool
     """Whether everybody can read it"""
     stargazers_count: int | None
-    """How many accounts have starred it"""
+    """How many accounts have starred it; null: not told"""
     link_header: None
     """Always null"""
     pushed_at: str | None
-    """When it was last pushed to, ISO 8601"""
+    """When it was last pushed to, ISO 8601; null: not told"""
     owner_type: OwnerType | None
-    """Who owns it"""
+    """Who owns it; null: not told"""
     main_branch: str | None
-    """Name of its default branch"""
+    """Name of its default branch; null: not told"""
 
 
 class BranchView(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ class BranchView(msgspec.Struct, frozen=True, kw_only=True):
     protected: bool
     """Whether the provider protects it from pushes"""
     last_push_date: str | None
-    """When it was last pushed to, ISO 8601"""
+    """When it was last pushed to, ISO 8601; null: not told"""
 
 
 class SuggestedTaskView(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.clients import ClientOrder
 from agentsvc.sandboxes.meter import Measured, Meter
 from agentsvc.sandboxes.state import AGENT_PORT
-from agentsvc.values import Secret, decode_cursor, encode_cursor, to_stored
+from agentsvc.values import Secret, ShownSecret, decode_cursor, encode_cursor, to_stored
 
 IDS_MAX: Final = 100
 
@@ -43,11 +43,11 @@ class UsageView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     cpu_seconds: float | None
-    """Seconds of processor time since its command was last started"""
+    """Seconds of processor time since its command was last started; null: not known"""
     memory_bytes: int | None
-    """Bytes of memory in use"""
+    """Bytes of memory in use; null: not known"""
     processes: int | None
-    """Number of processes and threads"""
+    """Number of processes and threads; null: not known"""
     measured_at: Time
     """When that was measured, in UTC"""
 
@@ -69,7 +69,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Spec it was made by"""
     status: SandboxStatus
     """What it does"""
-    session_api_key: str | None
+    session_api_key: ShownSecret | None
     """Key of what runs in it, sent as `X-Session-API-Key`; it counts while the sandbox runs, and a
     resume brings a new one. Null if it has failed or is gone"""
     exposed_urls: list[ExposedUrl] | None

@@ -33,7 +33,7 @@ from agentsvc.settings import (
     show_settings,
 )
 from agentsvc.usersecrets import SecretsPatch, read_secrets
-from agentsvc.values import MASK, Secret, dashed
+from agentsvc.values import MASK, Secret, SentSecret, ShownSecret, dashed
 
 _WHOLE: Final = ("agent_settings", "conversation_settings")
 _USE_DIFFS: Final = "Use *_diff nested settings payloads instead of legacy keys"
@@ -63,7 +63,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     security_analyzer: str | UnsetType | None = UNSET
     confirmation_mode: bool | UnsetType | None = UNSET
     llm_model: str | UnsetType | None = UNSET
-    llm_api_key: str | UnsetType | None = UNSET
+    llm_api_key: SentSecret | UnsetType | None = UNSET
     llm_base_url: str | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
     secrets_store: Annotated[Any, shown_as(Secrets)] = None
@@ -80,8 +80,8 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     mcp_config: Annotated[Any, shown_as(McpServers)] = UNSET
     """Tool servers by name. They replace all that are stored, stars stand for a stored secret;
     null: none, left out: unchanged"""
-    search_api_key: str | UnsetType | None = UNSET
-    sandbox_api_key: str | UnsetType | None = UNSET
+    search_api_key: SentSecret | UnsetType | None = UNSET
+    sandbox_api_key: SentSecret | UnsetType | None = UNSET
     max_budget_per_task: float | UnsetType | None = UNSET
     email: str | UnsetType | None = UNSET
     email_verified: bool | UnsetType | None = UNSET
@@ -131,7 +131,7 @@ class RecordView(msgspec.Struct, frozen=True, kw_only=True):
     security_analyzer: str | None
     confirmation_mode: bool | None
     llm_model: str | None
-    llm_api_key: str | None
+    llm_api_key: ShownSecret | None
     llm_base_url: str | None
     remote_runtime_resource_factor: int | None
     enable_default_condenser: bool
@@ -144,8 +144,8 @@ class RecordView(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_runtime_container_image: str | None
     mcp_config: dict[str, Any] | None
     """Tool servers as `McpConfig` describes them, secrets as stars; null: none"""
-    search_api_key: str | None
-    sandbox_api_key: str | None
+    search_api_key: ShownSecret | None
+    sandbox_api_key: ShownSecret | None
     max_budget_per_task: float | None
     email: str | None
     email_verified: bool | None

@@ -23,7 +23,7 @@ from agentsvc.orders import (
     Trigger,
     WhenFull,
 )
-from agentsvc.values import MASK, Secret, to_stored
+from agentsvc.values import MASK, Secret, SentSecret, to_stored
 
 SECRETS_MAX: Final = 50
 
@@ -32,7 +32,7 @@ type LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
 type SecretName = Annotated[
     str, msgspec.Meta(min_length=1, max_length=256, pattern=r"\A[^\0\r\n=]*\Z")
 ]
-type SecretValue = Annotated[str, msgspec.Meta(max_length=65536)]
+type SecretValue = Annotated[SentSecret, msgspec.Meta(max_length=65536)]
 
 
 class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     system_message_suffix: LongText | None = None
     """Text behind the system prompt of the agent, at most 200,000 characters; null: none"""
     processors: list[dict[str, Any]] | None = None
-    """Read, and without effect"""
+    """Read, and without effect; null: none"""
     llm_model: Name | None = None
     """Provider and name of the model; null: the one of the settings"""
     agent_profile_id: Name | None = None

@@ -21,7 +21,7 @@ from agentsvc.http.wire import (
     read_query,
 )
 from agentsvc.outgoing import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
-from agentsvc.values import Secret, stored_or_none, to_stored
+from agentsvc.values import Secret, ShownSecret, stored_or_none, to_stored
 
 PREFIX: Final = "/api/v1/webhook-subscriptions"
 
@@ -99,7 +99,7 @@ class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
 class NewWebhookInfo(WebhookInfo, frozen=True, kw_only=True):
     """A subscription at the only moment its secret can be seen."""
 
-    secret: str
+    secret: ShownSecret
     """Key of the signatures (Standard Webhooks, `whsec_` and base64); it is shown here only"""
 
 
