@@ -9,7 +9,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from importlib.abc import InspectLoader
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -73,10 +73,9 @@ def classes_of(kinds: Sequence[Any]) -> list[type]:
 
 
 def _source_of(module: str) -> str:
-    """Return the source of a module, or nothing for one of the interpreter."""
-    # The modules that print source, such as `inspect`, keep all they have read.
-    loader = sys.modules[module].__loader__
-    return (loader.get_source(module) or "") if isinstance(loader, InspectLoader) else ""
+    # What the interpreter itself reads source with, such as `inspect`, keeps all it has read.
+    file = sys.modules[module].__file__
+    return Path(file).read_text() if file else ""
 
 
 def _classes(node: ast.AST, outside: str) -> Iterator[tuple[str, Texts]]:

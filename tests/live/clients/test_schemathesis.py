@@ -64,6 +64,7 @@ _CHECKS = (
     "content_type_conformance",
     "response_headers_conformance",
     "response_schema_conformance",
+    "positive_data_acceptance",
     "ignored_auth",
 )
 
