@@ -7,10 +7,10 @@ under the names of the first one, and holds beside them what only the second one
 import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from agentsvc import values
 from agentsvc.agentoptions import AgentOptions, Llm, LlmOptions
@@ -21,7 +21,7 @@ from agentsvc.errors import InvalidRequest
 from agentsvc.mcp import McpConfig, restore_secrets, show_mcp_config
 from agentsvc.secretstore import SecretStore, apply_secrets
 from agentsvc.usersecrets import CustomSecret, ProviderToken, SecretsPatch
-from agentsvc.values import MASK, MAX_INT, Secret, has_control
+from agentsvc.values import MASK, MAX_INT, NO_CONTROL, Secret, SentSecret, has_control, stated
 from agentsvc.vault import Vault
 
 __all__ = [
@@ -56,6 +56,17 @@ LEAST: Final = {
 
 _MAX_TEXT: Final = 4096
 _MAX_SKILLS: Final = 1000
+
+# As clients send it
+
+type FlatText = Annotated[str, Meta(max_length=_MAX_TEXT), stated(pattern=NO_CONTROL)]
+type FlatSecret = Annotated[SentSecret, Meta(max_length=_MAX_TEXT), stated(pattern=NO_CONTROL)]
+type Iterations = Annotated[int, Meta(ge=LEAST["max_iterations"], le=MAX_INT)]
+type CondenserSize = Annotated[int, Meta(ge=LEAST["condenser_max_size"], le=MAX_INT)]
+type ResourceFactor = Annotated[int, Meta(ge=LEAST["remote_runtime_resource_factor"], le=MAX_INT)]
+type UserVersion = Annotated[int, Meta(ge=LEAST["user_version"], le=MAX_INT)]
+type Budget = Annotated[float, Meta(gt=0)]
+type Skills = Annotated[tuple[FlatText, ...], Meta(max_length=_MAX_SKILLS)]
 
 
 class GroupingStrategy(StrEnum):

@@ -25,6 +25,8 @@ MASK: Final = "**********"
 """What is shown in place of a secret; sent back, it stands for the stored one."""
 
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
+NO_CONTROL: Final = r"\A[^\0-\x1f\x7f]*\Z"
+"""A text without control characters, as a pattern."""
 _LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -57,6 +59,11 @@ class Secret:
 
     def __str__(self) -> str:
         return MASK
+
+
+def stated(**schema: object) -> msgspec.Meta:
+    """Return what the description says of a value beyond its type, where a later check holds it."""
+    return msgspec.Meta(extra_json_schema=schema)
 
 
 type SentSecret = Annotated[

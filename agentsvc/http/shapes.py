@@ -3,17 +3,23 @@
 These types describe it, for the published description; nothing decodes into them.
 """
 
-import msgspec
+from typing import Annotated, Literal
 
+import msgspec
+from msgspec import Meta
+
+from agentsvc.mcp import MAX_TIMEOUT_SECONDS
 from agentsvc.orders import Provider
 from agentsvc.values import SentSecret
+
+type _Seconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_SECONDS)]
 
 
 class SseServer(msgspec.Struct, frozen=True, kw_only=True):
     """A tool server reached over server-sent events."""
 
-    url: str
-    """http or https URL of the tool server"""
+    url: Annotated[str, Meta(min_length=1, max_length=8192)]
+    """http, https, ws or wss URL of the tool server"""
     api_key: SentSecret | None = None
     """Key it is sent as `Authorization: Bearer`; null or empty: none, stars: the stored one"""
 
@@ -21,16 +27,16 @@ class SseServer(msgspec.Struct, frozen=True, kw_only=True):
 class ShttpServer(SseServer, frozen=True, kw_only=True):
     """A tool server reached over HTTP; the time a call may take is in seconds."""
 
-    timeout: int | None = None
+    timeout: Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_SECONDS)] | None = None
     """Seconds one call may take, 1 to 3600; null: 60"""
 
 
 class StdioServer(msgspec.Struct, frozen=True, kw_only=True):
     """A tool server that is a process in the sandbox; texts are split as a shell does."""
 
-    name: str
+    name: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,100}\Z")]
     """What the server is called: 1 to 100 letters, digits, `_` and `-`"""
-    command: str
+    command: Annotated[str, Meta(max_length=4096, pattern=r"\A[^\s\0]+\Z")]
     """Program that is the server, without arguments"""
     args: list[str] | str = []
     """Its arguments; a text is split as a shell does"""
@@ -38,7 +44,7 @@ class StdioServer(msgspec.Struct, frozen=True, kw_only=True):
     """Its environment variables by name, stars for a stored value; a text is written `A=1,B=2`"""
 
 
-class McpConfig(msgspec.Struct, frozen=True, kw_only=True):
+class McpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tool servers in three lists; a URL alone is a server without a key."""
 
     sse_servers: list[SseServer | str] = []
@@ -49,6 +55,23 @@ class McpConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tool servers reached over HTTP, at most 100"""
 
 
+class ServerAuth(msgspec.Struct, frozen=True, kw_only=True):
+    """How a tool server is told who calls."""
+
+    strategy: Literal["none", "api_key", "bearer", "basic", "header"]
+    """Which of the fields below are sent, and how"""
+    value: SentSecret | None = None
+    """The key or token, for `api_key` and `bearer`; null: none"""
+    header_name: str | None = None
+    """Header that has the key, for `api_key`; null: `Authorization`"""
+    username: str = ""
+    """User name, for `basic`"""
+    password: SentSecret | None = None
+    """Password, for `basic`; null: none"""
+    headers: dict[str, SentSecret] = {}
+    """Headers by name, for `header`"""
+
+
 class NamedServer(msgspec.Struct, frozen=True, kw_only=True):
     """A tool server with a URL, or a command if it is a process in the sandbox."""
 
@@ -56,7 +79,7 @@ class NamedServer(msgspec.Struct, frozen=True, kw_only=True):
     """http or https URL of the tool server; null if it is a process"""
     command: str | None = None
     """Program that is the server, without arguments; null if it has a URL"""
-    transport: str | None = None
+    transport: Literal["stdio", "http", "streamable-http", "sse"] | None = None
     """How it is talked to; null: `stdio` for a process, else `streamable-http`"""
     args: list[str] | str | None = None
     """Arguments of the program; a text is split as a shell does. Null: none"""
@@ -67,12 +90,12 @@ class NamedServer(msgspec.Struct, frozen=True, kw_only=True):
     """Directory the program works in; null: that of the agent"""
     headers: dict[str, SentSecret] | None = None
     """Headers of each call by name, stars for a stored value; null: none"""
-    auth: dict[str, str | dict[str, str] | None] | str | None = None
+    auth: ServerAuth | SentSecret | None = None
     """How the server is told who calls: a key alone, or an object with a `strategy`; null: not at
     all"""
-    timeout: float | None = None
+    timeout: _Seconds | None = None
     """Seconds one call may take, up to 3600; null: 60"""
-    sse_read_timeout: float | None = None
+    sse_read_timeout: _Seconds | None = None
     """Seconds a stream of it may pause, up to 3600; null: no limit"""
     description: str | None = None
     """What it is for; kept and shown only. Null: nothing"""

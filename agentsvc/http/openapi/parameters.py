@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import msgspec
 
 from agentsvc.http.openapi.schemas import Json, find, without_null
 from agentsvc.http.routes import Route
+from agentsvc.profiles import NAME_PATTERN
+from agentsvc.values import stated
 
 _PART: Final = re.compile(r"\{(\w+)(?::[^{}]+)?\}")
 
@@ -31,7 +33,11 @@ PATH_PARTS: Final = {
         kind=str, text="Id of a sandbox", example="7c9e6679742540de944be07fc1f90ae7"
     ),
     "user_id": PathPart(kind=str, text="Id of a user", example="5f0c3b1a9d2e4c7f8b6a0d1e2f3a4b5c"),
-    "name": PathPart(kind=str, text="Name of a saved language model", example="fast"),
+    "name": PathPart(
+        kind=Annotated[str, stated(pattern=NAME_PATTERN)],
+        text="Name of a saved language model: 1 to 64 letters, digits, `.`, `_` and `-`",
+        example="fast",
+    ),
     "secret_id": PathPart(kind=str, text="Name of a secret", example="API_TOKEN"),
     "secret_name": PathPart(kind=str, text="Name of a secret", example="API_TOKEN"),
     "repository_name": PathPart(

@@ -1,13 +1,13 @@
 """Handlers of the older generation for what happens in a conversation."""
 
-from typing import Final
+from typing import Annotated, Final
 
 from aiohttp import web
 
 from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, QuotaExceeded, TooManyRequests
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
-from agentsvc.http.routes import OF_AGENTS, Effect, Example, Route, Scope, Socket
+from agentsvc.http.routes import OF_AGENTS, Effect, Example, Route, Scope, Socket, shown_as
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
@@ -25,6 +25,7 @@ from agentsvc.http.v0.types_socket import SOCKET_PATHS, SocketQuery
 from agentsvc.http.v0.user_actions import (
     ACTION_BODY,
     ActionBody,
+    ShownAction,
     UserAction,
     perform,
     to_user_action,
@@ -112,7 +113,7 @@ EVENT_SOCKET: Final = Socket(
     " comes as `oh_event`, and `oh_user_action` is `taken`, also under its older name `oh_action`.",
     query=SocketQuery,
     sent={"oh_event": (HistoryEvent, StatusFrame, StateFrame, ErrorFrame)},
-    taken=dict.fromkeys(("oh_user_action", "oh_action"), (ActionBody,)),
+    taken=dict.fromkeys(("oh_user_action", "oh_action"), (ShownAction,)),
 )
 
 ROUTES: Final = (
@@ -136,7 +137,7 @@ ROUTES: Final = (
         scope=Scope.RUN,
         rank="P2",
         summary="Say something in a conversation, or tell its agent what to do, as an action",
-        body=ActionBody,
+        body=Annotated[ActionBody, shown_as(ShownAction)],
         answer=Success,
         effect=Effect(kind=Queued, answer=_answer_queued),
         errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from agentsvc.errors import BadRequest
 from agentsvc.http.v0.transcripts import Range
 from agentsvc.http.wire import Int64
+from agentsvc.values import stated
 
 LIMIT_MAX: Final = 100
 
@@ -21,7 +22,7 @@ class EventSearch(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the last event to return; left out: to the end"""
     reverse: bool = False
     """Whether the latest event comes first"""
-    limit: Int64 = 20
+    limit: Annotated[int, stated(minimum=0, maximum=LIMIT_MAX)] = 20
     """Most events to return; what is beyond is told by `has_more`"""
 
 

@@ -8,19 +8,18 @@ from msgspec import Meta
 
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import ProviderTokens
-from agentsvc.values import SentSecret
+from agentsvc.usersecrets import VariableName, VariableValue
 
-type SecretName = Annotated[str, Meta(max_length=256)]
 type Description = Annotated[str, Meta(max_length=4096)]
 
 
 class SecretBody(msgspec.Struct, frozen=True, kw_only=True):
     """CustomSecretModel: a secret to keep."""
 
-    name: SecretName
+    name: VariableName
     """Name of the environment variable that has the value in sandboxes; refused if there is a
     secret of that name"""
-    value: SentSecret
+    value: VariableValue
     """The value; it is never returned"""
     description: Description | None = None
     """What it is for, told to the agent; at most 4096 characters. Null: nothing"""
@@ -29,7 +28,7 @@ class SecretBody(msgspec.Struct, frozen=True, kw_only=True):
 class SecretChangeBody(msgspec.Struct, frozen=True, kw_only=True):
     """CustomSecretWithoutValueModel: the name and the description a secret gets."""
 
-    name: SecretName
+    name: VariableName
     """Name it gets; may be the one it has"""
     description: Description | None = None
     """What it is for, told to the agent; at most 4096 characters. Null: nothing"""

@@ -9,11 +9,21 @@ from msgspec import UNSET, UnsetType
 from agentsvc.catalogue import Model
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import McpLists, Secrets
-from agentsvc.http.wire import Int64
 from agentsvc.mcp import read_mcp_config
-from agentsvc.settings import SECRET_FIELDS, Settings, SettingsPatch, show_settings
+from agentsvc.settings import (
+    SECRET_FIELDS,
+    Budget,
+    CondenserSize,
+    FlatSecret,
+    FlatText,
+    Iterations,
+    ResourceFactor,
+    Settings,
+    SettingsPatch,
+    show_settings,
+)
 from agentsvc.usersecrets import read_secrets
-from agentsvc.values import Secret, SentSecret
+from agentsvc.values import Secret
 
 
 class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,36 +32,36 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     Null leaves `llm_model`, `llm_base_url` and the three keys alone; an empty text clears them.
     """
 
-    language: str | UnsetType | None = UNSET
-    agent: str | UnsetType | None = UNSET
-    max_iterations: Int64 | UnsetType | None = UNSET
-    security_analyzer: str | UnsetType | None = UNSET
+    language: FlatText | UnsetType | None = UNSET
+    agent: FlatText | UnsetType | None = UNSET
+    max_iterations: Iterations | UnsetType | None = UNSET
+    security_analyzer: FlatText | UnsetType | None = UNSET
     confirmation_mode: bool | UnsetType | None = UNSET
-    llm_model: str | UnsetType | None = UNSET
-    llm_api_key: SentSecret | UnsetType | None = UNSET
-    llm_base_url: str | UnsetType | None = UNSET
-    remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
+    llm_model: FlatText | UnsetType | None = UNSET
+    llm_api_key: FlatSecret | UnsetType | None = UNSET
+    llm_base_url: FlatText | UnsetType | None = UNSET
+    remote_runtime_resource_factor: ResourceFactor | UnsetType | None = UNSET
     secrets_store: Annotated[Any, shown_as(Secrets)] = UNSET
     """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
     """
     enable_default_condenser: bool | UnsetType | None = UNSET
-    condenser_max_size: Int64 | UnsetType | None = UNSET
+    condenser_max_size: CondenserSize | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
     enable_proactive_conversation_starters: bool | UnsetType | None = UNSET
     enable_solvability_analysis: bool | UnsetType | None = UNSET
     user_consents_to_analytics: bool | UnsetType | None = UNSET
-    sandbox_base_container_image: str | UnsetType | None = UNSET
-    sandbox_runtime_container_image: str | UnsetType | None = UNSET
+    sandbox_base_container_image: FlatText | UnsetType | None = UNSET
+    sandbox_runtime_container_image: FlatText | UnsetType | None = UNSET
     mcp_config: Annotated[Any, shown_as(McpLists)] = UNSET
     """Tool servers in three lists. They replace all that are stored, stars stand for a stored
     secret; null: none, left out: unchanged"""
-    search_api_key: SentSecret | UnsetType | None = UNSET
-    sandbox_api_key: SentSecret | UnsetType | None = UNSET
-    max_budget_per_task: float | UnsetType | None = UNSET
-    email: str | UnsetType | None = UNSET
+    search_api_key: FlatSecret | UnsetType | None = UNSET
+    sandbox_api_key: FlatSecret | UnsetType | None = UNSET
+    max_budget_per_task: Budget | UnsetType | None = UNSET
+    email: FlatText | UnsetType | None = UNSET
     email_verified: bool | UnsetType | None = UNSET
-    git_user_name: str | UnsetType | None = UNSET
-    git_user_email: str | UnsetType | None = UNSET
+    git_user_name: FlatText | UnsetType | None = UNSET
+    git_user_email: FlatText | UnsetType | None = UNSET
     v1_enabled: bool | UnsetType | None = UNSET
 
 

@@ -18,13 +18,14 @@ from agentsvc.gitproviders import (
     SortBy,
 )
 from agentsvc.orders import Provider, SuggestedTask, TaskType
+from agentsvc.values import stated
 
 PAGE_MAX: Final = 100
 _SHORT_PAGE: Final = 30
 
 type Words = Annotated[str, Meta(max_length=256)]
 type RepositoryName = Annotated[str, Meta(min_length=1, max_length=1024)]
-type FilePath = Annotated[str, Meta(min_length=1, max_length=1024)]
+type FilePath = Annotated[str, Meta(min_length=1, max_length=1024), stated(pattern=r"\.md\Z")]
 type PageNumber = Annotated[int, Meta(ge=1, le=100_000)]
 type PerPage = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
 

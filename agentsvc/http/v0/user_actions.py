@@ -1,6 +1,6 @@
 """What a user tells the agent in the words of the older generation, and how it is passed on."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -10,6 +10,7 @@ from agentsvc.errors import BadRequest
 from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ImageUrls, to_message
 from agentsvc.orders import Message
+from agentsvc.values import stated
 
 type UserAction = Message | AgentState
 
@@ -50,6 +51,35 @@ class StateArgs(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent is to do: `running`, `paused`, `stopped`, `user_confirmed` or `user_rejected`
     """
 
+
+_SAYS_SOMETHING: Final = stated(
+    anyOf=[
+        {"required": ["content"], "properties": {"content": {"minLength": 1}}},
+        {
+            "required": ["image_urls"],
+            "properties": {"image_urls": {"type": "array", "minItems": 1}},
+        },
+    ]
+)
+
+
+class MessageAction(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", tag="message"):
+    """Something the user says, for the description."""
+
+    args: Annotated[MessageArgs, _SAYS_SOMETHING]
+    """What is said; other members are not read"""
+
+
+class StateAction(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="action", tag="change_agent_state"
+):
+    """What the agent is to do, for the description."""
+
+    args: Annotated[StateArgs, stated(properties={"agent_state": {"enum": list(WISHES)}})]
+    """What the agent is to do; other members are not read"""
+
+
+type ShownAction = MessageAction | StateAction
 
 ACTION_BODY: Final = msgspec.json.Decoder(ActionBody)
 

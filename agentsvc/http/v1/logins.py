@@ -19,11 +19,19 @@ from agentsvc.http.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_text, read_json
 from agentsvc.logins import Login, LoginToken
-from agentsvc.values import Secret, SentSecret, ShownSecret, to_stored
+from agentsvc.values import Secret, SentSecret, ShownSecret, stated, to_stored
 
 PREFIX: Final = "/api/v1/logins"
 
 type Text = Annotated[SentSecret, msgspec.Meta(min_length=1, max_length=1000)]
+
+
+_EITHER: Final = stated(
+    oneOf=[
+        {"required": [name], "properties": {name: {"type": "string"}}}
+        for name in ("api_key", "token")
+    ]
+)
 
 
 class LoginOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +197,7 @@ ROUTES: Final = (
         scope=Scope.OPEN,
         rank="P2",
         summary="Log a browser in with an API key or a login link; the answer sets a cookie, too",
-        body=LoginOrder,
+        body=Annotated[LoginOrder, _EITHER],
         answer=NewLogin,
         status=201,
         errors=(NotAllowed, NotAuthenticated, TooManyRequests),

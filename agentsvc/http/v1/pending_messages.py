@@ -10,7 +10,13 @@ from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests
 from agentsvc.http.keys import PENDING, PRINCIPAL
 from agentsvc.http.routes import Effect, Example, Route, Scope
-from agentsvc.http.v1.types_pending import PendingBody, PendingView, from_queued, to_pending
+from agentsvc.http.v1.types_pending import (
+    Pending,
+    PendingBody,
+    PendingView,
+    from_queued,
+    to_pending,
+)
 from agentsvc.http.wire import json_response, path_text, read_json
 
 _PENDING = msgspec.json.Decoder(PendingBody)
@@ -42,7 +48,7 @@ ROUTES: Final = (
         rank="P2",
         summary="Queue a message; it is delivered once the conversation is ready",
         path_types={"conversation_id": str},
-        body=PendingBody,
+        body=Pending,
         answer=PendingView,
         status=HTTPStatus.CREATED,
         effect=Effect(kind=Queued, answer=_answer),

@@ -15,6 +15,7 @@ from agentsvc.http.routes import Effect, Example, Route, Scope, shown_as
 from agentsvc.http.v1.types_agent_settings import StrictLlmBody, read_llm, show_llm, to_llm
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.settings import Settings, llm_of
+from agentsvc.values import stated
 
 PREFIX: Final = "/api/v1/settings/profiles"
 
@@ -90,7 +91,7 @@ class SaveProfile(msgspec.Struct, frozen=True, kw_only=True):
 class RenameProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The new name."""
 
-    new_name: Annotated[str, msgspec.Meta(max_length=1000)]
+    new_name: Annotated[str, msgspec.Meta(max_length=1000), stated(pattern=profiles.NAME_PATTERN)]
     """Name it gets: 1 to 64 letters, digits, `.`, `_` and `-`; refused (409) if there is one of
     that name"""
 

@@ -24,12 +24,11 @@ from agentsvc.mcpmap import read_mcp_map
 from agentsvc.orders import Provider
 from agentsvc.paging import cut
 from agentsvc.settings import SettingsPatch
-from agentsvc.usersecrets import read_provider_tokens
-from agentsvc.values import Secret, SentSecret, decode_cursor
+from agentsvc.usersecrets import VariableName, VariableValue, read_provider_tokens
+from agentsvc.values import Secret, decode_cursor
 
 PREFIX: Final = "/api/v1/secrets"
 
-type Name = Annotated[str, msgspec.Meta(max_length=1000)]
 type Description = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
@@ -45,10 +44,10 @@ class SecretQuery(msgspec.Struct, frozen=True, kw_only=True):
 class NewSecret(msgspec.Struct, frozen=True, kw_only=True):
     """A secret to keep."""
 
-    name: Name
+    name: VariableName
     """Name of the environment variable that has the value in sandboxes; a secret of that name is
     replaced"""
-    value: SentSecret
+    value: VariableValue
     """The value; it is never returned by this operation or by the list of secrets"""
     description: Description | None = None
     """What it is for, told to the agent; at most 4096 characters. Null: nothing"""
@@ -57,7 +56,7 @@ class NewSecret(msgspec.Struct, frozen=True, kw_only=True):
 class SecretChange(msgspec.Struct, frozen=True, kw_only=True):
     """A new name and description of a secret; its value stays."""
 
-    name: Name
+    name: VariableName
     """Name it gets; may be the one it has. Refused if another secret has it"""
     description: Description | None = None
     """What it is for, told to the agent; at most 4096 characters. Null or left out: cleared"""

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from agentsvc import git
 from agentsvc.conversations import (
     ConversationPatch,
     ConversationQuery,
@@ -19,13 +20,15 @@ from agentsvc.http.v1.types_start import LongText, Name
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
 from agentsvc.orders import ConversationSort, ExecutionStatus, Provider, Trigger
 from agentsvc.sandboxes import SandboxStatus
-from agentsvc.values import ShownSecret, parse_uuid, to_stored
+from agentsvc.values import ShownSecret, parse_uuid, stated, to_stored
 
 IDS_MAX: Final = 99
 
 type Repository = Annotated[
     str, msgspec.Meta(max_length=256, pattern=r"\A[^\s;&|$`/\0]+(?:/[^\s;&|$`/\0]+)+\Z")
 ]
+
+type Branch = Annotated[Name, stated(pattern=git.BRANCH_PATTERN, maxLength=git.MAX_BRANCH_BYTES)]
 
 
 class LaunchedAgentProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +116,7 @@ class ConversationSearch(ConversationFilter, frozen=True, kw_only=True):
 class ConversationIds(ConversationSearch, frozen=True, kw_only=True):
     """The query of the batch get; without ids the operation searches."""
 
-    ids: list[str] = []
+    ids: Annotated[list[Annotated[str, stated(format="uuid")]], stated(maxItems=IDS_MAX)] = []
     """Ids of at most 100 conversations, with or without dashes. Each is answered in its place, null
     for one that is unknown; left out: a page of all"""
 
@@ -127,7 +130,7 @@ class PatchBody(msgspec.Struct, frozen=True, kw_only=True):
     """New value, which is kept and shown only; null: cleared, left out: unchanged"""
     selected_repository: Repository | UnsetType | None = UNSET
     """Repository to show, as `owner/name`; nothing is cloned. Null: cleared, left out: unchanged"""
-    selected_branch: Name | UnsetType | None = UNSET
+    selected_branch: Branch | UnsetType | None = UNSET
     """Branch to show; nothing is checked out. Null: cleared, left out: unchanged"""
     git_provider: Provider | UnsetType | None = UNSET
     """Git hosting service to show; null: cleared, left out: unchanged"""

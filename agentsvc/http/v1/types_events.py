@@ -10,7 +10,7 @@ import msgspec
 from agentsvc.errors import InvalidRequest
 from agentsvc.events import EventQuery
 from agentsvc.http.routes import shown_as
-from agentsvc.http.wire import PAGE_MAX, Limit, find_time
+from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
 
 WEBHOOK_EVENTS_MAX: Final = 10_000
 
@@ -51,10 +51,10 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: EventKind | None = msgspec.field(name="kind__eq", default=None)
     """Only events of this kind; left out: of all kinds"""
-    timestamp_gte: str | None = msgspec.field(name="timestamp__gte", default=None)
+    timestamp_gte: Time | None = msgspec.field(name="timestamp__gte", default=None)
     """Only events of this moment or later, compared as text with their `timestamp`, so in the same
     form; left out: all"""
-    timestamp_lt: str | None = msgspec.field(name="timestamp__lt", default=None)
+    timestamp_lt: Time | None = msgspec.field(name="timestamp__lt", default=None)
     """Only events before this moment, compared as text with their `timestamp`, so in the same form;
     left out: all"""
 

@@ -7,11 +7,13 @@ import msgspec
 from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.routes import shown_as
-from agentsvc.http.v1.types_messages import MessageParts, to_message
+from agentsvc.http.v1.types_messages import MessagePart, to_message
 from agentsvc.orders import Message
-from agentsvc.values import dashed
+from agentsvc.values import dashed, stated
 
 _PARTS_MAX: Final = 1000
+
+type PendingParts = Annotated[list[MessagePart], msgspec.Meta(min_length=1, max_length=_PARTS_MAX)]
 
 
 def _nothing() -> msgspec.Raw:
@@ -23,10 +25,14 @@ class PendingBody(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Literal["user"] = "user"
     """Who speaks; always the user"""
-    content: Annotated[msgspec.Raw, shown_as(MessageParts)] = msgspec.field(
+    content: Annotated[msgspec.Raw, shown_as(PendingParts)] = msgspec.field(
         default_factory=_nothing
     )
     """The parts of the message, at least one"""
+
+
+type Pending = Annotated[PendingBody, stated(required=["content"])]
+"""A message whose content is left out is refused like one without any, and by the same words."""
 
 
 class PendingView(msgspec.Struct, frozen=True, kw_only=True):

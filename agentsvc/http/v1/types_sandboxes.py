@@ -17,7 +17,7 @@ from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.clients import ClientOrder
 from agentsvc.sandboxes.meter import Measured, Meter
 from agentsvc.sandboxes.state import AGENT_PORT
-from agentsvc.values import Secret, ShownSecret, decode_cursor, encode_cursor, to_stored
+from agentsvc.values import Secret, ShownSecret, decode_cursor, encode_cursor, stated, to_stored
 
 IDS_MAX: Final = 100
 
@@ -115,7 +115,7 @@ class SandboxSpecInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Ids(msgspec.Struct, frozen=True, kw_only=True):
     """The query of a batch get by opaque ids."""
 
-    ids: list[str] = msgspec.field(name="id")
+    ids: Annotated[list[str], stated(maxItems=IDS_MAX)] = msgspec.field(name="id")
     """At most 100 ids. Each is answered in its place, null for one that is unknown"""
 
 

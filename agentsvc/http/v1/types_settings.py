@@ -19,21 +19,28 @@ from agentsvc.http.v1.types_agent_settings import (
     to_agent_change,
     to_conversation_change,
 )
-from agentsvc.http.wire import Int64
 from agentsvc.mcp import McpConfig, show_mcp_config
 from agentsvc.mcpmap import read_mcp_map
 from agentsvc.profiles import active_profile
 from agentsvc.settings import (
     SECRET_FIELDS,
+    Budget,
+    CondenserSize,
+    FlatSecret,
+    FlatText,
     GroupingStrategy,
+    Iterations,
+    ResourceFactor,
     Settings,
     SettingsPatch,
+    Skills,
+    UserVersion,
     check_patch,
     merge,
     show_settings,
 )
 from agentsvc.usersecrets import SecretsPatch, read_secrets
-from agentsvc.values import MASK, Secret, SentSecret, ShownSecret, dashed
+from agentsvc.values import MASK, Secret, ShownSecret, dashed
 
 _WHOLE: Final = ("agent_settings", "conversation_settings")
 _USE_DIFFS: Final = "Use *_diff nested settings payloads instead of legacy keys"
@@ -56,43 +63,43 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     """Refused (422): use `agent_settings_diff`"""
     conversation_settings: Any = UNSET
     """Refused (422): use `conversation_settings_diff`"""
-    language: str | UnsetType | None = UNSET
-    user_version: Int64 | UnsetType | None = UNSET
-    agent: str | UnsetType | None = UNSET
-    max_iterations: Int64 | UnsetType | None = UNSET
-    security_analyzer: str | UnsetType | None = UNSET
+    language: FlatText | UnsetType | None = UNSET
+    user_version: UserVersion | UnsetType | None = UNSET
+    agent: FlatText | UnsetType | None = UNSET
+    max_iterations: Iterations | UnsetType | None = UNSET
+    security_analyzer: FlatText | UnsetType | None = UNSET
     confirmation_mode: bool | UnsetType | None = UNSET
-    llm_model: str | UnsetType | None = UNSET
-    llm_api_key: SentSecret | UnsetType | None = UNSET
-    llm_base_url: str | UnsetType | None = UNSET
-    remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
+    llm_model: FlatText | UnsetType | None = UNSET
+    llm_api_key: FlatSecret | UnsetType | None = UNSET
+    llm_base_url: FlatText | UnsetType | None = UNSET
+    remote_runtime_resource_factor: ResourceFactor | UnsetType | None = UNSET
     secrets_store: Annotated[Any, shown_as(Secrets)] = None
     """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
     """
     enable_default_condenser: bool | UnsetType | None = UNSET
-    condenser_max_size: Int64 | UnsetType | None = UNSET
+    condenser_max_size: CondenserSize | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
     enable_proactive_conversation_starters: bool | UnsetType | None = UNSET
     enable_solvability_analysis: bool | UnsetType | None = UNSET
     user_consents_to_analytics: bool | UnsetType | None = UNSET
-    sandbox_base_container_image: str | UnsetType | None = UNSET
-    sandbox_runtime_container_image: str | UnsetType | None = UNSET
+    sandbox_base_container_image: FlatText | UnsetType | None = UNSET
+    sandbox_runtime_container_image: FlatText | UnsetType | None = UNSET
     mcp_config: Annotated[Any, shown_as(McpServers)] = UNSET
     """Tool servers by name. They replace all that are stored, stars stand for a stored secret;
     null: none, left out: unchanged"""
-    search_api_key: SentSecret | UnsetType | None = UNSET
-    sandbox_api_key: SentSecret | UnsetType | None = UNSET
-    max_budget_per_task: float | UnsetType | None = UNSET
-    email: str | UnsetType | None = UNSET
+    search_api_key: FlatSecret | UnsetType | None = UNSET
+    sandbox_api_key: FlatSecret | UnsetType | None = UNSET
+    max_budget_per_task: Budget | UnsetType | None = UNSET
+    email: FlatText | UnsetType | None = UNSET
     email_verified: bool | UnsetType | None = UNSET
-    git_user_name: str | UnsetType | None = UNSET
-    git_user_email: str | UnsetType | None = UNSET
+    git_user_name: FlatText | UnsetType | None = UNSET
+    git_user_email: FlatText | UnsetType | None = UNSET
     git_full_clone: bool | UnsetType | None = UNSET
-    disabled_skills: tuple[str, ...] | UnsetType | None = UNSET
+    disabled_skills: Skills | UnsetType | None = UNSET
     v1_enabled: bool | UnsetType | None = UNSET
     sandbox_grouping_strategy: GroupingStrategy | UnsetType | None = UNSET
-    default_sandbox_spec_id: str | UnsetType | None = UNSET
-    title_llm_profile: str | UnsetType | None = UNSET
+    default_sandbox_spec_id: FlatText | UnsetType | None = UNSET
+    title_llm_profile: FlatText | UnsetType | None = UNSET
 
 
 type Nothing = Annotated[list[Any], msgspec.Meta(max_length=0)]
