@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Any, Final, get_origin
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import msgspec
 from aiohttp import web
@@ -424,6 +424,11 @@ def _kind(message: str) -> str:
 def _parameters(shape: type) -> tuple[tuple[str, bool], ...]:
     """Return the parameter names of a query struct and which of them are lists."""
     return tuple(
-        (field.encode_name, get_origin(field.type) in (list, tuple))
+        (field.encode_name, get_origin(_plain(field.type)) in (list, tuple))
         for field in msgspec.structs.fields(shape)
     )
+
+
+def _plain(kind: Any) -> Any:
+    """Return a type without what is stated of it."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind

@@ -117,7 +117,7 @@ class ConversationIds(ConversationSearch, frozen=True, kw_only=True):
     """The query of the batch get; without ids the operation searches."""
 
     ids: Annotated[list[Annotated[str, stated(format="uuid")]], stated(maxItems=IDS_MAX)] = []
-    """Ids of at most 100 conversations, with or without dashes. Each is answered in its place, null
+    """Ids of at most 99 conversations, with or without dashes. Each is answered in its place, null
     for one that is unknown; left out: a page of all"""
 
 
