@@ -24,7 +24,16 @@ Runs conversations with software agents inside sandboxes.
 
 V1 is under `/api/v1`; V0, under `/api`, is deprecated. Every operation but the open ones needs an
 API key, in any of three headers. Errors have one shape: `detail` for people, a stable `code`, and
-the `request_id` that is in the log of the server.
+the `request_id` that is in the log of the server; in a 422 `detail` is a list of what does not fit,
+each with its place (`loc`), its kind (`type`) and a text (`msg`).
+
+Times are ISO 8601 in UTC with `Z` unless a field says otherwise; sizes are bytes, amounts US dollars.
+A field of a request that may be null and is left out counts as null unless its text says otherwise;
+unknown fields of a request are not read unless a schema forbids them. Answers have every field.
+
+Streams carry messages of one form: `type`, `data` and, where they have a number, `id`. The path
+`/socket.io/` has no operation of HTTP: its `x-messages` are the events of Socket.IO that the server
+sends and takes.
 """
 
 _TAGS: Final = {
