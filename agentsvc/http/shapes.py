@@ -10,16 +10,25 @@ from msgspec import Meta
 
 from agentsvc.mcp import MAX_TIMEOUT_SECONDS
 from agentsvc.orders import Provider
-from agentsvc.values import SentSecret
+from agentsvc.values import SentSecret, stated
 
+type Url = Annotated[str, stated(format="uri")]
+type Command = Annotated[str, stated(maxLength=4096, pattern=r"\A[^\s\0]+\Z")]
+type ShellWords = Annotated[
+    str, stated(pattern=r"""\A(?:[^'"\\\0]|'[^'\0]*'|"(?:[^"\\\0]|\\[^\0])*"|\\[^\0])*\Z""")
+]
+type Variables = Annotated[
+    SentSecret, stated(pattern=r"\A(?:[A-Za-z_][A-Za-z0-9_]*=[^,\0]*(?:,|\Z))*\Z")
+]
+type VariableName = Annotated[str, stated(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
 type _Seconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_SECONDS)]
 
 
 class SseServer(msgspec.Struct, frozen=True, kw_only=True):
     """A tool server reached over server-sent events."""
 
-    url: Annotated[str, Meta(min_length=1, max_length=8192)]
-    """http, https, ws or wss URL of the tool server"""
+    url: Url
+    """http, https, ws or wss URL of the tool server, at most 8192 characters"""
     api_key: SentSecret | None = None
     """Key it is sent as `Authorization: Bearer`; null or empty: none, stars: the stored one"""
 
@@ -36,22 +45,22 @@ class StdioServer(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,100}\Z")]
     """What the server is called: 1 to 100 letters, digits, `_` and `-`"""
-    command: Annotated[str, Meta(max_length=4096, pattern=r"\A[^\s\0]+\Z")]
+    command: Command
     """Program that is the server, without arguments"""
-    args: list[str] | str = []
+    args: list[str] | ShellWords = []
     """Its arguments; a text is split as a shell does"""
-    env: dict[str, SentSecret] | SentSecret = {}
+    env: dict[VariableName, SentSecret] | Variables = {}
     """Its environment variables by name, stars for a stored value; a text is written `A=1,B=2`"""
 
 
 class McpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tool servers in three lists; a URL alone is a server without a key."""
 
-    sse_servers: list[SseServer | str] = []
+    sse_servers: Annotated[list[SseServer | Url], Meta(max_length=100)] = []
     """Tool servers reached over server-sent events, at most 100"""
-    stdio_servers: list[StdioServer] = []
+    stdio_servers: Annotated[list[StdioServer], Meta(max_length=100)] = []
     """Tool servers that are processes in the sandbox, at most 100"""
-    shttp_servers: list[ShttpServer | str] = []
+    shttp_servers: Annotated[list[ShttpServer | Url], Meta(max_length=100)] = []
     """Tool servers reached over HTTP, at most 100"""
 
 
@@ -75,15 +84,15 @@ class ServerAuth(msgspec.Struct, frozen=True, kw_only=True):
 class NamedServer(msgspec.Struct, frozen=True, kw_only=True):
     """A tool server with a URL, or a command if it is a process in the sandbox."""
 
-    url: str | None = None
+    url: Url | None = None
     """http or https URL of the tool server; null if it is a process"""
-    command: str | None = None
+    command: Command | None = None
     """Program that is the server, without arguments; null if it has a URL"""
     transport: Literal["stdio", "http", "streamable-http", "sse"] | None = None
     """How it is talked to; null: `stdio` for a process, else `streamable-http`"""
-    args: list[str] | str | None = None
+    args: list[str] | ShellWords | None = None
     """Arguments of the program; a text is split as a shell does. Null: none"""
-    env: dict[str, SentSecret] | SentSecret | None = None
+    env: dict[VariableName, SentSecret] | Variables | None = None
     """Environment variables of the program by name, stars for a stored value; a text is written
     `A=1,B=2`. Null: none"""
     cwd: str | None = None
@@ -141,6 +150,27 @@ class SecretsStore(msgspec.Struct, frozen=True, kw_only=True):
     """Secrets by name, which is that of an environment variable; null: no change"""
 
 
+_EITHER = stated(
+    anyOf=[
+        {
+            "required": ["url"],
+            "properties": {
+                "url": {"type": "string"},
+                "transport": {"enum": ["http", "streamable-http", "sse", None]},
+            },
+        },
+        {
+            "required": ["command"],
+            "properties": {
+                "command": {"type": "string"},
+                "transport": {"enum": ["stdio", None]},
+            },
+        },
+    ]
+)
+"""What makes a server: a URL, or a command that speaks over its own input and output."""
+type ServerName = Annotated[str, stated(pattern=r"\A[^\0-\x1f\x7f]{1,100}\Z")]
+
 type Secrets = SecretsStore | None
 type McpLists = McpConfig | None
-type McpServers = dict[str, NamedServer] | None
+type McpServers = dict[ServerName, Annotated[NamedServer, _EITHER]] | None

@@ -70,12 +70,19 @@ class MessageAction(msgspec.Struct, frozen=True, kw_only=True, tag_field="action
     """What is said; other members are not read"""
 
 
+class ShownWish(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a `change_agent_state` action, for the description."""
+
+    agent_state: Annotated[str, stated(enum=sorted(WISHES))]
+    """What the agent is to do"""
+
+
 class StateAction(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="action", tag="change_agent_state"
 ):
     """What the agent is to do, for the description."""
 
-    args: Annotated[StateArgs, stated(properties={"agent_state": {"enum": list(WISHES)}})]
+    args: ShownWish
     """What the agent is to do; other members are not read"""
 
 

@@ -16,7 +16,7 @@ from agentsvc.conversations import (
 from agentsvc.errors import BadRequest
 from agentsvc.http.links import Links
 from agentsvc.http.v1.types_messages import RawPart
-from agentsvc.http.v1.types_start import LongText, Name
+from agentsvc.http.v1.types_start import LongText
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
 from agentsvc.orders import ConversationSort, ExecutionStatus, Provider, Trigger
 from agentsvc.sandboxes import SandboxStatus
@@ -28,7 +28,9 @@ type Repository = Annotated[
     str, msgspec.Meta(max_length=256, pattern=r"\A[^\s;&|$`/\0]+(?:/[^\s;&|$`/\0]+)+\Z")
 ]
 
-type Branch = Annotated[Name, stated(pattern=git.BRANCH_PATTERN, maxLength=git.MAX_BRANCH_BYTES)]
+type Branch = Annotated[
+    str, msgspec.Meta(max_length=git.MAX_BRANCH_BYTES), stated(pattern=git.BRANCH_PATTERN)
+]
 
 
 class LaunchedAgentProfile(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,10 +40,13 @@ from agentsvc.settings import (
     show_settings,
 )
 from agentsvc.usersecrets import SecretsPatch, read_secrets
-from agentsvc.values import MASK, Secret, ShownSecret, dashed
+from agentsvc.values import MASK, Secret, ShownSecret, dashed, stated
 
 _WHOLE: Final = ("agent_settings", "conversation_settings")
 _USE_DIFFS: Final = "Use *_diff nested settings payloads instead of legacy keys"
+
+
+_NEVER: Final = stated(**{"not": {}})
 
 
 class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +62,9 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     whole, null puts a field back to its default"""
     conversation_settings_diff: Annotated[dict[str, Any], shown_as(ConversationBody)] | None = None
     """What to change of `conversation_settings`; null puts a field back to its default"""
-    agent_settings: Any = UNSET
+    agent_settings: Annotated[Any, _NEVER] = UNSET
     """Refused (422): use `agent_settings_diff`"""
-    conversation_settings: Any = UNSET
+    conversation_settings: Annotated[Any, _NEVER] = UNSET
     """Refused (422): use `conversation_settings_diff`"""
     language: FlatText | UnsetType | None = UNSET
     user_version: UserVersion | UnsetType | None = UNSET
