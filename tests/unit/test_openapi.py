@@ -116,7 +116,7 @@ def test_a_field_is_described_by_what_is_written_below_it() -> None:
         """A second one."""
 
         limit: int
-        some_more: Colour
+        another_one: Colour
         """What is more"""
 
     made = schemas_of([Second])
@@ -126,9 +126,9 @@ def test_a_field_is_described_by_what_is_written_below_it() -> None:
         "limit": "Its own limit",
         "page_id": SHARED["page_id"],
         "other": None,
-        "someMore": "What is more",
+        "anotherOne": "What is more",
     }
-    assert fields["someMore"]["$ref"] == "#/components/schemas/Colour"
+    assert fields["anotherOne"]["$ref"] == "#/components/schemas/Colour"
     told = "What it looks like.\n\n- `red`: As a rose is."
     assert made.components["Colour"]["description"] == told
 
