@@ -103,6 +103,7 @@ _ENDING = (
 _REFUSED_FOR_MORE: Final = {
     "GET /api/v1/git/repositories/search": (400, "one parameter needs another one"),
     "POST /api/secrets": (400, "there is one of that name, which published clients know as 400"),
+    "POST /api/settings": (422, "no schema says that two tool servers may not have one name"),
     "POST /api/v1/webhook-subscriptions": (422, "no schema says where a URL may lead"),
     "PATCH /api/v1/webhook-subscriptions/{subscription_id}": (422, "the same"),
     "POST /oauth/device/token": (400, "RFC 8628 has 400 for a code that is not known"),
