@@ -146,7 +146,7 @@ class SecretsStore(msgspec.Struct, frozen=True, kw_only=True):
 
     provider_tokens: ProviderTokens | None = None
     """Tokens by provider; null: no change"""
-    custom_secrets: dict[str, CustomSecret | SentSecret] | None = None
+    custom_secrets: dict[VariableName, CustomSecret | SentSecret] | None = None
     """Secrets by name, which is that of an environment variable; null: no change"""
 
 
