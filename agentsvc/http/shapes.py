@@ -138,7 +138,8 @@ class CustomSecret(msgspec.Struct, frozen=True, kw_only=True):
     unchanged"""
 
 
-type ProviderTokens = dict[Provider, ProviderToken | SentSecret]
+type ProviderName = Annotated[str, stated(enum=[provider.value for provider in Provider])]
+type ProviderTokens = dict[ProviderName, ProviderToken | SentSecret]
 
 
 class SecretsStore(msgspec.Struct, frozen=True, kw_only=True):
