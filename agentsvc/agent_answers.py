@@ -37,26 +37,37 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens one usage id of a conversation has used so far."""
 
     prompt_tokens: int = 0
+    """Tokens the model has read"""
     completion_tokens: int = 0
+    """Tokens the model has written"""
     cache_read_tokens: int = 0
+    """Tokens read from the provider's cache"""
     cache_write_tokens: int = 0
+    """Tokens written into the provider's cache"""
     reasoning_tokens: int = 0
+    """Tokens of the model's thinking"""
     context_window: int = 0
+    """Most tokens the model can read; 0 if that is not known"""
     per_turn_token: int = 0
+    """Tokens of the last call"""
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     """What one usage id of a conversation has cost so far."""
 
     model_name: str = ""
+    """Model that was asked"""
     accumulated_cost: float = 0.0
+    """US dollars so far"""
     accumulated_token_usage: TokenUsage | None = None
+    """Tokens so far; null before the first call"""
 
 
 class ConversationStats(msgspec.Struct, frozen=True, kw_only=True):
     """The costs of a conversation by usage id (`agent`, `condenser`, …)."""
 
     usage_to_metrics: dict[str, Metrics] = {}
+    """Costs by usage id, such as `agent` or `condenser`"""
 
     @property
     def accumulated_cost(self) -> float:
@@ -86,40 +97,60 @@ class AgentModel(msgspec.Struct, frozen=True, kw_only=True):
     """The language model of an agent."""
 
     model: str = ""
+    """Provider and name of the model"""
     base_url: str | None = None
+    """URL of the model's API; null: the usual one of its provider"""
     usage_id: str = ""
+    """What the model is used for"""
 
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The agent of a conversation, as far as the control plane looks at it."""
 
     kind: str = "Agent"
+    """Kind of the agent"""
     llm: AgentModel = AgentModel()
+    """Its language model"""
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a conversation works inside its sandbox."""
 
     working_dir: str = ""
+    """Directory of the project in the sandbox"""
 
 
 class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent server says about one of its conversations."""
 
     id: str
+    """Id of the conversation, with or without dashes"""
     execution_status: str = "idle"
+    """What the agent does; `deleting` is not noted"""
     title: str | None = None
+    """Title the agent server has made; null: none yet, and the one here stays"""
     workspace: Workspace = Workspace()
+    """Where the conversation works"""
     stats: ConversationStats | None = None
+    """What it has cost so far; null: not known"""
     max_iterations: int | None = None
+    """Steps after which a run ends; null: not said"""
     agent: AgentInfo = AgentInfo()
+    """The agent"""
     tags: dict[str, str] = {}
+    """Short texts by name"""
     current_model_id: str | None = None
+    """Model in use, where it was switched; null: that of the agent"""
     parent_conversation_id: str | None = None
+    """Conversation it is a part of; null: none"""
     sub_conversation_ids: list[str] | None = None
+    """Conversations that are parts of it; null: none"""
     last_user_message_id: str | None = None
+    """Event of the user's last message; null: none"""
     created_at: str = ""
+    """When it was created, by the clock of the sandbox"""
     updated_at: str = ""
+    """When it last changed, by the clock of the sandbox"""
 
     @property
     def hex_id(self) -> str:
@@ -202,14 +233,18 @@ class GitChange(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     status: str
+    """`ADDED`, `UPDATED`, `DELETED` or `MOVED`"""
     path: str
+    """The file, relative to the path that was asked for"""
 
 
 class GitDiff(msgspec.Struct, frozen=True, kw_only=True):
     """A file as it is and as it was; both are None outside of a repository."""
 
     modified: str | None
+    """Text of the file as it is; null if it is deleted, or there is no repository"""
     original: str | None
+    """Text of the file as it was; null if it is new, or there is no repository"""
 
 
 class _Trouble(msgspec.Struct, frozen=True, kw_only=True):

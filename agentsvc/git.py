@@ -41,10 +41,15 @@ _NESTING: Final[Mapping[Provider, tuple[int, int]]] = {
 _ONE_OWNER: Final = (2, 2)
 _PORTS: Final = {"http": 80, "https": 443}
 _MAX_LENGTH: Final = 1024
-_MAX_BRANCH_BYTES: Final = 255
+MAX_BRANCH_BYTES: Final = 255
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_.~+ -]+")
-_FORBIDDEN_IN_REF = re.compile(r"[\0-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
+BRANCH_PATTERN: Final = (
+    r"\A(?![-/.])(?!(?:@|HEAD)\Z)(?!.*(?:\.\.|@\{|//|/\.|\.lock/))(?!.*(?:\.|/|\.lock)\Z)"
+    r"[^\0-\x20\x7f~^:?*\[\\]+\Z"
+)
+"""What git takes as the name of a branch."""
+_BRANCH = re.compile(BRANCH_PATTERN)
 
 _NO_CREDENTIALS: Final = (
     "A repository URL is http(s), has a path, and carries no user name or password"
@@ -133,17 +138,7 @@ def refuse_credentials(repository: str, *, loc: Sequence[str | int] = REPOSITORY
 
 def check_branch(branch: str, *, loc: Sequence[str | int] = BRANCH_LOC) -> None:
     """Raise InvalidRequest unless git takes this as the name of a branch."""
-    parts = branch.split("/")
-    bad = (
-        not branch
-        or len(branch.encode()) > _MAX_BRANCH_BYTES
-        or branch.startswith("-")
-        or branch in {"@", "HEAD"}
-        or branch.endswith(".")
-        or _FORBIDDEN_IN_REF.search(branch)
-        or any(not part or part.startswith(".") or part.endswith(".lock") for part in parts)
-    )
-    if bad:
+    if len(branch.encode()) > MAX_BRANCH_BYTES or not _BRANCH.match(branch):
         raise InvalidRequest("This is not a name git takes for a branch", loc=loc)
 
 

@@ -53,7 +53,9 @@ class Outcome(StrEnum):
     """What came of asking a model."""
 
     ANSWERS = "answers"
+    """It has answered"""
     FAILED = "failed"
+    """It was asked and has not answered as a model does"""
     UNTESTED = "untested"
     """It was not asked; agents may reach it all the same."""
 
@@ -62,9 +64,13 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """What came of asking a model, in words for the user, and what the provider itself said."""
 
     outcome: Outcome
+    """What came of it"""
     message: str
+    """The same in words for the user"""
     status: int | None = None
+    """HTTP status of the provider; null if it was not reached or not asked"""
     said: str = ""
+    """What the provider said, cut off where it is long; empty if nothing"""
 
 
 async def check_model(

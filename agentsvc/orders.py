@@ -17,12 +17,19 @@ class Provider(StrEnum):
     """A git hosting service."""
 
     GITHUB = "github"
+    """GitHub"""
     GITLAB = "gitlab"
+    """GitLab"""
     BITBUCKET = "bitbucket"
+    """Bitbucket Cloud"""
     BITBUCKET_DATA_CENTER = "bitbucket_data_center"
+    """Bitbucket Data Center"""
     FORGEJO = "forgejo"
+    """Forgejo, also Gitea and Codeberg"""
     AZURE_DEVOPS = "azure_devops"
+    """Azure DevOps"""
     ENTERPRISE_SSO = "enterprise_sso"
+    """Known by name only"""
 
 
 class TaskType(StrEnum):
@@ -56,7 +63,9 @@ class AgentType(StrEnum):
     """The role the agent plays: doing the work, or only planning it."""
 
     DEFAULT = "default"
+    """It does the work"""
     PLAN = "plan"
+    """It reads, and writes a plan into `PLAN.md`"""
 
 
 class ContentKind(StrEnum):
@@ -185,14 +194,23 @@ class StartStatus(StrEnum):
     """How far the start of a conversation has come; the last two are final."""
 
     WORKING = "WORKING"
+    """The request was taken"""
     WAITING_FOR_SANDBOX = "WAITING_FOR_SANDBOX"
+    """The sandbox is chosen, and starts or resumes"""
     PREPARING_REPOSITORY = "PREPARING_REPOSITORY"
+    """The repository is cloned"""
     RUNNING_SETUP_SCRIPT = "RUNNING_SETUP_SCRIPT"
+    """`.openhands/setup.sh` of the repository runs"""
     SETTING_UP_GIT_HOOKS = "SETTING_UP_GIT_HOOKS"
+    """`.openhands/pre-commit.sh` of the repository is set up"""
     SETTING_UP_SKILLS = "SETTING_UP_SKILLS"
+    """Skills and hooks are loaded"""
     STARTING_CONVERSATION = "STARTING_CONVERSATION"
+    """The agent server starts the conversation"""
     READY = "READY"
+    """The conversation can be used"""
     ERROR = "ERROR"
+    """The start has failed; `detail` says why"""
 
     @property
     def is_final(self) -> bool:
@@ -224,10 +242,18 @@ class ExecutionStatus(StrEnum):
     """What the agent of a conversation is doing."""
 
     IDLE = "idle"
+    """It waits for a message"""
     RUNNING = "running"
+    """It works"""
     PAUSED = "paused"
+    """It was paused, and goes on when told to"""
     WAITING_FOR_CONFIRMATION = "waiting_for_confirmation"
+    """It asks whether it may act"""
     FINISHED = "finished"
+    """It has done its work"""
     ERROR = "error"
+    """It has failed; the last events say why"""
     STUCK = "stuck"
+    """It has repeated itself and was stopped"""
     DELETING = "deleting"
+    """The conversation is being deleted"""

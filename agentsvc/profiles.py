@@ -15,7 +15,8 @@ from agentsvc.settings import Settings, llm_of
 
 PROFILES_MAX: Final = 10
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAME_PATTERN: Final = r"\A[A-Za-z0-9._-]{1,64}\Z"
+_NAME = re.compile(NAME_PATTERN)
 
 
 def check_profile_name(name: str, *, loc: Sequence[str | int] = ("path", "name")) -> str:

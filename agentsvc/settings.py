@@ -7,10 +7,10 @@ under the names of the first one, and holds beside them what only the second one
 import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from agentsvc import values
 from agentsvc.agentoptions import AgentOptions, Llm, LlmOptions
@@ -23,7 +23,7 @@ from agentsvc.misfits import Problems
 from agentsvc.modelhosts import is_base_url
 from agentsvc.secretstore import SecretStore, apply_secrets
 from agentsvc.usersecrets import CustomSecret, ProviderToken, SecretsPatch
-from agentsvc.values import MASK, MAX_INT, Secret, has_control
+from agentsvc.values import MASK, MAX_INT, NO_CONTROL, Secret, SentSecret, has_control, stated
 from agentsvc.vault import Vault
 
 __all__ = [
@@ -68,15 +68,31 @@ SECURITY_ANALYZERS: Final = ("llm", "none")
 _MAX_TEXT: Final = 4096
 _MAX_SKILLS: Final = 1000
 
+# As clients send it
+
+type FlatText = Annotated[str, Meta(max_length=_MAX_TEXT), stated(pattern=NO_CONTROL)]
+type FlatSecret = Annotated[SentSecret, Meta(max_length=_MAX_TEXT), stated(pattern=NO_CONTROL)]
+type Iterations = Annotated[int, Meta(ge=LEAST["max_iterations"], le=MAX_INT)]
+type CondenserSize = Annotated[int, Meta(ge=LEAST["condenser_max_size"], le=MAX_INT)]
+type ResourceFactor = Annotated[int, Meta(ge=LEAST["remote_runtime_resource_factor"], le=MAX_INT)]
+type UserVersion = Annotated[int, Meta(ge=LEAST["user_version"], le=MAX_INT)]
+type Budget = Annotated[float, Meta(gt=0)]
+type Skills = Annotated[tuple[FlatText, ...], Meta(max_length=_MAX_SKILLS)]
+
 
 class GroupingStrategy(StrEnum):
     """Which running sandbox a new conversation joins, if any."""
 
     NO_GROUPING = "NO_GROUPING"
+    """None: every conversation gets a sandbox of its own"""
     GROUP_BY_NEWEST = "GROUP_BY_NEWEST"
+    """The one made last"""
     LEAST_RECENTLY_USED = "LEAST_RECENTLY_USED"
+    """The one not used for longest"""
     FEWEST_CONVERSATIONS = "FEWEST_CONVERSATIONS"
+    """The one with the fewest conversations"""
     ADD_TO_ANY = "ADD_TO_ANY"
+    """The one made first"""
 
 
 class Settings(Struct, frozen=True, kw_only=True):

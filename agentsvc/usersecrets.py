@@ -14,7 +14,7 @@ from agentsvc import git
 from agentsvc.errors import InvalidRequest
 from agentsvc.misfits import Problems, convert
 from agentsvc.orders import Provider
-from agentsvc.values import MASK, Secret, has_control
+from agentsvc.values import MASK, Secret, SentSecret, has_control, stated
 
 MAX_NAME_LENGTH: Final = 256
 MAX_VALUE_BYTES: Final = 64 * 1024
@@ -38,7 +38,13 @@ RESERVED_NAMES: Final = frozenset(
 
 RESERVED_PREFIX: Final = "LLM_"
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME_PATTERN: Final = r"\A[A-Za-z_][A-Za-z0-9_]*\Z"
+_NAME = re.compile(_NAME_PATTERN)
+
+type VariableName = Annotated[str, stated(pattern=_NAME_PATTERN, maxLength=MAX_NAME_LENGTH)]
+"""The name of a secret on the wire; `check_secret_name` says what is wrong with another one."""
+type VariableValue = Annotated[SentSecret, stated(pattern=r"\A[^\0]*\Z", maxLength=MAX_VALUE_BYTES)]
+"""The value of a secret on the wire; the length is that in UTF-8, see `check_secret_value`."""
 
 
 class ProviderToken(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import secrets
 import time
 import uuid
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -25,6 +25,8 @@ MASK: Final = "**********"
 """What is shown in place of a secret; sent back, it stands for the stored one."""
 
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
+NO_CONTROL: Final = r"\A[^\0-\x1f\x7f]*\Z"
+"""A text without control characters, as a pattern."""
 _LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -57,6 +59,19 @@ class Secret:
 
     def __str__(self) -> str:
         return MASK
+
+
+def stated(**schema: object) -> msgspec.Meta:
+    """Return what the description says of a value beyond its type, where a later check holds it."""
+    return msgspec.Meta(extra_json_schema=schema)
+
+
+type SentSecret = Annotated[
+    str, msgspec.Meta(extra_json_schema={"format": "password", "writeOnly": True})
+]
+"""A secret on the wire that clients send and never read."""
+type ShownSecret = Annotated[str, msgspec.Meta(extra_json_schema={"format": "password"})]
+"""A secret on the wire that clients read, such as a key when it is made."""
 
 
 def now() -> datetime:

@@ -22,10 +22,57 @@ OPEN_SCHEMAS: Final = frozenset({"StoredEvent", "HistoryEvent"})
 """Structs that name only what is in each event; the rest depends on the agent server."""
 
 
+METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch")
+"""What of the item of a path is an operation."""
+
 FORMATS: Final = jsonschema.FormatChecker([])
 FORMATS.checks("date-time")(
     lambda value: isinstance(value, str) and value.endswith("Z") and parse_time(value) is not None
 )
+
+
+def undescribed(document: Json) -> Iterator[str]:
+    """Yield each place of a description that does not say what it is for.
+
+    Where a value may be null, or be left out, the text has to say what that means.
+    """
+    for path, item in document["paths"].items():
+        yield from _silent_parameters(path, item)
+        if item.keys().isdisjoint(METHODS) and not item["description"]:
+            yield path
+        for method in filter(item.get, METHODS):
+            yield from _silent_operation(f"{method} {path}", item[method])
+    for kind, items in document["components"].items():
+        for name, item in items.items():
+            if not item.get("description"):
+                yield f"{kind} {name}"
+            for field, schema in item.get("properties", {}).items():
+                if not _is_told(schema, schema.get("description", "")):
+                    yield f"{name}.{field}"
+
+
+def _silent_operation(name: str, operation: Json) -> Iterator[str]:
+    yield from _silent_parameters(name, operation)
+    # Below what the operation does is which key it needs.
+    if "\n\n" not in operation.get("description", ""):
+        yield name
+    for status, answer in operation["responses"].items():
+        if "$ref" not in answer and not answer["description"].partition(": ")[2]:
+            yield f"{name} {status}"
+
+
+def _silent_parameters(place: str, item: Json) -> Iterator[str]:
+    for one in item.get("parameters", ()):
+        text = one.get("description", "")
+        may_be_absent = one["in"] == "query" and not one.get("required")
+        is_told = not may_be_absent or "default" in one["schema"] or "left out" in text.lower()
+        if not text or not is_told:
+            yield f"{place} {one['name']}"
+
+
+def _is_told(schema: Json, text: str) -> bool:
+    may_be_null = {"type": "null"} in (schema, *schema.get("anyOf", ()))
+    return bool(text) and (not may_be_null or "null" in text.lower())
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +112,8 @@ class Description:
 
     def operations(self) -> Iterator[Operation]:
         for path, item in self.document["paths"].items():
-            for method, about in item.items():
+            for method in filter(item.get, METHODS):
+                about = item[method]
                 yield Operation(
                     method=method, path=path, about=about, route=self._routes[method, path]
                 )
@@ -187,6 +235,25 @@ class Watch:
                 self.problems += self._description.problems(operation, *answer)
 
 
+def message_checker(route: Route) -> Any:
+    """Return what checks the messages of a stream, or those that a socket sends."""
+    if route.path not in _CHECKERS:
+        _CHECKERS[route.path] = _new_checker(route)
+    return _CHECKERS[route.path]
+
+
+def _new_checker(route: Route) -> Any:
+    document = describe([route])
+    if route.socket is not None:
+        schema = document["paths"][route.socket.path]["x-messages"]["sent"]["oh_event"]
+    else:
+        answers = document["paths"][plain_path(route.path)]["get"]["responses"]
+        schema = answers["101"]["content"]["application/json"]["schema"]
+    whole = {**schema, "components": document["components"]}
+    return jsonschema.Draft202012Validator(whole, format_checker=FORMATS)
+
+
+_CHECKERS: Final[dict[str, Any]] = {}
 _DESCRIPTIONS: Final[dict[frozenset[str], Description]] = {}
 _NOT_OF_AN_OPERATION: Final = {304, 308, 417, 421}
 """The browser has it already, it is elsewhere, nobody can meet what is expected, or it was for another."""

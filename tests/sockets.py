@@ -8,16 +8,25 @@ from urllib.parse import urlencode
 
 import socketio
 
+from agentsvc.http.v0.events import ROUTES
+from tests.description import message_checker
+
 type Frame = dict[str, Any]
 
 BOTH = ("polling", "websocket")
 
 
 class Follower:
-    """A connection to the event socket; `frames` is what came over it, in order."""
+    """A connection to the event socket; `frames` is what came over it, in order.
+
+    `problems` is what of it is not as it is described.
+    """
 
     def __init__(self, *, patience: float) -> None:
         self.frames: list[Frame] = []
+        self.problems: list[str] = []
+        [route] = [one for one in ROUTES if one.socket is not None]
+        self._checker = message_checker(route)
         self.is_over = asyncio.Event()
         self.client = socketio.AsyncClient(reconnection=False)
         self.client.on("oh_event", self._take)
@@ -70,6 +79,7 @@ class Follower:
 
     def _take(self, frame: Frame) -> None:
         self.frames.append(frame)
+        self.problems += [str(problem) for problem in self._checker.iter_errors(frame)]
         self._news.set()
 
     def _end(self, *_reason: str) -> None:
@@ -113,3 +123,4 @@ async def follow(
         yield follower
     finally:
         await follower.client.disconnect()
+    assert follower.problems == []

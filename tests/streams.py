@@ -7,6 +7,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from agentsvc.http.v1.streams import ROUTES
+from tests.description import message_checker
 from tests.service import Client
 
 CHANGES = "/api/v1/events/stream"
@@ -22,11 +24,21 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stream:
-    """An open stream of either kind."""
+    """An open stream of either kind, whose messages are all as they are described."""
+
+    def __init__(self, path: str) -> None:
+        [route] = [one for one in ROUTES if (one.path == CHANGES) == path.startswith(CHANGES)]
+        self._checker = message_checker(route)
 
     async def read(self) -> Told | None:
         """Return the next message, None at the end."""
         raise NotImplementedError
+
+    def as_described(self, told: Told) -> Told:
+        """Return a message that is as it is described."""
+        number = int(told.id) if told.id else None
+        self._checker.validate({"type": told.type, "id": number, "data": told.data})
+        return told
 
     async def until(self, kind: str) -> list[Told]:
         """Return all messages up to the first of a kind."""
@@ -48,7 +60,8 @@ class Stream:
 class Lines(Stream):
     """Server-sent events."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, path: str, response: aiohttp.ClientResponse) -> None:
+        super().__init__(path)
         self.response = response
         self.comments = 0
 
@@ -62,14 +75,16 @@ class Lines(Stream):
                 fields[name] = value.removeprefix(" ")
             elif "data" in fields:
                 data = msgspec.json.decode(fields["data"])
-                return Told(type=fields["event"], id=fields.get("id"), data=data)
+                told = Told(type=fields["event"], id=fields.get("id"), data=data)
+                return self.as_described(told)
         return None
 
 
 class Socket(Stream):
     """A WebSocket."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, path: str, socket: aiohttp.ClientWebSocketResponse) -> None:
+        super().__init__(path)
         self.socket = socket
         self.end: tuple[int | None, str] = (None, "")
 
@@ -80,9 +95,8 @@ class Socket(Stream):
             return None
         told = msgspec.json.decode(message.data)
         number = told.get("id")
-        return Told(
-            type=told["type"], id=None if number is None else str(number), data=told["data"]
-        )
+        shown = None if number is None else str(number)
+        return self.as_described(Told(type=told["type"], id=shown, data=told["data"]))
 
 
 @asynccontextmanager
@@ -98,7 +112,7 @@ async def open_lines(
     ):
         assert response.status == 200, await response.text()
         assert response.content_type == "text/event-stream"
-        yield Lines(response)
+        yield Lines(path, response)
 
 
 @asynccontextmanager
@@ -115,7 +129,7 @@ async def open_socket(client: Client, path: str, **options: Any) -> AsyncIterato
             **options,
         ) as socket,
     ):
-        yield Socket(socket)
+        yield Socket(path, socket)
 
 
 def path_of(conversation_id: str, after: str | int | None = None) -> str:

@@ -10,8 +10,11 @@ class ArchiveState(StrEnum):
     """How far the saving of a workspace has come."""
 
     SAVING = "saving"
+    """It is being saved"""
     READY = "ready"
+    """It is saved"""
     FAILED = "failed"
+    """It could not be saved"""
 
 
 class Rest(StrEnum):

@@ -47,32 +47,45 @@ class Skill(msgspec.Struct, frozen=True, kw_only=True):
     """Something an agent of the conversation has learned, and the words that call for it."""
 
     name: str
+    """Name of the skill"""
     type: str
+    """`repo` is always told to the agent, `knowledge` when one of its triggers is said,
+    `agentskills` when the agent asks for it"""
     content: str
+    """Text of the skill, in Markdown"""
     triggers: list[str] = []
+    """Words in a message that call for the skill; empty if none do"""
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True, rename={"is_async": "async"}):
     """One thing that is done when something happens."""
 
     type: str
+    """What is done; `command` runs a command"""
     command: str
+    """The command, for a shell in the sandbox"""
     timeout: int = 60
+    """Seconds it may take"""
     is_async: bool = False
+    """Whether the agent goes on while it runs"""
 
 
 class HookMatcher(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that some hooks are for, as a name or pattern."""
 
     matcher: str
+    """Name of a tool, or a pattern; `*` for every tool"""
     hooks: list[Hook]
+    """What is done for them"""
 
 
 class HookEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What can happen, such as `pre_tool_use`, and the hooks on it."""
 
     event_type: str
+    """What has to happen, such as `pre_tool_use`"""
     matchers: list[HookMatcher]
+    """The hooks on it, by the tools they are for"""
 
 
 class ConversationFiles:

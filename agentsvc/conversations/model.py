@@ -79,23 +79,36 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens a conversation has used so far."""
 
     model: str = ""
+    """Model that was asked; empty if not known"""
     prompt_tokens: int = 0
+    """Tokens the model has read"""
     completion_tokens: int = 0
+    """Tokens the model has written"""
     cache_read_tokens: int = 0
+    """Tokens read from the provider's cache"""
     cache_write_tokens: int = 0
+    """Tokens written into the provider's cache"""
     reasoning_tokens: int = 0
+    """Tokens of the model's thinking"""
     context_window: int = 0
+    """Most tokens the model can read; 0 if that is not known"""
     per_turn_token: int = 0
+    """Tokens of the last call"""
     response_id: str = ""
+    """Id the provider gave its last answer; empty if not known"""
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     """What a conversation has cost so far, in US dollars and tokens."""
 
     model_name: str = "default"
+    """Model that was asked"""
     accumulated_cost: float = 0.0
+    """US dollars so far"""
     max_budget_per_task: float | None = None
+    """US dollars after which a run ends; null: no limit"""
     accumulated_token_usage: TokenUsage | None = None
+    """Tokens so far; null before the first call"""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

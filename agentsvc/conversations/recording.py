@@ -27,35 +27,45 @@ class AskedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A tool call the agent was given, among the messages it sends along."""
 
     id: str = ""
+    """Id of the tool call"""
 
 
 class AskedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message of what the agent sends along."""
 
     role: str
+    """Who speaks: `system`, `user`, `assistant` or `tool`"""
     content: Any = None
+    """Text or parts of the message; null in a message of tool calls only"""
     tool_calls: list[AskedCall] | None = None
+    """Tool calls of the message; null: none"""
 
 
 class AskedFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A tool the agent has, and what can be said to it."""
 
     name: str
+    """Name of the tool"""
     parameters: dict[str, Any] = {}
+    """JSON schema of its arguments"""
 
 
 class AskedTool(msgspec.Struct, frozen=True, kw_only=True):
     """The wrapping of a tool."""
 
     function: AskedFunction
+    """The tool"""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent asks its language model, in the form of the chat completions of OpenAI."""
 
     model: str
+    """Read, and without effect: the recording answers"""
     messages: list[AskedMessage]
+    """The history as the agent sends it"""
     tools: list[AskedTool] | None = None
+    """Tools of the agent; null: none"""
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,29 +62,46 @@ def install(app: web.Application) -> None:
 
 
 async def get_document(request: web.Request) -> web.Response:
-    """GET /openapi.json."""
+    """GET /openapi.json.
+
+    It describes what this server has switched on, and is the same until the server is another one:
+    its `ETag` says so. A browser may send the key as the password of HTTP Basic authentication.
+    """
     return _answer(request, await request.app[DESCRIPTION].read(request.app), JSON)
 
 
 async def get_page(request: web.Request) -> web.Response:
-    """GET /docs; a slash behind it is taken away, since the page names its parts from there."""
+    """GET /docs.
+
+    A page that asks for a key and shows `/openapi.json`. A slash behind the path is taken away,
+    since the page names its parts from there.
+    """
     if request.path.endswith("/"):
         raise web.HTTPPermanentRedirect("../docs")
     return await _answer_file(request, "viewer.html", HTML)
 
 
 async def get_style(request: web.Request) -> web.Response:
-    """GET /docs/viewer.css."""
+    """GET /docs/viewer.css.
+
+    A part of the page `/docs`.
+    """
     return await _answer_file(request, "viewer.css", _CSS)
 
 
 async def get_script(request: web.Request) -> web.Response:
-    """GET /docs/viewer.js."""
+    """GET /docs/viewer.js.
+
+    A part of the page `/docs`.
+    """
     return await _answer_file(request, "viewer.js", _SCRIPT)
 
 
 async def get_icon(request: web.Request) -> web.Response:
-    """GET /docs/icon.svg."""
+    """GET /docs/icon.svg.
+
+    A part of the page `/docs`.
+    """
     return await _answer_file(request, "icon.svg", _SVG)
 
 

@@ -18,37 +18,58 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """A request to a model, passed on with all it says; the model is always the token's own."""
 
     model: str = ""
+    """Read, and without effect: the model is the token's own"""
     stream: bool | None = None
+    """Whether the answer is streamed as server-sent events; null: it is not"""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A model that a token is for."""
 
     id: str
+    """Name of the model at its provider"""
     object: str = "model"
+    """Always `model`"""
     created: int = 0
+    """Always 0: not known"""
     owned_by: str = "agentsvc"
+    """Always `agentsvc`"""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """The one model that a token is for."""
 
     data: list[ModelInfo]
+    """The one model"""
     object: str = "list"
+    """Always `list`"""
 
 
 async def get_models(request: web.Request) -> web.Response:
-    """GET /llm/v1/models."""
+    """GET /llm/v1/models.
+
+    One model: the one of the conversation.
+    """
     return json_response(ModelList(data=[ModelInfo(id=request[GRANT].upstream.model)]))
 
 
 async def post_completion(request: web.Request) -> web.StreamResponse:
-    """POST /llm/v1/chat/completions."""
+    """POST /llm/v1/chat/completions.
+
+    The body is that of the chat completions of OpenAI, and is passed on to the model of the
+    conversation with the key its user has stored. The answer is the model's, a refusal of it
+    included. What it costs counts in quotas.
+    """
     return await _ask(request, "chat/completions", wants_usage=True)
 
 
 async def post_response(request: web.Request) -> web.StreamResponse:
-    """POST /llm/v1/responses."""
+    """POST /llm/v1/responses.
+
+    The body is that of the responses of OpenAI, and is passed on to the model of the conversation
+    with the key its user has stored. The answer is the model's, a refusal of it included. What it
+    costs counts in quotas.
+    """
     return await _ask(request, "responses", wants_usage=False)
 
 

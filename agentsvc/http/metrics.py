@@ -24,7 +24,11 @@ _PROC: Final = Path("/proc/self")
 
 
 async def get_metrics(request: web.Request) -> web.Response:
-    """GET /metrics."""
+    """GET /metrics.
+
+    In the text format of Prometheus, with requests, conversations, sandboxes, deliveries and what
+    the server uses.
+    """
     app = request.app
     figures = await read_figures(app[DATABASE])
     sizes = await asyncio.to_thread(_sizes, app[DATABASE].path)

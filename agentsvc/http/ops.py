@@ -36,39 +36,53 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a server that is alive."""
 
     status: str = "ok"
+    """Always `ok`"""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of the server process, in bytes, and its part of the machine's."""
 
     rss: int
+    """Bytes in memory"""
     vms: int
+    """Bytes of address space"""
     percent: float
+    """Part of the machine's memory, in percent"""
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
     """The file system that holds the working directory, in bytes."""
 
     total: int
+    """Bytes the file system has"""
     used: int
+    """Bytes in use"""
     free: int
+    """Bytes the server can still write"""
     percent: float
+    """Part in use, in percent"""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """What the server process has read from disks and written to them, in bytes."""
 
     read_bytes: int
+    """Bytes read since the start"""
     write_bytes: int
+    """Bytes written since the start"""
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
     """What the server process uses; the processor's part is the mean since the start."""
 
     cpu_percent: float
+    """Part of one processor used since the start, in percent"""
     memory: Memory
+    """Memory of the server process"""
     disk: Disk
+    """The file system of the server"""
     io: Transfer
+    """What the server process has read and written"""
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,21 +93,36 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     title: str = "agentsvc"
+    """Always `agentsvc`"""
     version: str = INTERFACE_VERSION
+    """Version of the interface, which published clients compare with what they need of an agent
+    server"""
     sdk_version: str = INTERFACE_VERSION
+    """The same"""
     agentsvc_version: str = __version__
+    """Version of this server"""
     uptime: float
+    """Seconds since the start"""
     idle_time: float
+    """Seconds since the last request"""
     resources: Resources | UnsetType = UNSET
+    """What the server uses; left out without a key"""
 
 
 async def get_alive(_request: web.Request) -> web.Response:
-    """GET /alive."""
+    """GET /alive.
+
+    Answers as long as the process does, whatever else is wrong. For an orchestrator that restarts
+    what is dead.
+    """
     return json_response(Alive())
 
 
 async def get_health(_request: web.Request) -> web.Response:
-    """GET /health."""
+    """GET /health.
+
+    The same as `/alive`, with the text `OK`, which clients of agent servers ask for.
+    """
     return json_response("OK")
 
 
@@ -101,11 +130,17 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """What administrators are told by /ready: how sandboxes are held, the default backend first."""
 
     status: str = "ok"
+    """Always `ok`"""
     sandboxes: list[Protection]
+    """How sandboxes are held, the default backend first"""
 
 
 async def get_ready(request: web.Request) -> web.Response:
-    """GET /ready: refused until the database and the default backend are usable."""
+    """GET /ready.
+
+    Refused (503) until the database and the default backend are usable. The answer is the text
+    `OK`; with an administrator's key it tells how sandboxes are held.
+    """
     config = request.app[CONFIG].sandboxes
     await request.app[DATABASE].one("SELECT 1")
     name = config.default_backend
@@ -119,7 +154,10 @@ async def get_ready(request: web.Request) -> web.Response:
 
 
 async def get_server_info(request: web.Request) -> web.Response:
-    """GET /server_info."""
+    """GET /server_info.
+
+    Versions and times are told to everybody; what the server uses of its machine only to users.
+    """
     activity = request.app[ACTIVITY]
     info = ServerInfo(uptime=activity.uptime_seconds, idle_time=activity.idle_seconds)
     if await find_caller(request) is not None:

@@ -160,6 +160,21 @@ SHOWN_AS: Final = "x-shown-as"
 """Names, in a schema, the type that describes a value which is decoded later."""
 
 
+class Socket(msgspec.Struct, frozen=True, kw_only=True):
+    """A connection of Socket.IO that tells what an operation returns, as it happens.
+
+    `query` is the type of what a client asks for when it connects; `sent` and `taken` are the types
+    of what the server sends and takes, by the names of their events.
+    """
+
+    path: str
+    summary: str
+    text: str
+    query: type[msgspec.Struct]
+    sent: Mapping[str, tuple[Any, ...]]
+    taken: Mapping[str, tuple[Any, ...]]
+
+
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One operation: a method on a path, who may call it, what it reads and what it answers.
 
@@ -175,7 +190,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     `key_header` is a further header in which its key may come.
 
-    A stream may go on for longer than a request may take. A page is what a browser goes to: its
+    A stream may go on for longer than a request may take; `message` is the type of each message of
+    one that is no JSON, and `socket` tells the same over Socket.IO. A page is what a browser goes to: its
     key may come as the password of HTTP Basic authentication, too. Where `takes_query_key`, it may
     come in the query, or as the first message of a WebSocket: programs in a browser cannot send
     headers with everything.
@@ -200,6 +216,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     goes_on: GoOn | None = None
     key_header: str = ""
     is_stream: bool = False
+    message: Any = None
+    socket: Socket | None = None
     is_page: bool = False
     takes_query_key: bool = False
     is_deprecated: bool = False

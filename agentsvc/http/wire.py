@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Any, Final, get_origin
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import msgspec
 from aiohttp import web
@@ -89,6 +89,7 @@ class Page[T](msgspec.Struct, frozen=True, kw_only=True):
     """One page of a list; `next_page_id` is null on the last one."""
 
     items: list[T]
+    """The items of the page, in the order of the list"""
     next_page_id: str | None = None
 
 
@@ -96,6 +97,7 @@ class Success(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of an operation that has nothing more to say."""
 
     success: bool = True
+    """Always true: what fails has another status"""
 
 
 SUCCESS: Final = Success()
@@ -449,6 +451,11 @@ def _clipped(step: str | int) -> str | int:
 def _parameters(shape: type) -> tuple[tuple[str, bool], ...]:
     """Return the parameter names of a query struct and which of them are lists."""
     return tuple(
-        (field.encode_name, get_origin(field.type) in (list, tuple))
+        (field.encode_name, get_origin(_plain(field.type)) in (list, tuple))
         for field in msgspec.structs.fields(shape)
     )
+
+
+def _plain(kind: Any) -> Any:
+    """Return a type without what is stated of it."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind

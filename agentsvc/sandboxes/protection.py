@@ -29,13 +29,22 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     backend: str
+    """Name of the backend"""
     isolation: Isolation
+    """How far its sandboxes are kept from everything else, here and now"""
     default_isolation: Isolation
+    """How far they would be where the backend can do all it is made for"""
     is_below_default: bool
+    """Whether they are kept less far than that"""
     reason: str
+    """Why, for administrators; empty otherwise"""
     remedy: str
+    """What to do about it, for administrators; empty otherwise"""
     limits: dict[str, int]
+    """Limits of each sandbox whose spec sets none, by name: bytes, processes, or thousandths of a
+    processor as the name says"""
     not_limited: list[str]
+    """Names of the limits that cannot be enforced here"""
 
     def describe(self) -> str:
         """Say it on one line, as the server does when it is ready."""

@@ -49,10 +49,15 @@ class SandboxStatus(StrEnum):
     """What clients are told about a sandbox."""
 
     STARTING = "STARTING"
+    """It is made, started or resumed"""
     RUNNING = "RUNNING"
+    """It can be used"""
     PAUSED = "PAUSED"
+    """It rests until it is resumed"""
     ERROR = "ERROR"
+    """It has failed, and does not come back"""
     MISSING = "MISSING"
+    """It does not exist any more"""
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):

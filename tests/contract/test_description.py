@@ -18,6 +18,7 @@ from agentsvc.app import published_routes
 from agentsvc.errors import AgentsvcError
 from agentsvc.http.keys import LOGINS
 from agentsvc.http.live import EVENT_STREAM
+from agentsvc.http.openapi.fields import SHARED
 from agentsvc.http.openapi.parameters import PATH_PARTS, names_in
 from agentsvc.http.routes import EXAMPLE_ID, Route, Scope, Undescribed, mounted
 from agentsvc.settings import GroupingStrategy
@@ -25,7 +26,7 @@ from agentsvc.testing.agent import FakeAgent
 from agentsvc.values import new_id
 from tests.conftest import FAST
 from tests.core.test_archives import fake_agent
-from tests.description import Description, Operation, example_body, example_path
+from tests.description import Description, Operation, example_body, example_path, undescribed
 from tests.git_hosts import GitHosts
 from tests.service import Client, Service
 from tests.streams import open_lines
@@ -63,6 +64,15 @@ def by_name(route: Route) -> str:
 
 def test_it_is_a_valid_description() -> None:
     openapi_spec_validator.validate(DESCRIPTION.document)
+
+
+def test_everything_says_what_it_is_for_and_what_null_means() -> None:
+    assert list(undescribed(DESCRIPTION.document)) == []
+
+
+def test_no_shared_text_is_there_for_nothing() -> None:
+    text = msgspec.json.encode(DESCRIPTION.document)
+    assert [name for name, told in SHARED.items() if msgspec.json.encode(told) not in text] == []
 
 
 def test_every_schema_is_one() -> None:

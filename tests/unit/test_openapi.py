@@ -1,5 +1,6 @@
 """How types and routes become a description."""
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,6 +11,7 @@ from aiohttp import web
 from agentsvc.errors import AgentUnavailable, Conflict, Unsupported
 from agentsvc.http.openapi import describe
 from agentsvc.http.openapi.answers import errors_of
+from agentsvc.http.openapi.fields import SHARED
 from agentsvc.http.openapi.parameters import names_in, plain_path
 from agentsvc.http.openapi.schemas import (
     as_answer,
@@ -19,7 +21,15 @@ from agentsvc.http.openapi.schemas import (
     without_null,
 )
 from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope, shown_as
-from agentsvc.values import Secret
+from agentsvc.values import Secret, SentSecret
+
+
+class Colour(StrEnum):
+    """What it looks like."""
+
+    RED = "red"
+    """As a rose is."""
+    BLUE = "blue"
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +97,64 @@ def test_a_value_is_shown_as_what_it_is_decoded_to_later() -> None:
     item = {"$ref": "#/components/schemas/Item"}
     assert properties["raw"] == item
     assert properties["more"] == {"anyOf": [item, {"type": "null"}], "default": None}
-    assert properties["key"] == {"type": "string", "format": "password"}
+    assert properties["key"] == {"type": "string", "format": "password", "writeOnly": True}
+
+
+def test_a_field_is_described_by_what_is_written_below_it() -> None:
+    class First(msgspec.Struct, frozen=True, kw_only=True):
+        """A first one."""
+
+        name: str
+        """What it is
+        called"""
+        limit: int
+        """Its own limit"""
+        page_id: str
+        other: str
+
+    class Second(First, frozen=True, kw_only=True, rename="camel"):
+        """A second one."""
+
+        limit: int
+        another_one: Colour
+        """What is more"""
+
+    made = schemas_of([Second])
+    fields = made.components["Second"]["properties"]
+    assert {name: field.get("description") for name, field in fields.items()} == {
+        "name": "What it is called",
+        "limit": "Its own limit",
+        "page_id": SHARED["page_id"],
+        "other": None,
+        "anotherOne": "What is more",
+    }
+    assert fields["anotherOne"]["$ref"] == "#/components/schemas/Colour"
+    told = "What it looks like.\n\n- `red`: As a rose is."
+    assert made.components["Colour"]["description"] == told
+
+
+def test_an_operation_is_described_by_what_its_handler_says_below_its_first_line() -> None:
+    async def handler(_request: web.Request) -> web.Response:
+        """GET /x.
+
+        It is done
+        at once.
+        """
+        return web.Response()
+
+    made = msgspec.structs.replace(route(), handler=handler)
+    assert only(made)["description"] == "It is done at once.\n\nNeeds any key of a user."
+
+
+def test_what_may_be_null_and_is_a_secret_is_only_written() -> None:
+    class Body(msgspec.Struct, frozen=True, kw_only=True):
+        """What is sent."""
+
+        key: SentSecret | None
+        """A key; null: none"""
+
+    field = schemas_of([Body]).components["Body"]["properties"]["key"]
+    assert field["writeOnly"] is True
 
 
 def test_what_cannot_be_described_is_refused() -> None:
@@ -178,6 +245,7 @@ def test_a_route_for_any_method_is_described_under_each() -> None:
 def test_a_query_is_described_parameter_by_parameter() -> None:
     class Query(msgspec.Struct, frozen=True, kw_only=True):
         ids: list[str] = msgspec.field(name="id")
+        """Which ones"""
         kind: Literal["a", "b"] | None = None
         limit: int = 5
 
@@ -187,12 +255,18 @@ def test_a_query_is_described_parameter_by_parameter() -> None:
         {
             "name": "id",
             "in": "query",
+            "description": "Which ones",
             "schema": {"type": "array", "items": {"type": "string"}},
             "required": True,
             "example": ["1"],
         },
         {"name": "kind", "in": "query", "schema": {"enum": ["a", "b"]}},
-        {"name": "limit", "in": "query", "schema": {"type": "integer", "default": 5}},
+        {
+            "name": "limit",
+            "in": "query",
+            "description": SHARED["limit"],
+            "schema": {"type": "integer", "default": 5},
+        },
     ]
 
 

@@ -25,7 +25,7 @@ from agentsvc.errors import (
     UnsupportedMediaType,
 )
 from agentsvc.http.openapi.parameters import names_in
-from agentsvc.http.openapi.schemas import Json
+from agentsvc.http.openapi.schemas import Json, find
 from agentsvc.http.routes import HTML, JSON, OF_USERS, Route, Scope, takes_repeats
 
 _SCHEMAS: Final = "#/components/schemas/"
@@ -40,11 +40,35 @@ _RATE_LIMIT: Final = "RateLimit"
 _RATE_POLICY: Final = "RateLimit-Policy"
 
 
+_LINES: Final = (
+    "Server-sent events. `event` is the `type` of a message, `id` its `id` if it has one, and `data`"
+    " its `data` as JSON on one line. Lines that begin with a colon only show that the stream is"
+    " alive."
+)
+_FRAMES: Final = (
+    "a WebSocket, if the client asks for one (`Upgrade: websocket`). Each text frame is one message"
+    " as JSON. A client that can send no header with it, such as a browser, sends its key in the"
+    ' query, or as the first frame: `{"type": "auth", "session_api_key": "..."}`. What it sends'
+    " else is not read. The server closes it with 1001 when it stops, 1011 where it cannot tell,"
+    " 4001 when the key counts no more, 4004 when there is nothing to tell of, and 4008 when"
+    " something may be missing; the reason of 4008 is the number of the last event that is sure."
+)
+_IN_WORDS: Final = {
+    "object": "an object.",
+    "string": "a text.",
+    "integer": "a whole number.",
+    "boolean": "true or false.",
+    "null": "null.",
+}
+
+
 class Error(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to what cannot be done; the code is stable, the detail is for people."""
 
     detail: str
+    """What is wrong and what can be done about it, for people"""
     code: str
+    """What is wrong, for programs; it stays the same"""
     request_id: str
 
 
@@ -55,7 +79,9 @@ class InvalidRequestError(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     detail: list[Problem]
+    """What does not fit, one entry for each place"""
     code: Literal["invalid_request"]
+    """What is wrong, for programs"""
     request_id: str
 
 
@@ -128,16 +154,54 @@ def shared_answers(routes: Iterable[Route]) -> dict[str, Json]:
     }
 
 
-def success(route: Route, schema: Json) -> Json:
-    """Describe the answer to what is right."""
+def success(route: Route, schema: Json, told: str) -> Json:
+    """Describe the answer to what is right, of which the schema is told in words."""
     content = {"schema": schema} if route.media == JSON else _raw(route)
     names = (_REQUEST, _DEPRECATION, _LINK) if route.is_deprecated else (_REQUEST,)
     names = (*names, _RATE_LIMIT, _RATE_POLICY) if route.scope in OF_USERS else names
     return {
-        "description": HTTPStatus(route.status).phrase,
+        "description": f"{HTTPStatus(route.status).phrase}: {told}",
         "headers": {name: {"$ref": _HEADERS + name} for name in names},
         "content": {route.media: content},
     }
+
+
+def stream_answers(route: Route, message: Json) -> dict[str, Json]:
+    """Describe the answer of a stream, whose messages have this schema, in both its forms."""
+    lines: Json = {
+        "type": "string",
+        "contentMediaType": route.media,
+        "contentSchema": message,
+        "description": _LINES,
+    }
+    names = (_REQUEST, _RATE_LIMIT, _RATE_POLICY)
+    headers = {name: {"$ref": _HEADERS + name} for name in names}
+    return {
+        "101": {
+            "description": f"Switching Protocols: {_FRAMES}",
+            "content": {JSON: {"schema": message}},
+        },
+        "200": {
+            "description": "OK: server-sent events, without an end of their own",
+            "headers": headers,
+            "content": {route.media: {"schema": lines}},
+        },
+    }
+
+
+def about(schema: Json, components: dict[str, Json]) -> str:
+    """Say in words what a schema is of."""
+    if "$ref" in schema:
+        text: str = find(schema, components).get("description", "")
+        return text.split("\n\n", maxsplit=1)[0]
+    if "anyOf" in schema:
+        return " Or ".join(about(one, components) for one in schema["anyOf"])
+    if schema.get("type") == "array":
+        inner = schema.get("items", {})
+        return f"a list: {about(inner, components)}" if "type" not in inner else "a list of texts."
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"]) + "."
+    return _IN_WORDS.get(schema.get("type", ""), "bytes.")
 
 
 def _raw(route: Route) -> Json:

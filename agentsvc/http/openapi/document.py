@@ -16,6 +16,7 @@ from agentsvc.http.openapi.operations import (
 )
 from agentsvc.http.openapi.parameters import plain_path
 from agentsvc.http.openapi.schemas import Json, as_answer, reachable, schemas_of
+from agentsvc.http.openapi.sockets import socket_item, socket_types, sockets_of
 from agentsvc.http.routes import KEY_PARAMETER, LOGIN_HEADER, Route
 
 _ABOUT: Final = """\
@@ -23,7 +24,16 @@ Runs conversations with software agents inside sandboxes.
 
 V1 is under `/api/v1`; V0, under `/api`, is deprecated. Every operation but the open ones needs an
 API key, in any of three headers. Errors have one shape: `detail` for people, a stable `code`, and
-the `request_id` that is in the log of the server.
+the `request_id` that is in the log of the server; in a 422 `detail` is a list of what does not fit,
+each with its place (`loc`), its kind (`type`) and a text (`msg`).
+
+Times are ISO 8601 in UTC with `Z` unless a field says otherwise; sizes are bytes, amounts US dollars.
+A field of a request that may be null and is left out counts as null unless its text says otherwise;
+unknown fields of a request are not read unless a schema forbids them. Answers have every field.
+
+Streams carry messages of one form: `type`, `data` and, where they have a number, `id`. The path
+`/socket.io/` has no operation of HTTP: its `x-messages` are the events of Socket.IO that the server
+sends and takes.
 """
 
 _TAGS: Final = {
@@ -109,11 +119,14 @@ _SCHEMES: Final[dict[str, Json]] = {
 
 def describe(routes: Sequence[Route], *, prefix: str = "") -> Json:
     """Return the description of the routes, all below a prefix, as an OpenAPI 3.1 document."""
+    sockets = sockets_of(routes)
     types = [kind for route in routes for kind in types_of(route)]
+    types += [kind for socket in sockets for kind in socket_types(socket)]
     made = schemas_of([*types, *ERROR_TYPES])
     schemas = iter(made.roots)
     described = [(route, assign(route, schemas)) for route in routes]
     paths = _paths(described, made.components)
+    paths |= {one.path: socket_item(one, schemas, made.components) for one in sockets}
     answers = shared_answers(routes)
     return {
         "openapi": "3.1.1",

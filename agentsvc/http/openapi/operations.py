@@ -1,5 +1,6 @@
 """One route as one operation of the description."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any, Final, get_args
@@ -7,7 +8,7 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.http.openapi.answers import error_answers, success
+from agentsvc.http.openapi.answers import about, error_answers, stream_answers, success
 from agentsvc.http.openapi.parameters import (
     IDEMPOTENCY_KEY,
     path_parameters,
@@ -42,6 +43,18 @@ _SECURITY: Final[dict[Scope, tuple[str, ...]]] = {
     Scope.PASS: ("pass",),
 }
 
+_KEYS: Final[dict[Scope, str]] = {
+    Scope.OPEN: "Needs no key.",
+    Scope.READ: "Needs any key of a user.",
+    Scope.RUN: "Needs a key of the scope `run` or `admin`, of a user who is no viewer.",
+    Scope.MANAGE: "Needs a key of the scope `admin`, of a user who is no viewer.",
+    Scope.ADMIN_READ: "Needs any key of an administrator.",
+    Scope.ADMIN: "Needs a key of the scope `admin`, of an administrator.",
+    Scope.SANDBOX: "Needs the session key of a running sandbox.",
+    Scope.MODEL: "Needs the token for the model of a conversation, which its sandbox has.",
+    Scope.PASS: "Needs the signed pass for one secret, which a sandbox got from this server.",
+}
+
 
 class RouteSchemas(msgspec.Struct, frozen=True, kw_only=True):
     """The schemas of the types a route names."""
@@ -50,11 +63,12 @@ class RouteSchemas(msgspec.Struct, frozen=True, kw_only=True):
     query: Json | None
     body: Json | None
     answer: Json
+    message: Json | None
 
 
 def types_of(route: Route) -> list[Any]:
     """Return the types of a route in the order in which `assign` expects their schemas."""
-    kinds = [*path_types(route), route.query, route.body, answer_type(route)]
+    kinds = [*path_types(route), route.query, route.body, answer_type(route), route.message]
     return [kind for kind in kinds if kind is not None]
 
 
@@ -71,6 +85,7 @@ def assign(route: Route, schemas: Iterator[Json]) -> RouteSchemas:
         query=next(schemas) if route.query is not None else None,
         body=next(schemas) if route.body is not None else None,
         answer=next(schemas),
+        message=next(schemas) if route.message is not None else None,
     )
 
 
@@ -84,6 +99,7 @@ def operation(route: Route, method: str, schemas: RouteSchemas, components: Any)
     described: Json = {
         "operationId": operation_id(route, method),
         "summary": route.summary,
+        "description": _description(route),
         "tags": [tag_of(route)],
         "security": [{name: []} for name in security_of(route)],
     }
@@ -91,7 +107,7 @@ def operation(route: Route, method: str, schemas: RouteSchemas, components: Any)
         described["deprecated"] = True
     parameters = path_parameters(route, schemas.path)
     if schemas.query is not None:
-        parameters += query_parameters(route, schemas.query, components)
+        parameters += query_parameters(schemas.query, components, route.example.query)
     if takes_repeats(route):
         parameters.append(IDEMPOTENCY_KEY)
     if parameters:
@@ -100,9 +116,19 @@ def operation(route: Route, method: str, schemas: RouteSchemas, components: Any)
         described["requestBody"] = _request_body(route, schemas.body)
     described["responses"] = error_answers(route)
     if route.answer is not None:
-        described["responses"][str(int(route.status))] = success(route, schemas.answer)
+        told = about(schemas.answer, components) if route.media == JSON else f"`{route.media}`."
+        described["responses"][str(int(route.status))] = success(route, schemas.answer, told)
+    if schemas.message is not None:
+        described["responses"] |= stream_answers(route, schemas.message)
     described["responses"] = dict(sorted(described["responses"].items()))
     return described
+
+
+def _description(route: Route) -> str:
+    """Return what the docstring of the handler says below its first line, and who may ask."""
+    _, _, text = (inspect.getdoc(route.handler) or "").partition("\n\n")
+    paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    return "\n\n".join(filter(None, (*paragraphs, _KEYS[route.scope])))
 
 
 def operation_id(route: Route, method: str) -> str:

@@ -1,13 +1,16 @@
 """What stands in paths: the types of their parts, what they mean, and values for examples."""
 
 import re
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import msgspec
 
 from agentsvc.http.openapi.schemas import Json, find, without_null
 from agentsvc.http.routes import Route
+from agentsvc.profiles import NAME_PATTERN
+from agentsvc.values import stated
 
 _PART: Final = re.compile(r"\{(\w+)(?::[^{}]+)?\}")
 
@@ -30,7 +33,11 @@ PATH_PARTS: Final = {
         kind=str, text="Id of a sandbox", example="7c9e6679742540de944be07fc1f90ae7"
     ),
     "user_id": PathPart(kind=str, text="Id of a user", example="5f0c3b1a9d2e4c7f8b6a0d1e2f3a4b5c"),
-    "name": PathPart(kind=str, text="Name of a saved language model", example="fast"),
+    "name": PathPart(
+        kind=Annotated[str, stated(pattern=NAME_PATTERN)],
+        text="Name of a saved language model: 1 to 64 letters, digits, `.`, `_` and `-`",
+        example="fast",
+    ),
     "secret_id": PathPart(kind=str, text="Name of a secret", example="API_TOKEN"),
     "secret_name": PathPart(kind=str, text="Name of a secret", example="API_TOKEN"),
     "repository_name": PathPart(
@@ -102,18 +109,23 @@ def path_parameters(route: Route, schemas: list[Json]) -> list[Json]:
     ]
 
 
-def query_parameters(route: Route, schema: Json, components: dict[str, Json]) -> list[Json]:
-    """Describe what a route reads from the query, of which the struct has this schema."""
+def query_parameters(
+    schema: Json, components: dict[str, Json], example: Mapping[str, Any]
+) -> list[Json]:
+    """Describe what is read from a query, of which the struct has this schema."""
     shape = find(schema, components)
     required = shape.get("required", [])
     return [
-        _query_parameter(name, without_null(field), name in required, route.example.query)
+        _query_parameter(name, without_null(field), name in required, example)
         for name, field in shape.get("properties", {}).items()
     ]
 
 
 def _query_parameter(name: str, schema: Json, is_required: bool, example: Any) -> Json:
-    parameter: Json = {"name": name, "in": "query", "schema": schema}
+    parameter: Json = {"name": name, "in": "query"}
+    if "description" in schema:
+        parameter["description"] = schema["description"]
+    parameter["schema"] = {key: value for key, value in schema.items() if key != "description"}
     if is_required:
         parameter["required"] = True
     if name in example:

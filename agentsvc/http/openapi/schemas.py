@@ -2,11 +2,12 @@
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from agentsvc.http.openapi.texts import Source, classes_of
 from agentsvc.http.routes import SHOWN_AS
 from agentsvc.values import Secret
 
@@ -15,6 +16,7 @@ type Json = dict[str, Any]
 _PREFIX: Final = "#/components/schemas/"
 _GENERIC: Final = re.compile(r"(\w+)\[(.+)\]")
 _IGNORING_CASE: Final = re.compile(r"\(\?i:([^()]*)\)")
+_NOT_OF_NAMES: Final = re.compile(r"[^a-zA-Z0-9.\-_]")
 _OF_V0: Final = "agentsvc.http.v0."
 _OF_AGENTS: Final = "agentsvc.agent_answers."
 
@@ -37,6 +39,7 @@ def schemas_of(types: Sequence[Any]) -> Schemas:
         if found <= shown.keys():
             break
         shown |= {name: _resolve(name) for name in found - shown.keys()}
+    components = _with_texts(components, classes_of([*types, *shown.values()]))
     stand_ins = dict(zip(shown, roots[len(types) :], strict=True))
     names = name_components(components)
     change = _changer(stand_ins, names)
@@ -98,9 +101,53 @@ def as_answer(component: Json) -> Json:
     return {**component, "properties": shown, "required": required}
 
 
+def _with_texts(components: dict[str, Json], kinds: Iterable[type]) -> dict[str, Json]:
+    """Return components with what is said of each of their fields, or of the values of an enum."""
+    source = Source()
+    told = dict(components)
+    for kind in kinds:
+        name = _component_of(kind, components)
+        schema = components[name]
+        if "properties" in schema:
+            texts = source.fields(kind)
+            fields = {field: _with_text(one, texts.get(field)) for field, one in _fields(schema)}
+            told[name] = {**schema, "properties": fields}
+        elif values := source.values(kind):
+            told[name] = {**schema, "description": f"{schema['description']}\n\n{values}"}
+    return told
+
+
+def _fields(schema: Json) -> Iterable[tuple[str, Json]]:
+    fields: dict[str, Json] = schema["properties"]
+    return fields.items()
+
+
+def _with_text(schema: Json, text: str | None) -> Json:
+    tag = schema["enum"] if schema.keys() == {"enum"} and len(schema["enum"]) == 1 else None
+    text = text or (f"Always `{tag[0]}`" if tag else None)
+    told = {**schema, "description": text} if text else schema
+    # A property that may be null is no less of a secret.
+    is_sent = any(option.get("writeOnly") for option in schema.get("anyOf", ()))
+    return {**told, "writeOnly": True} if is_sent else told
+
+
+def _component_of(kind: Any, components: dict[str, Json]) -> str:
+    """Return the name msgspec gives the schema of a class: short, or long where two would be alike."""
+    of = [one.__name__ if isinstance(one, type) else repr(one) for one in _arguments(kind)]
+    inner = f"[{', '.join(of)}]" if of else ""
+    short = _NOT_OF_NAMES.sub("_", kind.__name__ + inner)
+    long = _NOT_OF_NAMES.sub("_", f"{kind.__module__}.{kind.__qualname__}")
+    return short if short in components else long
+
+
+def _arguments(kind: Any) -> Sequence[Any]:
+    found: Sequence[Any] = getattr(kind, "__args__", ())
+    return found
+
+
 def _secret(kind: type) -> Json:
     if kind is Secret:
-        return {"type": "string", "format": "password"}
+        return {"type": "string", "format": "password", "writeOnly": True}
     raise NotImplementedError
 
 

@@ -33,7 +33,10 @@ _LISTED: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING)
 
 
 async def post_start(request: web.Request) -> web.Response:
-    """POST /start: the same session twice is the same runtime."""
+    """POST /start.
+
+    The same session twice is the same runtime. It is `starting`; ask for it until it is `running`.
+    """
     start = await read_json(request, _START)
     sandboxes = request.app[SANDBOXES]
     fallback = request.app[CONFIG].runtime_api.spec
@@ -45,14 +48,20 @@ async def post_start(request: web.Request) -> web.Response:
 
 
 async def get_batch(request: web.Request) -> web.Response:
-    """GET /sessions/batch: unknown sessions are left out."""
+    """GET /sessions/batch.
+
+    A list of the runtimes; unknown sessions are left out.
+    """
     ids = check_ids(read_query(request, SessionIds).ids)
     found = await request.app[SANDBOXES].find_of_clients(request[PRINCIPAL].user_id, ids)
     return json_response([_shown(request, one) for one in found])
 
 
 async def get_session(request: web.Request) -> web.Response:
-    """GET /sessions/{session_id}."""
+    """GET /sessions/{session_id}.
+
+    As it is now.
+    """
     ids = [path_text(request, "session_id")]
     found = await request.app[SANDBOXES].find_of_clients(request[PRINCIPAL].user_id, ids)
     if not found:
@@ -61,27 +70,39 @@ async def get_session(request: web.Request) -> web.Response:
 
 
 async def get_runtime(request: web.Request) -> web.Response:
-    """GET /runtime/{runtime_id}."""
+    """GET /runtime/{runtime_id}.
+
+    As it is now.
+    """
     found = await _get(request, path_text(request, "runtime_id"))
     return json_response(_shown(request, found))
 
 
 async def get_list(request: web.Request) -> web.Response:
-    """GET /list."""
+    """GET /list.
+
+    Those of the user of the key.
+    """
     found = await request.app[SANDBOXES].all_of_clients(request[PRINCIPAL].user_id)
     running = [_shown(request, one) for one in found if one.status in _LISTED]
     return json_response(RuntimeList(runtimes=running))
 
 
 async def post_pause(request: web.Request) -> web.Response:
-    """POST /pause."""
+    """POST /pause.
+
+    It keeps what its backend can keep: its memory, or its files only.
+    """
     sandbox = await _chosen(request)
     await request.app[SANDBOXES].pause(sandbox.user_id, sandbox.id)
     return json_response(DONE)
 
 
 async def post_resume(request: web.Request) -> web.Response:
-    """POST /resume: the key may be another one than before."""
+    """POST /resume.
+
+    The key in the answer may be another one than before.
+    """
     sandbox = await _chosen(request)
     await request.app[SANDBOXES].resume(sandbox.user_id, sandbox.id)
     found = await request.app[SANDBOXES].get(sandbox.user_id, sandbox.id)
@@ -89,7 +110,10 @@ async def post_resume(request: web.Request) -> web.Response:
 
 
 async def post_stop(request: web.Request) -> web.Response:
-    """POST /stop: the runtime is removed with all its files."""
+    """POST /stop.
+
+    The runtime is removed with all its files. It cannot be undone.
+    """
     sandbox = await _chosen(request)
     await request.app[SANDBOXES].delete(sandbox.user_id, sandbox.id)
     return json_response(DONE)

@@ -13,7 +13,7 @@ from agentsvc.http.links import Links
 from agentsvc.http.wire import ClientId, EnvName, EnvValue, Time
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.clients import ClientOrder
-from agentsvc.values import Secret, to_stored
+from agentsvc.values import Secret, ShownSecret, to_stored
 
 IDS_MAX: Final = 100
 
@@ -47,24 +47,34 @@ class RuntimeStart(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     image: Text
+    """Image, or id of a spec; the spec of that id or image is followed, else the one the operator
+    names for all others"""
     session_id: ClientId
+    """What the caller calls the sandbox: a start with the same one gives the runtime there is"""
     environment: Annotated[dict[EnvName, EnvValue], Meta(max_length=500)] = {}
+    """Environment variables by name, beside those of the spec"""
     resource_factor: Factor = 1
+    """How many times the limits of the spec it gets, as far as the server allows"""
     command: Text | Annotated[list[Text], Meta(max_length=100)] | None = None
+    """Read, and left to the spec; null: not said"""
     working_dir: Text | None = None
+    """Read, and left to the spec; null: not said"""
     runtime_class: Text | None = None
+    """Read, and left to the spec; null: not said"""
 
 
 class RuntimeChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The runtime that something is to be done with."""
 
     runtime_id: Annotated[str, Meta(min_length=1, max_length=128)]
+    """Id of the runtime, as a start has answered it"""
 
 
 class SessionIds(msgspec.Struct, frozen=True, kw_only=True):
     """The query of a batch get."""
 
     ids: list[str] = []
+    """At most 100 session ids; unknown ones are left out of the answer"""
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,34 +85,53 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     runtime_id: str
+    """Id of the runtime, which is that of a sandbox"""
     session_id: str
-    session_api_key: str
+    """What the caller calls it"""
+    session_api_key: ShownSecret
+    """Key of what runs in it, sent as `X-Session-API-Key`; empty if it has none"""
     url: str
+    """Where its agent server is reached, through this server"""
     status: RuntimeStatus
+    """What it does"""
     pod_status: PodStatus
+    """How far what holds it is"""
     work_hosts: dict[str, int]
+    """Always empty: `port_urls` says where its ports are"""
     image: str
+    """Image of its spec, or the id of a spec without one"""
     restart_count: int
+    """Always 0: what has failed is not started again"""
     restart_reasons: list[str]
+    """Always empty"""
     created_at: Time
     working_dir: str | None
+    """Directory its command works in, as it is called inside; null until it is known"""
     exit_code: int | None
+    """With what its command has ended; null while it runs, and after a signal"""
     detail: str | None
+    """Why it is as it is, for people; null if there is nothing to say"""
     isolation: Isolation | None
+    """How far it is kept from everything else; null until that is known"""
     ports_need_key: bool
+    """Always true: what is at `url` and `port_urls` wants the session key in `X-Session-API-Key`,
+    which does not reach the program behind it"""
     port_urls: dict[str, str]
+    """Where each of its ports is reached, by the name of the port"""
 
 
 class RuntimeList(msgspec.Struct, frozen=True, kw_only=True):
     """The runtimes that run or are about to."""
 
     runtimes: list[Runtime]
+    """The runtimes"""
 
 
 class RuntimeDone(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a service that has done as it was told."""
 
     status: str = "ok"
+    """Always `ok`"""
 
 
 DONE: Final = RuntimeDone()

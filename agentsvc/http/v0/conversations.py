@@ -34,7 +34,12 @@ _ID_MAX = 100
 
 
 async def post_conversation(request: web.Request) -> web.Response:
-    """Start a conversation, or say how the one of that id is: POST /api/conversations."""
+    """Start a conversation, or say how the one of that id is: POST /api/conversations.
+
+    The answer comes at once, and the start goes on in the background: its progress is told by the
+    event socket, and by `status` of the conversation. With the id of a conversation there is,
+    nothing is started, and the answer says how it is.
+    """
     order = to_order(await read_json(request, START_BODY))
     known = await find_view(request, order.alias or order.conversation_id or "")
     answer = await _known(request, order, known) if known else await _start(request, order)
@@ -42,7 +47,10 @@ async def post_conversation(request: web.Request) -> web.Response:
 
 
 async def get_conversations(request: web.Request) -> web.Response:
-    """List conversations, the newest first: GET /api/conversations."""
+    """List conversations, the newest first: GET /api/conversations.
+
+    Newest first, those of V1 among them. One sees only conversations of one's own.
+    """
     wanted = read_query(request, ConversationSearch)
     views, next_page_id = await request.app[CONVERSATIONS].search(
         request[PRINCIPAL].user_id,
@@ -57,14 +65,20 @@ async def get_conversations(request: web.Request) -> web.Response:
 
 
 async def get_conversation(request: web.Request) -> web.Response:
-    """Return a conversation, null for an unknown one: GET /api/conversations/{id}."""
+    """Return a conversation, null for an unknown one: GET /api/conversations/{id}.
+
+    Null for an unknown one, which published clients expect.
+    """
     view = await find_view(request, conversation_id_of(request))
     followers = request.app[FOLLOWERS]
     return json_response(view and from_view(view, links_of(request), followers))
 
 
 async def patch_conversation(request: web.Request) -> web.Response:
-    """Give a conversation a title: PATCH /api/conversations/{id}."""
+    """Give a conversation a title: PATCH /api/conversations/{id}.
+
+    Clients on the event socket are told the title.
+    """
     name = conversation_id_of(request)
     body = await read_json(request, TITLE_BODY)
     view = await find_view(request, name)
@@ -77,7 +91,11 @@ async def patch_conversation(request: web.Request) -> web.Response:
 
 
 async def delete_conversation(request: web.Request) -> web.Response:
-    """Delete a conversation, false for an unknown one: DELETE /api/conversations/{id}."""
+    """Delete a conversation, false for an unknown one: DELETE /api/conversations/{id}.
+
+    Its history goes, and its sandbox with all files if no other conversation lives there. False for
+    an unknown one. It cannot be undone.
+    """
     view = await find_view(request, conversation_id_of(request))
     if view is None:
         return json_response(False)

@@ -1,27 +1,31 @@
 """Handlers of the older generation for what happens in a conversation."""
 
-from typing import Final
+from typing import Annotated, Final
 
 from aiohttp import web
 
 from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, QuotaExceeded, TooManyRequests
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
-from agentsvc.http.routes import OF_AGENTS, Effect, Example, Route, Scope
+from agentsvc.http.routes import OF_AGENTS, Effect, Example, Route, Scope, Socket, shown_as
 from agentsvc.http.v0.conversations import get_view
+from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
 from agentsvc.http.v0.transcripts import TRANSCRIPTS, select
 from agentsvc.http.v0.types_conversations import to_message
 from agentsvc.http.v0.types_events import (
     MESSAGE_BODY,
     EventSearch,
     History,
+    HistoryEvent,
     MessageBody,
     Trajectory,
     to_range,
 )
+from agentsvc.http.v0.types_socket import SOCKET_PATHS, SocketQuery
 from agentsvc.http.v0.user_actions import (
     ACTION_BODY,
     ActionBody,
+    ShownAction,
     UserAction,
     perform,
     to_user_action,
@@ -40,7 +44,11 @@ from agentsvc.orders import Message
 
 
 async def get_events(request: web.Request) -> web.Response:
-    """Return a part of a history: GET /api/conversations/{id}/events."""
+    """Return a part of a history: GET /api/conversations/{id}/events.
+
+    Numbers from `start_id` to `end_id`, both belonging to it. Events of V1 in the words of this
+    generation: each is an action or an observation.
+    """
     wanted = to_range(read_query(request, EventSearch))
     conversation = (await get_view(request)).conversation
     history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
@@ -50,19 +58,31 @@ async def get_events(request: web.Request) -> web.Response:
 
 
 async def get_trajectory(request: web.Request) -> web.Response:
-    """Return a whole history: GET /api/conversations/{id}/trajectory."""
+    """Return a whole history: GET /api/conversations/{id}/trajectory.
+
+    Events of V1 in the words of this generation: each is an action or an observation. `replay_json`
+    of a start takes it.
+    """
     conversation = (await get_view(request)).conversation
     history = await request.app[TRANSCRIPTS].read(conversation.id, conversation.created_at)
     return raw_json_response(b'{"trajectory":' + raw_array(history) + b"}")
 
 
 async def post_event(request: web.Request) -> web.Response:
-    """Take a message, or a wish what the agent does: POST /api/conversations/{id}/events."""
+    """Take a message, or a wish what the agent does: POST /api/conversations/{id}/events.
+
+    The actions are those of the event socket: `message`, and `change_agent_state` to run, pause,
+    stop, confirm or reject. Events tell what comes of it.
+    """
     return await _pass_on(request, to_user_action(await read_json(request, ACTION_BODY)))
 
 
 async def post_message(request: web.Request) -> web.Response:
-    """Take a message and let the agent go on: POST /api/conversations/{id}/message."""
+    """Take a message and let the agent go on: POST /api/conversations/{id}/message.
+
+    One that rests because nobody used it is woken; one that was stopped has to be started first
+    (409).
+    """
     body = await read_json(request, MESSAGE_BODY)
     return await _pass_on(request, to_message(body.message, []) or Message())
 
@@ -83,6 +103,19 @@ def _answer_queued(_request: web.Request, _queued: Queued) -> web.Response:
     return json_response(SUCCESS)
 
 
+EVENT_SOCKET: Final = Socket(
+    path=SOCKET_PATHS[0],
+    summary="Follow a conversation and talk to its agent, over Socket.IO",
+    text="Speaks Engine.IO 4 and Socket.IO 5 over polling or a WebSocket, in the default namespace;"
+    " a connection that is refused says why in `connect_error`. It sends what is behind"
+    " `latest_event_id`, of the states the last one only, and then what happens; to connect wakes a"
+    " conversation that is stopped. `x-messages` has the one argument of each event: what is `sent`"
+    " comes as `oh_event`, and `oh_user_action` is `taken`, also under its older name `oh_action`.",
+    query=SocketQuery,
+    sent={"oh_event": (HistoryEvent, StatusFrame, StateFrame, ErrorFrame)},
+    taken=dict.fromkeys(("oh_user_action", "oh_action"), (ShownAction,)),
+)
+
 ROUTES: Final = (
     Route(
         method="GET",
@@ -93,6 +126,7 @@ ROUTES: Final = (
         summary="Return a part of a conversation's history",
         query=EventSearch,
         answer=History,
+        socket=EVENT_SOCKET,
         errors=(BadRequest,),
         example=Example(query={"start_id": 0, "limit": 20}),
     ),
@@ -103,7 +137,7 @@ ROUTES: Final = (
         scope=Scope.RUN,
         rank="P2",
         summary="Say something in a conversation, or tell its agent what to do, as an action",
-        body=ActionBody,
+        body=Annotated[ActionBody, shown_as(ShownAction)],
         answer=Success,
         effect=Effect(kind=Queued, answer=_answer_queued),
         errors=(BadRequest, *OF_AGENTS, QuotaExceeded, TooManyRequests),

@@ -49,21 +49,31 @@ _CHUNK_BYTES: Final = 64 * 1024
 
 
 async def get_list(request: web.Request) -> web.Response:
-    """List a directory: GET /api/conversations/{id}/list-files."""
+    """List a directory: GET /api/conversations/{id}/list-files.
+
+    Names in the directory, relative to the workspace: directories first, with a slash behind. What
+    git ignores is left out. Not found (404) unless the sandbox runs.
+    """
     path = read_query(request, ListQuery).path
     with _error_member():
         return json_response(await (await _workspace(request)).list_files(path))
 
 
 async def get_file(request: web.Request) -> web.Response:
-    """Read a text file: GET /api/conversations/{id}/select-file."""
+    """Read a text file: GET /api/conversations/{id}/select-file.
+
+    Refused (415) for a file that is no text. Not found (404) unless the sandbox runs.
+    """
     path = read_query(request, FileQuery).file
     with _error_member():
         return json_response(Code(code=await (await _workspace(request)).read_text(path)))
 
 
 async def post_files(request: web.Request) -> web.Response:
-    """Write files as they come: POST /api/conversations/{id}/upload-files."""
+    """Write files as they come: POST /api/conversations/{id}/upload-files.
+
+    A file of the same name is replaced. What cannot be written is told in `skipped_files`.
+    """
     workspace = await _workspace(request)
     written: list[str] = []
     skipped: list[Skipped] = []
@@ -76,7 +86,10 @@ async def post_files(request: web.Request) -> web.Response:
 
 
 async def get_zip(request: web.Request) -> web.Response:
-    """Return the whole workspace: GET /api/conversations/{id}/zip-directory."""
+    """Return the whole workspace: GET /api/conversations/{id}/zip-directory.
+
+    Refused (409) where the files are too many or too large.
+    """
     with _error_member():
         packed = await (await _workspace(request)).pack()
     headers = {"Content-Disposition": 'attachment; filename="workspace.zip"'}
@@ -84,7 +97,10 @@ async def get_zip(request: web.Request) -> web.Response:
 
 
 async def get_changes(request: web.Request) -> web.Response:
-    """List what differs from the remote branch: GET /api/conversations/{id}/git/changes."""
+    """List what differs from the remote branch: GET /api/conversations/{id}/git/changes.
+
+    Compared with the remote branch, else with the last commit.
+    """
     root = (await get_view(request)).conversation.working_dir
     with _error_member():
         agent = await _agent(request)
@@ -92,7 +108,10 @@ async def get_changes(request: web.Request) -> web.Response:
 
 
 async def get_diff(request: web.Request) -> web.Response:
-    """Return both sides of a file: GET /api/conversations/{id}/git/diff."""
+    """Return both sides of a file: GET /api/conversations/{id}/git/diff.
+
+    The other side is the file in the remote branch, else in the last commit.
+    """
     path = read_query(request, DiffQuery).path
     with _error_member():
         place = (await _workspace(request)).locate(path)
@@ -104,17 +123,26 @@ async def get_diff(request: web.Request) -> web.Response:
 
 
 async def get_vscode_url(request: web.Request) -> web.Response:
-    """Tell where the editor is: GET /api/conversations/{id}/vscode-url."""
+    """Tell where the editor is: GET /api/conversations/{id}/vscode-url.
+
+    The URL goes through this server.
+    """
     return json_response(vscode_of(await get_view(request), links_of(request)))
 
 
 async def get_web_hosts(request: web.Request) -> web.Response:
-    """Tell where the agent's web servers are seen: GET /api/conversations/{id}/web-hosts."""
+    """Tell where the agent's web servers are seen: GET /api/conversations/{id}/web-hosts.
+
+    The URLs go through this server.
+    """
     return json_response(web_hosts_of(await get_view(request), links_of(request)))
 
 
 async def get_microagents(request: web.Request) -> web.Response:
-    """List what the agent has learned: GET /api/conversations/{id}/microagents."""
+    """List what the agent has learned: GET /api/conversations/{id}/microagents.
+
+    Those of the repository, of the user and published ones.
+    """
     root = (await get_view(request)).conversation.working_dir
     load_public = request.app[CONFIG].conversations.public_skills
     with _error_member():

@@ -26,25 +26,44 @@ _STAGES: Final = {
 }
 
 
-class _StatusFrame(msgspec.Struct, frozen=True, kw_only=True):
+class StatusFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a conversation runs, or how far its start has come; or its title."""
+
     status_update: bool = True
+    """Always true; no event has it"""
     type: str = "info"
+    """`error` if the conversation has failed, else `info`"""
     id: str | UnsetType = UNSET
+    """The state, such as `STATUS$STARTING_RUNTIME`, `STATUS$READY`, `STATUS$STOPPED` or
+    `STATUS$ERROR`; left out where the frame tells the title"""
     message: str = ""
+    """Why the conversation has failed, or its id where the frame tells the title; else empty"""
     conversation_title: str | UnsetType = UNSET
+    """The title; left out where the frame tells a state"""
 
 
-class _StateFrame(msgspec.Struct, frozen=True, kw_only=True):
+class StateFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """That the agent waits for a first message; no stored event tells it, so it has no number."""
+
     observation: str = _STATE_CHANGED
+    """Always `agent_state_changed`"""
     source: str = "agent"
+    """Always `agent`"""
     content: str = ""
+    """Always empty"""
     message: str = ""
+    """Always empty"""
     extras: dict[str, str]
+    """`agent_state`, which is `awaiting_user_input`, and an empty `reason`"""
 
 
-class _ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """What could not be done of what this client has asked for."""
+
     error: bool = True
+    """Always true; no event has it"""
     message: str
+    """Why, for people"""
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +105,7 @@ def live(event: bytes) -> bytes | None:
 
 def error_frame(message: str) -> bytes:
     """Return the frame that tells one client what went wrong."""
-    return encode(_ErrorFrame(message=message))
+    return encode(ErrorFrame(message=message))
 
 
 def title_frame(view: ConversationView) -> bytes | None:
@@ -94,7 +113,7 @@ def title_frame(view: ConversationView) -> bytes | None:
     title = view.conversation.title
     if title is None:
         return None
-    return encode(_StatusFrame(message=shown_id(view), conversation_title=title))
+    return encode(StatusFrame(message=shown_id(view), conversation_title=title))
 
 
 def waiting_frame(view: ConversationView) -> bytes | None:
@@ -106,7 +125,7 @@ def waiting_frame(view: ConversationView) -> bytes | None:
     is_idle = view.execution_status is ExecutionStatus.IDLE
     if not is_idle or status_of(view) is not ConversationStatus.RUNNING:
         return None
-    return encode(_StateFrame(extras={"agent_state": AgentState.AWAITING_USER_INPUT, "reason": ""}))
+    return encode(StateFrame(extras={"agent_state": AgentState.AWAITING_USER_INPUT, "reason": ""}))
 
 
 def status_frame(view: ConversationView, stage: StartStatus | None) -> bytes:
@@ -143,7 +162,7 @@ def _told_status(view: ConversationView) -> ConversationStatus:
 
 
 def _info(status_id: str) -> bytes:
-    return encode(_StatusFrame(id=status_id))
+    return encode(StatusFrame(id=status_id))
 
 
 READY: Final = _info("STATUS$READY")
@@ -151,4 +170,4 @@ READY: Final = _info("STATUS$READY")
 
 
 def _failure(status_id: str, message: str) -> bytes:
-    return encode(_StatusFrame(type="error", id=status_id, message=message))
+    return encode(StatusFrame(type="error", id=status_id, message=message))

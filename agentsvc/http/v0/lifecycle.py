@@ -27,7 +27,10 @@ from agentsvc.http.wire import json_response, read_json
 
 
 async def post_start(request: web.Request) -> web.Response:
-    """Let a stopped conversation run again: POST /api/conversations/{id}/start."""
+    """Let a stopped conversation run again: POST /api/conversations/{id}/start.
+
+    Its sandbox is resumed; one that runs is left alone. The body may be left out.
+    """
     name = conversation_id_of(request)
     await read_json(request, START_AGAIN_BODY)
     view = await find_view(request, name)
@@ -39,7 +42,10 @@ async def post_start(request: web.Request) -> web.Response:
 
 
 async def post_stop(request: web.Request) -> web.Response:
-    """Stop a conversation, if it runs: POST /api/conversations/{id}/stop."""
+    """Stop a conversation, if it runs: POST /api/conversations/{id}/stop.
+
+    Its sandbox is paused, with all conversations in it. One that does not run is left alone.
+    """
     name = conversation_id_of(request)
     view = await find_view(request, name)
     if view is None or not is_running(view):
@@ -49,7 +55,10 @@ async def post_stop(request: web.Request) -> web.Response:
 
 
 async def get_config(request: web.Request) -> web.Response:
-    """Tell where a conversation runs: GET /api/conversations/{id}/config."""
+    """Tell where a conversation runs: GET /api/conversations/{id}/config.
+
+    For clients that look into the sandbox.
+    """
     return json_response(from_place(await get_view(request)))
 
 

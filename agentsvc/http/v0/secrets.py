@@ -27,13 +27,19 @@ from agentsvc.values import Secret
 
 
 async def get_secrets(request: web.Request) -> web.Response:
-    """List secrets by name: GET /api/secrets."""
+    """List secrets by name: GET /api/secrets.
+
+    Without their values.
+    """
     names = await request.app[SECRETS].custom_secret_names(request[PRINCIPAL].user_id)
     return json_response(from_names(names))
 
 
 async def post_secret(request: web.Request) -> web.Response:
-    """Keep a new secret: POST /api/secrets."""
+    """Keep a new secret: POST /api/secrets.
+
+    Refused (400) if there is one of that name. Conversations that are started from now on have it.
+    """
     body = await read_json(request, SECRET_BODY)
     user_id, value = request[PRINCIPAL].user_id, Secret(body.value)
     with _in_words_of_clients():
@@ -46,7 +52,10 @@ def _answer_created(_request: web.Request, _name: str) -> web.Response:
 
 
 async def put_secret(request: web.Request) -> web.Response:
-    """Change the name and the description of a secret: PUT /api/secrets/{id}."""
+    """Change the name and the description of a secret: PUT /api/secrets/{id}.
+
+    Its value stays. Without a description it has an empty one.
+    """
     name = path_text(request, "secret_id")
     body = await read_json(request, SECRET_CHANGE_BODY)
     user_id = request[PRINCIPAL].user_id
@@ -56,7 +65,10 @@ async def put_secret(request: web.Request) -> web.Response:
 
 
 async def delete_secret(request: web.Request) -> web.Response:
-    """Forget a secret: DELETE /api/secrets/{id}."""
+    """Forget a secret: DELETE /api/secrets/{id}.
+
+    What asks for it from now on does not get it, running conversations included.
+    """
     name = path_text(request, "secret_id")
     if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
         message = f"Secret with ID {name} not found"
@@ -65,7 +77,11 @@ async def delete_secret(request: web.Request) -> web.Response:
 
 
 async def post_providers(request: web.Request) -> web.Response:
-    """Keep the tokens of git providers: POST /api/add-git-providers."""
+    """Keep the tokens of git providers: POST /api/add-git-providers.
+
+    The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
+    tried at its provider first, and refused (401) if it is not good there.
+    """
     body = await read_json(request, PROVIDERS_BODY)
     tokens = read_provider_tokens(body.provider_tokens)
     await request.app[GIT_PROVIDERS].store_tokens(request[PRINCIPAL].user_id, tokens)
@@ -73,7 +89,10 @@ async def post_providers(request: web.Request) -> web.Response:
 
 
 async def post_unset_providers(request: web.Request) -> web.Response:
-    """Forget the tokens of git providers: POST /api/unset-provider-tokens."""
+    """Forget the tokens of git providers: POST /api/unset-provider-tokens.
+
+    What asks for them from now on does not get them, running conversations included.
+    """
     await request.app[SECRETS].delete_provider_tokens(request[PRINCIPAL].user_id)
     return json_response(Said(message="Unset Git provider tokens"))
 

@@ -22,14 +22,21 @@ RESET_REMOVED: Final = "Reset settings functionality has been removed."
 
 
 async def post_settings(request: web.Request) -> web.Response:
-    """Store settings: POST /api/settings."""
+    """Store settings: POST /api/settings.
+
+    It merges: what is not sent stays. Null puts a field back to its default, but leaves
+    `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears.
+    """
     body = await read_json(request, SETTINGS_BODY)
     await request.app[SETTINGS].patch(request[PRINCIPAL].user_id, to_patch(body))
     return json_response(SettingsStored())
 
 
 async def get_settings(request: web.Request) -> web.Response:
-    """Return settings: GET /api/settings."""
+    """Return settings: GET /api/settings.
+
+    Not found (404) before they are saved for the first time. Secrets are never shown.
+    """
     user_id = request[PRINCIPAL].user_id
     settings = await request.app[SETTINGS].find(user_id)
     if settings is None:
@@ -39,7 +46,10 @@ async def get_settings(request: web.Request) -> web.Response:
 
 
 async def post_reset(_request: web.Request) -> web.Response:
-    """Say that settings are not reset any more: POST /api/reset-settings."""
+    """Say that settings are not reset any more: POST /api/reset-settings.
+
+    Always 410: clients change the fields they want to change.
+    """
     raise Gone(RESET_REMOVED, extra={"error": RESET_REMOVED})
 
 

@@ -29,7 +29,7 @@ from agentsvc.orders import (
     Trigger,
 )
 from agentsvc.sandboxes import SandboxStatus
-from agentsvc.values import parse_uuid, to_stored
+from agentsvc.values import ShownSecret, parse_uuid, to_stored
 
 TITLE_MAX: Final = 200
 
@@ -51,10 +51,15 @@ class ConversationStatus(StrEnum):
     """The state of a conversation, in the words of the older generation."""
 
     STARTING = "STARTING"
+    """It is being started or resumed"""
     RUNNING = "RUNNING"
+    """It can be used"""
     STOPPED = "STOPPED"
+    """Its sandbox rests; `start` wakes it"""
     ARCHIVED = "ARCHIVED"
+    """Its sandbox does not exist any more; its history can be read"""
     ERROR = "ERROR"
+    """Its start, or its sandbox, has failed"""
 
 
 type StartedStatus = Literal["STARTING", "RUNNING", "STOPPED"]
@@ -65,33 +70,56 @@ class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of work found at a git provider."""
 
     git_provider: Provider
+    """Where it was found"""
     task_type: TaskType
+    """What there is to do"""
     repo: Name
+    """The repository it is in, as `owner/name`"""
     issue_number: Int64
+    """Number of the issue or pull request"""
     title: Annotated[str, Meta(max_length=4096)]
+    """Title of the issue or pull request, at most 4096 characters"""
 
 
 class CreateMicroagentBody(msgspec.Struct, frozen=True, kw_only=True):
     """The repository a new skill is written for."""
 
     repo: Name
+    """The repository, as `owner/name`; it is cloned unless `repository` names another one"""
     git_provider: Provider | None = None
+    """Where it is; null: where the user has a token for and it is found"""
     title: str | None = None
+    """Read, and without effect; null: not said"""
 
 
 class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """InitSessionRequest: a conversation to start; all of it is optional."""
 
     repository: Name | None = None
+    """Repository to clone into the workspace: `owner/name`, or a URL; null or empty: an empty
+    workspace"""
     git_provider: Provider | None = None
+    """Where the repository is; null: where the user has a token for and it is found"""
     selected_branch: Name | None = None
+    """Branch to check out; null or empty: the default branch"""
     initial_user_msg: str | None = None
+    """What the user says first, which starts the agent; null or empty: the agent waits for a
+    message"""
     image_urls: ImageUrls | None = None
+    """Images of that message, by http(s) or data URL; null: none"""
     replay_json: str | None = None
+    """Recorded trajectory, as JSON in a text, which the agent does again before its model goes on;
+    null or empty: none"""
     suggested_task: SuggestedTaskBody | None = None
+    """Something to do that was found at a git provider; it becomes the first message instead of
+    `initial_user_msg`. Null: none"""
     create_microagent: CreateMicroagentBody | None = None
+    """Repository for which a skill is to be written; null: none"""
     conversation_instructions: str | None = None
+    """Text behind the system prompt of the agent; null: none"""
     mcp_config: Annotated[Any, shown_as(McpLists), checked_by(find_mcp_config)] = None
+    """Tool servers of this conversation instead of those of the settings; null: those of the
+    settings"""
     conversation_id: (
         Annotated[
             str,
@@ -99,48 +127,66 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ]
         | UnsetType
     ) = UNSET
+    """Name to give the conversation: 1 to 100 letters, digits, `_` and `-`; left out: a random id.
+    With a name that is known, the answer tells how that conversation is"""
 
 
 class StartAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """ConversationResponse: the conversation that was asked for."""
 
     status: str = "ok"
+    """Always `ok`"""
     conversation_id: str
+    """Id of the conversation, or the name it was given"""
     message: str | None = None
+    """Always null"""
     conversation_status: Annotated[ConversationStatus, shown_as(StartedStatus)]
+    """State of the conversation; one that has failed or is gone counts as `STOPPED`"""
 
 
 class TitleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """UpdateConversationRequest: a new title."""
 
     title: Annotated[str, Meta(min_length=1, max_length=TITLE_MAX)]
+    """New title, 1 to 200 characters"""
 
 
 class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation as clients of the older generation see it."""
 
     conversation_id: str
+    """Id of the conversation, 32 hex digits, or the name it was given"""
     title: str
+    """Title; `Conversation` and five digits until it has a better one"""
     last_updated_at: Time | None
+    """When it last changed, in UTC; never null"""
     status: ConversationStatus
+    """State of the conversation"""
     runtime_status: RuntimeStatus | None
+    """Whether its agent has failed, for front ends; null unless it runs"""
     selected_repository: str | None
     selected_branch: str | None
     git_provider: Provider | None
     trigger: Trigger | None
     num_connections: int = 0
+    """Connections to the event socket that follow it"""
     url: str | None
-    session_api_key: str | None
+    """Where clients find the operations of the conversation; null unless it runs"""
+    session_api_key: ShownSecret | None
+    """Key for that URL, for a conversation of V1; null otherwise"""
     created_at: Time
     pr_number: list[int]
     conversation_version: Literal["V0", "V1"]
+    """Generation of the API that started it"""
     sub_conversation_ids: list[str]
+    """Conversations that are parts of it, 32 hex digits each"""
 
 
 class ConversationPage(msgspec.Struct, frozen=True, kw_only=True):
     """One page of conversations."""
 
     results: list[ConversationInfo]
+    """The conversations, newest first"""
     next_page_id: str | None
 
 
@@ -149,9 +195,13 @@ class ConversationSearch(msgspec.Struct, frozen=True, kw_only=True):
 
     page_id: str | None = None
     limit: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 20
+    """Most conversations on the page; more than 100 is 100"""
     selected_repository: str | None = None
+    """Only conversations with this repository; left out: all"""
     conversation_trigger: Trigger | None = None
+    """Only conversations started from there; left out: all"""
     include_sub_conversations: bool = False
+    """Whether conversations that are parts of another one are listed, too"""
 
 
 START_BODY: Final = msgspec.json.Decoder(StartBody)

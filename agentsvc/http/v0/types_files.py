@@ -20,18 +20,21 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which directory of the workspace to list; nothing stands for all of it."""
 
     path: Path = ""
+    """Directory, relative to the workspace; empty: the workspace itself"""
 
 
 class FileQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which file of the workspace to read."""
 
     file: Path
+    """File, relative to the workspace, at most 4096 characters"""
 
 
 class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which file of the workspace to compare."""
 
     path: Path
+    """File, relative to the workspace, at most 4096 characters"""
 
 
 class Upload(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,62 +46,79 @@ class Upload(msgspec.Struct, frozen=True, kw_only=True):
         ],
         Meta(min_length=1),
     ]
+    """The files, each a part of the form named `files` with a file name"""
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
     """The text of a file."""
 
     code: str
+    """Text of the file"""
 
 
 class Uploaded(msgspec.Struct, frozen=True, kw_only=True):
     """Where files were written, and which were not."""
 
     uploaded_files: list[str]
+    """Absolute paths of the files that were written"""
     skipped_files: list[Skipped]
+    """Files that were not written"""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A file that differs: modified, added, deleted or renamed."""
 
     status: str
+    """`M` modified, `A` added, `D` deleted, `R` renamed"""
     path: str
+    """The file, relative to the workspace"""
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
     """A file as it is and as it was."""
 
     modified: str
+    """Text of the file as it is; empty if it is deleted"""
     original: str
+    """Text of the file as it was; empty if it is new"""
 
 
 class VscodeUrl(msgspec.Struct, frozen=True, kw_only=True):
     """Where the editor of a sandbox is, if it has one."""
 
     vscode_url: str | None
+    """URL of the editor with its key in it; null if there is none, or the sandbox does not run"""
 
 
 class WebHosts(msgspec.Struct, frozen=True, kw_only=True):
     """Where what an agent serves can be seen, and on which port it has to listen."""
 
     hosts: dict[str, int]
+    """Port inside the sandbox by the URL at which it is seen; empty unless the sandbox runs"""
 
 
 class Microagent(msgspec.Struct, frozen=True, kw_only=True):
     """Something the agent has learned, and the words that call for it."""
 
     name: str
+    """Name of the skill"""
     type: str
+    """`repo` is always told to the agent, `knowledge` when one of its triggers is said"""
     content: str
+    """Text of the skill, in Markdown"""
     triggers: list[str] = []
+    """Words in a message that call for the skill"""
     inputs: list[Any] = []
+    """Always empty"""
     tools: list[str] = []
+    """Always empty"""
 
 
 class Microagents(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent of a conversation has learned."""
 
     microagents: list[Microagent]
+    """The skills"""
 
 
 def from_changes(changes: list[GitChange]) -> list[Change]:

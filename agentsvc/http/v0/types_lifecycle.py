@@ -23,13 +23,16 @@ class StartAgainBody(msgspec.Struct, frozen=True, kw_only=True):
     providers_set: (
         Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=100)] | None
     ) = None
+    """Names of git providers; read, and without effect. Null: none"""
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where a conversation runs: the ids of its sandbox and of itself."""
 
     runtime_id: str | None
+    """Id of its sandbox; null if there is none"""
     session_id: str
+    """Id of the conversation"""
 
 
 START_AGAIN_BODY: Final = msgspec.json.Decoder(StartAgainBody)

@@ -9,25 +9,30 @@ from msgspec import Meta
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import ProviderTokens
 from agentsvc.misfits import checked_by
-from agentsvc.usersecrets import read_provider_tokens
+from agentsvc.usersecrets import VariableName, VariableValue, read_provider_tokens
 
-type SecretName = Annotated[str, Meta(max_length=256)]
 type Description = Annotated[str, Meta(max_length=4096)]
 
 
 class SecretBody(msgspec.Struct, frozen=True, kw_only=True):
     """CustomSecretModel: a secret to keep."""
 
-    name: SecretName
-    value: str
+    name: VariableName
+    """Name of the environment variable that has the value in sandboxes; refused if there is a
+    secret of that name"""
+    value: VariableValue
+    """The value; it is never returned"""
     description: Description | None = None
+    """What it is for, told to the agent; at most 4096 characters. Null: nothing"""
 
 
 class SecretChangeBody(msgspec.Struct, frozen=True, kw_only=True):
     """CustomSecretWithoutValueModel: the name and the description a secret gets."""
 
-    name: SecretName
+    name: VariableName
+    """Name it gets; may be the one it has"""
     description: Description | None = None
+    """What it is for, told to the agent; at most 4096 characters. Null: nothing"""
 
 
 class ProvidersBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,25 +41,30 @@ class ProvidersBody(msgspec.Struct, frozen=True, kw_only=True):
     provider_tokens: Annotated[
         dict[str, Any], shown_as(ProviderTokens), checked_by(read_provider_tokens)
     ] = {}
+    """Tokens by provider. They replace all that is stored; an empty token keeps the stored one"""
 
 
 class SecretView(msgspec.Struct, frozen=True, kw_only=True):
     """A secret as it is shown."""
 
     name: str
+    """Name of the environment variable that has the value in sandboxes"""
     description: str
+    """What it is for; empty if that was not said"""
 
 
 class SecretList(msgspec.Struct, frozen=True, kw_only=True):
     """GETCustomSecrets: the secrets of a user, without their values."""
 
     custom_secrets: list[SecretView]
+    """The secrets, by name"""
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
     """What was done."""
 
     message: str
+    """What was done, in words"""
 
 
 SECRET_BODY: Final = msgspec.json.Decoder(SecretBody)

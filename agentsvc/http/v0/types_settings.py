@@ -9,10 +9,21 @@ from msgspec import UNSET, UnsetType
 from agentsvc.catalogue import Model
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import AgentName, AnalyzerName, BaseUrl, McpLists, Secrets
-from agentsvc.http.wire import Int64
 from agentsvc.mcp import find_mcp_config
 from agentsvc.misfits import Problems, checked_by
-from agentsvc.settings import SECRET_FIELDS, Settings, SettingsPatch, check_patch, show_settings
+from agentsvc.settings import (
+    SECRET_FIELDS,
+    Budget,
+    CondenserSize,
+    FlatSecret,
+    FlatText,
+    Iterations,
+    ResourceFactor,
+    Settings,
+    SettingsPatch,
+    check_patch,
+    show_settings,
+)
 from agentsvc.usersecrets import read_secrets
 from agentsvc.values import Secret
 
@@ -26,32 +37,36 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     `agent`, `security_analyzer` or `llm_base_url` that can never work is refused.
     """
 
-    language: str | UnsetType | None = UNSET
+    language: FlatText | UnsetType | None = UNSET
     agent: AgentName | UnsetType | None = UNSET
-    max_iterations: Int64 | UnsetType | None = UNSET
+    max_iterations: Iterations | UnsetType | None = UNSET
     security_analyzer: AnalyzerName | UnsetType | None = UNSET
     confirmation_mode: bool | UnsetType | None = UNSET
-    llm_model: str | UnsetType | None = UNSET
-    llm_api_key: str | UnsetType | None = UNSET
+    llm_model: FlatText | UnsetType | None = UNSET
+    llm_api_key: FlatSecret | UnsetType | None = UNSET
     llm_base_url: BaseUrl | UnsetType | None = UNSET
-    remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
+    remote_runtime_resource_factor: ResourceFactor | UnsetType | None = UNSET
     secrets_store: Annotated[Any, shown_as(Secrets), checked_by(read_secrets)] = UNSET
+    """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
+    """
     enable_default_condenser: bool | UnsetType | None = UNSET
-    condenser_max_size: Int64 | UnsetType | None = UNSET
+    condenser_max_size: CondenserSize | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
     enable_proactive_conversation_starters: bool | UnsetType | None = UNSET
     enable_solvability_analysis: bool | UnsetType | None = UNSET
     user_consents_to_analytics: bool | UnsetType | None = UNSET
-    sandbox_base_container_image: str | UnsetType | None = UNSET
-    sandbox_runtime_container_image: str | UnsetType | None = UNSET
+    sandbox_base_container_image: FlatText | UnsetType | None = UNSET
+    sandbox_runtime_container_image: FlatText | UnsetType | None = UNSET
     mcp_config: Annotated[Any, shown_as(McpLists), checked_by(find_mcp_config)] = UNSET
-    search_api_key: str | UnsetType | None = UNSET
-    sandbox_api_key: str | UnsetType | None = UNSET
-    max_budget_per_task: float | UnsetType | None = UNSET
-    email: str | UnsetType | None = UNSET
+    """Tool servers in three lists. They replace all that are stored, stars stand for a stored
+    secret; null: none, left out: unchanged"""
+    search_api_key: FlatSecret | UnsetType | None = UNSET
+    sandbox_api_key: FlatSecret | UnsetType | None = UNSET
+    max_budget_per_task: Budget | UnsetType | None = UNSET
+    email: FlatText | UnsetType | None = UNSET
     email_verified: bool | UnsetType | None = UNSET
-    git_user_name: str | UnsetType | None = UNSET
-    git_user_email: str | UnsetType | None = UNSET
+    git_user_name: FlatText | UnsetType | None = UNSET
+    git_user_email: FlatText | UnsetType | None = UNSET
     v1_enabled: bool | UnsetType | None = UNSET
 
 
@@ -68,6 +83,7 @@ class SettingsView(msgspec.Struct, frozen=True, kw_only=True):
     llm_base_url: str | None
     remote_runtime_resource_factor: int | None
     secrets_store: dict[str, Any]
+    """Always `{"provider_tokens": {}}`: secrets are listed by other operations"""
     enable_default_condenser: bool
     condenser_max_size: int | None
     enable_sound_notifications: bool
@@ -77,6 +93,7 @@ class SettingsView(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_base_container_image: str | None
     sandbox_runtime_container_image: str | None
     mcp_config: dict[str, Any] | None
+    """Tool servers as `McpConfig` describes them, secrets as stars; null: none"""
     search_api_key: None
     sandbox_api_key: None
     max_budget_per_task: float | None
@@ -94,22 +111,29 @@ class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
     """The answer once settings are stored."""
 
     message: str = "Settings stored"
+    """What was done, in words"""
 
 
 class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
     """What a front end should leave out."""
 
     enable_billing: bool = False
+    """Always false: there is nobody to bill"""
     hide_llm_settings: bool = False
+    """Always false: users choose their own models"""
 
 
 class WebConfig(msgspec.Struct, frozen=True, kw_only=True, rename=str.upper):
     """What a front end reads before it shows anything; no analytics, no login by a provider."""
 
     app_mode: str = "oss"
+    """Always `oss`: users log in with API keys"""
     github_client_id: str = ""
+    """Always empty: nobody logs in by GitHub"""
     posthog_client_key: str = ""
+    """Always empty: nothing is measured about users"""
     feature_flags: FeatureFlags = FeatureFlags()
+    """What a front end shows or leaves out"""
 
 
 SETTINGS_BODY: Final = msgspec.json.Decoder(SettingsBody)

@@ -1,13 +1,13 @@
 """What clients of the event socket say when they connect."""
 
 from collections import Counter
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
 
 from agentsvc.errors import BadRequest
-from agentsvc.values import MAX_INT
+from agentsvc.values import MAX_INT, SentSecret
 
 SOCKET_PATHS: Final = ("/socket.io/", "/socket.io")
 NOTHING_SEEN: Final = -1
@@ -16,6 +16,18 @@ FOLLOWERS: Final[web.AppKey[Counter[str]]] = web.AppKey("followers", Counter)
 """How many connections follow each conversation."""
 
 _NAME_MAX: Final = 100
+
+
+class SocketQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asks for when it connects, for the description; `to_wish` reads it."""
+
+    conversation_id: Annotated[str, msgspec.Meta(min_length=1, max_length=_NAME_MAX)]
+    """Id of the conversation to follow, or the name it was given"""
+    latest_event_id: Annotated[int, msgspec.Meta(ge=NOTHING_SEEN, le=MAX_INT)] = NOTHING_SEEN
+    """Number of the last event the client has; later ones are told first. -1, and what is no number:
+    it has none"""
+    session_api_key: SentSecret | None = None
+    """API key of the user, for clients that can send no header; left out where a header has it"""
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):

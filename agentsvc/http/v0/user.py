@@ -44,14 +44,20 @@ _REPOSITORY: Final = f"{PREFIX}/repository/{{repository_name:.+}}"
 
 
 async def get_info(request: web.Request) -> web.Response:
-    """Tell who somebody is at the git provider: GET /api/user/info."""
+    """Tell who somebody is at the git provider: GET /api/user/info.
+
+    At the first provider that knows the user's token.
+    """
     with _in_words_of_clients():
         account = await request.app[GIT_PROVIDERS].get_account(request[PRINCIPAL].user_id)
     return json_response(from_account(account))
 
 
 async def get_installations(request: web.Request) -> web.Response:
-    """List installations, workspaces, groups or organizations: GET /api/user/installations."""
+    """List installations, workspaces, groups or organizations: GET /api/user/installations.
+
+    Names that `installation_id` of the list of repositories takes.
+    """
     provider = read_query(request, InstallationsQuery).provider
     with _in_words_of_clients():
         found = await request.app[GIT_PROVIDERS].all_installations(
@@ -61,7 +67,10 @@ async def get_installations(request: web.Request) -> web.Response:
 
 
 async def get_repositories(request: web.Request) -> web.Response:
-    """List repositories: GET /api/user/repositories."""
+    """List repositories: GET /api/user/repositories.
+
+    Not allowed (403) without any token of a provider.
+    """
     query = read_query(request, RepositoriesQuery)
     user_id, wanted = request[PRINCIPAL].user_id, to_list_query(query)
     with _in_words_of_clients():
@@ -73,7 +82,10 @@ async def get_repositories(request: web.Request) -> web.Response:
 
 
 async def search_repositories(request: web.Request) -> web.Response:
-    """Find repositories by name: GET /api/user/search/repositories."""
+    """Find repositories by name: GET /api/user/search/repositories.
+
+    Not allowed (403) without any token of a provider.
+    """
     query = read_query(request, SearchQuery)
     user_id, wanted = request[PRINCIPAL].user_id, to_search_query(query)
     with _in_words_of_clients():
@@ -84,7 +96,10 @@ async def search_repositories(request: web.Request) -> web.Response:
 
 
 async def get_branches(request: web.Request) -> web.Response:
-    """List branches: GET /api/user/repository/branches."""
+    """List branches: GET /api/user/repository/branches.
+
+    At the provider where the repository is.
+    """
     query = read_query(request, BranchesQuery)
     wanted, page = to_branch_query(query)
     with _in_words_of_clients():
@@ -95,7 +110,10 @@ async def get_branches(request: web.Request) -> web.Response:
 
 
 async def search_branches(request: web.Request) -> web.Response:
-    """Find branches by name: GET /api/user/search/branches."""
+    """Find branches by name: GET /api/user/search/branches.
+
+    At the provider where the repository is.
+    """
     query = read_query(request, BranchSearchQuery)
     user_id, wanted = request[PRINCIPAL].user_id, to_branch_search(query)
     with _in_words_of_clients():
@@ -106,14 +124,21 @@ async def search_branches(request: web.Request) -> web.Response:
 
 
 async def get_suggested_tasks(request: web.Request) -> web.Response:
-    """List what there is to do: GET /api/user/suggested-tasks."""
+    """List what there is to do: GET /api/user/suggested-tasks.
+
+    Pull requests with conflicts, failing checks or open comments, and issues, as far as the
+    providers tell.
+    """
     with _in_words_of_clients():
         tasks = await request.app[GIT_PROVIDERS].suggested_tasks(request[PRINCIPAL].user_id)
     return json_response([from_task(one) for one in tasks])
 
 
 async def get_microagents(request: web.Request) -> web.Response:
-    """List the microagents of a repository: GET /api/user/repository/{name}/microagents."""
+    """List the microagents of a repository: GET /api/user/repository/{name}/microagents.
+
+    The files in `.openhands/microagents` of the default branch.
+    """
     name = path_text(request, "repository_name")
     with _in_words_of_clients():
         found, changed_at = await request.app[GIT_PROVIDERS].microagents(
@@ -123,7 +148,10 @@ async def get_microagents(request: web.Request) -> web.Response:
 
 
 async def get_microagent(request: web.Request) -> web.Response:
-    """Read a microagent: GET /api/user/repository/{name}/microagents/content."""
+    """Read a microagent: GET /api/user/repository/{name}/microagents/content.
+
+    A file of the default branch.
+    """
     name = path_text(request, "repository_name")
     path = read_query(request, ContentQuery).file_path
     with _in_words_of_clients():

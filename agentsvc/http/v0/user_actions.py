@@ -1,6 +1,6 @@
 """What a user tells the agent in the words of the older generation, and how it is passed on."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -11,6 +11,7 @@ from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ImageUrls, to_message
 from agentsvc.misfits import convert, in_text
 from agentsvc.orders import Message
+from agentsvc.values import stated
 
 type UserAction = Message | AgentState
 
@@ -28,21 +29,65 @@ class ActionBody(msgspec.Struct, frozen=True, kw_only=True):
     """A raw action; unknown members pass."""
 
     action: str | None = None
+    """What is to be done: `message` says something, `change_agent_state` tells the agent what to
+    do; null is refused"""
     args: dict[str, Any] = {}
+    """For `message` its `content` and `image_urls`, for `change_agent_state` the `agent_state`:
+    `running`, `paused`, `stopped`, `user_confirmed` or `user_rejected`"""
 
 
 class MessageArgs(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of a message action."""
 
     content: str = ""
+    """The text; not empty where there is no image"""
     image_urls: ImageUrls | None = None
+    """Images, by http(s) or data URL; null: none"""
 
 
 class StateArgs(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of a `change_agent_state` action."""
 
     agent_state: AgentState
+    """What the agent is to do: `running`, `paused`, `stopped`, `user_confirmed` or `user_rejected`
+    """
 
+
+_SAYS_SOMETHING: Final = stated(
+    anyOf=[
+        {"required": ["content"], "properties": {"content": {"minLength": 1}}},
+        {
+            "required": ["image_urls"],
+            "properties": {"image_urls": {"type": "array", "minItems": 1}},
+        },
+    ]
+)
+
+
+class MessageAction(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", tag="message"):
+    """Something the user says, for the description."""
+
+    args: Annotated[MessageArgs, _SAYS_SOMETHING]
+    """What is said; other members are not read"""
+
+
+class ShownWish(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a `change_agent_state` action, for the description."""
+
+    agent_state: Annotated[str, stated(enum=sorted(WISHES))]
+    """What the agent is to do"""
+
+
+class StateAction(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="action", tag="change_agent_state"
+):
+    """What the agent is to do, for the description."""
+
+    args: ShownWish
+    """What the agent is to do; other members are not read"""
+
+
+type ShownAction = MessageAction | StateAction
 
 ACTION_BODY: Final = msgspec.json.Decoder(ActionBody)
 

@@ -72,7 +72,9 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     """A file that was not written, and why."""
 
     name: str
+    """Name of the file"""
     reason: str
+    """Why it was not written, in words"""
 
 
 class Workspace:

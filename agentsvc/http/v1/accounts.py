@@ -42,49 +42,70 @@ class UserInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A user; all keys of one who is blocked open nothing, and `leaving_at` is there in deletion."""
 
     id: str
+    """Id of the user, 32 hex digits"""
     name: str
+    """What the user is called; no two users have the same name"""
     role: Role
+    """What the user may do"""
     created_at: Time
     blocked_at: Time | None
+    """Since when no key and no login of the user opens anything; null for a user who is let in"""
     leaving_at: Time | None = None
+    """Since when the user is being deleted; null otherwise"""
 
 
 class UserOrder(msgspec.Struct, frozen=True, kw_only=True):
     """A new user: an `admin` looks after users and the server, a `viewer` changes nothing."""
 
     name: Name
+    """What the user is called, 1 to 100 characters; refused if another user has the name"""
     role: Role = Role.MEMBER
+    """What the user may do"""
 
 
 class UserChange(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be changed; what is left out stays."""
 
     name: Name | UnsetType = UNSET
+    """New name, 1 to 100 characters; left out: unchanged"""
     role: Role | UnsetType = UNSET
+    """New role; left out: unchanged. The last administrator keeps theirs"""
     is_blocked: bool | UnsetType = UNSET
+    """True refuses every key and login of the user from now on, false lets the user in again; left
+    out: unchanged"""
 
 
 class DeletionQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Whether conversations, sandboxes and archives of the user go, too; else they are in the way."""
 
     with_owned: bool = False
+    """Whether the user's conversations, sandboxes and archives are deleted first; if not, a user
+    who has any is not deleted (409)"""
 
 
 class OwnedCounts(msgspec.Struct, frozen=True, kw_only=True):
     """How much a user owned of what is removed first."""
 
     conversations: int
+    """Number of conversations"""
     sandboxes: int
+    """Number of sandboxes"""
     archives: int
+    """Number of saved workspaces"""
 
 
 class UserDeletion(msgspec.Struct, frozen=True, kw_only=True):
     """A user who goes, and with what: `is_over` is false while sandboxes are still being removed."""
 
     id: str
+    """Id of the user, 32 hex digits"""
     name: str
+    """Name of the user"""
     is_over: bool
+    """Whether the user is gone; false while sandboxes are still being removed, which goes on by
+    itself"""
     owned: OwnedCounts
+    """How much the user had when the deletion began"""
 
 
 _ORDER = msgspec.json.Decoder(UserOrder)
@@ -92,12 +113,18 @@ _CHANGE = msgspec.json.Decoder(UserChange)
 
 
 async def get_users(request: web.Request) -> web.Response:
-    """GET /users."""
+    """GET /users.
+
+    Also those who are blocked or being deleted.
+    """
     return json_response([_from_user(user) for user in await request.app[USERS].list_all()])
 
 
 async def post_user(request: web.Request) -> web.Response:
-    """POST /users."""
+    """POST /users.
+
+    The user has no key yet: make one for them.
+    """
     order = await read_json(request, _ORDER)
     user = await request.app[USERS].create(order.name, order.role)
     return _answer_user(request, user)
@@ -108,12 +135,19 @@ def _answer_user(_request: web.Request, user: User) -> web.Response:
 
 
 async def get_user(request: web.Request) -> web.Response:
-    """GET /users/{user_id}."""
+    """GET /users/{user_id}.
+
+    As the list has them.
+    """
     return json_response(_from_user(await request.app[USERS].get(_user_id(request))))
 
 
 async def patch_user(request: web.Request) -> web.Response:
-    """PATCH /users/{user_id}."""
+    """PATCH /users/{user_id}.
+
+    Only what is sent is changed. The last administrator can be neither blocked nor given another
+    role (409).
+    """
     change = await read_json(request, _CHANGE)
     patch = UserPatch(name=change.name, role=change.role, is_blocked=change.is_blocked)
     user = await request.app[USERS].change(_user_id(request), patch)
@@ -122,7 +156,11 @@ async def patch_user(request: web.Request) -> web.Response:
 
 
 async def delete_user(request: web.Request) -> web.Response:
-    """DELETE /users/{user_id}."""
+    """DELETE /users/{user_id}.
+
+    Keys, settings, secrets and tokens go, too. Conversations, sandboxes and archives are in the way
+    (409) unless `with_owned` says that they go. It cannot be undone.
+    """
     query = read_query(request, DeletionQuery)
     departure = await request.app[DEPARTURES].let_go(_user_id(request), with_owned=query.with_owned)
     await request.app[ADMITTED].look()
@@ -130,7 +168,10 @@ async def delete_user(request: web.Request) -> web.Response:
 
 
 async def get_keys(request: web.Request) -> web.Response:
-    """GET /users/{user_id}/keys."""
+    """GET /users/{user_id}/keys.
+
+    What may be shown of those that are not revoked.
+    """
     user = await request.app[USERS].get(_user_id(request))
     return json_response(
         [from_key(key) for key in await request.app[KEYRING].list_keys_of(user.id)]
@@ -138,13 +179,19 @@ async def get_keys(request: web.Request) -> web.Response:
 
 
 async def post_key(request: web.Request) -> web.Response:
-    """POST /users/{user_id}/keys."""
+    """POST /users/{user_id}/keys.
+
+    The answer is the only one that has the key itself.
+    """
     user = await request.app[USERS].get(_user_id(request))
     return answer_key(request, await create_key(request, user.id))
 
 
 async def delete_key(request: web.Request) -> web.Response:
-    """DELETE /users/{user_id}/keys/{key_id}: revokes it."""
+    """DELETE /users/{user_id}/keys/{key_id}.
+
+    It opens nothing from now on; streams and connections with it end.
+    """
     key_id = key_id_of(path_text(request, "key_id"))
     await request.app[KEYRING].revoke_key(key_id, user_id=_user_id(request))
     await request.app[ADMITTED].look()

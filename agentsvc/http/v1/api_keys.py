@@ -11,7 +11,16 @@ from agentsvc.errors import BadRequest, InvalidRequest, NotFound
 from agentsvc.http.keys import ADMITTED, KEYRING, PRINCIPAL
 from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.wire import Time, json_response, path_text, read_json
-from agentsvc.values import MAX_INT, Secret, dashed, now, parse_time, stored_or_none, to_stored
+from agentsvc.values import (
+    MAX_INT,
+    Secret,
+    ShownSecret,
+    dashed,
+    now,
+    parse_time,
+    stored_or_none,
+    to_stored,
+)
 
 PREFIX: Final = "/api/keys"
 
@@ -27,67 +36,96 @@ class KeyOrder(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: Annotated[str, msgspec.Meta(max_length=100)] | None = None
+    """What the key is called, at most 100 characters; left out, null or empty: `API key`"""
     scope: KeyScope = KeyScope.ADMIN
+    """What the key opens of what its user may do"""
     not_before: Time | None = None
+    """Moment from which the key counts; null: at once"""
     expires_at: Time | None = None
+    """Moment from which the key counts no more; null: never"""
 
 
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What may be shown of a key."""
 
     id: int
+    """Number of the key"""
     name: str
+    """What the key is called"""
     scope: KeyScope
+    """What the key opens of what its user may do"""
     created_at: Time
     last_used_at: Time | None
+    """When the key was last used, to within some minutes; null if never"""
     not_before: Time | None
+    """Moment from which the key counts; null: at once"""
     expires_at: Time | None
+    """Moment from which the key counts no more; null: never"""
     org_id: str | None = None
+    """Always null: there are no organizations"""
 
 
 class NewKeyInfo(KeyInfo, frozen=True, kw_only=True):
     """A key at the only moment it can be seen."""
 
-    key: str
+    key: ShownSecret
+    """The key itself; it is shown here only and cannot be read again"""
 
 
 class CurrentKey(msgspec.Struct, frozen=True, kw_only=True):
     """The key of the request; every user is an organization of one."""
 
     id: int
+    """Number of the key"""
     name: str
+    """What the key is called"""
     org_id: str
+    """Id of the user with dashes: each user is an organization of one"""
     bound_org_id: str | None
+    """Always null: no key is bound to an organization"""
     user_id: str
+    """Id of the user whose key it is, with dashes"""
     user_name: str
+    """Name of the user whose key it is"""
     role: Role
+    """What the user may do"""
     scope: KeyScope
+    """What the key opens of that"""
     auth_type: str = "bearer"
+    """How the key came; always `bearer`"""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """What was done."""
 
     message: str
+    """What was done, in words"""
 
 
 class ModelKey(msgspec.Struct, frozen=True, kw_only=True):
     """A key for language models that the service provides: there is none, users bring their own."""
 
     key: str | None = None
+    """Always null"""
 
 
 _ORDER = msgspec.json.Decoder(KeyOrder)
 
 
 async def get_keys(request: web.Request) -> web.Response:
-    """GET /api/keys."""
+    """GET /api/keys.
+
+    What may be shown of those that are not revoked, never the keys themselves.
+    """
     keys = await request.app[KEYRING].list_keys_of(request[PRINCIPAL].user_id)
     return json_response([from_key(key) for key in keys])
 
 
 async def post_key(request: web.Request) -> web.Response:
-    """POST /api/keys."""
+    """POST /api/keys.
+
+    The answer is the only one that has the key itself.
+    """
     return answer_key(request, await create_key(request, request[PRINCIPAL].user_id))
 
 
@@ -111,7 +149,11 @@ async def create_key(request: web.Request, user_id: str) -> tuple[ApiKey, Secret
 
 
 async def delete_key(request: web.Request) -> web.Response:
-    """DELETE /api/keys/{key_id}: revokes it."""
+    """DELETE /api/keys/{key_id}.
+
+    It opens nothing from now on; logins, streams and connections with it end. It may be the key of
+    the request.
+    """
     key_id = key_id_of(path_text(request, "key_id"))
     try:
         await request.app[KEYRING].revoke_key(key_id, user_id=request[PRINCIPAL].user_id)
@@ -122,13 +164,19 @@ async def delete_key(request: web.Request) -> web.Response:
 
 
 async def get_current_key(request: web.Request) -> web.Response:
-    """GET /api/keys/current."""
+    """GET /api/keys/current.
+
+    Whose key it is, and what it opens.
+    """
     caller = request[PRINCIPAL]
     return json_response(_from_caller(caller, await request.app[KEYRING].get_key(caller.key_id)))
 
 
 async def get_model_key(_request: web.Request) -> web.Response:
-    """GET /api/keys/llm/byor."""
+    """GET /api/keys/llm/byor.
+
+    For the published command line, which asks for it; users bring their own keys for models.
+    """
     return json_response(ModelKey())
 
 

@@ -41,14 +41,23 @@ class ArchiveView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
+    """Id of the archive, 32 hex digits; `archive_id` of a start takes it"""
     conversation_id: str
+    """Conversation whose workspace it is, 32 hex digits; it may have been deleted since"""
     title: str
+    """Title the conversation had when the workspace was saved"""
     state: ArchiveState
+    """How far the saving has come; only a `ready` archive can be started from"""
     detail: str | None
+    """Why the workspace could not be saved; null unless `state` is `failed`"""
     size_bytes: int
+    """Bytes the archive takes on the server's disk; 0 until it is ready"""
     unpacked_bytes: int
+    """Bytes of all its files together; 0 until it is ready"""
     files: int
+    """Number of files in it; 0 until it is ready"""
     skipped: int
+    """Number of links out of the workspace and special files that were left out"""
     created_at: Time
 
 
@@ -56,15 +65,23 @@ class ForkBody(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be different in the copy of a conversation."""
 
     title: Annotated[str, Meta(max_length=200_000)] | None = None
+    """Title of the copy, at most 200,000 characters; null: the one of the conversation"""
     initial_message: MessageBody | None = None
+    """First message to the copy, which starts its agent; null: the agent waits for one"""
     when_full: WhenFull | None = None
+    """What to do where as many sandboxes run as may; null: as the server is configured"""
 
 
 _FORK = msgspec.json.Decoder(ForkBody | None)
 
 
 async def post_archive(request: web.Request) -> web.Response:
-    """POST /app-conversations/{conversation_id}/archives."""
+    """POST /app-conversations/{conversation_id}/archives.
+
+    The answer comes at once, in the state `saving`; ask for the archive until it is `ready` or
+    `failed`. It stays when the sandbox and the conversation are deleted, as long as the operator
+    keeps archives.
+    """
     conversation_id = path_id(request, "conversation_id")
     user_id = request[PRINCIPAL].user_id
     archive = await request.app[CONVERSATIONS].save_workspace(user_id, conversation_id)
@@ -76,7 +93,12 @@ def _answer(_request: web.Request, archive: Archive) -> web.Response:
 
 
 async def post_fork(request: web.Request) -> web.Response:
-    """POST /app-conversations/{conversation_id}/fork."""
+    """POST /app-conversations/{conversation_id}/fork.
+
+    The answer is a start task, as for any start. The copy begins with the files and the history of
+    the conversation as they are now, in a sandbox of its own; the conversation is not changed. The
+    body may be left out.
+    """
     conversation_id = path_id(request, "conversation_id")
     body = await read_json(request, _FORK, default=None) or ForkBody()
     order = to_order(
@@ -87,7 +109,10 @@ async def post_fork(request: web.Request) -> web.Response:
 
 
 async def search_archives(request: web.Request) -> web.Response:
-    """GET /archives."""
+    """GET /archives.
+
+    Archives of one's own, also failed ones.
+    """
     query = read_query(request, PageQuery)
     found, next_page_id = await request.app[ARCHIVES].search(
         request[PRINCIPAL].user_id, page_id=query.page_id, limit=query.limit
@@ -98,14 +123,20 @@ async def search_archives(request: web.Request) -> web.Response:
 
 
 async def get_archive(request: web.Request) -> web.Response:
-    """GET /archives/{archive_id}."""
+    """GET /archives/{archive_id}.
+
+    As far as it has come.
+    """
     archive_id = path_id(request, "archive_id")
     archive = await request.app[ARCHIVES].get(request[PRINCIPAL].user_id, archive_id)
     return json_response(_from_archive(archive))
 
 
 async def delete_archive(request: web.Request) -> web.Response:
-    """DELETE /archives/{archive_id}."""
+    """DELETE /archives/{archive_id}.
+
+    Its file goes, too. Refused (409) while it is being saved.
+    """
     archive_id = path_id(request, "archive_id")
     await request.app[ARCHIVES].delete(request[PRINCIPAL].user_id, archive_id)
     return json_response(SUCCESS)

@@ -29,9 +29,14 @@ class MyAuditQuery(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     text: Annotated[str, msgspec.Meta(max_length=300)] | None = None
+    """Part of the action or the subject, at most 300 characters; left out: all entries"""
     is_refused: bool | None = None
+    """True lists only what was answered with an error, false only the rest; left out: both"""
     at_gte: Time | None = msgspec.field(name="at__gte", default=None)
+    """Only entries of this moment or later; ISO 8601, UTC where no offset is given. Left out: all
+    """
     at_lt: Time | None = msgspec.field(name="at__lt", default=None)
+    """Only entries before this moment; ISO 8601, UTC where no offset is given. Left out: all"""
     page_id: str | None = None
     limit: Limit = PAGE_MAX
 
@@ -40,6 +45,7 @@ class AuditQuery(MyAuditQuery, frozen=True, kw_only=True):
     """Which entries to list, of which user."""
 
     user_id: str | None = None
+    """Only entries of this user; left out: of all users and of commands on the server's machine"""
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,25 +56,43 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     number: int
+    """Number of the entry; later entries have higher ones"""
     at: Time
+    """When it happened, in UTC"""
     user_id: str | None
+    """Who asked for it; null for a command on the server's machine"""
     user_name: str | None
+    """Name of that user at present; null if there is none, or none any more"""
     key_id: int | None
+    """Number of the API key that was used, or that the login stands for; null for a command"""
     action: str
+    """Method and path of the operation as they are described here, or the command"""
     subject: str
+    """What it was done to, as `name=id`; empty where the action says it all"""
     status: int
+    """HTTP status of the answer; 0 for a command, and where the client did not take the answer to
+    its end"""
     address: str
+    """IP address of the client, or what stands for the server's machine where it was a command"""
     request_id: str | None
+    """Id of the request, as in `X-Request-Id`; null for a command"""
 
 
 async def search_audit_log(request: web.Request) -> web.Response:
-    """GET /audit-log."""
+    """GET /audit-log.
+
+    Every request of a user that may change something, refused ones included, and every command on
+    the server's machine that changes users or keys.
+    """
     query = read_query(request, AuditQuery)
     return await _answer(request, query, query.user_id)
 
 
 async def search_my_audit_log(request: web.Request) -> web.Response:
-    """GET /users/me/audit-log."""
+    """GET /users/me/audit-log.
+
+    Every request with a key of the user that may change something, refused ones included.
+    """
     return await _answer(request, read_query(request, MyAuditQuery), request[PRINCIPAL].user_id)
 
 

@@ -23,7 +23,9 @@ class ProviderQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which providers are listed; `query` is a part of the name."""
 
     query: Words = ""
+    """Part of the name, upper or lower case, at most 1000 characters; empty: all"""
     verified: bool | None = msgspec.field(default=None, name="verified__eq")
+    """True lists only verified ones, false only the others; left out: both"""
     page_id: str | None = None
     limit: Limit = _LIMIT
 
@@ -32,34 +34,48 @@ class ModelQuery(ProviderQuery, frozen=True, kw_only=True):
     """Which models are listed; `query` is a part of the name."""
 
     provider: Words | None = msgspec.field(default=None, name="provider__eq")
+    """Only models of this provider; left out: of all"""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A language model; `provider/name` is what goes into the settings."""
 
     provider: str | None
+    """Who offers the model; null where its name says no provider"""
     name: str
+    """Name of the model at its provider; `provider/name` is the value of `llm_model`"""
     verified: bool
+    """Whether agents are known to work well with the model"""
     hidden: bool = False
+    """Always false: a front end shows every model"""
     canonical: str | None = None
+    """Always null: no model is listed under two names"""
 
 
 class ProviderInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Who offers language models."""
 
     name: str
+    """Name of the provider, the part of `llm_model` before the slash"""
     verified: bool
+    """Whether any of its models is verified"""
 
 
 async def search_models(request: web.Request) -> web.Response:
-    """GET /config/models/search."""
+    """GET /config/models/search.
+
+    What this server knows; a model that is not here can be used as well.
+    """
     query = read_query(request, ModelQuery)
     models = (await request.app[CATALOGUE].get()).models
     return json_response(_page([_from_model(one) for one in models if _fits(one, query)], query))
 
 
 async def search_providers(request: web.Request) -> web.Response:
-    """GET /config/providers/search."""
+    """GET /config/providers/search.
+
+    What this server knows; a provider that is not here can be used as well.
+    """
     query = read_query(request, ProviderQuery)
     providers = (await request.app[CATALOGUE].get()).providers
     return json_response(

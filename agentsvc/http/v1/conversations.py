@@ -57,7 +57,12 @@ _MESSAGE = msgspec.json.Decoder(SendMessageBody)
 
 
 async def post_app_conversation(request: web.Request) -> web.Response:
-    """POST /app-conversations."""
+    """POST /app-conversations.
+
+    The answer is a start task in the status `WORKING`, never the conversation: the start goes on in
+    the background. Ask for the task until its status is `READY`, when `app_conversation_id` is
+    there, or `ERROR`, when `detail` says why.
+    """
     order = to_order(await read_json(request, _START))
     task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
     return answer_task(request, task)
@@ -69,7 +74,11 @@ def answer_task(request: web.Request, task: StartTask) -> web.Response:
 
 
 async def post_stream_start(request: web.Request) -> web.StreamResponse:
-    """POST /app-conversations/stream-start."""
+    """POST /app-conversations/stream-start.
+
+    The answer is a JSON array that grows: the task as it is at once, and again whenever its status
+    changes, to the end of the start. Each is on a line of its own.
+    """
     order = to_order(await read_json(request, _START))
     task = await request.app[CONVERSATIONS].start(request[PRINCIPAL].user_id, order)
     return await stream_array(request, _follow(request, task.id))
@@ -85,7 +94,11 @@ async def _go_on_streaming(request: web.Request, begun: bytes) -> web.StreamResp
 
 
 async def get_app_conversations(request: web.Request) -> web.Response:
-    """GET /app-conversations: those with the given ids, or a page where none is given."""
+    """GET /app-conversations.
+
+    With `ids` a list of as many items, in their order, null for each that is unknown. Without `ids`
+    a page, as the search answers it.
+    """
     ids = to_ids(read_query(request, ConversationIds).ids)
     if not ids:
         return await search_app_conversations(request)
@@ -94,7 +107,11 @@ async def get_app_conversations(request: web.Request) -> web.Response:
 
 
 async def search_app_conversations(request: web.Request) -> web.Response:
-    """GET /app-conversations/search."""
+    """GET /app-conversations/search.
+
+    Newest first unless `sort_order` says otherwise. Filters are all to be met. One sees only
+    conversations of one's own.
+    """
     wanted = read_query(request, ConversationSearch)
     query = to_query(
         wanted, include_children=wanted.include_sub_conversations, sort=wanted.sort_order
@@ -108,20 +125,29 @@ async def search_app_conversations(request: web.Request) -> web.Response:
 
 
 async def count_app_conversations(request: web.Request) -> web.Response:
-    """GET /app-conversations/count."""
+    """GET /app-conversations/count.
+
+    With the filters of the search; conversations that are parts of another one count, too.
+    """
     query = to_query(read_query(request, ConversationFilter), include_children=True)
     return json_response(await request.app[CONVERSATIONS].count(request[PRINCIPAL].user_id, query))
 
 
 async def get_app_conversation(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}."""
+    """GET /app-conversations/{conversation_id}.
+
+    As it is now, with what its sandbox and its agent do.
+    """
     conversation_id = path_id(request, "conversation_id")
     view = await request.app[CONVERSATIONS].get(request[PRINCIPAL].user_id, conversation_id)
     return json_response(from_view(view, links_of(request)))
 
 
 async def patch_app_conversation(request: web.Request) -> web.Response:
-    """PATCH /app-conversations/{conversation_id}."""
+    """PATCH /app-conversations/{conversation_id}.
+
+    Only what is sent is changed; null clears a field. The answer is the conversation as it is now.
+    """
     conversation_id = path_id(request, "conversation_id")
     patch = to_patch(await read_json(request, _PATCH))
     with _not_found_as("unknown_app_conversation"):
@@ -132,7 +158,11 @@ async def patch_app_conversation(request: web.Request) -> web.Response:
 
 
 async def delete_app_conversation(request: web.Request) -> web.Response:
-    """DELETE /app-conversations/{conversation_id}."""
+    """DELETE /app-conversations/{conversation_id}.
+
+    Its events, start tasks and parts are deleted, too. The sandbox goes in the background, with its
+    files, if no other conversation lives there. It cannot be undone.
+    """
     conversation_id = parse_uuid(request.match_info["conversation_id"])
     if conversation_id is None:
         raise BadRequest("Invalid conversation ID format")
@@ -142,7 +172,12 @@ async def delete_app_conversation(request: web.Request) -> web.Response:
 
 
 async def post_send_message(request: web.Request) -> web.Response:
-    """POST /app-conversations/{conversation_id}/send-message."""
+    """POST /app-conversations/{conversation_id}/send-message.
+
+    Refused (409) while the sandbox is paused or starts: resume it first. One that was paused
+    because nobody used it is resumed, and gets the message then. To queue a message in any case,
+    use `pending-messages`.
+    """
     conversation_id = path_id(request, "conversation_id")
     body = await read_json(request, _MESSAGE)
     message = to_said(body.role, body.content, loc=("body",))

@@ -23,7 +23,7 @@ from agentsvc.http.sdk_versions import Version, mark, version_of_login
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import FormPage
 from agentsvc.http.wire import json_response, read_query
-from agentsvc.values import Secret
+from agentsvc.values import Secret, SentSecret, ShownSecret
 
 PREFIX: Final = "/oauth/device"
 
@@ -37,52 +37,69 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
 class Authorization(msgspec.Struct, frozen=True, kw_only=True):
     """What a program tells its user, and how it asks for the key; times are in seconds."""
 
-    device_code: str
+    device_code: ShownSecret
+    """What the program sends to `/oauth/device/token`; a secret of the program"""
     user_code: str
+    """What the user types on the page to say which program is let in"""
     verification_uri: str
+    """Page of this server on which the user types the code"""
     verification_uri_complete: str
+    """The same page with the code in it, to be opened as it is"""
     expires_in: int
+    """Seconds until both codes are worth nothing"""
     interval: int
+    """Seconds to wait between two questions for the key"""
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A program's question for its key."""
 
-    device_code: Code
+    device_code: Annotated[SentSecret, msgspec.Meta(min_length=1, max_length=200)]
+    """The `device_code` of the authorization, at most 200 characters"""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
     """The key of a program."""
 
-    access_token: str
+    access_token: ShownSecret
+    """The API key of the program; it is told once only"""
     token_type: str = "Bearer"  # noqa: S105  # the kind of token, not a token
+    """How the key is sent: as `Authorization: Bearer`"""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What a user decides on the login with a code; `approve` false refuses it."""
 
     user_code: Code
+    """The code the program has told its user, at most 200 characters; dashes and case do not count
+    """
     approve: bool = True
+    """False refuses the login"""
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided."""
 
     message: str
+    """What was decided, in words"""
 
 
 class CodeQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The code the page is opened with."""
 
     user_code: str = ""
+    """Code to fill in on the page; empty: the user types it"""
 
 
 class PageForm(msgspec.Struct, frozen=True, kw_only=True):
     """What the page sends."""
 
     user_code: Code
-    api_key: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+    """The code the program has told its user, at most 200 characters"""
+    api_key: Annotated[SentSecret, msgspec.Meta(min_length=1, max_length=1000)]
+    """API key of the user who lets the program in"""
     approve: bool = True
+    """False refuses the login"""
 
 
 _BEGINNING = msgspec.json.Decoder(Beginning | None)
@@ -92,7 +109,11 @@ _PAGE_FORM = msgspec.json.Decoder(PageForm, strict=False)
 
 
 async def post_authorize(request: web.Request) -> web.Response:
-    """POST /oauth/device/authorize."""
+    """POST /oauth/device/authorize.
+
+    The first step of RFC 8628. The program shows `user_code` and the page to its user, and asks for
+    its key until that is decided.
+    """
     if request.can_read_body:
         await read_form(request, _BEGINNING)
     login = await request.app[DEVICES].begin(address_of(request))
@@ -100,7 +121,11 @@ async def post_authorize(request: web.Request) -> web.Response:
 
 
 async def post_token(request: web.Request) -> web.Response:
-    """POST /oauth/device/token."""
+    """POST /oauth/device/token.
+
+    The second step of RFC 8628. Until the user has decided it is refused (400) with an `error`:
+    `authorization_pending`, `slow_down`, `expired_token` or `access_denied`.
+    """
     request.app[DEVICES].admit(address_of(request))
     try:
         asked = await read_form(request, _TOKEN_REQUEST)
@@ -111,7 +136,10 @@ async def post_token(request: web.Request) -> web.Response:
 
 
 async def post_decision(request: web.Request) -> web.Response:
-    """POST /oauth/device/verify-authenticated."""
+    """POST /oauth/device/verify-authenticated.
+
+    For pages and programs on which the user is known already.
+    """
     decision = await read_form(request, _DECISION)
     await _decide(request, request[PRINCIPAL], decision)
     return json_response(
@@ -120,12 +148,18 @@ async def post_decision(request: web.Request) -> web.Response:
 
 
 async def get_page(request: web.Request) -> web.Response:
-    """GET /oauth/device/verify."""
+    """GET /oauth/device/verify.
+
+    On which the user types code and key.
+    """
     return _page(read_query(request, CodeQuery).user_code, "")
 
 
 async def post_page(request: web.Request) -> web.Response:
-    """POST /oauth/device/verify: what the page sends, with a key as the only proof."""
+    """POST /oauth/device/verify.
+
+    What the page sends, with a key as the only proof.
+    """
     request.app[DEVICES].admit(address_of(request))
     form = await read_form(request, _PAGE_FORM)
     try:
@@ -141,7 +175,10 @@ async def post_page(request: web.Request) -> web.Response:
 
 
 async def get_style(_request: web.Request) -> web.Response:
-    """GET /oauth/device/verify.css."""
+    """GET /oauth/device/verify.css.
+
+    A part of that page.
+    """
     return _PAGE.answer_style()
 
 

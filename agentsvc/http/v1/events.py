@@ -35,22 +35,37 @@ _NO_CONVERSATION: Final = ""
 
 
 async def search_events(request: web.Request) -> web.Response:
-    """GET /conversation/{conversation_id}/events/search."""
+    """GET /conversation/{conversation_id}/events/search.
+
+    In the form the agent server wrote them. An unknown conversation has no events: the page is
+    empty.
+    """
     return await _search(request, path_id(request, "conversation_id"))
 
 
 async def search_events_of(request: web.Request) -> web.Response:
-    """GET /events/search."""
+    """GET /events/search.
+
+    The same as `conversation/{conversation_id}/events/search`, where the query names the
+    conversation.
+    """
     return await _search(request, read_query(request, OfConversation).conversation_id.hex)
 
 
 async def count_events(request: web.Request) -> web.Response:
-    """GET /conversation/{conversation_id}/events/count."""
+    """GET /conversation/{conversation_id}/events/count.
+
+    With the filters of the search; 0 for an unknown conversation.
+    """
     return await _count(request, path_id(request, "conversation_id"))
 
 
 async def count_events_of(request: web.Request) -> web.Response:
-    """GET /events/count."""
+    """GET /events/count.
+
+    The same as `conversation/{conversation_id}/events/count`, where the query names the
+    conversation.
+    """
     conversation_id = read_query(request, OfConversation).conversation_id.hex
     # Front ends of 2025 ask this and take the history for loaded when so many events have come
     # out of the agent server's socket, which replays its log.
@@ -58,7 +73,10 @@ async def count_events_of(request: web.Request) -> web.Response:
 
 
 async def get_events(request: web.Request) -> web.Response:
-    """GET /conversation/{conversation_id}/events."""
+    """GET /conversation/{conversation_id}/events.
+
+    A list of as many items as `id` is given, in their order, null for each that is unknown.
+    """
     conversation_id = await _readable(request, path_id(request, "conversation_id"))
     ids = check_ids(read_query(request, Ids).ids)
     events = await request.app[EVENTS].find_many(conversation_id, ids)

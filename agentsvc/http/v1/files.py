@@ -28,7 +28,11 @@ PREFIX: Final = f"{CONVERSATIONS_PREFIX}/{{conversation_id}}"
 
 
 async def get_file(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/file."""
+    """GET /app-conversations/{conversation_id}/file.
+
+    The text as a JSON string. An empty one, and never an error, where there is no such file, it is
+    no text, or the sandbox does not run.
+    """
     conversation_id = path_id(request, "conversation_id")
     path = read_query(request, FileQuery).file_path
     user_id = request[PRINCIPAL].user_id
@@ -36,7 +40,11 @@ async def get_file(request: web.Request) -> web.Response:
 
 
 async def get_files(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/files."""
+    """GET /app-conversations/{conversation_id}/files.
+
+    At most 2000 paths, sorted; directories of tools, such as `.git` and `node_modules`, are left
+    out.
+    """
     conversation_id = path_id(request, "conversation_id")
     path = read_query(request, FilesQuery).path
     user_id = request[PRINCIPAL].user_id
@@ -44,7 +52,10 @@ async def get_files(request: web.Request) -> web.Response:
 
 
 async def get_git_changes(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/git/changes."""
+    """GET /app-conversations/{conversation_id}/git/changes.
+
+    Paths are relative to the one that is asked for. Refused (409) while the sandbox does not run.
+    """
     conversation_id = path_id(request, "conversation_id")
     query = read_query(request, GitQuery)
     changes = await request.app[FILES].git_changes(
@@ -54,7 +65,11 @@ async def get_git_changes(request: web.Request) -> web.Response:
 
 
 async def get_git_diff(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/git/diff."""
+    """GET /app-conversations/{conversation_id}/git/diff.
+
+    Both sides are null where the path is in no repository. Refused (409) while the sandbox does not
+    run.
+    """
     conversation_id = path_id(request, "conversation_id")
     query = read_query(request, GitQuery)
     diff = await request.app[FILES].git_diff(
@@ -64,7 +79,10 @@ async def get_git_diff(request: web.Request) -> web.Response:
 
 
 async def get_skills(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/skills."""
+    """GET /app-conversations/{conversation_id}/skills.
+
+    Those of the repository, of the user and published ones, without those the user has disabled.
+    """
     conversation_id = path_id(request, "conversation_id")
     with _error_member():
         found = await request.app[FILES].skills(request[PRINCIPAL].user_id, conversation_id)
@@ -72,7 +90,10 @@ async def get_skills(request: web.Request) -> web.Response:
 
 
 async def get_hooks(request: web.Request) -> web.Response:
-    """GET /app-conversations/{conversation_id}/hooks."""
+    """GET /app-conversations/{conversation_id}/hooks.
+
+    As the agent server reads them from the project.
+    """
     conversation_id = path_id(request, "conversation_id")
     with _error_member():
         found = await request.app[FILES].hooks(request[PRINCIPAL].user_id, conversation_id)
@@ -80,7 +101,11 @@ async def get_hooks(request: web.Request) -> web.Response:
 
 
 async def get_download(request: web.Request) -> web.StreamResponse:
-    """GET /app-conversations/{conversation_id}/download."""
+    """GET /app-conversations/{conversation_id}/download.
+
+    `meta.json` and one file for each event, in the order of the events. Refused (413) for a
+    conversation with too many of them, and (409) while another download of it goes on.
+    """
     view = await _get_view(request)
     shown_id = dashed(view.conversation.id)
     async with request.app[EXPORTS].open(view.conversation.id, to_meta(view)) as parts:

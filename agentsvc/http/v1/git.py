@@ -30,7 +30,11 @@ PREFIX: Final = "/api/v1/git"
 
 
 async def search_installations(request: web.Request) -> web.Response:
-    """GET /git/installations/search."""
+    """GET /git/installations/search.
+
+    Names that `installation_id` of the search of repositories takes. Not allowed (403) without a
+    token for the provider.
+    """
     query = read_query(request, InstallationsQuery)
     found = await request.app[GIT_PROVIDERS].search_installations(
         request[PRINCIPAL].user_id, query.provider, to_cursor(query.page_id), query.limit
@@ -39,7 +43,10 @@ async def search_installations(request: web.Request) -> web.Response:
 
 
 async def search_repositories(request: web.Request) -> web.Response:
-    """GET /git/repositories/search."""
+    """GET /git/repositories/search.
+
+    Not allowed (403) without a token for the provider.
+    """
     query = read_query(request, RepositoriesQuery)
     if query.sort_order is not None and not query.query:
         raise BadRequest("`sort_order` needs a `query`")
@@ -50,7 +57,10 @@ async def search_repositories(request: web.Request) -> web.Response:
 
 
 async def search_branches(request: web.Request) -> web.Response:
-    """GET /git/branches/search."""
+    """GET /git/branches/search.
+
+    Not allowed (403) without a token for the provider.
+    """
     query = read_query(request, BranchesQuery)
     wanted = BranchQuery(
         repository=query.repository,
@@ -65,7 +75,11 @@ async def search_branches(request: web.Request) -> web.Response:
 
 
 async def search_suggested_tasks(request: web.Request) -> web.Response:
-    """GET /git/suggested-tasks/search."""
+    """GET /git/suggested-tasks/search.
+
+    Pull requests with conflicts, failing checks or open comments, and issues, as far as the
+    providers tell.
+    """
     query = read_query(request, TasksQuery)
     [first] = (0,) if query.page_id is None else decode_cursor(query.page_id, int)
     tasks = await request.app[GIT_PROVIDERS].suggested_tasks(request[PRINCIPAL].user_id)

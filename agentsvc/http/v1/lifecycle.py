@@ -28,26 +28,40 @@ class SandboxRules(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     pause_after_seconds: Seconds | None = None
+    """Seconds without use after which a sandbox is paused; 0: never, null: as spec and server say
+    """
     stop_after_seconds: Seconds | None = None
+    """Seconds without use after which a sandbox is stopped, and keeps its files only; 0: never,
+    null: as spec and server say"""
     delete_after_seconds: Seconds | None = None
+    """Seconds without use after which a sandbox is deleted with its files; 0: never, null: as spec
+    and server say"""
 
 
 class RemovalView(msgspec.Struct, frozen=True, kw_only=True):
     """Something that could not be removed so far; `user_id` is null for what no record knows."""
 
     sandbox_id: str
+    """Id of the sandbox"""
     user_id: str | None
+    """Whose sandbox it was; null for what no record knows"""
     sandbox_spec_id: str | None
+    """Spec of the sandbox; null for what no record knows"""
     backend: str
+    """Name of the backend that is to remove it"""
     reason: str
+    """What the backend said when it last failed, for people"""
     tries: int
+    """Number of tries so far"""
     next_try_at: Time | None
+    """When it is tried next, in UTC; null: as soon as the backend answers"""
 
 
 class Removals(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be removed so far, the oldest first."""
 
     items: list[RemovalView]
+    """The removals, oldest first"""
 
 
 class RemovalQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,13 +74,20 @@ _RULES = msgspec.json.Decoder(SandboxRules)
 
 
 async def get_rules(request: web.Request) -> web.Response:
-    """GET /sandbox-rules."""
+    """GET /sandbox-rules.
+
+    Null leaves a rule to the spec of the sandbox, and then to the server.
+    """
     settings = await request.app[SETTINGS].get(request[PRINCIPAL].user_id)
     return json_response(_from_rules(settings.sandbox_idle))
 
 
 async def put_rules(request: web.Request) -> web.Response:
-    """PUT /sandbox-rules."""
+    """PUT /sandbox-rules.
+
+    All three are set: one that is left out, or null, is left to the spec of the sandbox, and then
+    to the server. They count for all sandboxes of the user from now on.
+    """
     rules = _to_rules(await read_json(request, _RULES))
     settings = await request.app[SETTINGS].change(
         request[PRINCIPAL].user_id, lambda old: _with_rules(old, rules)
@@ -75,7 +96,11 @@ async def put_rules(request: web.Request) -> web.Response:
 
 
 async def get_removals(request: web.Request) -> web.Response:
-    """GET /sandboxes/removals."""
+    """GET /sandboxes/removals.
+
+    Sandboxes whose removal has failed so far, with the backend's reason, the oldest first. Each is
+    tried again by itself.
+    """
     limit = read_query(request, RemovalQuery).limit
     found = await request.app[SANDBOXES].failed_removals(limit)
     return json_response(Removals(items=[_from_removal(one) for one in found]))

@@ -19,30 +19,47 @@ from agentsvc.http.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_text, read_json
 from agentsvc.logins import Login, LoginToken
-from agentsvc.values import Secret, to_stored
+from agentsvc.values import Secret, SentSecret, ShownSecret, stated, to_stored
 
 PREFIX: Final = "/api/v1/logins"
 
-type Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+type Text = Annotated[SentSecret, msgspec.Meta(min_length=1, max_length=1000)]
+
+
+_EITHER: Final = stated(
+    oneOf=[
+        {"required": [name], "properties": {name: {"type": "string"}}}
+        for name in ("api_key", "token")
+    ]
+)
 
 
 class LoginOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a browser logs in with: an API key, or the token of a login link."""
 
     api_key: Text | None = None
+    """API key of the user, at most 1000 characters; null if there is a `token`"""
     token: Text | None = None
+    """Token of a login link, at most 1000 characters; it counts once only. Null if there is an
+    `api_key`"""
 
 
 class LoginInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A login of a browser; `client` is what the browser says of itself."""
 
     id: str
+    """Id of the login"""
     key_id: int
+    """Number of the API key it stands for; it ends with that key"""
     client: str
+    """`User-Agent` of the browser when it logged in"""
     is_current: bool
+    """Whether the request came with this login"""
     created_at: Time
     last_used_at: Time
+    """When the login was last used, to within some minutes"""
     expires_at: Time
+    """When the browser has to log in again"""
 
 
 class NewLogin(LoginInfo, frozen=True, kw_only=True):
@@ -52,19 +69,23 @@ class NewLogin(LoginInfo, frozen=True, kw_only=True):
     sends it as `X-Agentsvc-Login` with each request.
     """
 
-    page_token: str
+    page_token: ShownSecret
+    """Second half of the login; a page keeps it in its own storage and sends it as
+    `X-Agentsvc-Login`. Shown here only"""
 
 
 class LinkOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The token of a login link."""
 
     token: Text
+    """Token of the login link, at most 1000 characters"""
 
 
 class LinkInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whom a login link logs in."""
 
     user_name: str
+    """Name of the user whom the link logs in"""
 
 
 _ORDER = msgspec.json.Decoder(LoginOrder)
@@ -72,7 +93,11 @@ _LINK_ORDER = msgspec.json.Decoder(LinkOrder)
 
 
 async def post_login(request: web.Request) -> web.Response:
-    """POST /logins."""
+    """POST /logins.
+
+    For pages of this server. The cookie is half of a login: a page keeps `page_token`, the other
+    half, and sends it as `X-Agentsvc-Login`.
+    """
     order = await read_json(request, _ORDER)
     login, token = await _begin(request, order)
     shown = msgspec.structs.asdict(_from_login(login, login.id))
@@ -84,7 +109,10 @@ async def post_login(request: web.Request) -> web.Response:
 
 
 async def post_link(request: web.Request) -> web.Response:
-    """POST /logins/link: the link is not used up."""
+    """POST /logins/link.
+
+    For the page that asks whether to log in; the link is not used up.
+    """
     request.app[LOGINS].admit(address_of(request))
     order = await read_json(request, _LINK_ORDER)
     user_name = await request.app[LOGINS].find_user_of_link(Secret(order.token))
@@ -92,21 +120,31 @@ async def post_link(request: web.Request) -> web.Response:
 
 
 async def get_logins(request: web.Request) -> web.Response:
-    """GET /logins."""
+    """GET /logins.
+
+    Those that count, the one of the request among them.
+    """
     caller = request[PRINCIPAL]
     found = await request.app[LOGINS].list_of(caller.user_id)
     return json_response([_from_login(login, caller.login_id) for login in found])
 
 
 async def delete_login(request: web.Request) -> web.Response:
-    """DELETE /logins/{login_id}."""
+    """DELETE /logins/{login_id}.
+
+    It opens nothing from now on; its streams end.
+    """
     await request.app[LOGINS].end(request[PRINCIPAL].user_id, path_text(request, "login_id"))
     await request.app[ADMITTED].look()
     return json_response(SUCCESS)
 
 
 async def delete_current_login(request: web.Request) -> web.Response:
-    """DELETE /logins/current: ends the login of the request, if it has no key but one."""
+    """DELETE /logins/current.
+
+    Ends the login of the request; with a key there is none to end. The cookie is cleared in any
+    case.
+    """
     caller = request[PRINCIPAL]
     if caller.login_id is not None:
         await request.app[LOGINS].end(caller.user_id, caller.login_id)
@@ -159,7 +197,7 @@ ROUTES: Final = (
         scope=Scope.OPEN,
         rank="P2",
         summary="Log a browser in with an API key or a login link; the answer sets a cookie, too",
-        body=LoginOrder,
+        body=Annotated[LoginOrder, _EITHER],
         answer=NewLogin,
         status=201,
         errors=(NotAllowed, NotAuthenticated, TooManyRequests),

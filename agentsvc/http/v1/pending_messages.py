@@ -10,14 +10,25 @@ from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests
 from agentsvc.http.keys import PENDING, PRINCIPAL
 from agentsvc.http.routes import Effect, Example, Route, Scope
-from agentsvc.http.v1.types_pending import PendingBody, PendingView, from_queued, to_pending
+from agentsvc.http.v1.types_pending import (
+    Pending,
+    PendingBody,
+    PendingView,
+    from_queued,
+    to_pending,
+)
 from agentsvc.http.wire import json_response, path_text, read_json
 
 _PENDING = msgspec.json.Decoder(PendingBody)
 
 
 async def post_pending_message(request: web.Request) -> web.Response:
-    """POST /conversations/{conversation_id}/pending-messages."""
+    """POST /conversations/{conversation_id}/pending-messages.
+
+    The path names a conversation, or with `task-` in front of its id a start task. Messages are
+    delivered in their order once the conversation is ready, and start the agent; if it is ready, at
+    once. At most 10 wait (429).
+    """
     reference = path_text(request, "conversation_id")
     message = to_pending(await read_json(request, _PENDING))
     queued = await request.app[PENDING].queue(request[PRINCIPAL].user_id, reference, message)
@@ -37,7 +48,7 @@ ROUTES: Final = (
         rank="P2",
         summary="Queue a message; it is delivered once the conversation is ready",
         path_types={"conversation_id": str},
-        body=PendingBody,
+        body=Pending,
         answer=PendingView,
         status=HTTPStatus.CREATED,
         effect=Effect(kind=Queued, answer=_answer),

@@ -16,6 +16,7 @@ from agentsvc.http.v1.types_agent_settings import StrictLlmBody, read_llm, show_
 from agentsvc.http.wire import json_response, path_text, read_json
 from agentsvc.misfits import checked_by
 from agentsvc.settings import Settings, llm_of
+from agentsvc.values import stated
 
 PREFIX: Final = "/api/v1/settings/profiles"
 
@@ -24,39 +25,53 @@ class ProfileInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A profile in short."""
 
     name: str
+    """Name of the saved model"""
     model: str | None
+    """Provider and name of the model; null if none was set when it was saved"""
     base_url: str | None
+    """URL of the model's API; null: the usual one of its provider"""
     api_key_set: bool
+    """Whether a key for the model is saved with it; the key itself is never shown"""
 
 
 class ProfileList(msgspec.Struct, frozen=True, kw_only=True):
     """Every profile, and the one in use."""
 
     profiles: list[ProfileInfo]
+    """Every saved model"""
     active_profile: str | None
+    """The one activated last, if the settings still are as it says; else null"""
 
 
 class ProfileDetail(msgspec.Struct, frozen=True, kw_only=True):
     """A profile with all its settings but the key."""
 
     name: str
+    """Name of the saved model"""
     config: dict[str, Any]
+    """The model as `LlmBody` describes it, every field spelled out; secrets are null"""
     api_key_set: bool
+    """Whether a key for the model is saved with it"""
 
 
 class ProfileChanged(msgspec.Struct, frozen=True, kw_only=True):
     """What was done."""
 
     name: str
+    """Name of the saved model; after a renaming the new one"""
     message: str
+    """What was done, in words"""
 
 
 class ProfileActivated(msgspec.Struct, frozen=True, kw_only=True):
     """What was done, and the model in use now."""
 
     name: str
+    """Name of the saved model"""
     message: str
+    """What was done, in words"""
     model: str | None
+    """`llm_model` of the settings from now on; null if the saved one names none"""
 
 
 class SaveProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +81,20 @@ class SaveProfile(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     llm: Annotated[dict[str, Any], shown_as(StrictLlmBody), checked_by(read_llm)] | None = None
+    """The model to save; null or left out: the one of the settings"""
     include_secrets: bool = True
+    """Whether keys and secret headers are saved with it; false saves it without any"""
     preserve_existing_api_key: bool = False
+    """Whether secrets that `llm` leaves out, or has as null, stay as they are saved under this
+    name; false clears them"""
 
 
 class RenameProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The new name."""
 
-    new_name: Annotated[str, msgspec.Meta(max_length=1000)]
+    new_name: Annotated[str, msgspec.Meta(max_length=1000), stated(pattern=profiles.NAME_PATTERN)]
+    """Name it gets: 1 to 64 letters, digits, `.`, `_` and `-`; refused (409) if there is one of
+    that name"""
 
 
 _NEW_NAME: Final[web.RequestKey[str]] = web.RequestKey("new_name", str)
@@ -83,20 +104,30 @@ _RENAME = msgspec.json.Decoder(RenameProfile)
 
 
 async def get_profiles(request: web.Request) -> web.Response:
-    """GET /settings/profiles."""
+    """GET /settings/profiles.
+
+    Without their keys.
+    """
     settings = await request.app[SETTINGS].get(request[PRINCIPAL].user_id)
     return json_response(_from_settings(settings))
 
 
 async def get_profile(request: web.Request) -> web.Response:
-    """GET /settings/profiles/{name}."""
+    """GET /settings/profiles/{name}.
+
+    Every field spelled out; keys are null.
+    """
     name = _path_name(request)
     settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id)
     return json_response(_detail(name, profiles.get_profile(settings, name)))
 
 
 async def post_profile(request: web.Request) -> web.Response:
-    """POST /settings/profiles/{name}: saves it, over one of the same name."""
+    """POST /settings/profiles/{name}.
+
+    One of the same name is replaced. The body may be left out: the model of the settings is saved.
+    At most 10 (409).
+    """
     name = _path_name(request)
     body = await read_json(request, _SAVE, default=None) or SaveProfile()
     made = _maker(name, body)
@@ -107,7 +138,10 @@ async def post_profile(request: web.Request) -> web.Response:
 
 
 async def delete_profile(request: web.Request) -> web.Response:
-    """DELETE /settings/profiles/{name}: fine if there is none."""
+    """DELETE /settings/profiles/{name}.
+
+    Fine if there is none of that name. The settings stay as they are.
+    """
     name = _path_name(request)
     user_id = request[PRINCIPAL].user_id
     if await request.app[SETTINGS].find(user_id) is not None:
@@ -118,7 +152,11 @@ async def delete_profile(request: web.Request) -> web.Response:
 
 
 async def post_activate(request: web.Request) -> web.Response:
-    """POST /settings/profiles/{name}/activate."""
+    """POST /settings/profiles/{name}/activate.
+
+    Its model, key, URL and options become those of the settings, for conversations that are started
+    from now on.
+    """
     name = _path_name(request)
     settings = await request.app[SETTINGS].change(
         request[PRINCIPAL].user_id, lambda old: profiles.activate_profile(_saved(old), name)
@@ -128,7 +166,10 @@ async def post_activate(request: web.Request) -> web.Response:
 
 
 async def post_rename(request: web.Request) -> web.Response:
-    """POST /settings/profiles/{name}/rename."""
+    """POST /settings/profiles/{name}/rename.
+
+    The settings stay as they are.
+    """
     name = _path_name(request)
     body = await read_json(request, _RENAME)
     new_name = profiles.check_profile_name(body.new_name, loc=("body", "new_name"))

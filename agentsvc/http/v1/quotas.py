@@ -20,37 +20,56 @@ class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a user may use at most: null, or what is left out, is no limit; amounts are US dollars."""
 
     running_sandboxes: Count | None = None
+    """Most sandboxes that run at a time; null: no limit"""
     conversations_per_hour: Count | None = None
+    """Most conversations started in 60 minutes; null: no limit"""
     spend_per_day: Dollars | None = None
+    """Most US dollars spent on models in a day of UTC; null: no limit"""
     spend_per_month: Dollars | None = None
+    """Most US dollars spent on models in a month of UTC; null: no limit"""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a user has used of the quotas, which are of UTC's days and months."""
 
     quotas: QuotaLimits
+    """What the user may use at most"""
     running_sandboxes: int
+    """Sandboxes that run or start at present"""
     conversations_last_hour: int
+    """Conversations started in the last 60 minutes"""
     spent_today: float
+    """US dollars spent on models since midnight UTC"""
     spent_this_month: float
+    """US dollars spent on models since the first of the month, UTC"""
 
 
 _LIMITS = msgspec.json.Decoder(QuotaLimits)
 
 
 async def get_my_usage(request: web.Request) -> web.Response:
-    """GET /users/me/usage."""
+    """GET /users/me/usage.
+
+    Null in `quotas` is no limit. Days and months are those of UTC.
+    """
     return json_response(await _usage_of(request, request[PRINCIPAL].user_id))
 
 
 async def get_usage(request: web.Request) -> web.Response:
-    """GET /users/{user_id}/usage."""
+    """GET /users/{user_id}/usage.
+
+    Null in `quotas` is no limit. Days and months are those of UTC.
+    """
     user = await request.app[USERS].get(path_text(request, "user_id"))
     return json_response(await _usage_of(request, user.id))
 
 
 async def put_quotas(request: web.Request) -> web.Response:
-    """PUT /users/{user_id}/quotas."""
+    """PUT /users/{user_id}/quotas.
+
+    All four are set: one that is left out, or null, is no limit. What runs already goes on. The
+    answer tells what the user has used.
+    """
     limits = await read_json(request, _LIMITS)
     user = await request.app[USERS].get(path_text(request, "user_id"))
     await request.app[QUOTAS].set(user.id, Quotas(**msgspec.structs.asdict(limits)))

@@ -16,16 +16,22 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """How many lines to return."""
 
     tail: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES)] = 200
+    """How many lines to return at most, the last ones"""
 
 
 class SandboxLog(msgspec.Struct, frozen=True, kw_only=True):
     """The last lines a sandbox wrote, oldest first; values of its secrets are stars."""
 
     lines: list[str]
+    """The lines, oldest first; values of secrets are shown as stars"""
 
 
 async def get_logs(request: web.Request) -> web.Response:
-    """GET /sandboxes/{sandbox_id}/logs."""
+    """GET /sandboxes/{sandbox_id}/logs.
+
+    What its command wrote to its output, and its backend about it. Values of its secrets are shown
+    as stars. Refused (409) where its backend keeps none.
+    """
     tail = read_query(request, Tail).tail
     sandbox = await request.app[SANDBOXES].get(
         request[PRINCIPAL].user_id, path_text(request, "sandbox_id")

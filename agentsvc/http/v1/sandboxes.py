@@ -63,7 +63,10 @@ _ORDER = msgspec.json.Decoder(SandboxOrder | None)
 
 
 async def search_sandboxes(request: web.Request) -> web.Response:
-    """GET /sandboxes/search."""
+    """GET /sandboxes/search.
+
+    Sandboxes of one's own, also failed ones.
+    """
     query = read_query(request, PageQuery)
     found, next_page_id = await request.app[SANDBOXES].search(
         request[PRINCIPAL].user_id, page_id=query.page_id, limit=query.limit
@@ -77,14 +80,20 @@ async def search_sandboxes(request: web.Request) -> web.Response:
 
 
 async def get_sandboxes(request: web.Request) -> web.Response:
-    """GET /sandboxes."""
+    """GET /sandboxes.
+
+    A list of as many items as `id` is given, in their order, null for each that is unknown.
+    """
     ids = check_ids(read_query(request, Ids).ids)
     found = await request.app[SANDBOXES].find_many(request[PRINCIPAL].user_id, ids)
     return json_response(from_sandboxes(found, links_of(request), request.app[SANDBOXES].meter))
 
 
 async def get_sandbox(request: web.Request) -> web.Response:
-    """GET /sandboxes/{sandbox_id}."""
+    """GET /sandboxes/{sandbox_id}.
+
+    As it was last seen, with what it uses.
+    """
     sandbox_id = path_text(request, "sandbox_id")
     sandbox = await request.app[SANDBOXES].get(request[PRINCIPAL].user_id, sandbox_id)
     [shown] = from_sandboxes([sandbox], links_of(request), request.app[SANDBOXES].meter)
@@ -92,7 +101,12 @@ async def get_sandbox(request: web.Request) -> web.Response:
 
 
 async def post_sandbox(request: web.Request) -> web.Response:
-    """POST /sandboxes: the spec is named in the query, else in the body."""
+    """POST /sandboxes.
+
+    The sandbox is `STARTING`; ask for it until it is `RUNNING` or `ERROR`. The body may be left
+    out; what the query says wins over it. With a `client_id` the same order twice gives one
+    sandbox.
+    """
     chosen = read_query(request, SpecChoice)
     body = await read_json(request, _ORDER, default=None) or SandboxOrder()
     spec = request.app[SANDBOXES].get_spec(chosen.sandbox_spec_id or body.sandbox_spec_id)
@@ -110,21 +124,32 @@ def _answer(request: web.Request, sandbox: Sandbox) -> web.Response:
 
 
 async def post_pause(request: web.Request) -> web.Response:
-    """POST /sandboxes/{sandbox_id}/pause."""
+    """POST /sandboxes/{sandbox_id}/pause.
+
+    It keeps what its backend can keep: its memory, or its files only (`paused_as`). Pausing a
+    paused one is fine. Conversations in it cannot be used until it is resumed.
+    """
     sandbox_id = path_text(request, "sandbox_id")
     await request.app[SANDBOXES].pause(request[PRINCIPAL].user_id, sandbox_id)
     return json_response(SUCCESS)
 
 
 async def post_stop(request: web.Request) -> web.Response:
-    """POST /sandboxes/{sandbox_id}/stop."""
+    """POST /sandboxes/{sandbox_id}/stop.
+
+    A resume starts its command anew. Stopping a stopped one is fine.
+    """
     sandbox_id = path_text(request, "sandbox_id")
     await request.app[SANDBOXES].stop(request[PRINCIPAL].user_id, sandbox_id)
     return json_response(SUCCESS)
 
 
 async def post_resume(request: web.Request) -> web.Response:
-    """POST /sandboxes/{sandbox_id}/resume."""
+    """POST /sandboxes/{sandbox_id}/resume.
+
+    It is `STARTING` at first; read its session key and URLs again when it is `RUNNING`. Resuming a
+    running one is fine.
+    """
     sandbox_id = path_text(request, "sandbox_id")
     when_full = read_query(request, RoomChoice).when_full
     await request.app[SANDBOXES].resume(request[PRINCIPAL].user_id, sandbox_id, when_full=when_full)
@@ -132,7 +157,11 @@ async def post_resume(request: web.Request) -> web.Response:
 
 
 async def delete_sandbox(request: web.Request) -> web.Response:
-    """DELETE /sandboxes/{sandbox_id}: the query wins over the path, for old clients."""
+    """DELETE /sandboxes/{sandbox_id}.
+
+    It is gone for its user at once; what held it is removed in the background. It cannot be undone.
+    A `sandbox_id` in the query wins over the path, for old clients.
+    """
     named = read_query(request, SandboxChoice).sandbox_id
     sandbox_id = named or path_text(request, "sandbox_id")
     await request.app[SANDBOXES].delete(request[PRINCIPAL].user_id, sandbox_id)
@@ -140,14 +169,21 @@ async def delete_sandbox(request: web.Request) -> web.Response:
 
 
 async def get_secrets(request: web.Request) -> web.Response:
-    """GET /sandboxes/{sandbox_id}/settings/secrets."""
+    """GET /sandboxes/{sandbox_id}/settings/secrets.
+
+    The secrets of its user, and tokens of git providers under names such as `github_token`. The
+    path has to name the sandbox whose key it is.
+    """
     secrets = await request.app[CONVERSATIONS].reports.sandbox_secrets(calling_sandbox(request))
     names = [SecretName(name=name, description=text) for name, (text, _) in secrets.items()]
     return json_response(SecretNames(secrets=names))
 
 
 async def get_secret(request: web.Request) -> web.Response:
-    """GET /sandboxes/{sandbox_id}/settings/secrets/{secret_name}."""
+    """GET /sandboxes/{sandbox_id}/settings/secrets/{secret_name}.
+
+    The value as plain text. The path has to name the sandbox whose key it is.
+    """
     secrets = await request.app[CONVERSATIONS].reports.sandbox_secrets(calling_sandbox(request))
     found = secrets.get(path_text(request, "secret_name"))
     if found is None:
@@ -156,21 +192,31 @@ async def get_secret(request: web.Request) -> web.Response:
 
 
 async def search_sandbox_specs(request: web.Request) -> web.Response:
-    """GET /sandbox-specs/search."""
+    """GET /sandbox-specs/search.
+
+    As the operator has written them, the default one first.
+    """
     query = read_query(request, PageQuery)
     specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
     return json_response(page_of_specs(specs, created_at, page_id=query.page_id, limit=query.limit))
 
 
 async def get_sandbox_specs(request: web.Request) -> web.Response:
-    """GET /sandbox-specs."""
+    """GET /sandbox-specs.
+
+    A list of as many items as `id` is given, in their order, null for each that is unknown.
+    """
     ids = check_ids(read_query(request, Ids).ids)
     specs, created_at = request.app[SANDBOXES].specs(), request.app[ACTIVITY].started_at
     return json_response(find_specs(specs, ids, created_at))
 
 
 async def get_protection(request: web.Request) -> web.Response:
-    """GET /protection: why it is not more, and what to do, is for administrators."""
+    """GET /protection.
+
+    One item for each backend, the default one first. Why a level is not higher, and what to do
+    about it, is told to administrators only.
+    """
     found = find_protections(request.app[BACKENDS], request.app[CONFIG].sandboxes)
     if request[PRINCIPAL].role is not Role.ADMIN:
         found = [msgspec.structs.replace(one, reason="", remedy="") for one in found]

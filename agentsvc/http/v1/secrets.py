@@ -25,12 +25,16 @@ from agentsvc.misfits import Problems, checked_by
 from agentsvc.orders import Provider
 from agentsvc.paging import cut
 from agentsvc.settings import SettingsPatch
-from agentsvc.usersecrets import ProviderTokenPatch, read_provider_tokens
+from agentsvc.usersecrets import (
+    ProviderTokenPatch,
+    VariableName,
+    VariableValue,
+    read_provider_tokens,
+)
 from agentsvc.values import Secret, decode_cursor
 
 PREFIX: Final = "/api/v1/secrets"
 
-type Name = Annotated[str, msgspec.Meta(max_length=1000)]
 type Description = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
@@ -38,6 +42,7 @@ class SecretQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which secrets are listed; `name__contains` is a part of the name."""
 
     name_contains: str = msgspec.field(default="", name="name__contains")
+    """Part of the name, upper or lower case; empty: all secrets"""
     page_id: str | None = None
     limit: Limit = PAGE_MAX
 
@@ -45,23 +50,31 @@ class SecretQuery(msgspec.Struct, frozen=True, kw_only=True):
 class NewSecret(msgspec.Struct, frozen=True, kw_only=True):
     """A secret to keep."""
 
-    name: Name
-    value: str
+    name: VariableName
+    """Name of the environment variable that has the value in sandboxes; a secret of that name is
+    replaced"""
+    value: VariableValue
+    """The value; it is never returned by this operation or by the list of secrets"""
     description: Description | None = None
+    """What it is for, told to the agent; at most 4096 characters. Null: nothing"""
 
 
 class SecretChange(msgspec.Struct, frozen=True, kw_only=True):
     """A new name and description of a secret; its value stays."""
 
-    name: Name
+    name: VariableName
+    """Name it gets; may be the one it has. Refused if another secret has it"""
     description: Description | None = None
+    """What it is for, told to the agent; at most 4096 characters. Null or left out: cleared"""
 
 
 class SecretInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A secret without its value."""
 
     name: str
+    """Name of the environment variable that has the value in sandboxes"""
     description: str | None
+    """What it is for; null or empty where that was not said"""
 
 
 class GitProviders(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,20 +83,27 @@ class GitProviders(msgspec.Struct, frozen=True, kw_only=True):
     provider_tokens: Annotated[
         dict[str, Any], shown_as(ProviderTokens), checked_by(read_provider_tokens)
     ] = {}
+    """Tokens by provider. They replace all that is stored: a provider that is not here is
+    forgotten, an empty token keeps the stored one"""
     mcp_config: Annotated[Any, shown_as(McpServers), checked_by(read_mcp_map)] = UNSET
+    """Tool servers to store with the tokens, by name; null clears them, left out: unchanged"""
 
 
 class Edited(msgspec.Struct, frozen=True, kw_only=True):
     """What was done."""
 
     message: str
+    """What was done, in words"""
 
 
 class GitProvidersStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was done, and the providers that could not be asked whether their token is good."""
 
     message: str
+    """What was done, in words"""
     unchecked: list[Provider] | UnsetType = UNSET
+    """Providers that did not answer when their token was tried; the token is stored all the same.
+    Left out where all have answered"""
 
 
 _NEW = msgspec.json.Decoder(NewSecret)
@@ -92,14 +112,21 @@ _PROVIDERS = msgspec.json.Decoder(GitProviders)
 
 
 async def search_secrets(request: web.Request) -> web.Response:
-    """GET /secrets/search."""
+    """GET /secrets/search.
+
+    Sorted by name, without their values.
+    """
     query = read_query(request, SecretQuery)
     found = await request.app[SECRETS].custom_secret_names(request[PRINCIPAL].user_id)
     return json_response(_page(found, query))
 
 
 async def post_secret(request: web.Request) -> web.Response:
-    """POST /secrets: over one of the same name."""
+    """POST /secrets.
+
+    One of the same name is replaced. Conversations that are started from now on have it; a name
+    that cannot be an environment variable is refused.
+    """
     new = await read_json(request, _NEW)
     await request.app[SECRETS].set_custom_secret(
         request[PRINCIPAL].user_id, new.name, Secret(new.value), new.description
@@ -108,7 +135,10 @@ async def post_secret(request: web.Request) -> web.Response:
 
 
 async def put_secret(request: web.Request) -> web.Response:
-    """PUT /secrets/{secret_id}: renames it; without a description it has an empty one."""
+    """PUT /secrets/{secret_id}.
+
+    Its value stays. Without a description it has an empty one.
+    """
     name = path_text(request, "secret_id")
     change = await read_json(request, _CHANGE)
     user_id, description = request[PRINCIPAL].user_id, change.description or ""
@@ -120,7 +150,10 @@ async def put_secret(request: web.Request) -> web.Response:
 
 
 async def delete_secret(request: web.Request) -> web.Response:
-    """DELETE /secrets/{secret_id}."""
+    """DELETE /secrets/{secret_id}.
+
+    What asks for it from now on does not get it, running conversations included.
+    """
     name = path_text(request, "secret_id")
     if not await request.app[SECRETS].delete_custom_secret(request[PRINCIPAL].user_id, name):
         raise NotFound(f"Secret with ID {name} not found")
@@ -128,7 +161,11 @@ async def delete_secret(request: web.Request) -> web.Response:
 
 
 async def post_git_providers(request: web.Request) -> web.Response:
-    """POST /secrets/git-providers: replaces the whole set."""
+    """POST /secrets/git-providers.
+
+    The whole set is replaced: the token of a provider that is not sent is forgotten. Each token is
+    tried at its provider first, and refused (401) if it is not good there.
+    """
     body = await read_json(request, _PROVIDERS)
     user_id = request[PRINCIPAL].user_id
     patch, tokens = _changes(body)
@@ -141,7 +178,10 @@ async def post_git_providers(request: web.Request) -> web.Response:
 
 
 async def delete_git_providers(request: web.Request) -> web.Response:
-    """DELETE /secrets/git-providers."""
+    """DELETE /secrets/git-providers.
+
+    What asks for them from now on does not get them, running conversations included.
+    """
     await request.app[SECRETS].delete_provider_tokens(request[PRINCIPAL].user_id)
     return json_response(Edited(message="Unset Git provider tokens"))
 

@@ -25,7 +25,11 @@ PREFIX: Final = "/api/v1/settings"
 
 
 async def get_settings(request: web.Request) -> web.Response:
-    """GET /settings."""
+    """GET /settings.
+
+    Settings in both shapes: nested as V1 has them, and flat as V0 had. Not found (404) before they
+    are saved for the first time. Secrets are never shown.
+    """
     user_id = request[PRINCIPAL].user_id
     settings = await request.app[SETTINGS].find(user_id)
     if settings is None:
@@ -35,7 +39,12 @@ async def get_settings(request: web.Request) -> web.Response:
 
 
 async def post_settings(request: web.Request) -> web.Response:
-    """POST /settings."""
+    """POST /settings.
+
+    It merges: what is not sent stays. Null puts a field back to its default, but leaves
+    `llm_model`, `llm_base_url` and the three keys alone, which an empty text clears. Where a value
+    is sent in both forms, the nested one counts. A nested value that does not fit is a 400.
+    """
     body = await read_json(request, SETTINGS_BODY)
     change = to_change(body)
     await request.app[SETTINGS].change(
@@ -47,7 +56,10 @@ async def post_settings(request: web.Request) -> web.Response:
 
 
 async def post_test_model(request: web.Request) -> web.Response:
-    """POST /settings/test-model."""
+    """POST /settings/test-model.
+
+    It costs a few tokens. The answer is 200 also where the model does not answer: `outcome` tells.
+    """
     settings = await request.app[SETTINGS].find(request[PRINCIPAL].user_id) or Settings()
     config = request.app[CONFIG]
     found = await check_model(
@@ -57,12 +69,20 @@ async def post_test_model(request: web.Request) -> web.Response:
 
 
 async def get_agent_schema(_request: web.Request) -> web.Response:
-    """GET /settings/agent-schema."""
+    """GET /settings/agent-schema.
+
+    Sections and fields of `agent_settings`, with labels, types, defaults and choices, from which a
+    page can be made.
+    """
     return json_response(AGENT_SCHEMA)
 
 
 async def get_conversation_schema(_request: web.Request) -> web.Response:
-    """GET /settings/conversation-schema."""
+    """GET /settings/conversation-schema.
+
+    Sections and fields of `conversation_settings`, with labels, types, defaults and choices, from
+    which a page can be made.
+    """
     return json_response(CONVERSATION_SCHEMA)
 
 

@@ -20,40 +20,62 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One of the values a field takes."""
 
     value: str
+    """What is stored"""
     label: str
+    """What a page shows"""
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
     """One setting; its key is a path into the settings."""
 
     key: str
+    """Path of the setting in `agent_settings` or `conversation_settings`, its steps joined by dots
+    """
     label: str
+    """What a page calls the setting"""
     description: str | None
+    """What it does, in a sentence; null where the label says it"""
     section: str
+    """Key of the section it is in"""
     section_label: str
+    """What a page calls that section"""
     value_type: str
+    """JSON type of the value: `string`, `integer`, `number`, `boolean`, `array` or `object`"""
     default: Any
+    """What counts while the setting is not set; null where that is the agent server's or the
+    provider's choice"""
     prominence: str
+    """How a page shows it: `critical` first, then `major`, `minor` folded away"""
     depends_on: list[str]
+    """Keys of the settings that have to be true for this one to matter"""
     secret: bool
+    """Whether the value is a secret, which is never shown"""
     choices: list[Choice]
+    """The values it takes; empty if there are more than can be listed"""
     variant: str | None
+    """Kind of agent it is for; null for every kind"""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one part of a page."""
 
     key: str
+    """Name of the section for programs"""
     label: str
+    """What a page calls the section"""
     fields: list[Field]
+    """The settings in it, in the order a page shows them"""
     variant: str | None
+    """Kind of agent it is for; null for every kind"""
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of one kind."""
 
     model_name: str
+    """What the settings are called"""
     sections: list[Section]
+    """The sections in the order a page shows them"""
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True):

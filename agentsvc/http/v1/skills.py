@@ -27,29 +27,43 @@ class SkillInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A skill without its content."""
 
     name: str
+    """Name of the skill"""
     type: str
+    """`repo` is always told to the agent, `knowledge` when one of its triggers is said,
+    `agentskills` when the agent asks for it"""
     source: str
+    """Where the skill comes from"""
     triggers: list[str] | None
+    """Words in a message that call for the skill; null if none do"""
 
 
 class SwitchProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The saved language model a conversation goes on with."""
 
     profile_name: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+    """Name of the saved model, as `/api/v1/settings/profiles` lists it"""
 
 
 _SWITCH: Final = msgspec.json.Decoder(SwitchProfile)
 
 
 async def search_skills(request: web.Request) -> web.Response:
-    """GET /skills/search."""
+    """GET /skills/search.
+
+    Sorted by name. An agent server has to tell, so there are none while no sandbox of the user
+    runs.
+    """
     query = read_query(request, PageQuery)
     skills = await request.app[SURROUNDINGS].user_skills(request[PRINCIPAL].user_id)
     return json_response(_page(skills, query))
 
 
 async def post_switch_profile(request: web.Request) -> web.Response:
-    """POST /app-conversations/{conversation_id}/switch_profile."""
+    """POST /app-conversations/{conversation_id}/switch_profile.
+
+    From its next step on. The settings stay as they are. Refused (409) while the sandbox does not
+    run.
+    """
     conversation_id = path_id(request, "conversation_id")
     name = (await read_json(request, _SWITCH)).profile_name
     user_id = request[PRINCIPAL].user_id

@@ -22,7 +22,10 @@ PREFIX: Final = "/api/v1/app-conversations/start-tasks"
 
 
 async def get_start_tasks(request: web.Request) -> web.Response:
-    """GET /app-conversations/start-tasks."""
+    """GET /app-conversations/start-tasks.
+
+    A list of as many items as `ids`, in their order, null for each that is unknown.
+    """
     ids = check_ids([each.hex for each in read_query(request, StartTaskIds).ids])
     tasks = await request.app[CONVERSATIONS].find_start_tasks(request[PRINCIPAL].user_id, ids)
     links = links_of(request)
@@ -30,7 +33,10 @@ async def get_start_tasks(request: web.Request) -> web.Response:
 
 
 async def search_start_tasks(request: web.Request) -> web.Response:
-    """GET /app-conversations/start-tasks/search."""
+    """GET /app-conversations/start-tasks/search.
+
+    Newest first unless `sort_order` says otherwise.
+    """
     query = read_query(request, StartTaskQuery)
     tasks, next_page_id = await request.app[CONVERSATIONS].search_start_tasks(
         request[PRINCIPAL].user_id,
@@ -46,7 +52,10 @@ async def search_start_tasks(request: web.Request) -> web.Response:
 
 
 async def count_start_tasks(request: web.Request) -> web.Response:
-    """GET /app-conversations/start-tasks/count."""
+    """GET /app-conversations/start-tasks/count.
+
+    With the filters of the search.
+    """
     wanted = read_query(request, StartTaskFilter).to_filter()
     return json_response(
         await request.app[CONVERSATIONS].count_start_tasks(request[PRINCIPAL].user_id, **wanted)

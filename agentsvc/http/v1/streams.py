@@ -18,6 +18,7 @@ from agentsvc.http.sdk_versions import Reader, reader_of
 from agentsvc.http.v1.types_conversations import from_view
 from agentsvc.http.v1.types_sandboxes import from_sandbox
 from agentsvc.http.v1.types_start import from_start_task
+from agentsvc.http.v1.types_streams import OfConversation, OfUser
 from agentsvc.http.wire import encode, path_id, read_query
 from agentsvc.sandboxes import Sandbox
 from agentsvc.streams import Change, ConversationStream, Delta, Mark, UserStream
@@ -33,10 +34,17 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     """Where to go on: behind the event of this number, or from the beginning."""
 
     after: EventNumber | UnsetType = UNSET
+    """Tell what comes behind the event of this number, which is the `id` of a message; left out:
+    from the first event on. The header `Last-Event-ID` wins over it"""
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:
-    """GET /conversation/{conversation_id}/events/stream."""
+    """GET /conversation/{conversation_id}/events/stream.
+
+    First what is stored, then what happens, to the end of the conversation, of the key or of the
+    server. Server-sent events, or a WebSocket if the client asks for one. A client that connects
+    again sends the last `id` it has, as `Last-Event-ID` or `after`.
+    """
     conversation_id, after = path_id(request, "conversation_id"), _after(request)
 
     async def find() -> Items:
@@ -48,7 +56,13 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
 
 
 async def stream_changes(request: web.Request) -> web.StreamResponse:
-    """GET /events/stream."""
+    """GET /events/stream.
+
+    Conversations, start tasks and sandboxes of the user, each as the operations show it, whenever
+    it changes or is deleted. Nothing is told of the past: list them when `ready` has come, and
+    connect and list again after `resync`. Server-sent events, or a WebSocket if the client asks for
+    one.
+    """
 
     async def find() -> Items:
         stream = request.app[STREAMS].of_user(request[PRINCIPAL].user_id)
@@ -147,6 +161,7 @@ ROUTES: Final = (
         errors=(BadRequest, NotFound, CapacityExceeded),
         example=Example(query={"after": 0}),
         is_stream=True,
+        message=OfConversation,
         takes_query_key=True,
     ),
     Route(
@@ -160,6 +175,7 @@ ROUTES: Final = (
         media=EVENT_STREAM,
         errors=(BadRequest, CapacityExceeded),
         is_stream=True,
+        message=OfUser,
         takes_query_key=True,
     ),
 )

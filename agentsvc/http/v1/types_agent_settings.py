@@ -35,7 +35,7 @@ from agentsvc.settings import (
     llm_of,
     merge,
 )
-from agentsvc.values import MASK, MAX_INT, Secret
+from agentsvc.values import MASK, MAX_INT, Secret, SentSecret
 
 AGENT_SCHEMA_VERSION: Final = 5
 """The version of the nested agent settings that clients of today write themselves."""
@@ -103,15 +103,27 @@ class LlmBody(LlmOptions, frozen=True, kw_only=True):
     """A language model; the last five fields are what the server decides, and are not kept."""
 
     model: Text | None = None
-    api_key: Annotated[str, Meta(max_length=65536)] | None = None
+    """Provider and name of the model, as in `anthropic/claude-sonnet-4-5`; at most 4096 characters.
+    Null: not set, and no conversation starts without one"""
+    api_key: Annotated[SentSecret, Meta(max_length=65536)] | None = None
+    """Key of the model. Null, left out or `**********`: the stored one stays; empty: cleared"""
     base_url: Text | None = None
+    """URL of the model's API, for one that is not at its provider's usual place; null or empty: the
+    usual one"""
     auth_type: Literal["api_key"] | None = None
+    """Always `api_key`; null is read as the same"""
     subscription_vendor: str | None = None
+    """Read and not kept; null: not said"""
     usage_id: str | None = None
+    """Read and not kept: the server names what a model is used for. Null: not said"""
     stream: bool | None = None
+    """Read and not kept: the server decides whether answers are streamed. Null: not said"""
     is_subscription: bool | None = None
+    """Read and not kept; null: not said"""
     fallback_strategy: None = None
+    """Always null: there is no second model"""
     provider_connection_id: None = None
+    """Always null"""
 
 
 class StrictLlmBody(LlmBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,25 +134,36 @@ class CondenserBody(CondenserOptions, frozen=True, kw_only=True):
     """How a long history is shortened."""
 
     enabled: bool | None = None
+    """Whether a long history is shortened; null: true"""
     max_size: Annotated[int, Meta(ge=20, le=MAX_INT)] | None = None
+    """Number of events from which the history is shortened; null: 240"""
 
 
 class AgentBody(AgentOptions, frozen=True, kw_only=True):
     """The agent and everything it works with."""
 
     agent_kind: Literal["openhands", "llm"] | None = None
+    """Always `openhands`; `llm` and null are read as the same"""
     agent: Text | None = None
+    """Name of the agent; null: `CodeActAgent`, the only one there is"""
     llm: LlmBody = LlmBody()
+    """The language model of the agent"""
     condenser: CondenserBody = CondenserBody()
+    """How a long history is shortened"""
     mcp_config: Annotated[Any, shown_as(McpServers)] = None
+    """Tool servers by name. They replace all that are stored; null: none"""
 
 
 class ConversationBody(msgspec.Struct, frozen=True, kw_only=True):
     """How a conversation runs."""
 
     max_iterations: Annotated[int, Meta(ge=1, le=MAX_INT)] | UnsetType | None = UNSET
+    """Steps of the agent after which a run ends; null: 500"""
     confirmation_mode: bool | UnsetType | None = UNSET
+    """Whether the agent asks before it acts: where the analyzer `llm` sees a risk, and always
+    without it; null: false"""
     security_analyzer: Literal["llm", "none"] | UnsetType | None = UNSET
+    """What rates the risk of an action: `llm` the model, `none` nothing; null: the default"""
 
 
 type Diff = dict[str, Any]

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from agentsvc import git
 from agentsvc.conversations import (
     ConversationPatch,
     ConversationQuery,
@@ -15,12 +16,12 @@ from agentsvc.conversations import (
 from agentsvc.errors import BadRequest
 from agentsvc.http.links import Links
 from agentsvc.http.v1.types_messages import RawPart
-from agentsvc.http.v1.types_start import LongText, Name
+from agentsvc.http.v1.types_start import LongText
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
 from agentsvc.misfits import matching
 from agentsvc.orders import ConversationSort, ExecutionStatus, Provider, Trigger
 from agentsvc.sandboxes import SandboxStatus
-from agentsvc.values import parse_uuid, to_stored
+from agentsvc.values import ShownSecret, parse_uuid, stated, to_stored
 
 IDS_MAX: Final = 99
 
@@ -33,12 +34,18 @@ type Repository = Annotated[
     ),
 ]
 
+type Branch = Annotated[
+    str, msgspec.Meta(max_length=git.MAX_BRANCH_BYTES), stated(pattern=git.BRANCH_PATTERN)
+]
+
 
 class LaunchedAgentProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The agent profile a conversation was started with."""
 
     agent_profile_id: str
+    """Id of the saved agent"""
     revision: int
+    """Number of its change at that time"""
 
 
 class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,48 +56,73 @@ class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
+    """Id of the conversation, 32 hex digits"""
     created_by_user_id: str | None
+    """Always null: one sees only conversations of one's own"""
     sandbox_id: str
+    """Id of the sandbox it runs in; empty before it has one"""
     selected_repository: str | None
     selected_branch: str | None
     git_provider: Provider | None
     title: str | None
+    """Title; `Conversation` and five digits until it has a better one. Null if it was cleared"""
     trigger: Trigger | None
     pr_number: list[int]
     llm_model: str | None
+    """Provider and name of the model it works with; null until that is known"""
     agent_kind: str
+    """Kind of the agent; `openhands`"""
     metrics: Metrics | None
+    """What it has cost so far; null before the agent has asked its model"""
     parent_conversation_id: str | None
+    """Conversation this one is a part of, 32 hex digits; null if none"""
     sub_conversation_ids: list[str]
+    """Conversations that are parts of this one, 32 hex digits each"""
     public: bool | None
+    """What `public` of the start or of a change said; nobody else sees it for that. Null if it was
+    not said"""
     tags: dict[str, str]
+    """Short texts by name, such as where its workspace comes from"""
     created_at: Time
     updated_at: Time
     sandbox_status: SandboxStatus
+    """What its sandbox does; `MISSING` if there is none any more"""
     execution_status: ExecutionStatus | None
+    """What its agent does; null while the sandbox does not run"""
     queued_messages: int
+    """How many messages wait until its agent can take them"""
     conversation_url: str | None
-    session_api_key: str | None
+    """Where the agent server in the sandbox has the conversation, through this server; null while
+    the sandbox does not run"""
+    session_api_key: ShownSecret | None
+    """Key for calls to that URL, sent as `X-Session-API-Key`. A resume brings a new one; null while
+    the sandbox does not run"""
     acp_server: str | None
+    """Always null"""
     launched_agent_profile: LaunchedAgentProfile | None
+    """The saved agent it was started with; null if none"""
 
 
 class ConversationFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The filters of conversations."""
 
     title_contains: str | None = msgspec.field(name="title__contains", default=None)
+    """Only conversations with this in their title, upper or lower case; left out: all"""
     created_at_gte: Time | None = msgspec.field(name="created_at__gte", default=None)
     created_at_lt: Time | None = msgspec.field(name="created_at__lt", default=None)
     updated_at_gte: Time | None = msgspec.field(name="updated_at__gte", default=None)
     updated_at_lt: Time | None = msgspec.field(name="updated_at__lt", default=None)
     sandbox_id: str | None = msgspec.field(name="sandbox_id__eq", default=None)
+    """Only conversations in this sandbox; left out: in all"""
 
 
 class ConversationSearch(ConversationFilter, frozen=True, kw_only=True):
     """The query of the search of conversations."""
 
     include_sub_conversations: bool = False
+    """Whether conversations that are parts of another one are listed, too"""
     sort_order: ConversationSort = ConversationSort.CREATED_AT_DESC
+    """What the list is sorted by; `_DESC` is the latest, or the last title, first"""
     page_id: str | None = None
     limit: Limit = PAGE_MAX
 
@@ -98,33 +130,46 @@ class ConversationSearch(ConversationFilter, frozen=True, kw_only=True):
 class ConversationIds(ConversationSearch, frozen=True, kw_only=True):
     """The query of the batch get; without ids the operation searches."""
 
-    ids: list[str] = []
+    ids: Annotated[list[Annotated[str, stated(format="uuid")]], stated(maxItems=IDS_MAX)] = []
+    """Ids of at most 99 conversations, with or without dashes. Each is answered in its place, null
+    for one that is unknown; left out: a page of all"""
 
 
 class PatchBody(msgspec.Struct, frozen=True, kw_only=True):
     """What to change of a conversation; what is not sent stays, null clears."""
 
     title: LongText | UnsetType | None = UNSET
+    """New title; null or left out as for all fields of a change: cleared, or unchanged"""
     public: bool | UnsetType | None = UNSET
+    """New value, which is kept and shown only; null: cleared, left out: unchanged"""
     selected_repository: Repository | UnsetType | None = UNSET
-    selected_branch: Name | UnsetType | None = UNSET
+    """Repository to show, as `owner/name`; nothing is cloned. Null: cleared, left out: unchanged"""
+    selected_branch: Branch | UnsetType | None = UNSET
+    """Branch to show; nothing is checked out. Null: cleared, left out: unchanged"""
     git_provider: Provider | UnsetType | None = UNSET
+    """Git hosting service to show; null: cleared, left out: unchanged"""
 
 
 class SendMessageBody(msgspec.Struct, frozen=True, kw_only=True):
     """A message to a conversation that has been started."""
 
     role: Literal["user"] = "user"
+    """Who speaks; always the user"""
     content: Annotated[list[RawPart], msgspec.Meta(min_length=1, max_length=1000)]
+    """The parts of the message, 1 to 1000"""
     run: bool = True
+    """Whether the agent starts to work on it; false: when it is next told to"""
 
 
 class SendMessageView(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a message that was sent."""
 
     success: bool = True
+    """Always true"""
     sandbox_status: SandboxStatus
+    """What the sandbox did when the message was sent"""
     message: str | None = None
+    """Always null"""
 
 
 def to_ids(texts: Sequence[str]) -> list[str]:

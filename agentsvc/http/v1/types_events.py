@@ -10,7 +10,7 @@ import msgspec
 from agentsvc.errors import InvalidRequest
 from agentsvc.events import EventQuery
 from agentsvc.http.routes import shown_as
-from agentsvc.http.wire import PAGE_MAX, Limit, find_time
+from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
 
 WEBHOOK_EVENTS_MAX: Final = 10_000
 
@@ -50,14 +50,20 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The filters of events."""
 
     kind: EventKind | None = msgspec.field(name="kind__eq", default=None)
-    timestamp_gte: str | None = msgspec.field(name="timestamp__gte", default=None)
-    timestamp_lt: str | None = msgspec.field(name="timestamp__lt", default=None)
+    """Only events of this kind; left out: of all kinds"""
+    timestamp_gte: Time | None = msgspec.field(name="timestamp__gte", default=None)
+    """Only events of this moment or later, compared as text with their `timestamp`, so in the same
+    form; left out: all"""
+    timestamp_lt: Time | None = msgspec.field(name="timestamp__lt", default=None)
+    """Only events before this moment, compared as text with their `timestamp`, so in the same form;
+    left out: all"""
 
 
 class EventSearch(EventFilter, frozen=True, kw_only=True):
     """The query of the search of events."""
 
     sort_order: EventSort = EventSort.TIMESTAMP
+    """`TIMESTAMP` lists the earliest first, `TIMESTAMP_DESC` the latest"""
     page_id: str | None = None
     limit: Limit = PAGE_MAX
 
@@ -72,21 +78,27 @@ class OldEventFilter(EventFilter, frozen=True, kw_only=True):
     """The filters of events, where the query names the conversation."""
 
     conversation_id: UUID = msgspec.field(name="conversation_id__eq")
+    """Id of the conversation, with or without dashes"""
 
 
 class OldEventSearch(EventSearch, frozen=True, kw_only=True):
     """The query of the search of events, where it names the conversation."""
 
     conversation_id: UUID = msgspec.field(name="conversation_id__eq")
+    """Id of the conversation, with or without dashes"""
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What every event has; the rest depends on its kind, and is what the agent server wrote."""
 
     id: str
+    """Id of the event, as the agent server made it"""
     timestamp: str
+    """When it happened, ISO 8601 by the clock of the sandbox, without an offset"""
     source: str
+    """Where it comes from: `agent`, `user`, `environment` or `hook`"""
     kind: str
+    """What it is, such as `MessageEvent`; it says which further fields there are"""
 
 
 type EventsBody = Annotated[

@@ -19,31 +19,38 @@ class FileQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which file to read: an absolute path, or one relative to the project."""
 
     file_path: Path = DEFAULT_FILE
+    """The file: an absolute path, or one relative to the project"""
 
 
 class FilesQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which directory to list: an absolute path, or one relative to the project."""
 
     path: Path = USUAL_ROOT
+    """The directory: an absolute path, or one relative to the project"""
 
 
 class GitQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Where to look, and what to compare with."""
 
     path: Path
+    """The repository, or a file or directory in it: an absolute path, or one relative to the
+    project"""
     ref: Annotated[str, msgspec.Meta(max_length=255)] | None = None
+    """Commit, branch or tag to compare with; left out: the remote branch, else the last commit"""
 
 
 class SkillsView(msgspec.Struct, frozen=True, kw_only=True):
     """The skills of a conversation."""
 
     skills: list[Skill]
+    """The skills; empty unless the sandbox runs"""
 
 
 class HooksView(msgspec.Struct, frozen=True, kw_only=True):
     """The hooks of a conversation's project."""
 
     hooks: list[HookEvent]
+    """The hooks by what they are for; empty unless the sandbox runs"""
 
 
 def to_meta(view: ConversationView) -> bytes:

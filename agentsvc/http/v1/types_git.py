@@ -32,23 +32,33 @@ class InstallationsQuery(PageQuery, frozen=True, kw_only=True):
     """At which provider."""
 
     provider: Provider
+    """The git hosting service to ask, with the user's token"""
 
 
 class RepositoriesQuery(PageQuery, frozen=True, kw_only=True):
     """Which repositories are listed: your own, or those of them whose names have the words."""
 
     provider: Provider
+    """The git hosting service to ask, with the user's token"""
     query: Words | None = None
+    """Words to find in names; left out: the user's own repositories"""
     installation_id: Words | None = None
+    """Only those of this installation, workspace, group or organization, as `installations/search`
+    names it; left out: of all"""
     sort_order: SortOrder | None = None
+    """What found repositories are sorted by; only together with `query`. Left out: as the provider
+    does"""
 
 
 class BranchesQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which branches are listed; `query` is a part of the name, and may be empty."""
 
     provider: Provider
+    """The git hosting service to ask, with the user's token"""
     repository: RepositoryName
+    """The repository, as `owner/name`"""
     query: Words
+    """Part of the name of a branch; empty: all branches"""
     page_id: str | None = None
     limit: Limit = SHORT_PAGE
 
@@ -64,33 +74,51 @@ class RepositoryView(msgspec.Struct, frozen=True, kw_only=True):
     """A repository; null stands for what its provider does not tell."""
 
     id: str
+    """Id of the repository at its provider"""
     full_name: str
+    """`owner/name`, which `selected_repository` takes"""
     git_provider: Provider
+    """Where it is"""
     is_public: bool
+    """Whether everybody can read it"""
     stargazers_count: int | None
+    """How many accounts have starred it; null: not told"""
     link_header: None
+    """Always null"""
     pushed_at: str | None
+    """When it was last pushed to, ISO 8601; null: not told"""
     owner_type: OwnerType | None
+    """Who owns it; null: not told"""
     main_branch: str | None
+    """Name of its default branch; null: not told"""
 
 
 class BranchView(msgspec.Struct, frozen=True, kw_only=True):
     """A branch; null stands for what its provider does not tell."""
 
     name: str
+    """Name of the branch, which `selected_branch` takes"""
     commit_sha: str
+    """Its latest commit"""
     protected: bool
+    """Whether the provider protects it from pushes"""
     last_push_date: str | None
+    """When it was last pushed to, ISO 8601; null: not told"""
 
 
 class SuggestedTaskView(msgspec.Struct, frozen=True, kw_only=True):
     """Something to do, with which a conversation can start."""
 
     git_provider: Provider
+    """Where it was found"""
     task_type: TaskType
+    """What there is to do"""
     repo: str
+    """The repository it is in, as `owner/name`"""
     issue_number: int
+    """Number of the issue or pull request"""
     title: str
+    """Title of the issue or pull request"""
 
 
 def to_query(query: RepositoriesQuery) -> RepositoryQuery:

@@ -43,6 +43,7 @@ class TextContent(
     """A text; the published description forbids anything else in it."""
 
     text: str
+    """The text, in Markdown as far as a front end shows it"""
     cache_prompt: bool = False
 
 
@@ -50,6 +51,7 @@ class ImageContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """Images, by http(s) or data URL."""
 
     image_urls: Annotated[list[ImageUrl], msgspec.Meta(max_length=_IMAGES_MAX)]
+    """The images, by http(s) or data URL"""
     cache_prompt: bool = False
 
 
@@ -57,12 +59,14 @@ class OneUrl(msgspec.Struct, frozen=True, kw_only=True):
     """The inner part of the other way to write an image."""
 
     url: ImageUrl
+    """http(s) or data URL of the image"""
 
 
 class ImageUrlContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image_url"):
     """An image as one front end writes it."""
 
     image_url: OneUrl
+    """The image"""
     cache_prompt: bool = False
 
 
@@ -84,16 +88,22 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
     """The first message of a conversation; `run` is read and has no effect."""
 
     role: Role = Role.USER
+    """Who speaks; the agent takes a first message of the user only"""
     content: Annotated[list[RawPart], msgspec.Meta(max_length=_CONTENT_MAX)] = []
+    """The parts of the message, at most 1000; empty: no message"""
     run: bool = False
+    """Read, and without effect: the first message always starts the agent"""
 
 
 class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     """The first message as it is echoed."""
 
     role: Role
+    """Who speaks"""
     content: list[TextContent | ImageContent]
+    """The parts of the message"""
     run: bool = False
+    """Always false"""
 
 
 _KIND = msgspec.json.Decoder(_Kind)

@@ -7,12 +7,14 @@ import msgspec
 from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.routes import shown_as
-from agentsvc.http.v1.types_messages import MessageParts, to_said
+from agentsvc.http.v1.types_messages import MessagePart, to_said
 from agentsvc.misfits import in_text
 from agentsvc.orders import Message
-from agentsvc.values import dashed
+from agentsvc.values import dashed, stated
 
 _PARTS_MAX: Final = 1000
+
+type PendingParts = Annotated[list[MessagePart], msgspec.Meta(min_length=1, max_length=_PARTS_MAX)]
 
 
 def _nothing() -> msgspec.Raw:
@@ -23,17 +25,26 @@ class PendingBody(msgspec.Struct, frozen=True, kw_only=True):
     """A message for a conversation that may not be ready yet; the content is not empty."""
 
     role: Literal["user"] = "user"
-    content: Annotated[msgspec.Raw, shown_as(MessageParts)] = msgspec.field(
+    """Who speaks; always the user"""
+    content: Annotated[msgspec.Raw, shown_as(PendingParts)] = msgspec.field(
         default_factory=_nothing
     )
+    """The parts of the message, at least one"""
+
+
+type Pending = Annotated[PendingBody, stated(required=["content"])]
+"""A message whose content is left out is refused like one without any, and by the same words."""
 
 
 class PendingView(msgspec.Struct, frozen=True, kw_only=True):
     """PendingMessageResponse: a message that was taken, and its place in the queue."""
 
     id: str
+    """Id of the message, with dashes"""
     queued: bool = True
+    """Always true: the message was taken"""
     position: int
+    """Its place in the queue, counted from 1"""
 
 
 _PARTS = msgspec.json.Decoder(list[msgspec.Raw])

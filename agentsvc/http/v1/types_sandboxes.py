@@ -17,7 +17,7 @@ from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.clients import ClientOrder
 from agentsvc.sandboxes.meter import Measured, Meter
 from agentsvc.sandboxes.state import AGENT_PORT
-from agentsvc.values import Secret, decode_cursor, encode_cursor, to_stored
+from agentsvc.values import Secret, ShownSecret, decode_cursor, encode_cursor, stated, to_stored
 
 IDS_MAX: Final = 100
 
@@ -29,8 +29,11 @@ class ExposedUrl(msgspec.Struct, frozen=True, kw_only=True):
     """Where a client reaches one port of a sandbox."""
 
     name: str
+    """What is there: `AGENT_SERVER`, `VSCODE`, `WORKER_1`, …"""
     url: str
+    """Where a client reaches it, through this server"""
     port: int
+    """Port it listens on inside the sandbox"""
 
 
 class UsageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +43,13 @@ class UsageView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     cpu_seconds: float | None
+    """Seconds of processor time since its command was last started; null: not known"""
     memory_bytes: int | None
+    """Bytes of memory in use; null: not known"""
     processes: int | None
+    """Number of processes and threads; null: not known"""
     measured_at: Time
+    """When that was measured, in UTC"""
 
 
 class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,44 +61,70 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
+    """Id of the sandbox; that of the conversation it was made for, 32 hex digits, or another text
+    """
     created_by_user_id: str | None
+    """Always null: one sees only sandboxes of one's own"""
     sandbox_spec_id: str
+    """Spec it was made by"""
     status: SandboxStatus
-    session_api_key: str | None
+    """What it does"""
+    session_api_key: ShownSecret | None
+    """Key of what runs in it, sent as `X-Session-API-Key`; it counts while the sandbox runs, and a
+    resume brings a new one. Null if it has failed or is gone"""
     exposed_urls: list[ExposedUrl] | None
+    """Where its ports are reached; null unless it runs"""
     created_at: Time
     status_detail: str | None
+    """Why it is as it is, for people; null if there is nothing to say"""
     facts: dict[str, str]
+    """What its backend says of it, such as the name of a container, by name"""
     isolation: Isolation | None
+    """How far it is kept from everything else; null until that is known"""
     paused_as: PausedAs | None
+    """What it still has while it is paused; null if it is not"""
     status_cause: Cause | None
+    """Why it has failed, for programs; null if it has not, or nobody knows"""
     enforced_limits: list[str]
+    """Names of the limits of its spec that are in force"""
     client_id: str | None
+    """What the order called it; null if the order had no `client_id`"""
     working_dir: str | None
+    """Directory its command works in, as it is called inside; null until it is known"""
     exit_code: int | None
+    """With what its command has ended; null while it runs, and after a signal"""
     usage: UsageView | None
+    """What it was last seen to use; null where its backend does not know or has not been asked yet
+    """
 
 
 class SandboxSpecInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """SandboxSpecInfo."""
+    """SandboxSpecInfo: what sandboxes are made by; the operator writes them."""
 
     id: str
+    """Id of the spec, which `sandbox_spec_id` takes"""
     command: list[str] | None
+    """Program and arguments that run in a sandbox; null: what the image or the backend says"""
     created_at: Time
     initial_env: dict[str, str]
+    """Environment variables of a sandbox, by name"""
     working_dir: str
+    """Directory the command works in"""
 
 
 class Ids(msgspec.Struct, frozen=True, kw_only=True):
     """The query of a batch get by opaque ids."""
 
-    ids: list[str] = msgspec.field(name="id")
+    ids: Annotated[list[str], stated(maxItems=IDS_MAX)] = msgspec.field(name="id")
+    """At most 100 ids. Each is answered in its place, null for one that is unknown"""
 
 
 class RoomChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What to do where as many sandboxes run as may; left out, as the server is configured."""
 
     when_full: WhenFull | None = None
+    """What to do where as many sandboxes run as may; null or left out: as the server is configured
+    """
 
 
 class SpecChoice(RoomChoice, frozen=True, kw_only=True):
@@ -101,6 +134,8 @@ class SpecChoice(RoomChoice, frozen=True, kw_only=True):
     """
 
     sandbox_spec_id: str | None = None
+    """Spec of the new sandbox, as `sandbox-specs/search` lists them; null or left out: the user's
+    default, else the first one"""
 
 
 class SandboxOrder(SpecChoice, frozen=True, kw_only=True):
@@ -111,27 +146,36 @@ class SandboxOrder(SpecChoice, frozen=True, kw_only=True):
     """
 
     client_id: ClientId | None = None
+    """What the caller calls the sandbox: an order with the same one gives the sandbox there is.
+    Null: every order makes a new one"""
     env: Annotated[dict[EnvName, EnvValue], Meta(max_length=500)] = {}
+    """Environment variables by name, beside those of the spec; only together with a `client_id`"""
     resource_factor: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """How many times the limits of the spec the sandbox gets, as far as the server allows; null:
+    what the user's settings say, else once"""
 
 
 class SandboxChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The sandbox to delete, where the query names it."""
 
     sandbox_id: str | None = None
+    """Id of the sandbox; it wins over the one in the path. Left out: the one in the path"""
 
 
 class SecretName(msgspec.Struct, frozen=True, kw_only=True):
     """A secret without its value."""
 
     name: str
+    """Name of the secret"""
     description: str | None
+    """What it is for; null if that was not said"""
 
 
 class SecretNames(msgspec.Struct, frozen=True, kw_only=True):
     """The secrets a sandbox may ask for."""
 
     secrets: list[SecretName]
+    """The secrets, without their values"""
 
 
 def sized(spec: Spec, order: SandboxOrder) -> Spec:

@@ -19,25 +19,35 @@ from agentsvc.http.v1.types_agent_settings import (
     to_agent_change,
     to_conversation_change,
 )
-from agentsvc.http.wire import Int64
 from agentsvc.mcp import McpConfig, show_mcp_config
 from agentsvc.mcpmap import read_mcp_map
 from agentsvc.misfits import Problems, checked_by
 from agentsvc.profiles import active_profile
 from agentsvc.settings import (
     SECRET_FIELDS,
+    Budget,
+    CondenserSize,
+    FlatSecret,
+    FlatText,
     GroupingStrategy,
+    Iterations,
+    ResourceFactor,
     Settings,
     SettingsPatch,
+    Skills,
+    UserVersion,
     check_patch,
     merge,
     show_settings,
 )
 from agentsvc.usersecrets import SecretsPatch, read_secrets
-from agentsvc.values import MASK, Secret, dashed
+from agentsvc.values import MASK, Secret, ShownSecret, dashed, stated
 
 _WHOLE: Final = ("agent_settings", "conversation_settings")
 _USE_DIFFS: Final = "Use *_diff nested settings payloads instead of legacy keys"
+
+
+_NEVER: Final = stated(**{"not": {}})
 
 
 class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,42 +61,51 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     agent_settings_diff: Annotated[dict[str, Any], shown_as(AgentBody)] | None = None
+    """What to change of `agent_settings`: objects are merged deeply, `mcp_config` is replaced as a
+    whole, null puts a field back to its default"""
     conversation_settings_diff: Annotated[dict[str, Any], shown_as(ConversationBody)] | None = None
-    agent_settings: Any = UNSET
-    conversation_settings: Any = UNSET
-    language: str | UnsetType | None = UNSET
-    user_version: Int64 | UnsetType | None = UNSET
+    """What to change of `conversation_settings`; null puts a field back to its default"""
+    agent_settings: Annotated[Any, _NEVER] = UNSET
+    """Refused (422): use `agent_settings_diff`"""
+    conversation_settings: Annotated[Any, _NEVER] = UNSET
+    """Refused (422): use `conversation_settings_diff`"""
+    language: FlatText | UnsetType | None = UNSET
+    user_version: UserVersion | UnsetType | None = UNSET
     agent: AgentName | UnsetType | None = UNSET
-    max_iterations: Int64 | UnsetType | None = UNSET
+    max_iterations: Iterations | UnsetType | None = UNSET
     security_analyzer: AnalyzerName | UnsetType | None = UNSET
     confirmation_mode: bool | UnsetType | None = UNSET
-    llm_model: str | UnsetType | None = UNSET
-    llm_api_key: str | UnsetType | None = UNSET
+    llm_model: FlatText | UnsetType | None = UNSET
+    llm_api_key: FlatSecret | UnsetType | None = UNSET
     llm_base_url: BaseUrl | UnsetType | None = UNSET
-    remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
+    remote_runtime_resource_factor: ResourceFactor | UnsetType | None = UNSET
     secrets_store: Annotated[Any, shown_as(Secrets), checked_by(read_secrets)] = None
+    """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
+    """
     enable_default_condenser: bool | UnsetType | None = UNSET
-    condenser_max_size: Int64 | UnsetType | None = UNSET
+    condenser_max_size: CondenserSize | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
     enable_proactive_conversation_starters: bool | UnsetType | None = UNSET
     enable_solvability_analysis: bool | UnsetType | None = UNSET
     user_consents_to_analytics: bool | UnsetType | None = UNSET
-    sandbox_base_container_image: str | UnsetType | None = UNSET
-    sandbox_runtime_container_image: str | UnsetType | None = UNSET
+    sandbox_base_container_image: FlatText | UnsetType | None = UNSET
+    sandbox_runtime_container_image: FlatText | UnsetType | None = UNSET
     mcp_config: Annotated[Any, shown_as(McpServers), checked_by(read_mcp_map)] = UNSET
-    search_api_key: str | UnsetType | None = UNSET
-    sandbox_api_key: str | UnsetType | None = UNSET
-    max_budget_per_task: float | UnsetType | None = UNSET
-    email: str | UnsetType | None = UNSET
+    """Tool servers by name. They replace all that are stored, stars stand for a stored secret;
+    null: none, left out: unchanged"""
+    search_api_key: FlatSecret | UnsetType | None = UNSET
+    sandbox_api_key: FlatSecret | UnsetType | None = UNSET
+    max_budget_per_task: Budget | UnsetType | None = UNSET
+    email: FlatText | UnsetType | None = UNSET
     email_verified: bool | UnsetType | None = UNSET
-    git_user_name: str | UnsetType | None = UNSET
-    git_user_email: str | UnsetType | None = UNSET
+    git_user_name: FlatText | UnsetType | None = UNSET
+    git_user_email: FlatText | UnsetType | None = UNSET
     git_full_clone: bool | UnsetType | None = UNSET
-    disabled_skills: tuple[str, ...] | UnsetType | None = UNSET
+    disabled_skills: Skills | UnsetType | None = UNSET
     v1_enabled: bool | UnsetType | None = UNSET
     sandbox_grouping_strategy: GroupingStrategy | UnsetType | None = UNSET
-    default_sandbox_spec_id: str | UnsetType | None = UNSET
-    title_llm_profile: str | UnsetType | None = UNSET
+    default_sandbox_spec_id: FlatText | UnsetType | None = UNSET
+    title_llm_profile: FlatText | UnsetType | None = UNSET
 
 
 type Nothing = Annotated[list[Any], msgspec.Meta(max_length=0)]
@@ -97,16 +116,22 @@ class ConversationSettingsView(msgspec.Struct, frozen=True, kw_only=True):
     """How conversations run."""
 
     schema_version: int
+    """Always 1"""
     max_iterations: int
+    """Steps of the agent after which a run ends"""
     confirmation_mode: bool
+    """Whether the agent asks before it acts"""
     security_analyzer: Literal["llm", "none"] | None
+    """What rates the risk of an action; null if none of these is set"""
 
 
 class ProfilesView(msgspec.Struct, frozen=True, kw_only=True):
     """The saved language models by name, and the one in use."""
 
     profiles: dict[str, dict[str, Any]]
+    """The saved models by name, each as `LlmBody` describes it, keys as stars"""
     active: str | None
+    """The one activated last, if the settings still are as it says; else null"""
 
 
 class RecordView(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +144,7 @@ class RecordView(msgspec.Struct, frozen=True, kw_only=True):
     security_analyzer: str | None
     confirmation_mode: bool | None
     llm_model: str | None
-    llm_api_key: str | None
+    llm_api_key: ShownSecret | None
     llm_base_url: str | None
     remote_runtime_resource_factor: int | None
     enable_default_condenser: bool
@@ -131,8 +156,9 @@ class RecordView(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_base_container_image: str | None
     sandbox_runtime_container_image: str | None
     mcp_config: dict[str, Any] | None
-    search_api_key: str | None
-    sandbox_api_key: str | None
+    """Tool servers as `McpConfig` describes them, secrets as stars; null: none"""
+    search_api_key: ShownSecret | None
+    sandbox_api_key: ShownSecret | None
     max_budget_per_task: float | None
     email: str | None
     email_verified: bool | None
@@ -145,13 +171,22 @@ class RecordView(msgspec.Struct, frozen=True, kw_only=True):
     default_sandbox_spec_id: str | None
     title_llm_profile: str | None
     secrets_store: dict[str, Any]
+    """Always `{"provider_tokens": {}}`: secrets are listed by other operations"""
     agent_settings: dict[str, Any]
+    """The agent as `AgentBody` describes it, every field spelled out; secrets are null unless they
+    were asked for"""
     conversation_settings: ConversationSettingsView
+    """How conversations run"""
     llm_profiles: ProfilesView
+    """The saved models"""
     active_agent_profile_id: str | None
+    """Always null: there are no saved agents"""
     active_agent_profile_revision: int | None
+    """Always null"""
     registered_marketplaces: Nothing
+    """Always empty"""
     inherited_marketplaces: Nothing
+    """Always empty"""
 
 
 class SettingsView(RecordView, frozen=True, kw_only=True):
@@ -166,22 +201,30 @@ class UserView(RecordView, frozen=True, kw_only=True):
     """A user with the settings."""
 
     id: str
+    """Id of the user, with dashes"""
     org_id: str | None
+    """Always null: there are no organizations"""
     org_name: str | None
+    """Always null"""
     role: Role
+    """What the user may do"""
     permissions: list[str] | None
+    """Always null: the role says what the user may do"""
 
 
 class SettingsStored(msgspec.Struct, frozen=True, kw_only=True):
     """The answer once settings are stored."""
 
     message: str = "Settings stored"
+    """What was done, in words"""
 
 
 class Expose(msgspec.Struct, frozen=True, kw_only=True):
     """The query of /users/me."""
 
     expose_secrets: bool = False
+    """Whether keys and secrets are shown. Needs, beside the user's key, the key of a running
+    sandbox of the user in `X-Session-API-Key`"""
 
 
 SETTINGS_BODY: Final = msgspec.json.Decoder(SettingsBody)

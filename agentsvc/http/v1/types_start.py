@@ -27,7 +27,7 @@ from agentsvc.orders import (
     WhenFull,
 )
 from agentsvc.usersecrets import check_secret_name
-from agentsvc.values import MASK, Secret, to_stored
+from agentsvc.values import MASK, Secret, SentSecret, to_stored
 
 SECRETS_MAX: Final = 50
 
@@ -42,26 +42,36 @@ type SecretName = Annotated[
     ),
 ]
 type NoProfile = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [""]})]
-type SecretValue = Annotated[str, msgspec.Meta(max_length=65536)]
+type SecretValue = Annotated[SentSecret, msgspec.Meta(max_length=65536)]
 
 
 class SuggestedTaskBody(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of work found at a git provider."""
 
     git_provider: Provider
+    """Where it was found"""
     task_type: TaskType
+    """What there is to do"""
     repo: Name
+    """The repository it is in, as `owner/name`"""
     issue_number: Int64
+    """Number of the issue or pull request"""
     title: LongText
+    """Title of the issue or pull request"""
 
 
 class PluginBody(msgspec.Struct, frozen=True, kw_only=True):
     """A plugin the agent server loads."""
 
     source: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
+    """Where the plugin is: a git URL, `github:owner/name`, or a path in the sandbox; 1 to 2048
+    characters"""
     ref: Name | None = None
+    """Commit, branch or tag of it; null: the default branch"""
     repo_path: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
+    """Directory of the plugin in its repository; null: the root"""
     parameters: dict[str, Any] | None = None
+    """Kept and shown only; null: none"""
 
 
 class StartBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,62 +83,109 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     sandbox_id: Name | None = None
+    """Sandbox to put the conversation in; a paused one is resumed. Null: as
+    `sandbox_grouping_strategy` says, a new one by default"""
     conversation_id: UUID | None = None
+    """Id to give the conversation, with or without dashes; null: a random one. With an id that is
+    taken, the same request answers with its task, and another one is refused (409)"""
     initial_message: MessageBody | None = None
+    """What the user says first, which starts the agent; null: the agent waits for a message. Not
+    together with `suggested_task`"""
     system_message_suffix: LongText | None = None
+    """Text behind the system prompt of the agent, at most 200,000 characters; null: none"""
     processors: list[dict[str, Any]] | None = None
+    """Read, and without effect; null: none"""
     llm_model: Name | None = None
+    """Provider and name of the model; null: the one of the settings"""
     agent_profile_id: NoProfile | None = None
+    """Saved agent to start with; there are none, so it is null, empty or left out"""
     selected_repository: Name | None = None
+    """Repository to clone into the workspace: `owner/name`, or a URL; null: an empty workspace"""
     selected_branch: Name | None = None
+    """Branch to check out; null: the default branch"""
     git_provider: Provider | None = None
+    """Where the repository is; null: where the user has a token for and it is found"""
     suggested_task: SuggestedTaskBody | None = None
+    """Something to do that was found at a git provider; it becomes the first message. Null: none"""
     title: LongText | None = None
+    """Title of the conversation, at most 200,000 characters; null: the agent makes one from the
+    first message"""
     trigger: Trigger | None = None
     pr_number: Annotated[list[Int64], msgspec.Meta(max_length=100)] = []
+    """Numbers of pull requests it is about, at most 100; they are kept and shown only"""
     parent_conversation_id: UUID | None = None
+    """Conversation this one is a part of, whose sandbox and repository it shares; null: none"""
     agent_type: AgentType = AgentType.DEFAULT
+    """Role of the agent; `plan` writes a plan into `PLAN.md` and changes nothing else"""
     public: bool | None = None
+    """Kept and shown only; null: not said"""
     plugins: Annotated[list[PluginBody], msgspec.Meta(max_length=100)] | None = None
+    """Plugins the agent loads, at most 100; null: none"""
     when_full: WhenFull | None = None
+    """What to do where as many sandboxes run as may; null: as the server is configured"""
     archive_id: UUID | None = None
+    """Saved workspace whose files the new one begins with, with or without dashes; null: none"""
     secrets: (
         Annotated[dict[SecretName, SecretValue], msgspec.Meta(max_length=SECRETS_MAX)] | None
     ) = None
+    """Secrets of this conversation only, by name: at most 50, values up to 64 KiB. They win over
+    the user's own; null: none"""
 
 
 class StartRequestView(msgspec.Struct, frozen=True, kw_only=True):
     """A start request as a task echoes it: every field spelled out, secrets masked."""
 
     sandbox_id: str | None
+    """Sandbox that was asked for; null: any"""
     conversation_id: str | None
+    """Id that was asked for, 32 hex digits; null: any"""
     initial_message: MessageView | None
+    """First message; null: none"""
     system_message_suffix: str | None
+    """Text behind the system prompt; null: none"""
     processors: list[dict[str, Any]] | None
+    """Always null"""
     llm_model: str | None
+    """Model that was asked for; null: the one of the settings"""
     agent_profile_id: str | None
+    """Saved agent that was asked for; null: none"""
     selected_repository: str | None
+    """Repository that was asked for; null: none"""
     selected_branch: str | None
+    """Branch that was asked for; null: the default branch"""
     git_provider: Provider | None
+    """Where the repository is; null if that was not said"""
     suggested_task: SuggestedTaskBody | None
+    """Task that was asked for; null: none"""
     title: str | None
+    """Title that was asked for; null: none"""
     trigger: Trigger | None
     pr_number: list[int]
     parent_conversation_id: str | None
+    """Conversation it is a part of, 32 hex digits; null: none"""
     agent_type: AgentType
+    """Role of the agent"""
     public: bool | None
+    """What the request said; null: nothing"""
     plugins: list[PluginBody] | None
+    """Plugins the agent loads; null: none"""
     secrets: dict[str, str] | None
+    """Names of its secrets, with stars as values; null: none"""
 
 
 class StageView(msgspec.Struct, frozen=True, kw_only=True):
     """A stage of a start, in milliseconds: what it took, null for the present one, and what for."""
 
     status: StartStatus
+    """The stage"""
     started_at: Time
+    """When it began, in UTC"""
     duration_ms: int | None
+    """Milliseconds it took; null for the present one"""
     parts: dict[str, int]
+    """Milliseconds that parts of it took, by name"""
     note: str | None
+    """What else is to be known of it, for people; null: nothing"""
 
 
 class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,30 +196,44 @@ class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
+    """Id of the task, 32 hex digits"""
     created_by_user_id: str | None
+    """Always null: one sees only tasks of one's own"""
     status: StartStatus
+    """How far the start has come"""
     detail: str | None
+    """Why it failed, or what it waits for, for people; null: nothing to say"""
     app_conversation_id: str | None
+    """Id of the conversation, 32 hex digits; null until `status` is `READY`"""
     sandbox_id: str | None
+    """Sandbox of the conversation; null until it is chosen"""
     agent_server_url: str | None
+    """Where its agent server is reached, through this server; null until it answers"""
     request: StartRequestView
+    """What was asked for, every field spelled out, secrets as stars"""
     created_at: Time
     updated_at: Time
     queue_position: int | None
+    """Its place, counted from 1, while it waits for room or its turn; null if it does not"""
     queued_messages: int
+    """How many messages wait until its agent can take them"""
     stages: list[StageView]
+    """The stages it went through, in order; the last one is the present one"""
 
 
 class StartTaskIds(msgspec.Struct, frozen=True, kw_only=True):
     """The query of the batch get of start tasks."""
 
     ids: list[UUID]
+    """Ids of at most 100 tasks, with or without dashes. Each is answered in its place, null for one
+    that is unknown"""
 
 
 class StartTaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The filters of start tasks."""
 
     conversation_id: UUID | None = msgspec.field(name="conversation_id__eq", default=None)
+    """Only tasks of this conversation, with or without dashes; left out: all"""
     created_at_gte: Time | None = msgspec.field(name="created_at__gte", default=None)
 
     def to_filter(self) -> dict[str, Any]:
@@ -177,6 +248,7 @@ class StartTaskQuery(StartTaskFilter, frozen=True, kw_only=True):
     """The query of the search of start tasks."""
 
     sort_order: StartSort = StartSort.CREATED_AT_DESC
+    """What the list is sorted by; `_DESC` is the latest first"""
     page_id: str | None = None
     limit: Limit = PAGE_MAX
 

@@ -20,22 +20,34 @@ class UserGitInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The user at the git provider."""
 
     id: str
+    """Id of the account at the provider"""
     login: str
+    """Name of the account"""
     avatar_url: str
+    """URL of the account's picture; empty if it has none"""
     company: str | None
+    """Company the account names; null if none"""
     name: str | None
+    """Name the account shows; null if none"""
     email: str | None
+    """E-mail address the account shows; null if none"""
 
 
 class GitOrganizations(msgspec.Struct, frozen=True, kw_only=True):
     """The organizations, groups or workspaces of the user at the git provider."""
 
     provider: Provider
+    """The provider they are at"""
     organizations: list[str]
+    """Their names"""
 
 
 async def get_me(request: web.Request) -> web.Response:
-    """GET /users/me: secrets are shown only to somebody who also has a sandbox's key."""
+    """GET /users/me.
+
+    The same as the settings, with who one is. Secrets are shown only to somebody who asks for them
+    and also has the key of a running sandbox of the user.
+    """
     is_revealed = read_query(request, Expose).expose_secrets
     if is_revealed:
         await _require_sandbox(request)
@@ -45,13 +57,19 @@ async def get_me(request: web.Request) -> web.Response:
 
 
 async def get_git_info(request: web.Request) -> web.Response:
-    """GET /users/git-info."""
+    """GET /users/git-info.
+
+    At the first provider that knows the user's token.
+    """
     account = await request.app[GIT_PROVIDERS].get_account(request[PRINCIPAL].user_id)
     return json_response(_from_account(account))
 
 
 async def get_git_organizations(request: web.Request) -> web.Response:
-    """GET /users/git-organizations."""
+    """GET /users/git-organizations.
+
+    At the first provider that knows the user's token.
+    """
     provider, names = await request.app[GIT_PROVIDERS].get_organizations(request[PRINCIPAL].user_id)
     return json_response(GitOrganizations(provider=provider, organizations=names))
 

@@ -21,7 +21,7 @@ from agentsvc.http.wire import (
     read_query,
 )
 from agentsvc.outgoing import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
-from agentsvc.values import Secret, stored_or_none, to_stored
+from agentsvc.values import Secret, ShownSecret, stored_or_none, to_stored
 
 PREFIX: Final = "/api/v1/webhook-subscriptions"
 
@@ -39,20 +39,30 @@ class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
     """A new subscription; without `event_kinds` or `changes`, or with null, all of them are told."""
 
     url: Url
+    """http or https URL that deliveries are posted to, at most 2048 characters"""
     description: Description = ""
+    """What it is for; shown only"""
     event_kinds: Kinds = None
+    """Kinds of events to tell of, such as `MessageEvent`; null: all kinds, empty: none"""
     changes: Changes = None
+    """Kinds of things whose changes to tell of; null: all, empty: none"""
     is_enabled: bool = True
+    """Whether anything is delivered"""
 
 
 class WebhookUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """What to change of a subscription; what is not sent stays."""
 
     url: Url | UnsetType = UNSET
+    """http or https URL that deliveries are posted to; left out: unchanged"""
     description: Description | UnsetType = UNSET
+    """What it is for; left out: unchanged"""
     event_kinds: Kinds | UnsetType = UNSET
+    """Kinds of events to tell of; null: all kinds, empty: none, left out: unchanged"""
     changes: Changes | UnsetType = UNSET
+    """Kinds of things whose changes to tell of; null: all, empty: none, left out: unchanged"""
     is_enabled: bool | UnsetType = UNSET
+    """Whether anything is delivered; true also clears `disabled_reason`. Left out: unchanged"""
 
 
 class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +74,24 @@ class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
+    """Id of the subscription"""
     url: str
+    """URL that deliveries are posted to"""
     description: str
+    """What it is for; empty if that was not said"""
     event_kinds: list[str] | None
+    """Kinds of events that are told of; null: all kinds"""
     changes: list[Change]
+    """Kinds of things whose changes are told of"""
     is_enabled: bool
+    """Whether anything is delivered"""
     disabled_reason: str
+    """Why the server has disabled it, such as an answer 410; empty if it has not"""
     quiet_until: Time | None
+    """Nothing is sent before this moment, as the receiver has asked by `Retry-After`; null: at once
+    """
     former_secret_until: Time | None
+    """Until when deliveries are signed with the former secret, too; null if they are not"""
     created_at: Time
     updated_at: Time
 
@@ -79,13 +99,15 @@ class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
 class NewWebhookInfo(WebhookInfo, frozen=True, kw_only=True):
     """A subscription at the only moment its secret can be seen."""
 
-    secret: str
+    secret: ShownSecret
+    """Key of the signatures (Standard Webhooks, `whsec_` and base64); it is shown here only"""
 
 
 class DeliveryQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which deliveries to list."""
 
     state: DeliveryState | None = None
+    """Only deliveries in this state; left out: all"""
     page_id: str | None = None
     limit: Limit = _PAGE
 
@@ -97,22 +119,33 @@ class DeliveryInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
+    """Id of the delivery, which the receiver sees as `webhook-id`; the same in every attempt"""
     type: str
+    """What it tells, as in the `type` of its body"""
     about_id: str
+    """Id of the conversation, sandbox or start task it is about"""
     seq: int | None
+    """Number of the event it tells of, within its conversation; null if it tells of a change"""
     state: DeliveryState
+    """How far it is"""
     attempts: int
+    """Number of attempts so far"""
     status: int | None
+    """HTTP status the receiver answered last; null if it has not answered yet"""
     reason: str
+    """Why the last attempt failed, for people; empty if it did not"""
     created_at: Time
     next_attempt_at: Time | None
+    """When it is tried next, in UTC; null if it is not"""
     settled_at: Time | None
+    """When it was delivered or given up, in UTC; null before"""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """How many deliveries are made again."""
 
     replayed: int
+    """Number of deliveries that are made again"""
 
 
 _ORDER = msgspec.json.Decoder(WebhookOrder)
@@ -120,13 +153,21 @@ _UPDATE = msgspec.json.Decoder(WebhookUpdate)
 
 
 async def get_webhook_subscriptions(request: web.Request) -> web.Response:
-    """GET /webhook-subscriptions."""
+    """GET /webhook-subscriptions.
+
+    In the order they were made, without their secrets.
+    """
     found = await request.app[WEBHOOKS].list_of(request[PRINCIPAL].user_id)
     return json_response([from_subscription(one) for one in found])
 
 
 async def post_webhook_subscription(request: web.Request) -> web.Response:
-    """POST /webhook-subscriptions."""
+    """POST /webhook-subscriptions.
+
+    Deliveries follow Standard Webhooks: signed with the secret, tried again until the receiver
+    answers 2xx or the tries are over. The answer is the only one that has the secret. A URL in a
+    private network is refused unless the operator allows it.
+    """
     order = await read_json(request, _ORDER)
     made = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, to_draft(order))
     request.app[COURIER].wake()
@@ -138,13 +179,19 @@ def _answer_new(_request: web.Request, made: tuple[Subscription, Secret]) -> web
 
 
 async def get_webhook_subscription(request: web.Request) -> web.Response:
-    """GET /webhook-subscriptions/{subscription_id}."""
+    """GET /webhook-subscriptions/{subscription_id}.
+
+    Without its secret.
+    """
     found = await request.app[WEBHOOKS].get(*_named(request))
     return json_response(from_subscription(found))
 
 
 async def patch_webhook_subscription(request: web.Request) -> web.Response:
-    """PATCH /webhook-subscriptions/{subscription_id}."""
+    """PATCH /webhook-subscriptions/{subscription_id}.
+
+    Only what is sent is changed. What is waiting is delivered as the subscription says then.
+    """
     wanted = await read_json(request, _UPDATE)
     changed = await request.app[WEBHOOKS].update(*_named(request), to_draft(wanted))
     request.app[COURIER].wake()
@@ -152,7 +199,11 @@ async def patch_webhook_subscription(request: web.Request) -> web.Response:
 
 
 async def post_webhook_secret(request: web.Request) -> web.Response:
-    """POST /webhook-subscriptions/{subscription_id}/rotate-secret."""
+    """POST /webhook-subscriptions/{subscription_id}/rotate-secret.
+
+    The answer is the only one that has the new secret. Deliveries are signed with both until
+    `former_secret_until`.
+    """
     return _answer_rotated(request, await request.app[WEBHOOKS].rotate(*_named(request)))
 
 
@@ -166,13 +217,19 @@ def _with_secret(subscription: Subscription, secret: Secret) -> NewWebhookInfo:
 
 
 async def delete_webhook_subscription(request: web.Request) -> web.Response:
-    """DELETE /webhook-subscriptions/{subscription_id}."""
+    """DELETE /webhook-subscriptions/{subscription_id}.
+
+    What is waiting is not delivered any more.
+    """
     await request.app[WEBHOOKS].remove(*_named(request))
     return json_response(SUCCESS)
 
 
 async def search_webhook_deliveries(request: web.Request) -> web.Response:
-    """GET /webhook-subscriptions/{subscription_id}/deliveries."""
+    """GET /webhook-subscriptions/{subscription_id}/deliveries.
+
+    They are kept for some days after they were delivered or given up.
+    """
     query = read_query(request, DeliveryQuery)
     found, next_page_id = await request.app[WEBHOOKS].deliveries(
         *_named(request), state=query.state, page_id=query.page_id, limit=query.limit
@@ -182,7 +239,10 @@ async def search_webhook_deliveries(request: web.Request) -> web.Response:
 
 
 async def post_webhook_replay(request: web.Request) -> web.Response:
-    """POST /webhook-subscriptions/{subscription_id}/deliveries/{delivery_id}/replay."""
+    """POST /webhook-subscriptions/{subscription_id}/deliveries/{delivery_id}/replay.
+
+    Under the same id, also one that was delivered; one that is still to be made is made at once.
+    """
     delivery_id = path_text(request, "delivery_id")
     delivery = await request.app[WEBHOOKS].replay(*_named(request), delivery_id)
     request.app[COURIER].wake()
@@ -194,7 +254,10 @@ def _answer_delivery(_request: web.Request, delivery: Delivery) -> web.Response:
 
 
 async def post_webhook_replay_failed(request: web.Request) -> web.Response:
-    """POST /webhook-subscriptions/{subscription_id}/replay-failed."""
+    """POST /webhook-subscriptions/{subscription_id}/replay-failed.
+
+    At once, each under the id it had.
+    """
     count = await request.app[WEBHOOKS].replay_failed(*_named(request))
     request.app[COURIER].wake()
     return _answer_count(request, count)

@@ -38,7 +38,11 @@ _EVENTS = msgspec.json.Decoder(EventsBody)
 
 
 async def post_conversation(request: web.Request) -> web.Response:
-    """POST /webhooks/conversations."""
+    """POST /webhooks/conversations.
+
+    What agent servers post whenever a conversation of theirs changes. Model, costs and title are
+    taken over.
+    """
     sandbox = calling_sandbox(request)
     info = await read_json(request, _RAW, wide_integers=True)
     decode(info, _INFO)
@@ -47,7 +51,11 @@ async def post_conversation(request: web.Request) -> web.Response:
 
 
 async def post_events(request: web.Request) -> web.Response:
-    """POST /webhooks/events/{conversation_id}."""
+    """POST /webhooks/events/{conversation_id}.
+
+    What agent servers post as events happen. Events are stored by their id, so one that comes twice
+    is stored once.
+    """
     sandbox = calling_sandbox(request)
     conversation_id = path_id(request, "conversation_id")
     events = to_raw_events(await read_json(request, _EVENTS, wide_integers=True))
@@ -56,13 +64,21 @@ async def post_events(request: web.Request) -> web.Response:
 
 
 async def get_provider_token(request: web.Request) -> web.Response:
-    """GET /webhooks/secrets."""
+    """GET /webhooks/secrets.
+
+    The token as plain text. The pass names the user and the provider, and is in what agents know of
+    their secrets.
+    """
     token = await request.app[CONVERSATIONS].reports.provider_token(request[PASS])
     return text_response(token.reveal())
 
 
 async def post_replay(request: web.Request) -> web.Response:
-    """POST /webhooks/replays/{conversation_id}/chat/completions."""
+    """POST /webhooks/replays/{conversation_id}/chat/completions.
+
+    What the agent asks instead of its model while a recording is done again. The answer has the
+    form of the chat completions of OpenAI.
+    """
     sandbox = calling_sandbox(request)
     conversation_id = path_id(request, "conversation_id")
     question = await read_json(request, _QUESTION, wide_integers=True)
