@@ -345,14 +345,23 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         has_public_skills=config.conversations.public_skills,
         grants=grants,
     )
+    app[PENDING] = pending = PendingMessages(
+        db=app[DATABASE],
+        conversations=conversations,
+        sandboxes=sandboxes,
+        agents=app[_AGENTS],
+        events=app[EVENTS],
+        supervisor=app[SUPERVISOR],
+        wait_seconds=config.conversations.hand_over_seconds,
+    )
     app[REPLAYS] = Replays(
         db=app[DATABASE],
         vault=app[_VAULT],
         announcements=app[ANNOUNCEMENTS],
         agents=app[_AGENTS],
         settings=app[SETTINGS],
-        supervisor=app[SUPERVISOR],
         grants=grants,
+        say_later=pending.say_later,
     )
     app[EXPORTS] = Exports(app[EVENTS])
     app[STREAMS] = Streams(
@@ -361,14 +370,6 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         conversations=conversations,
         sandboxes=sandboxes,
         beat_seconds=config.events.heartbeat_seconds,
-    )
-    app[PENDING] = pending = PendingMessages(
-        db=app[DATABASE],
-        conversations=conversations,
-        sandboxes=sandboxes,
-        agents=app[_AGENTS],
-        events=app[EVENTS],
-        supervisor=app[SUPERVISOR],
     )
     sandboxes.on_change(pending.sandbox_changed)
     sandboxes.on_change(lambda before, after: app[ANNOUNCEMENTS].announce(_news(before, after)))

@@ -29,6 +29,7 @@ from agentsvc.conversations.carrying import Carrier
 from agentsvc.conversations.failure import explain_error, explain_sandbox, with_tail
 from agentsvc.conversations.first_answer import check_address, watch_first_answer
 from agentsvc.conversations.grants import Grants
+from agentsvc.conversations.handing_over import check_first_message
 from agentsvc.conversations.lookups import Passes, make_lookups
 from agentsvc.conversations.progress import (
     OnTaskChange,
@@ -354,7 +355,10 @@ class Starter:
         hidden = [key for key in keys if key]
         history = await self._bring_history(start)
         with timed(start, "conversation"):
+            is_known = await agent.find_conversation(start.conversation.id) is not None
             info = await agent.start_conversation(make_agent_body(inputs), hide=hidden)
+            if is_known and order.fork_of is None:
+                await check_first_message(agent, info, inputs.first_message)
         await self._carrier.check(start.conversation.id, agent, history)
         if inputs.first_message is not None:
             await self._watch_first_answer(start, model, hidden, is_lent=lent is not model)
