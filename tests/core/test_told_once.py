@@ -66,6 +66,7 @@ async def test_a_message_whose_answer_is_lost_counts_as_sent_and_is_told_once(
     answer = await client.post(f"{V1}/{conversation_id}/send-message", json=HELLO)
     assert answer.status == 200
     await eventually(lambda: _said(fake_agent, conversation_id) == 2)
+    await client.wait_for_execution(conversation_id, "finished")
     assert len(_messages(sandbox)) == 2
 
 
