@@ -19,6 +19,7 @@ from agentsvc.agent_answers import (
     INIT,
     OBJECT,
     PAGE,
+    TOOL_SERVER_TEST,
     CommandResult,
     ConversationInfo,
     ConversationStats,
@@ -60,6 +61,8 @@ _ENCODER = msgspec.json.Encoder()
 _FIRST_POLL_SECONDS: Final = 0.05
 _LAST_POLL_SECONDS: Final = 0.5
 _PROBE_SECONDS: Final = 5.0
+_CLOSING_SECONDS: Final = 10.0
+"""How much longer than asked the test of a tool server may take, which ends its program."""
 
 
 class AgentClient:
@@ -346,6 +349,20 @@ class AgentServer(WorkspaceCalls):
         path = f"/api/profiles/{quote(name, safe='')}"
         body = {"llm": dict(llm), "include_secrets": True}
         await self._call("POST", path, json=body, hide=hide, time_limit=self._change_seconds)
+
+    async def try_tool_server(
+        self, name: str, server: Mapping[str, Any], *, time_limit: float
+    ) -> str | None:
+        """Return why a tool server (MCP) does not list its tools, None if it does.
+
+        One that is a program is run for it. Raises NotFound for a server that has no such call.
+        """
+        body = {"name": name, "server": dict(server), "timeout": time_limit}
+        limit = time_limit + _CLOSING_SECONDS
+        told = decode(
+            TOOL_SERVER_TEST, await self._call("POST", "/api/mcp/test", json=body, time_limit=limit)
+        )
+        return None if told.ok else told.error
 
     async def delete_conversation(
         self, conversation_id: str, *, time_limit: float | None = None

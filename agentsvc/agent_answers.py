@@ -156,6 +156,13 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     id: str
 
 
+class ToolServerTest(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a tool server could be reached and listed its tools; `error` says why not."""
+
+    ok: bool
+    error: str = ""
+
+
 class Home(msgspec.Struct, frozen=True, kw_only=True):
     """The home directory inside the sandbox."""
 
@@ -216,6 +223,7 @@ BASH_PAGE = msgspec.json.Decoder(BashPage)
 STARTED = msgspec.json.Decoder(Started)
 INIT = msgspec.json.Decoder(Init)
 HOME = msgspec.json.Decoder(Home)
+TOOL_SERVER_TEST = msgspec.json.Decoder(ToolServerTest)
 COUNT = msgspec.json.Decoder(int)
 SKILLS = msgspec.json.Decoder(Skills)
 HOOKS = msgspec.json.Decoder(Hooks)

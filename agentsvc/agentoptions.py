@@ -4,11 +4,13 @@ Field names are those of the agent server, because that is where they go. A fiel
 not set: the agent server decides. Secrets in here leave only through `llm_to_agent`.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from agentsvc.misfits import convert
 from agentsvc.values import Secret, has_control
 
 type Text = Annotated[str, Meta(max_length=4096)]
@@ -146,9 +148,9 @@ SECRET_OPTIONS: Final = frozenset(
 """Options that are never shown."""
 
 
-def read_options[T](raw: Any, kind: type[T]) -> T:
-    """Return decoded JSON as options; raises msgspec.ValidationError for what does not fit."""
-    return msgspec.convert(raw, kind, dec_hook=_to_secret)
+def read_options[T](raw: Any, kind: type[T], *, loc: Sequence[str | int]) -> T:
+    """Return decoded JSON as options; raises InvalidRequest for what does not fit."""
+    return convert(raw, kind, loc=loc, dec_hook=_to_secret)
 
 
 def reveal_options(options: Struct) -> dict[str, Any]:
@@ -182,7 +184,7 @@ def secrets_of(llm: Llm) -> list[Secret]:
 
 def _to_secret(kind: type, value: object) -> Secret:
     if kind is not Secret or not isinstance(value, str):
-        raise ValueError("Expected `str`")
+        raise ValueError("Expected `string`")
     if len(value) > _SECRET_MAX or has_control(value):
         raise ValueError("Expected a secret without control characters")
     return Secret(value)

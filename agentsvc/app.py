@@ -352,6 +352,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         agents=app[_AGENTS],
         events=app[EVENTS],
         supervisor=app[SUPERVISOR],
+        announcements=app[ANNOUNCEMENTS],
         wait_seconds=config.conversations.hand_over_seconds,
     )
     app[REPLAYS] = Replays(

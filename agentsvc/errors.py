@@ -5,8 +5,21 @@ into a response. `message` is written for the caller; `detail` goes to the log o
 """
 
 import errno
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Self
+
+import msgspec
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not fit in a request, and where."""
+
+    type: str
+    """A stable name of the kind of problem, such as `missing` or `string_type`."""
+    loc: tuple[str | int, ...]
+    """Where: `body`, `query`, `path` or `header`, then names of members and places in arrays."""
+    msg: str
+    """What would fit, for people."""
 
 
 class AgentsvcError(Exception):
@@ -34,7 +47,11 @@ class AgentsvcError(Exception):
 
 
 class InvalidRequest(AgentsvcError):
-    """The body, query or path of a request does not fit its description."""
+    """The body, query or path of a request does not fit its description.
+
+    `problems` are all that were found, in the order of the description; there may be more unless
+    `is_all`. What is raised for one of them is its message.
+    """
 
     code = "invalid_request"
     status = 422
@@ -49,8 +66,32 @@ class InvalidRequest(AgentsvcError):
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message, detail=detail, extra=extra)
-        self.loc = tuple(loc)
-        self.kind = kind
+        self.problems: tuple[Problem, ...] = (Problem(type=kind, loc=tuple(loc), msg=message),)
+        self.is_all = True
+
+    @property
+    def loc(self) -> tuple[str | int, ...]:
+        """Where the first problem is."""
+        return self.problems[0].loc
+
+    @property
+    def kind(self) -> str:
+        """Of which type the first problem is."""
+        return self.problems[0].type
+
+    @classmethod
+    def of(
+        cls,
+        problems: Sequence[Problem],
+        *,
+        is_all: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Return the error that names several problems, at least one."""
+        first = problems[0]
+        made = cls(first.msg, loc=first.loc, kind=first.type, extra=extra)
+        made.problems, made.is_all = tuple(problems), is_all
+        return made
 
 
 class BadRequest(AgentsvcError):
@@ -139,10 +180,19 @@ class NotFound(AgentsvcError):
 
 
 class MethodNotAllowed(AgentsvcError):
-    """The path exists, the method on it does not."""
+    """The path exists, the method on it does not.
+
+    `allowed` are the methods that do.
+    """
 
     code = "method_not_allowed"
     status = 405
+
+    def __init__(
+        self, message: str = "Method Not Allowed", *, allowed: Iterable[str] = (), detail: str = ""
+    ) -> None:
+        super().__init__(message, detail=detail)
+        self.allowed = tuple(sorted(allowed))
 
 
 class UnknownHost(AgentsvcError):

@@ -24,6 +24,7 @@ __all__ = [
     "DELTA_KIND",
     "IMPORTED_KEY",
     "LARGEST_EVENT_BYTES",
+    "WISH_KEY",
     "EventHead",
     "EventLog",
     "EventQuery",
@@ -40,6 +41,9 @@ DELTA_KIND: Final = "StreamingDeltaEvent"
 
 IMPORTED_KEY: Final = "imported_event"
 """The state that an event of another server's older generation is kept in as it was."""
+
+WISH_KEY: Final = "asked_agent_state"
+"""The state that tells what a client of the older generation asked the agent to do."""
 
 _LONGEST_TEXT = 255
 _LATEST_BYTES = 64 * 1024

@@ -6,7 +6,7 @@ Reading takes what published clients send: plain URLs, shell-like argument strin
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from agentsvc.errors import InvalidRequest
+from agentsvc.misfits import Problems, convert, matching
 from agentsvc.values import MASK, Secret, has_control
 
 DEFAULT_TIMEOUT_SECONDS: Final = 60
@@ -21,9 +22,6 @@ MAX_TIMEOUT_SECONDS: Final = 3600
 
 _SCHEMES = frozenset({"http", "https", "ws", "wss"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PATH = re.compile(r" - at `\$(?P<path>[^`]*)`$")
-_STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+)\]")
-_QUOTED = re.compile(r"`([^`]*)`")
 
 Loc = tuple[str | int, ...]
 
@@ -103,7 +101,10 @@ class _ShttpWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _StdioWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,100}\Z")]
+    name: Annotated[
+        str,
+        matching(r"\A[A-Za-z0-9_-]{1,100}\Z", "of 1 to 100 letters, digits, `_` and `-`"),
+    ]
     command: Annotated[str, Meta(max_length=4096)]
     args: Annotated[list[_Text], Meta(max_length=1000)] | _Text = []
     env: Annotated[dict[str, _Text], Meta(max_length=1000)] | _Text = {}
@@ -123,27 +124,27 @@ def read_mcp_config(raw: Any, *, loc: Sequence[str | int] = ("body", "mcp_config
     place of secrets are kept as they are; `restore_secrets` replaces them.
     """
     where = tuple(loc)
-    wire = _convert(raw, _ConfigWire, where)
+    wire = convert(raw, _ConfigWire, loc=where)
+    problems = Problems()
     config = McpConfig(
-        sse_servers=tuple(
-            _to_sse(item, (*where, "sse_servers", index))
-            for index, item in enumerate(wire.sse_servers)
-        ),
-        stdio_servers=tuple(
-            _to_stdio(item, (*where, "stdio_servers", index))
-            for index, item in enumerate(wire.stdio_servers)
-        ),
-        shttp_servers=tuple(
-            _to_shttp(item, (*where, "shttp_servers", index))
-            for index, item in enumerate(wire.shttp_servers)
-        ),
+        sse_servers=_each(wire.sse_servers, _to_sse, (*where, "sse_servers"), problems),
+        stdio_servers=_each(wire.stdio_servers, _to_stdio, (*where, "stdio_servers"), problems),
+        shttp_servers=_each(wire.shttp_servers, _to_shttp, (*where, "shttp_servers"), problems),
     )
+    problems.refuse()
     _refuse_twice([server.url for server in config.sse_servers], "url", (*where, "sse_servers"))
     _refuse_twice([server.url for server in config.shttp_servers], "url", (*where, "shttp_servers"))
     _refuse_twice(
         [server.name for server in config.stdio_servers], "name", (*where, "stdio_servers")
     )
     return config
+
+
+def find_mcp_config(
+    raw: Any, *, loc: Sequence[str | int] = ("body", "mcp_config")
+) -> McpConfig | None:
+    """Return what `read_mcp_config` does, None for null."""
+    return None if raw is None else read_mcp_config(raw, loc=loc)
 
 
 def show_mcp_config(config: McpConfig, *, is_revealed: bool = False) -> dict[str, Any]:
@@ -271,36 +272,68 @@ def timeout_of(server: Server) -> float | None:
     return server.extras.timeout_seconds if server.extras else None
 
 
+def _each[T](
+    items: list[Any], read: Callable[[Any, Loc], T], loc: Loc, problems: Problems
+) -> tuple[T, ...]:
+    """Return what could be read of a list; what could not is noted."""
+    found: list[T] = []
+    for index, item in enumerate(items):
+        with problems.noted():
+            found.append(read(item, (*loc, index)))
+    return tuple(found)
+
+
 def _to_sse(raw: Any, loc: Loc) -> SseServer:
-    wire = _convert(_as_server(raw), _SseWire, loc)
-    return SseServer(url=_url(wire.url, loc), api_key=_secret(wire.api_key, loc))
+    wire = convert(_as_server(raw), _SseWire, loc=loc)
+    url, key = _reached(wire, loc)
+    return SseServer(url=url, api_key=key)
 
 
 def _to_shttp(raw: Any, loc: Loc) -> ShttpServer:
-    wire = _convert(_as_server(raw), _ShttpWire, loc)
+    wire = convert(_as_server(raw), _ShttpWire, loc=loc)
+    url, key = _reached(wire, loc)
     return ShttpServer(
-        url=_url(wire.url, loc),
-        api_key=_secret(wire.api_key, loc),
+        url=url,
+        api_key=key,
         timeout_seconds=DEFAULT_TIMEOUT_SECONDS if wire.timeout is None else wire.timeout,
     )
 
 
+def _reached(wire: _SseWire | _ShttpWire, loc: Loc) -> tuple[str, Secret | None]:
+    """Return the URL and the key of a server."""
+    problems = Problems()
+    url, key = "", None
+    with problems.noted():
+        url = _url(wire.url, loc)
+    with problems.noted():
+        key = _secret(wire.api_key, loc)
+    problems.refuse()
+    return url, key
+
+
 def _to_stdio(raw: Any, loc: Loc) -> StdioServer:
-    wire = _convert(raw, _StdioWire, loc)
-    command = wire.command.strip()
+    wire = convert(raw, _StdioWire, loc=loc)
+    made = StdioServer(name=wire.name, command="")
+    problems = Problems()
+    with problems.noted():
+        made = msgspec.structs.replace(made, command=_command(wire.command, (*loc, "command")))
+    with problems.noted():
+        made = msgspec.structs.replace(made, args=_args(wire.args, (*loc, "args")))
+    with problems.noted():
+        made = msgspec.structs.replace(made, env=_env(wire.env, (*loc, "env")))
+    problems.refuse()
+    return made
+
+
+def _command(text: str, loc: Loc) -> str:
+    command = text.strip()
     if not command:
-        raise InvalidRequest("Command cannot be empty", loc=(*loc, "command"))
+        raise InvalidRequest("Command cannot be empty", loc=loc)
     if re.search(r"[\s\0]", command):
         raise InvalidRequest(
-            "Command must be a single program without spaces; its arguments go into args",
-            loc=(*loc, "command"),
+            "Command must be a single program without spaces; its arguments go into args", loc=loc
         )
-    return StdioServer(
-        name=wire.name,
-        command=command,
-        args=_args(wire.args, (*loc, "args")),
-        env=_env(wire.env, (*loc, "env")),
-    )
+    return command
 
 
 def _as_server(raw: Any) -> Any:
@@ -332,7 +365,8 @@ def _args(given: list[str] | str, loc: Loc) -> tuple[str, ...]:
     try:
         args = shlex.split(given) if isinstance(given, str) else given
     except ValueError as exc:
-        raise InvalidRequest(f"Arguments cannot be split: {exc}", loc=loc) from exc
+        text = "Arguments cannot be split: a quotation or an escape has no end"
+        raise InvalidRequest(text, loc=loc, detail=str(exc)) from exc
     if any("\0" in arg for arg in args):
         raise InvalidRequest("Arguments must not contain NUL", loc=loc)
     return tuple(args)
@@ -340,14 +374,14 @@ def _args(given: list[str] | str, loc: Loc) -> tuple[str, ...]:
 
 def _env(given: dict[str, str] | str, loc: Loc) -> dict[str, Secret]:
     pairs = _env_pairs(given, loc) if isinstance(given, str) else given
+    problems = Problems()
     for name, value in pairs.items():
         if not _VARIABLE.fullmatch(name):
-            raise InvalidRequest(
-                "Environment names have letters, digits and `_`, and no digit in front",
-                loc=(*loc, name),
-            )
+            text = "Environment names have letters, digits and `_`, and no digit in front"
+            problems.note(text, loc=(*loc, name))
         if "\0" in value:
-            raise InvalidRequest("Environment values must not contain NUL", loc=(*loc, name))
+            problems.note("Environment values must not contain NUL", loc=(*loc, name))
+    problems.refuse()
     return {name: Secret(value) for name, value in pairs.items()}
 
 
@@ -435,28 +469,3 @@ def _free_name(name: str, taken: dict[str, Server]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def _convert[T](raw: Any, kind: type[T], loc: Loc) -> T:
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as exc:
-        raise _refusal(str(exc), loc) from exc
-
-
-def _refusal(text: str, loc: Loc) -> InvalidRequest:
-    """Return the error for a message of msgspec, with the place it names as a location."""
-    message = _PATH.sub("", text)
-    found = _PATH.search(text)
-    steps = tuple(
-        int(step["index"]) if step["index"] else step["name"]
-        for step in _STEP.finditer(found["path"] if found else "")
-    )
-    named = _QUOTED.search(message)
-    if message.startswith("Object missing") and named:
-        return InvalidRequest("Field required", loc=(*loc, *steps, named[1]), kind="missing")
-    if message.startswith("Object contains unknown") and named:
-        return InvalidRequest(
-            "Extra inputs are not permitted", loc=(*loc, *steps, named[1]), kind="extra_forbidden"
-        )
-    return InvalidRequest(message, loc=(*loc, *steps))

@@ -30,10 +30,12 @@ from agentsvc.mcp import (
     timeout_of,
     transport_of,
 )
+from agentsvc.misfits import Problems, convert
 from agentsvc.values import MASK, Secret, has_control
 
 _SERVERS_MAX: Final = 100
 _BEARER: Final = "Bearer "
+_WRAPPER: Final = "mcpServers"
 _LISTS: Final = frozenset({"sse_servers", "stdio_servers", "shttp_servers"})
 _NAME = re.compile(r"[^\0-\x1f\x7f]{1,100}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
@@ -78,15 +80,21 @@ def read_mcp_map(raw: Any, *, loc: Sequence[str | int]) -> McpConfig | None:
     """
     where = tuple(loc)
     if not isinstance(raw, dict | None):
-        raise InvalidRequest("Expected `object`", loc=where, kind="dict_type")
+        raise InvalidRequest("Expected `object` or `null`", loc=where, kind="dict_type")
     if not raw:
         return None
     if raw.keys() <= _LISTS and all(isinstance(value, list) for value in raw.values()):
         return read_mcp_config(raw, loc=where)
-    servers = raw.get("mcpServers", raw)
+    servers = raw.get(_WRAPPER, raw)
+    where = (*where, _WRAPPER) if _WRAPPER in raw else where
     if not isinstance(servers, dict) or len(servers) > _SERVERS_MAX:
         raise InvalidRequest(f"Expected `object` of at most {_SERVERS_MAX} servers", loc=where)
-    found = {name: _to_server(name, item, (*where, name)) for name, item in servers.items()}
+    found: dict[str, Server] = {}
+    problems = Problems()
+    for name, item in servers.items():
+        with problems.noted():
+            found[name] = _to_server(name, item, (*where, name))
+    problems.refuse()
     _refuse_twice(found, where)
     return McpConfig(
         sse_servers=tuple(one for one in found.values() if isinstance(one, SseServer)),
@@ -104,10 +112,7 @@ def show_mcp_map(config: McpConfig | None, *, is_revealed: bool = False) -> dict
 def _to_server(name: str, raw: Any, loc: Loc) -> Server:
     if not _NAME.fullmatch(name):
         raise InvalidRequest("A name has 1 to 100 printable characters", loc=loc)
-    try:
-        wire = msgspec.convert(raw, _ServerWire)
-    except msgspec.ValidationError as exc:
-        raise InvalidRequest(str(exc), loc=loc) from exc
+    wire = convert(raw, _ServerWire, loc=loc)
     if wire.command is not None and wire.transport in (None, "stdio"):
         return _to_stdio(name, wire, loc)
     if wire.url is not None and wire.transport != "stdio":
@@ -156,15 +161,22 @@ def _read_list(kind: str, form: dict[str, Any], loc: Loc) -> McpConfig:
     try:
         return read_mcp_config({kind: [form]}, loc=())
     except InvalidRequest as exc:
-        raise InvalidRequest(exc.message, loc=(*loc, *exc.loc[2:]), kind=exc.kind) from exc
+        # The list, the place in it, and the name as a member, are none of the client's.
+        problems = [
+            msgspec.structs.replace(one, loc=(*loc, *(s for s in one.loc[2:] if s != "name")))
+            for one in exc.problems
+        ]
+        raise InvalidRequest.of(problems) from exc
 
 
 def _headers(wire: _ServerWire, loc: Loc) -> dict[str, Secret]:
     """Return the headers of a server, those of its way to authenticate included."""
     headers = {**(wire.headers or {}), **_auth_headers(wire.auth, loc)}
+    problems = Problems()
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or has_control(value):
-            raise InvalidRequest("This is no HTTP header", loc=(*loc, "headers", name))
+            problems.note("This is no HTTP header", loc=(*loc, "headers", name))
+    problems.refuse()
     # One spelling, so that the key of a server is found again.
     return {
         "Authorization" if name.lower() == "authorization" else name: Secret(value)

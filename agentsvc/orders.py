@@ -81,6 +81,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "user"
     content: tuple[Content, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither a text nor an image."""
+        return not any(part.text.strip() or part.image_urls for part in self.content)
+
 
 class SuggestedTask(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of work found at a git provider; it becomes the first message."""

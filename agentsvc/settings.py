@@ -19,13 +19,17 @@ from agentsvc.db import Database, Reader, Row, Transaction
 from agentsvc.effects import note_effect
 from agentsvc.errors import InvalidRequest
 from agentsvc.mcp import McpConfig, restore_secrets, show_mcp_config
+from agentsvc.misfits import Problems
+from agentsvc.modelhosts import is_base_url
 from agentsvc.secretstore import SecretStore, apply_secrets
 from agentsvc.usersecrets import CustomSecret, ProviderToken, SecretsPatch
 from agentsvc.values import MASK, MAX_INT, Secret, has_control
 from agentsvc.vault import Vault
 
 __all__ = [
+    "AGENTS",
     "FLAT_FIELDS",
+    "SECURITY_ANALYZERS",
     "CustomSecret",
     "GroupingStrategy",
     "ProviderToken",
@@ -34,6 +38,7 @@ __all__ = [
     "Settings",
     "SettingsPatch",
     "SettingsStore",
+    "check_base_url",
     "check_patch",
     "llm_of",
     "merge",
@@ -53,6 +58,12 @@ LEAST: Final = {
     "user_version": 0,
 }
 """The smallest value of every whole number."""
+
+AGENTS: Final = ("CodeActAgent",)
+"""The agents there are."""
+
+SECURITY_ANALYZERS: Final = ("llm", "none")
+"""Who can rate the risk of an action; `none` is nobody."""
 
 _MAX_TEXT: Final = 4096
 _MAX_SKILLS: Final = 1000
@@ -115,7 +126,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 class SettingsPatch(Struct, frozen=True, kw_only=True):
     """A change to settings: UNSET leaves a field alone, None puts it back to its default.
 
-    None also leaves the fields of KEPT_ON_NULL alone; they, and they only, are cleared by "".
+    None also leaves the fields of KEPT_ON_NULL alone. An empty text clears any field that is a text.
     """
 
     language: str | UnsetType | None = UNSET
@@ -162,29 +173,62 @@ _DEFAULTS: Final = Settings()
 
 
 def merge(old: Settings, patch: SettingsPatch) -> Settings:
-    """Return the settings after a change; raises InvalidRequest for stars that hide nothing.
+    """Return the settings after a change; raises InvalidRequest.
 
-    The secrets of `secrets_store` are not part of the record; the store applies them.
+    That is for stars that hide nothing, and for a new value that can never work; one that is stored
+    already may come back. The secrets of `secrets_store` are not part of the record; the store
+    applies them.
     """
     changes: dict[str, Any] = {}
+    problems = Problems()
     for name in FLAT_FIELDS:
         given = getattr(patch, name)
-        if given is UNSET or (name in KEPT_ON_NULL and _keeps(given)):
+        is_kept = name in KEPT_ON_NULL and _keeps(given)
+        if given is UNSET or is_kept or given == getattr(old, name):
             continue
-        empty = given is None or (name in KEPT_ON_NULL and not given)
+        empty = given is None or (isinstance(given, str | Secret) and not given)
         changes[name] = getattr(_DEFAULTS, name) if empty else given
+        if not empty:
+            with problems.noted():
+                _check_use(name, given)
+    problems.refuse()
     mcp_config = changes.get("mcp_config")
     if mcp_config is not None:
         changes["mcp_config"] = restore_secrets(mcp_config, old.mcp_config)
     return msgspec.structs.replace(old, **changes)
 
 
+def check_base_url(url: str | None, *, loc: Sequence[str | int]) -> None:
+    """Raise InvalidRequest unless a language model can be at a URL; none is fine."""
+    if url and not is_base_url(url):
+        raise InvalidRequest(
+            "Input should be a URL of http or https, such as `http://localhost:11434/v1`",
+            loc=loc,
+            kind="url_parsing",
+        )
+
+
+def _check_use(name: str, given: object) -> None:
+    """Raise InvalidRequest for a value that fits its field, and that nothing could be done with."""
+    if name == "llm_base_url":
+        check_base_url(str(given), loc=("body", name))
+    choices = _CHOICES.get(name)
+    if choices is not None and given not in choices:
+        known = " or ".join(f"`{one}`" for one in choices)
+        raise InvalidRequest(f"Input should be {known}", loc=("body", name), kind="enum")
+
+
+_CHOICES: Final = {"agent": AGENTS, "security_analyzer": SECURITY_ANALYZERS}
+
+
 def check_patch(patch: SettingsPatch, *, loc: Sequence[str | int] = ("body",)) -> None:
-    """Raise InvalidRequest, located at the field, for a value out of its bounds."""
+    """Raise InvalidRequest, located at the fields, for values out of their bounds."""
+    problems = Problems()
     for name in FLAT_FIELDS:
         problem = _problem(name, getattr(patch, name))
         if problem:
-            raise InvalidRequest(f"{name} {problem}", loc=(*loc, name))
+            problems.note(f"{name} {problem}", loc=(*loc, name))
+    problems.refuse()
 
 
 def show_settings(settings: Settings) -> dict[str, Any]:

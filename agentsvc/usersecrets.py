@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from agentsvc import git
 from agentsvc.errors import InvalidRequest
+from agentsvc.misfits import Problems, convert
 from agentsvc.orders import Provider
 from agentsvc.values import MASK, Secret, has_control
 
@@ -147,26 +147,30 @@ def read_secrets(raw: Any, *, loc: Sequence[str | int] = ("body", "secrets_store
 
     A plain string stands for a token or a value alone, as older clients send it.
     """
-    store = _convert({} if raw is None else raw, _StoreWire, tuple(loc))
-    return SecretsPatch(
-        provider_tokens=read_provider_tokens(
-            store.provider_tokens or {}, loc=(*loc, "provider_tokens")
-        ),
-        custom_secrets={
-            name: _read_custom(name, item, (*loc, "custom_secrets", name))
-            for name, item in (store.custom_secrets or {}).items()
-        },
-    )
+    store = convert({} if raw is None else raw, _StoreWire, loc=loc)
+    problems = Problems()
+    tokens: dict[Provider, ProviderTokenPatch] = {}
+    with problems.noted():
+        tokens = read_provider_tokens(store.provider_tokens or {}, loc=(*loc, "provider_tokens"))
+    customs: dict[str, CustomSecretPatch] = {}
+    for name, item in (store.custom_secrets or {}).items():
+        with problems.noted():
+            customs[name] = _read_custom(name, item, (*loc, "custom_secrets", name))
+    problems.refuse()
+    return SecretsPatch(provider_tokens=tokens, custom_secrets=customs)
 
 
 def read_provider_tokens(
     raw: Mapping[str, Any], *, loc: Sequence[str | int] = ("body", "provider_tokens")
 ) -> dict[Provider, ProviderTokenPatch]:
     """Return the changes a decoded map of provider tokens asks for; raises InvalidRequest."""
-    return {
-        _read_provider(name, (*loc, name)): _read_token(item, (*loc, name))
-        for name, item in raw.items()
-    }
+    found: dict[Provider, ProviderTokenPatch] = {}
+    problems = Problems()
+    for name, item in raw.items():
+        with problems.noted():
+            found[_read_provider(name, (*loc, name))] = _read_token(item, (*loc, name))
+    problems.refuse()
+    return found
 
 
 def _read_provider(name: str, loc: tuple[str | int, ...]) -> Provider:
@@ -178,7 +182,7 @@ def _read_provider(name: str, loc: tuple[str | int, ...]) -> Provider:
 
 
 def _read_token(raw: Any, loc: tuple[str | int, ...]) -> ProviderTokenPatch:
-    wire = _convert({"token": raw} if isinstance(raw, str) else raw, _TokenWire, loc)
+    wire = convert({"token": raw} if isinstance(raw, str) else raw, _TokenWire, loc=loc)
     token = Secret((wire.token or "").strip())
     check_secret_value(token, loc=(*loc, "token"))
     if has_control(token.reveal()):
@@ -190,18 +194,20 @@ def _read_token(raw: Any, loc: tuple[str | int, ...]) -> ProviderTokenPatch:
 
 
 def _read_custom(name: str, raw: Any, loc: tuple[str | int, ...]) -> CustomSecretPatch:
-    check_secret_name(name, loc=loc)
-    wire = _convert({"secret": raw} if isinstance(raw, str) else raw, _SecretWire, loc)
+    problems = Problems()
+    with problems.noted():
+        check_secret_name(name, loc=loc)
+    with problems.noted():
+        found = _read_value(raw, loc)
+    problems.refuse()
+    return found
+
+
+def _read_value(raw: Any, loc: tuple[str | int, ...]) -> CustomSecretPatch:
+    wire = convert({"secret": raw} if isinstance(raw, str) else raw, _SecretWire, loc=loc)
     value = Secret(wire.secret or "")
     check_secret_value(value, loc=(*loc, "secret"))
     return CustomSecretPatch(value=value or None, description=wire.description)
-
-
-def _convert[T](raw: Any, kind: type[T], loc: tuple[str | int, ...]) -> T:
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as exc:
-        raise InvalidRequest(str(exc), loc=loc) from exc
 
 
 def _kept(given: Secret | None, stored: Secret | None) -> Secret | None:

@@ -3,7 +3,8 @@
 `python -m tests.lock EXTRAS` prints the part of it that an installation with these extras is made
 of, for `pip install --require-hashes --no-deps`. It runs before anything is installed, so it
 imports the standard library only. `python -m tests.lock --record` resolves again, with uv: it
-keeps what fits and adds what is missing; with `--upgrade` it takes the newest of everything.
+keeps what fits and adds what is missing; with `--upgrade` it takes the newest of everything. The
+parts that the image of sandboxes is made of are in the package, and are written with it.
 """
 
 import re
@@ -20,7 +21,15 @@ LOCK: Final = ROOT / ".ci" / "lock.txt"
 PROJECT: Final = "agentsvc"
 BUILD: Final = ("editables", "setuptools")
 """What the project needs to be installed in place, and packages that come as source only to be built."""
+IMAGE_BUILD: Final = "setuptools"
+"""What those packages need among the agent server's."""
 
+IMAGE: Final = ROOT / "agentsvc" / "images"
+"""Where the parts of the lock are that the image of sandboxes is made of."""
+
+_PART_HEAD: Final = (
+    "# A part of `.ci/lock.txt`, which `python -m tests.lock --record` writes with it.\n"
+)
 _HEAD: Final = """\
 # What the set-up installs, with the hashes that the index publishes: `python -m tests.lock --record`.
 # Of Linux on x86_64 and aarch64, Python 3.12 and 3.13; `# via` says which package wants one.
@@ -112,11 +121,28 @@ def select(lock: Mapping[str, Entry], extras: Iterable[str]) -> list[Entry]:
     wanted = {_parts(requirement)[0] for requirement in required(extras)}
     if missing := wanted - lock.keys():
         raise SystemExit(f"error: the lock lacks {', '.join(sorted(missing))}; record it again")
+    return _with_all_they_want(lock, wanted)
+
+
+def _with_all_they_want(lock: Mapping[str, Entry], names: Iterable[str]) -> list[Entry]:
+    wanted = set(names)
     size = 0
     while len(wanted) > size:
         size = len(wanted)
         wanted |= {entry.name for entry in lock.values() if entry.wanted_by & wanted}
     return [lock[name] for name in sorted(wanted)]
+
+
+def for_image(lock: Mapping[str, Entry]) -> dict[str, str]:
+    """Return the files of the image's parts: what builds, and the agent server with all it wants."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    agent = told["project"]["optional-dependencies"]["agent"]
+    parts = {"build.txt": [IMAGE_BUILD], "agent.txt": [_parts(one)[0] for one in agent]}
+    return {
+        name: _PART_HEAD
+        + "".join(f"{entry.text.rstrip()}\n" for entry in _with_all_they_want(lock, wanted))
+        for name, wanted in parts.items()
+    }
 
 
 def record(options: Sequence[str]) -> None:
@@ -126,6 +152,8 @@ def record(options: Sequence[str]) -> None:
     command = [*_RESOLVE, *options, "pyproject.toml", "-", "--output-file", str(LOCK)]
     subprocess.run(command, cwd=ROOT, input=build, text=True, check=True)
     LOCK.write_text(_HEAD + LOCK.read_text())
+    for name, text in for_image(read_lock()).items():
+        (IMAGE / name).write_text(text)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -270,28 +270,32 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
 
 
 def fork_server_files(user: int) -> dict[str, bytes]:
-    """Return the files that `fork_server_arguments` name."""
-    code = seccomp.compile_filter(platform.machine(), may_join=True)
+    """Return the files that `fork_server_arguments` name; 0 is for the server's own user."""
+    code = seccomp.compile_filter(platform.machine(), may_join=True, in_parts=not user)
     return {
-        "passwd": _passwd(Path("/nonexistent"), user),
-        "group": f"root:x:0:\nagent:x:{user}:\n".encode(),
+        "passwd": _passwd(Path("/nonexistent"), user or INSIDE),
+        "group": f"root:x:0:\nagent:x:{user or INSIDE}:\n".encode(),
         **({"seccomp": code} if code else {}),
     }
 
 
 def fork_server_arguments(
-    readable: tuple[Path, ...], *, shares_network: bool, has_filter: bool
+    readable: tuple[Path, ...], *, shares_network: bool, has_filter: bool, has_own_user: bool
 ) -> list[str]:
-    """Return bubblewrap's arguments for the fork server of a server that is root, without the command.
+    """Return bubblewrap's arguments for the fork server, without the command.
 
-    It is in the server's user namespace, where it has no rights, and in its pid namespace: the kernel
-    lets nobody join a sandbox's who is in another one. Of /proc it sees itself alone.
+    With a user of its own it is in the server's user namespace, where it has no rights; without, it
+    is in one around those of sandboxes. It is in the server's pid namespace: the kernel lets nobody
+    join a sandbox's who is in another one. Of /proc it sees itself alone.
     """
     made = ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent"]
     made += [] if shares_network else ["--unshare-net"]
     made += ["--cap-drop", "ALL"]
-    for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
-        made += ["--cap-add", name]
+    if has_own_user:
+        for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+            made += ["--cap-add", name]
+    else:
+        made += ["--unshare-user", "--uid", str(INSIDE), "--gid", str(INSIDE)]
     # Before what is made in it: the server may be installed there.
     made += ["--perms", "1777", "--tmpfs", TEMP]
     shown = {parent: None for path in readable for parent in reversed(path.parents)}

@@ -37,6 +37,9 @@ _DEFAULTS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCH
 FILES_AT_MOST: Final = 65536
 """Above the number of any open file that a process may have been left by whoever started it."""
 
+LISTENER: Final = "AGENTSVC_LISTENER"
+"""The variable that tells a command which of its open files is the socket of the port it listens at."""
+
 type Json = dict[str, Any]
 
 
@@ -271,23 +274,44 @@ def _answers(port: int) -> bool:
     return True
 
 
-def hold_ports(ports: Sequence[tuple[str, int]]) -> dict[str, socket.socket]:
-    """Keep ports of the loopback interface from being given to others; OSError if one cannot be had."""
-    # A bound socket that does not listen keeps a port from being given to anybody, while a
-    # server that sets SO_REUSEADDR, as all do, can still listen on it. Reuse is allowed only
-    # after the bind, so that two sandboxes cannot hold the same number.
-    found = {}
-    for name, number in ports:
-        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        held.bind(("127.0.0.1", number))
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found[name] = held
-    return found
+class Ports:
+    """Ports of the loopback interface that are kept from being given to others."""
+
+    def __init__(self, orders: Json) -> None:
+        """Bind them; raises OSError if one cannot be had.
+
+        The one that the command takes over, which the orders name as `passed`, nobody else can bind
+        from now on. The others are bound by number by what runs in the sandbox, and could be by
+        anybody in the same network.
+        """
+        # A bound socket that does not listen keeps a port from being given to anybody, while a
+        # server that sets SO_REUSEADDR, as all do, can still listen on it. Reuse is allowed only
+        # after the bind, so that two sandboxes cannot hold the same number; without it nobody can
+        # bind the port again. The command listens on what it is passed when it is ready, so that
+        # until then connections are refused.
+        self._held: dict[str, socket.socket] = {}
+        self._passed = orders["passed"]
+        for name, number in orders["ports"]:
+            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            held.bind(("127.0.0.1", number))
+            if name != self._passed:
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._held[name] = held
+        self.numbers = {name: one.getsockname()[1] for name, one in self._held.items()}
+
+    def passed(self) -> list[int]:
+        """Return the descriptor that is for the command, if one is."""
+        return [self._held[self._passed].fileno()] if self._passed in self._held else []
+
+    def hand_over(self) -> None:
+        """Leave that to the command, which has got it."""
+        if self._passed in self._held:
+            self._held.pop(self._passed).close()
 
 
-def numbers_of(held: Mapping[str, socket.socket]) -> dict[str, int]:
-    """Return the numbers of the ports that are held."""
-    return {name: one.getsockname()[1] for name, one in held.items()}
+def told_of(passed: Sequence[int]) -> dict[str, str]:
+    """Return what a command's environment says of the socket that it is passed."""
+    return {LISTENER: str(passed[0])} if passed else {}
 
 
 def start_time(pid: int) -> int:
@@ -362,7 +386,7 @@ def execute(
 
 
 def starting_as(user: int, around: int | None = None) -> Become:
-    """Return what turns a fresh child of root into a command of that user; see `spaces.become`."""
+    """Return what turns a fresh child into a command of that user; see `spaces.become`."""
 
     def turn_into(
         argv: Sequence[str],
@@ -376,7 +400,8 @@ def starting_as(user: int, around: int | None = None) -> Become:
         try:
             spaces.become(user, around)
         except OSError as exc:
-            os.write(err, f"user {user} cannot be had: {exc.strerror}\n".encode())
+            who = f"user {user}" if user else "the namespace of the zygote"
+            os.write(err, f"{who} cannot be had: {exc.strerror}\n".encode())
             os._exit(_NO_USER)
         execute(argv, env, cwd=cwd, umask=umask, out=out, err=err)
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from agentsvc.backend import Network
 from agentsvc.backends.bubblewrap import DOORS
 from agentsvc.backends.places import Place, Record, WayOut
-from agentsvc.backends.threads import reach
+from agentsvc.backends.threads import finish
 from agentsvc.egress import (
     Mode,
     Policy,
@@ -76,7 +76,7 @@ class Doors:
         policy = policy_of(record)
         if place.sandbox_id in self._proxies:
             self._proxies[place.sandbox_id].policy = policy
-            await reach(lambda: _let_through(place.doors, record.user))
+            await finish(lambda: _let_through(place.doors, record.user))
             return
         self._resolver = self._resolver or Resolver()
         proxy = Proxy(
@@ -86,12 +86,18 @@ class Doors:
             sources={split(record.callback)[1]: source_of(place.sandbox_id)},
         )
         self._proxies[place.sandbox_id] = proxy
+        bound: list[socket.socket] = []
         try:
-            listener = await reach(lambda: _bind(place.doors, record.user))
-            await proxy.listen_on(listener)
+            # Whoever is cancelled ends with the thread, which else would write to a directory that
+            # is being removed, and leave a socket that nobody closes.
+            await finish(lambda: bound.append(_bind(place.doors, record.user)))
+            await proxy.listen_on(bound[0])
         except BaseException:
             # One that could not be opened is not open: whoever tries again opens it.
             self._proxies.pop(place.sandbox_id, None)
+            await proxy.close()
+            for listener in bound:
+                listener.close()
             raise
 
     async def close(self, sandbox_id: str) -> None:

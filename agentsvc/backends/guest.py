@@ -1,16 +1,21 @@
-"""What the agent server of a process sandbox imports first: it keeps its files in the sandbox.
+"""What the agent server of a process sandbox imports first.
 
-The agent server and its browser package put some straight into /tmp, whatever TMPDIR says; there a
-sandbox that is deleted would leave them. Imported by `--import-modules`, with the standard library
-alone; where there is no such package, or it has another shape, nothing is changed.
+It has the agent server listen on the socket that it was passed, so that nobody else can have bound
+its port meanwhile, and keeps its files in the sandbox: the agent server and its browser package put
+some straight into /tmp, whatever TMPDIR says; there a sandbox that is deleted would leave them.
+Imported by `--import-modules`, with the standard library alone; where there is no such package, or it
+has another shape, nothing is changed.
 """
 
 import os
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from agentsvc.backends import browser, trust
+from agentsvc.backends.children import LISTENER
 
 _CONFIG: Final = "openhands.agent_server.config"
 _OWN: Final = (
@@ -21,11 +26,31 @@ _OWN: Final = (
 
 
 def settle() -> None:
-    """Say where worktrees and downloads go, and have the configuration read."""
+    """Say where it listens and where worktrees and downloads go, and have the configuration read."""
+    _listen_on(os.environ.pop(LISTENER, ""))
     os.environ.setdefault("OH_CONVERSATION_WORKTREE_ROOT", str(Path.home() / "worktrees"))
     _keep_configuration()
     browser.settle_here()
     trust.settle_here()
+
+
+def _listen_on(number: str) -> None:
+    """Have its web server listen on the socket that is open as that number, if one is."""
+    try:
+        passed = socket.socket(fileno=int(number))
+    except (OSError, ValueError):
+        return
+    passed.set_inheritable(False)
+    server: Any = getattr(sys.modules.get("uvicorn"), "Server", None)
+    if server is None:
+        passed.close()  # it is free to be bound by number
+        return
+    run = server.run
+
+    def run_on(self: object, sockets: Sequence[socket.socket] | None = None) -> None:
+        run(self, sockets=sockets or [passed])
+
+    server.run = run_on
 
 
 def _keep_configuration() -> None:

@@ -23,14 +23,14 @@ from agentsvc.backends.children import (
     Command,
     Execution,
     Json,
+    Ports,
     become_reaper,
     fill,
-    hold_ports,
     kill,
     kill_descendants,
-    numbers_of,
     take,
     take_name,
+    told_of,
     wake_on_child,
 )
 from agentsvc.backends.joining import lose_capabilities
@@ -79,33 +79,38 @@ class Inside:
         """Start everything, say which ports there are, and return the command's exit code."""
         wake = wake_on_child()
         try:
-            held = hold_ports(self.orders["ports"])
+            held = Ports(self.orders)
         except OSError as exc:
             channel.send(json.dumps({"failed": f"a port cannot be had: {exc.strerror}"}).encode())
             return 1
-        self.ports = numbers_of(held)
+        self.ports = held.numbers
         relay = self._start_relay()
         own = os.pidfd_open(os.getpid())
         socket.send_fds(channel, [json.dumps({"ports": self.ports}).encode()], [own])
         os.close(own)
-        command = (self._adopt(channel) if self.orders["waits"] else None) or self._start()
+        passed = held.passed()
+        command = self._adopt(channel, passed) if self.orders["waits"] else None
+        command = command or self._start(passed)
+        held.hand_over()
         command.watched = relay
         signal.signal(signal.SIGTERM, lambda _number, _frame: kill(command.pid, signal.SIGTERM))
         self._attend(command, channel, wake)
         kill_descendants()
         return command.exit_code or 0
 
-    def _start(self) -> Command:
+    def _start(self, passed: Sequence[int]) -> Command:
+        env = {name: fill(value, self.ports) for name, value in self.orders["env"].items()}
         return Command(
             [fill(part, self.ports) for part in self.orders["argv"]],
-            {name: fill(value, self.ports) for name, value in self.orders["env"].items()},
+            {**env, **told_of(passed)},
             cwd=self.orders["cwd"],
             umask=self.orders["umask"],
+            keep=passed,
             out=1,
             err=2,
         )
 
-    def _adopt(self, channel: socket.socket) -> Command | None:
+    def _adopt(self, channel: socket.socket, passed: Sequence[int]) -> Command | None:
         """Take what has come from outside for the command, if something has."""
         _, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 1)
         for number in files:
@@ -113,7 +118,8 @@ class Inside:
                 talk.settimeout(_ADOPT_SECONDS)
                 with contextlib.suppress(OSError, ValueError):
                     pid = int(talk.recv(_MESSAGE_MAX))
-                    socket.send_fds(talk, [str(self.orders["umask"]).encode()], [1, 2])
+                    told = str(self.orders["umask"]).encode()
+                    socket.send_fds(talk, [told], [1, 2, *passed])
                     return Command.adopted(pid)
         return None
 

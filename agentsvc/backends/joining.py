@@ -1,31 +1,36 @@
 """Takes a process into a sandbox that bubblewrap holds, and leaves it no more rights than that has.
 
 Used by a fork of a program that is outside and by the shim that lets it in, with the standard
-library alone. The kernel is asked for all namespaces at once: whoever owns the outermost of them
-may join them, and only as long as it is outside.
+library alone. Whoever owns the outermost user namespace of a sandbox may join it and all within. For
+root the kernel is asked for all namespaces at once: the outermost knows root, whom nothing may become
+that comes from the fork server. Elsewhere it is handed the namespaces, since a process that Landlock
+keeps from others may not name one.
 """
 
 import ctypes
+import fcntl
 import os
 import re
 import signal
 import struct
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agentsvc.backends import spaces
 from agentsvc.backends.landlock import leave_abstract_sockets
 from agentsvc.backends.watch import be_expendable
 
 _NAMESPACES: Final = {
-    "user": os.CLONE_NEWUSER,
     "mnt": os.CLONE_NEWNS,
     "pid": os.CLONE_NEWPID,
     "net": os.CLONE_NEWNET,
     "ipc": os.CLONE_NEWIPC,
     "uts": os.CLONE_NEWUTS,
     "cgroup": os.CLONE_NEWCGROUP,
+    "user": os.CLONE_NEWUSER,
 }
+_NS_GET_USERNS: Final = 0xB701
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_SECCOMP: Final = 22
@@ -40,13 +45,41 @@ _CAPABILITIES_MAX: Final = 64
 _STEP_BYTES: Final = 8
 
 
-def differing(pid: int, other: int) -> int:
-    """Return the flags of the namespaces that two processes do not share; raises OSError."""
-    flags = 0
-    for name, flag in _NAMESPACES.items():
-        one, two = (Path(f"/proc/{process}/ns/{name}").readlink() for process in (pid, other))
-        flags |= flag if one != two else 0
-    return flags
+class WayIn(NamedTuple):
+    """What a process joins to be with another one, first to last; the numbers are for the maker to close."""
+
+    flags: int
+    numbers: Sequence[int]
+
+
+def way_in(pid: int, pidfd: int, *, at_once: bool) -> WayIn:
+    """Return how a process is to join that which a descriptor stands for; raises OSError.
+
+    What may become root on its way, as within the namespace around a sandbox of root's, has to join all
+    namespaces `at_once`. To others they are handed.
+    """
+    other = pid_of(pidfd)
+    differing = [name for name in _NAMESPACES if _link(pid, name) != _link(other, name)]
+    if at_once:
+        return WayIn(sum(_NAMESPACES[name] for name in differing), [os.dup(pidfd)])
+    found: list[int] = []
+    try:
+        paths = (f"/proc/{other}/ns/{name}" for name in differing)
+        found.extend(os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths)
+        # It owns the others, and may be one further out than what runs inside.
+        found.insert(0, fcntl.ioctl(found[0], _NS_GET_USERNS))
+        os.set_inheritable(found[0], False)
+        if os.path.samestat(os.fstat(found[0]), os.fstat(found[-1])):
+            os.close(found.pop())
+    except BaseException:
+        for number in found:
+            os.close(number)
+        raise
+    return WayIn(0, found)
+
+
+def _link(pid: int, name: str) -> str:
+    return str(Path(f"/proc/{pid}/ns/{name}").readlink())
 
 
 def let_in(pid: int, orders: dict[str, Any]) -> None:
@@ -57,12 +90,14 @@ def let_in(pid: int, orders: dict[str, Any]) -> None:
     be_expendable(pid)
 
 
-def enter(pidfd: int, flags: int) -> None:
-    """Join these namespaces of that process; raises OSError.
+def enter(flags: int, numbers: Sequence[int]) -> None:
+    """Go a `WayIn`, and close its descriptors; raises OSError.
 
     This process keeps its own pid: only its children are seen inside.
     """
-    os.setns(pidfd, flags)
+    for number in numbers:
+        os.setns(number, flags)
+        os.close(number)
 
 
 def become_nobody(user: int) -> None:

@@ -136,20 +136,31 @@ def confine(script_rules: str) -> None:
         os.close(ruleset)
 
 
+def can_scope() -> bool:
+    """Say whether this kernel can keep a process from sending signals to others."""
+    return abi() >= _ABI_SCOPES
+
+
+def leave_processes() -> None:
+    """Keep this process, and what it becomes and starts, from signals to others and from tracing them.
+
+    And from their unix sockets without a path. Raises OSError where that is not possible; needs a
+    process without a way to new privileges.
+    """
+    if not can_scope():
+        raise OSError(errno.EOPNOTSUPP, "Landlock of this kernel is too old")
+    _scope(_SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS)
+
+
 def leave_abstract_sockets() -> bool:
     """Keep this process from unix sockets without a path that are others'; say whether it is.
 
     They belong to the network, which a sandbox may share, and are no files. Needs a process
     without a way to new privileges.
     """
-    if abi() < _ABI_SCOPES:
+    if not can_scope():
         return False
-    fields = struct.pack("=QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKETS)
-    ruleset = _call(_CREATE_RULESET, fields, len(fields), 0)
-    try:
-        _call(_RESTRICT_SELF, ruleset, 0)
-    finally:
-        os.close(ruleset)
+    _scope(_SCOPE_ABSTRACT_SOCKETS)
     return True
 
 
@@ -163,6 +174,15 @@ def main(arguments: Sequence[str]) -> None:
     except OSError as exc:
         sys.stderr.write(f"cannot run {command[0]}: {exc.strerror}\n")
         sys.exit(_CANNOT_RUN if exc.errno != errno.ENOENT else _NOT_FOUND)
+
+
+def _scope(scopes: int) -> None:
+    fields = struct.pack("=QQQ", 0, 0, scopes)
+    ruleset = _call(_CREATE_RULESET, fields, len(fields), 0)
+    try:
+        _call(_RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
 
 
 def _taken_out(env: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +21,10 @@ from agentsvc.backend import Isolation, Order
 from agentsvc.backends import bubblewrap, doors, landlock, openfiles, places, uplink
 from agentsvc.backends.groups import Groups
 from agentsvc.backends.places import Place, Record, WayOut
-from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
+from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT, passed_port
 from agentsvc.backends.tree import MARK
 from agentsvc.backends.users import Users
-from agentsvc.backends.zygote import ENDED, Loan
+from agentsvc.backends.zygote import Loan
 from agentsvc.egress import relay
 from agentsvc.errors import BackendUnavailable
 
@@ -33,6 +32,8 @@ _LOCALE = "C.UTF-8"
 _COUNTS_EARLY = ("LITELLM_LOCAL_MODEL_COST_MAP", "OPENHANDS_SUPPRESS_BANNER")
 _LOAN = 3
 """The number under which a shim finds the socket to a fork."""
+_SPACE = 4
+"""That under which it finds the user namespace in which the fork is, if that is not its own."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +106,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "argv": [_with_python(part) for part in self.order.command or ()],
             "env": self._environment(mark, record, Path(bubblewrap.TEMP) if is_boxed else temp),
             "ports": [[port.name, port.number] for port in self.order.ports],
+            "passed": passed_port(self.order.command or ()),
             "cwd": str(self.place.agent),
             "workspace": str(self.place.workspace / record.working_dir),
             "control_token": self.place.make_control_token(),
@@ -112,11 +114,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
         return {
             **inside,
-            "bare": inside["argv"],
-            "rules": "",
             "mark": f"{MARK}={mark}",
             "plainly": self.loan.reason,
-            "loan": _LOAN if is_boxed and self.loan.number >= 0 else None,
+            "loan": _LOAN if self.loan.number >= 0 else None,
             **self._limits(mark, temp),
             **self._confined(inside["argv"], temp),
             "directory": str(self.place.directory),
@@ -158,7 +158,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         names = str(Path(agentsvc.__file__).parents[1])
         rules = landlock.rules(map(str, self.readable), write, [names])
         prefix = landlock.wrapped(rules, [])
-        return {"argv": [*prefix, *argv], "wrap": prefix, "rules": rules}
+        return {"argv": [*prefix, *argv], "wrap": prefix}
 
     def _own(self) -> tuple[Path, ...]:
         return (self.place.workspace, self.place.home, self.place.agent)
@@ -180,6 +180,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return {
             **bubblewrap.orders(self.held_by.program, view),
             "entered_by": self.loan.user,
+            "around": _SPACE if self.loan.space >= 0 else None,
             "command": bubblewrap.running("inside"),
             "uplink": carrier,
             "sockets": [f"{record.temp}/p{number}" for number in range(len(self.order.ports))],
@@ -215,11 +216,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             errors = os.open(self.place.directory / "shim.log", flags, 0o600)
             theirs.callback(os.close, errors)
             numbers = [their_in, their_out, errors]
-            pid = self._turn_loan(mark, numbers)
-            if pid == 0:
-                is_lost = self.loan.number >= 0 and not self.held_by.program
-                orders["plainly"] = ENDED if is_lost else self.loan.reason
-                pid = self._spawn_shim(mark, numbers)
+            pid = self._spawn_shim(mark, numbers)
             theirs.close()
             ours.pop_all()
         self._brief(pid, our_out, our_in, orders)
@@ -228,6 +225,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         actions = [(os.POSIX_SPAWN_DUP2, number, at) for at, number in enumerate(numbers)]
         if self.loan.number >= 0:
             actions.append((os.POSIX_SPAWN_DUP2, self.loan.number, _LOAN))
+        if self.loan.space >= 0:
+            actions.append((os.POSIX_SPAWN_DUP2, self.loan.space, _SPACE))
         # Not a subprocess object: nobody waits for the shim, which outlives us.
         return os.posix_spawn(
             sys.executable,
@@ -236,18 +235,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             file_actions=actions,
             setsid=True,
         )
-
-    def _turn_loan(self, mark: str, numbers: Sequence[int]) -> int:
-        """Have the fork be the shim where nothing else holds the sandbox; return its pid or 0."""
-        if self.held_by.program or self.loan.number < 0:
-            return 0
-        with socket.socket(fileno=os.dup(self.loan.number)) as fork:
-            fork.settimeout(self.time_limit)
-            try:
-                socket.send_fds(fork, [f"hold {MARK}={mark}".encode()], numbers)
-                return int(fork.recv(64))
-            except (OSError, ValueError):
-                return 0
 
     def _brief(self, pid: int, out: int, answer: int, orders: dict[str, Any]) -> None:
         try:
@@ -261,8 +248,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if said == b"ready\n":
             return
         # It has nothing to hold: another one does, or it could not.
-        os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # the zygote's
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # a look has collected it
+            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         if not said:
             raise BackendUnavailable(

@@ -84,11 +84,17 @@ class Means:
 
     def confinement(self) -> Confinement:
         """Say how the zygote is kept from the machine, and why there may be none."""
-        if os.geteuid() != 0:
-            return Confinement()
-        if not self.users:
+        if not self.bubblewrap.program:
+            return Confinement(
+                refusal="bubblewrap does not hold sandboxes here, nor would it hold it"
+            )
+        if os.geteuid() == 0 and not self.users:
             return Confinement(
                 refusal="it would be root: sandboxes have no users of their own here"
+            )
+        if os.geteuid() != 0 and not landlock.can_scope():
+            return Confinement(
+                refusal="it could send signals to the server, which Linux prevents since 6.12"
             )
         if platform.machine() not in seccomp.MACHINES:
             # By their numbers it could enter sandboxes that it was not handed.

@@ -95,13 +95,19 @@ def _parsed(fields: list[str]) -> _Line:
 
 def _held_by(tree: Tree) -> set[str]:
     """Return the inodes of all sockets that processes of a sandbox have open."""
+    found = {process.identity: _open_in(process.pid) for process in tree.descendants()}
+    # Whose pid has become somebody else's meanwhile is not among those that are there now.
+    there = {process.identity for process in tree.descendants()}
+    return {inode for identity, inodes in found.items() if identity in there for inode in inodes}
+
+
+def _open_in(pid: int) -> set[str]:
     found = set()
-    for process in tree.descendants():
-        folder = f"/proc/{process.pid}/fd"
-        with contextlib.suppress(OSError):
-            for name in os.listdir(folder):  # noqa: PTH208  # names are enough
-                with contextlib.suppress(OSError):
-                    target = os.readlink(f"{folder}/{name}")  # noqa: PTH115  # many of them
-                    if target.startswith("socket:["):
-                        found.add(target[8:-1])
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):  # noqa: PTH208  # names are enough
+            with contextlib.suppress(OSError):
+                target = os.readlink(f"{folder}/{name}")  # noqa: PTH115  # many of them
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
     return found

@@ -33,7 +33,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     nobody else may have them. Empty to run them as root there."""
     network: OpenNetwork = OpenNetwork.OWN
     """What a sandbox that bubblewrap holds has where its spec says `open`: a network namespace of its
-    `own`, with the rest of the world beyond it, or that of the `host` with all that listens there."""
+    `own`, with the rest of the world beyond it, or that of the `host` with all that listens there. In the
+    latter, other sandboxes can take its work ports, though not the port of its agent server."""
     use_landlock: bool = True
     """Whether Landlock confines sandboxes where bubblewrap does not hold them, and the kernel has it."""
     readable: tuple[str, ...] = ()
@@ -42,7 +43,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether to use control groups where they can be used. Without them signals pause sandboxes,
     and of the limits only `disk_bytes` and `open_files` are enforced."""
     zygote: bool = True
-    """Whether agent servers are forks of a process that has loaded one, instead of loading it each."""
+    """Whether agent servers are forks of a process that has loaded one, instead of loading it each.
+    There is none where it could not be kept from the server's files and processes."""
     zygote_delay_seconds: Positive = 5.0
     """How long after the server that process is started, unless a sandbox asks for it before."""
     zygote_seconds: Positive = 30.0

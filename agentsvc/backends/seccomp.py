@@ -35,6 +35,9 @@ _NEW_NAMESPACES: Final = 0x7E020000
 """Every flag of clone that makes a namespace."""
 _TASK_NAMESPACES: Final = 0x30020000
 """The flags of setns for the user, pid and mount namespace, which only a pidfd can have together."""
+_KIND_OF_CALL: Final = 0xFF00
+_NAMESPACE_CALLS: Final = 0xB700
+"""What ioctl asks of one namespace, such as which is next to it, or around it."""
 _PTRACE_ATTACH: Final = (16, 0x4206)
 """Both ways to trace a process that did not ask for it."""
 _FAMILIES: Final = (1, 2, 10, 16)
@@ -56,6 +59,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     setns: int
     process_vm: tuple[int, int]
     """Reading and writing the memory of another process."""
+    prlimit: int
+    """It may set limits of another process of the same user, also one that the kernel kills it for."""
     refused: Mapping[str, int]
     has_x32: bool = False
 
@@ -94,6 +99,7 @@ MACHINES: Final = {
         ptrace=101,
         setns=308,
         process_vm=(310, 311),
+        prlimit=302,
         has_x32=True,
         refused={
             "syslog": 103,
@@ -145,6 +151,7 @@ MACHINES: Final = {
         ptrace=117,
         setns=268,
         process_vm=(270, 271),
+        prlimit=261,
         refused={
             "lookup_dcookie": 18,
             "umount2": 39,
@@ -183,11 +190,11 @@ MACHINES: Final = {
 """By the name `uname -m` gives."""
 
 
-def compile_filter(machine: str, *, may_join: bool = False) -> bytes | None:
+def compile_filter(machine: str, *, may_join: bool = False, in_parts: bool = False) -> bytes | None:
     """Return the filter for a kind of processor, or None for one that is not known.
 
-    What may join sandboxes joins one that it was handed, as a whole, and can neither ask for another
-    by its number nor reach into a process.
+    What may join sandboxes joins one that it was handed, as a whole or `in_parts`, and can neither find
+    another by that or by the number of a process, nor reach into a process or limit one.
     """
     kind = MACHINES.get(machine)
     if kind is None:
@@ -207,12 +214,18 @@ def compile_filter(machine: str, *, may_join: bool = False) -> bytes | None:
     # Libraries write zeros instead, as where a file system does not have it.
     parts += _answers((kind.fallocate,), errno.EOPNOTSUPP)
     parts += _answers(absent, errno.ENOSYS)
-    if may_join:
+    if may_join and not in_parts:
         whole = [_step(_MASK, _TASK_NAMESPACES), _step(_IF_EQUAL, _TASK_NAMESPACES, yes=1)]
         parts += _when(kind.setns, 1, [*whole, _fail(errno.EPERM)])
+    if may_join:
         parts += _when(kind.ptrace, 0, _answers(_PTRACE_ATTACH, errno.EPERM))
+        parts += _when(kind.prlimit, 0, [_step(_IF_EQUAL, 0, yes=1), _fail(errno.EPERM)])
     parts += _when(kind.clone, 0, [_step(_IF_ANY_BIT, _NEW_NAMESPACES, no=1), _fail(errno.EPERM)])
-    parts += _when(kind.ioctl, 1, _answers(_TERMINAL_INPUT, errno.EPERM))
+    calls = _answers(_TERMINAL_INPUT, errno.EPERM)
+    if may_join:
+        about_one = _step(_IF_EQUAL, _NAMESPACE_CALLS, no=1)
+        calls += [_step(_MASK, _KIND_OF_CALL), about_one, _fail(errno.EPERM)]
+    parts += _when(kind.ioctl, 1, calls)
     families = [_step(_IF_EQUAL, one, yes=len(_FAMILIES) - at) for at, one in enumerate(_FAMILIES)]
     parts += _when(kind.socket, 0, [*families, _fail(errno.EAFNOSUPPORT)])
     parts.append(_step(_RETURN, _ALLOW))

@@ -20,31 +20,30 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from agentsvc.backends import spaces
 from agentsvc.backends.children import (
     FILES_AT_MOST,
-    Become,
     Command,
     Execution,
     Json,
+    Ports,
     become_reaper,
     descendants,
     environment,
     fill,
-    hold_ports,
     kill,
     kill_descendants,
-    numbers_of,
     start_time,
     starting_as,
     take,
+    told_of,
     wake_on_child,
 )
-from agentsvc.backends.joining import differing, let_in, pid_of
+from agentsvc.backends.joining import let_in, pid_of, way_in
 from agentsvc.backends.uplink import Uplink
 from agentsvc.backends.watch import Watch, be_expendable, expendable, hold
 
@@ -63,14 +62,11 @@ _CREDENTIALS: Final = struct.Struct("=iII")
 ZYGOTE: Final = "zygote"
 """How a command was started that is a fork of a loaded program; anything else says why not."""
 
-type Start = Callable[[Json], "str | Become"]
-"""Returns what makes a child the command, or why it is to be started in the usual way."""
 
-
-def main(start: Start | None = None) -> None:
+def main() -> None:
     """Do what the orders say until the command has ended and nothing of it is left."""
     orders: Json = json.load(sys.stdin)
-    _close_others(orders["loan"])
+    _close_others(_given(orders))
     umask = os.umask(0o077)
     become_reaper(b"agentsvc-shim")
     try:
@@ -78,17 +74,16 @@ def main(start: Start | None = None) -> None:
     except OSError:
         os.write(1, b"taken\n")
         return
-    Shim(orders, umask, start).run()
+    Shim(orders, umask).run()
     os.close(lock)
 
 
 class Shim:
     """One sandbox's life: ports, command, log, socket, end."""
 
-    def __init__(self, orders: Json, umask: int, start: Start | None = None) -> None:
+    def __init__(self, orders: Json, umask: int) -> None:
         self.orders = orders
         self.umask = umask
-        self.start = start
         self.state_file = Path(orders["directory"], "state.json")
         self.state: Json = {
             "version": VERSION,
@@ -105,7 +100,7 @@ class Shim:
             "started_by": orders["plainly"],
         }
         self.log = Log(Path(orders["directory"], "log"), orders["log_bytes"], orders["secrets"])
-        self.held: dict[str, socket.socket] = {}
+        self.held: Ports | None = None
         self.inside: socket.socket | None = None
         """Leads to what runs in bubblewrap, if anything does."""
         self.uplink: Uplink | None = None
@@ -146,22 +141,18 @@ class Shim:
         self._finish(command)
 
     def _start(self) -> Command:
-        self.held = hold_ports(self.orders["ports"])
-        ports = self.state["ports"] = numbers_of(self.held)
-        if self.start is not None:
-            env = {name: fill(value, ports) for name, value in self.orders["env"].items()}
-            become = self.start({**self.orders, "env": env})
-            self.state["started_by"] = become if isinstance(become, str) else ZYGOTE
-            if not isinstance(become, str):
-                argv = [fill(part, ports) for part in self.orders["bare"]]
-                cwd = self.orders["cwd"]
-                return Command(argv, env, cwd=cwd, umask=self.umask, become=become)
-        return Command(
+        held = self.held = Ports(self.orders)
+        ports = self.state["ports"] = held.numbers
+        env = {**self.orders["env"], **told_of(held.passed())}
+        command = Command(
             [fill(part, ports) for part in self.orders["argv"]],
-            environment(self.orders, self.orders["env"], ports),
+            environment(self.orders, env, ports),
             cwd=self.orders["cwd"],
             umask=self.umask,
+            keep=held.passed(),
         )
+        held.hand_over()
+        return command
 
     def _start_boxed(self) -> Command:
         # The arguments are in a file and the environment is empty: both could be read inside.
@@ -174,7 +165,8 @@ class Shim:
         files[""] = _in_memory(b"".join(one.encode() + b"\0" for one in arguments))
         first = [box["program"], "--args", str(files[""])]
         user = box["user"]
-        with spaces.made(user, box["entered_by"]) as made:
+        with spaces.made(user, box["entered_by"], around=box["around"]) as made:
+            is_elsewhere = user or made.around is not None
             command = Command(
                 [*first, *spaces.arguments(made.pair), *box["command"], str(theirs.fileno())],
                 {},
@@ -182,7 +174,7 @@ class Shim:
                 umask=self.umask,
                 keep=[*files.values(), *made.pair, theirs.fileno()],
                 is_deaf=True,
-                become=starting_as(user, made.around) if user else None,
+                become=starting_as(user, made.around) if is_elsewhere else None,
             )
         if user:
             # What is written to by name, such as /dev/stdout, has to be its own.
@@ -261,7 +253,7 @@ class Shim:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with socket.socket(fileno=loan) as fork, ours, theirs:
             groups = {**self.orders, "cgroup": self.state["cgroup"]}
-            reason = _lead_in(fork, self._loaned(), groups, [*first, theirs.fileno()])
+            reason = _lead_in(fork, self._loaned(), groups, first[0], theirs.fileno())
             self.state["started_by"] = reason or ZYGOTE
             with contextlib.suppress(OSError):  # it has ended already
                 if reason:
@@ -412,9 +404,20 @@ class Log:
         return line
 
 
-def _close_others(loan: int | None) -> None:
+def _given(orders: Json) -> list[int]:
+    """Return what the server has left open for this process, besides the standard streams."""
+    around = orders["box"]["around"] if orders["box"] else None
+    return sorted(number for number in (orders["loan"], around) if number is not None)
+
+
+def _close_others(given: Sequence[int]) -> None:
     """Close what was open by chance where the server was started: it is for no sandbox."""
-    os.closerange(3 if loan is None else loan + 1, FILES_AT_MOST)
+    first = 3
+    for number in given:
+        os.closerange(first, number)
+        os.set_inheritable(number, False)
+        first = number + 1
+    os.closerange(first, FILES_AT_MOST)
 
 
 def _lock(directory: Path) -> int:
@@ -435,8 +438,8 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _lead_in(fork: socket.socket, told: Json, groups: Json, files: Sequence[int]) -> str:
-    """Tell a fork which process to follow; return why it could not, or nothing.
+def _lead_in(fork: socket.socket, told: Json, groups: Json, inside: int, talk: int) -> str:
+    """Have a fork join what is inside; return why it could not, or nothing.
 
     It has no right to join groups, and is not asked for its number: the kernel is.
     """
@@ -444,12 +447,16 @@ def _lead_in(fork: socket.socket, told: Json, groups: Json, files: Sequence[int]
     try:
         fork.settimeout(_LOAN_SECONDS)
         fork.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        socket.send_fds(fork, [b"join"], [orders, *files])
+        socket.send_fds(fork, [b"join"], [orders, talk])
         said, sender = _hear_from(fork)
         if said == "here":
             let_in(sender, groups)
-            flags = differing(sender, pid_of(files[0]))
-            fork.send(str(flags).encode())
+            way = way_in(sender, inside, at_once=told["has_own_user"])
+            try:
+                socket.send_fds(fork, [str(way.flags).encode()], way.numbers)
+            finally:
+                for number in way.numbers:
+                    os.close(number)
             said, _ = _hear_from(fork)
     except OSError as exc:
         said = f"the zygote does not answer: {exc}"

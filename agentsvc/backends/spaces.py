@@ -6,7 +6,9 @@ a sandbox up has to open what only root may enter; what runs in it must never be
 So there are two namespaces, one in the other: the outer one knows root and the sandbox's user, and
 only bubblewrap is in it; the inner one knows the sandbox's user alone. Around both is a third where
 the sandbox's command is to come from the fork server: it belongs to the fork server's user, which
-thereby may enter what is in it without a single capability. Bubblewrap is started there.
+thereby may enter what is in it without a single capability. Bubblewrap is started there. For a server
+that is not root bubblewrap makes the first two itself, and the one around them is that in which the
+fork server is.
 """
 
 import contextlib
@@ -49,16 +51,21 @@ class Spaces:
 
 
 @contextlib.contextmanager
-def made(user: int, entered_by: int = 0) -> Iterator[Spaces]:
+def made(user: int, entered_by: int = 0, *, around: int | None = None) -> Iterator[Spaces]:
     """Make the namespaces and close them at the end; raises NotMade.
 
     The pair belongs to that user, who may enter it from where it was made and from nowhere else.
-    For user 0, who needs none, there are none. With `entered_by`, the pair is made within one that
-    belongs to that user.
+    For user 0, who needs none, there are none but `around`, if that is there already. With
+    `entered_by`, the pair is made within one that belongs to that user.
     """
     spaces = Spaces()
     if not user:
-        yield spaces
+        spaces.around = around
+        try:
+            yield spaces
+        finally:
+            for number in spaces.all():
+                os.close(number)
         return
     heard, tell = os.pipe()
     listen, said = os.pipe()
@@ -126,12 +133,14 @@ def arguments(pair: Sequence[int]) -> list[str]:
 
 
 def become(user: int, around: int | None = None) -> None:
-    """Be that user, with no group but its own and without any right of root's.
+    """Be that user, with no group but its own and without any right of root's; 0 is whoever this is.
 
     With `around`, in that user namespace.
     """
     if around is not None:
         os.setns(around, os.CLONE_NEWUSER)
+    if not user:
+        return
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)

@@ -1,6 +1,8 @@
 """What a process sandbox runs: the spec that exists without configuration, and what any must be."""
 
 import importlib.metadata
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +11,9 @@ from agentsvc.errors import OrderRejected
 
 ZYGOTE: Final = "zygote"
 """The option of a spec that is false where its agent server is not to be a fork of another process."""
+
+GUEST: Final = "agentsvc.backends.guest"
+"""What an agent server imports that listens on a socket which it is passed."""
 
 OUTPUT: Final = {
     # The agent server breaks its log lines at this width, and may stop for seconds to print
@@ -26,7 +31,7 @@ DEFAULT_SPEC: Final = Spec(
     command=(
         "{python}",
         *("-m", "openhands.agent_server"),
-        *("--import-modules", "agentsvc.backends.guest"),
+        *("--import-modules", GUEST),
         *("--host", _HOST),
         *("--port", "{port.agent}"),
     ),
@@ -47,6 +52,18 @@ DEFAULT_SPEC: Final = Spec(
     ),
 )
 """The spec that exists without any configuration."""
+
+
+def passed_port(command: Sequence[str]) -> str:
+    """Return the name of the port whose socket the command is to be passed; empty for none.
+
+    It is the one that is to be listened at by an agent server that takes one.
+    """
+    options = dict(itertools.pairwise(command))
+    port = options.get("--port", "")
+    takes_one = GUEST in options.get("--import-modules", "").split(",")
+    is_named = port.startswith("{port.") and port.endswith("}")
+    return port[len("{port.") : -1] if takes_one and is_named else ""
 
 
 def agent_version() -> str:

@@ -46,6 +46,8 @@ def why_not() -> str:
         return f"{PROGRAM} is not installed: install the package `{PROGRAM}`"
     if not DEVICE.exists():
         return f"there is no {DEVICE}: load the module `tun`"
+    if not os.access(DEVICE, os.R_OK | os.W_OK):
+        return f"this user may not open {DEVICE}: let all users do that, as on most machines"
     return ""
 
 

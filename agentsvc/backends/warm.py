@@ -2,10 +2,9 @@
 
 Run as a program by `agentsvc.backends.zygote`. It has one thread, no event loop, no socket but the
 one to the server, and nothing that belongs to a sandbox. The server sends it sockets; for each it
-forks, and the fork alone hears on that socket what it is to be: the holder of a sandbox that nothing
-else holds, or a process inside one that bubblewrap holds, to which it is given away. From then on
-neither knows of the other. For a server that is root it has no rights, as
-`bubblewrap.fork_server_arguments` says.
+forks, and the fork alone hears on that socket what it is to be: a process inside a sandbox that
+bubblewrap holds, to which it is given away. From then on neither knows of the other. It has no rights,
+as `bubblewrap.fork_server_arguments` says.
 """
 
 import ast
@@ -32,9 +31,8 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from agentsvc.backends import built, fresh, joining, shim
-from agentsvc.backends.children import FILES_AT_MOST, Become, Json
-from agentsvc.backends.landlock import confine
+from agentsvc.backends import built, fresh, joining
+from agentsvc.backends.children import FILES_AT_MOST, told_of
 from agentsvc.backends.watch import hold
 
 _PARTS: Final = ("__main__", "api")
@@ -44,6 +42,8 @@ _SHARE: Final = 0.5
 """How much of a processor it takes to load as long as nobody waits."""
 _MESSAGE_MAX: Final = 4096
 _FILES_MAX: Final = 8
+_PASSED: Final = 3
+"""The number under which a fork has the socket of the port that it listens at."""
 _ORDER_SECONDS: Final = 60.0
 _PR_SET_NAME: Final = 15
 _FAILED: Final = 1
@@ -173,60 +173,22 @@ class Warm:
             orders = socket.socket(fileno=number)
             orders.settimeout(_ORDER_SECONDS)
             message, files, _, _ = socket.recv_fds(orders, _MESSAGE_MAX, _FILES_MAX)
-            kind, _, mark = message.decode().partition(" ")
-            if kind == "hold":
-                self._hold(orders, files, mark)
-            elif kind == "join":
+            if message == b"join":
                 self._join(orders, files)
         finally:
             os._exit(_FAILED)
 
-    def _hold(self, server: socket.socket, files: Sequence[int], mark: str) -> None:
-        """Be the holder of a sandbox, with the server's pipes for standard streams."""
-        for number, target in zip(files, range(3), strict=True):
-            os.dup2(number, target)
-            os.close(number)
-        fresh.retitle(["agentsvc-shim", mark], mark)
-        server.send(str(os.getpid()).encode())
-        server.close()
-        shim.main(self._start)
-        os._exit(0)
-
-    def _start(self, orders: Json) -> str | Become:
-        """Return what makes a fork of the holder the agent server, or why nothing does."""
-        if reason := self.asked.refusal(orders["env"]):
-            return reason
-
-        def become(
-            argv: Sequence[str],
-            env: Mapping[str, str],
-            *,
-            cwd: str,
-            umask: int,
-            out: int,
-            err: int,
-        ) -> None:
-            del cwd  # which is in the orders, too
-            with _failing_alone():
-                os.setsid()
-                _stream(out, err)
-                if orders["rules"]:
-                    confine(orders["rules"])
-                self._run(orders, argv, env, umask=umask)
-
-        return become
-
     def _join(self, holder: socket.socket, files: Sequence[int]) -> None:
         """Have a fork of this in a sandbox, as a child of the first process there."""
-        told, inside, talk = files
+        told, talk = files
         with os.fdopen(told, "rb") as file:
             orders: dict[str, Any] = json.load(file)
         reason = self.asked.refusal(orders["env"])
         if not reason:
             try:
                 holder.send(b"here")
-                joining.enter(inside, int(holder.recv(_MESSAGE_MAX)))
-                os.close(inside)
+                flags, numbers, _, _ = socket.recv_fds(holder, _MESSAGE_MAX, _FILES_MAX)
+                joining.enter(int(flags), numbers)
                 reason = self._give_away(holder, talk, orders)
             except (OSError, ValueError) as exc:
                 reason = f"its namespaces cannot be joined: {exc}"
@@ -255,19 +217,24 @@ class Warm:
             parent = socket.socket(fileno=talk)
             parent.settimeout(_ORDER_SECONDS)
             parent.send(str(os.getpid()).encode())
-            message, files, _, _ = socket.recv_fds(parent, _MESSAGE_MAX, 2)
+            message, files, _, _ = socket.recv_fds(parent, _MESSAGE_MAX, _FILES_MAX)
             if not message or os.getppid() != 1:
                 os._exit(_FAILED)
             os.setsid()
-            _stream(*files)
-            self._run(orders, orders["argv"], orders["env"], umask=int(message.decode()))
+            out, err, *passed = files
+            _stream(out, err)
+            for number in passed:
+                os.dup2(number, _PASSED)
+            os.closerange(_PASSED + len(passed), FILES_AT_MOST)
+            told = told_of([_PASSED] * len(passed))
+            env = {**orders["env"], **told}
+            self._run(orders, orders["argv"], env, umask=int(message.decode()))
 
     def _run(
         self, orders: dict[str, Any], argv: Sequence[str], env: Mapping[str, str], *, umask: int
     ) -> None:
         """Do what `python -m` does; never returns."""
         cwd = orders["cwd"]
-        os.closerange(3, FILES_AT_MOST)
         os.umask(umask)
         os.chdir(cwd)
         fresh.take_signals()

@@ -12,11 +12,9 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +42,7 @@ _PAUSE_SECONDS: Final = 2.0
 _NICE: Final = 10
 _CONTROL: Final = 3
 """The number of its socket to the server."""
+_NUMBER_MIN: Final = 10
 _SPACE: Final = "AGENTSVC_SPACE"
 """A variable that only makes room for what the process table is to show of a fork."""
 
@@ -65,13 +64,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Confinement(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeps it from everything but what it loads, where the server is root."""
+    """What keeps it from everything but what it loads."""
 
     program: str = ""
-    """Bubblewrap; without it there is none, and it is the server's own user."""
+    """Bubblewrap."""
     readable: tuple[Path, ...] = ()
     users: Users = Users()
-    """Of which one is its own, as long as it is there."""
+    """Of which one is its own, as long as it is there; without them it is the server's, with no
+    rights outside of a user namespace of its own."""
     shares_network: bool = False
     """Whether it is in the machine's network, as sandboxes may be; none can join one that it is not in."""
     refusal: str = ""
@@ -84,12 +84,16 @@ class Loan(msgspec.Struct, frozen=True, kw_only=True):
     number: int = -1
     user: int = 0
     """Who the fork is that is not the server's own user."""
+    space: int = -1
+    """The user namespace in which the fork is, if it is the server's own user: it may enter what is
+    made within that."""
     reason: str = ""
 
     def close(self) -> None:
         """Let go of it; a fork that has heard nothing ends."""
-        if self.number >= 0:
-            os.close(self.number)
+        for number in (self.number, self.space):
+            if number >= 0:
+                os.close(number)
 
 
 class _Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,32 +247,35 @@ class Zygote:
 class _Run:
     """One such process, from its start to its end."""
 
-    def __init__(
-        self, holder: int, number: int, top: str, made_of: Fingerprint, user: "_User"
-    ) -> None:
+    def __init__(self, holder: int, number: int, made_of: Fingerprint, user: "_User") -> None:
         self.pid = self._holder = holder
         self._user = user
-        self._top = top
         self.number = number
         self.made_of = made_of
         self.is_ready = False
         self.note = ""
+        self._space = -1
+        """The user namespace that it is in, if it is the server's own user."""
         self.settled = asyncio.Event()
         self._is_hurried = False
         self._began = monotonic()
         # A backend that nobody closes must not leave it behind.
-        self._close = weakref.finalize(self, os.close, number)
+        self._closing = [weakref.finalize(self, os.close, number)]
 
     def age_ms(self) -> int:
         """Return how long ago it was started."""
         return int((monotonic() - self._began) * 1000)
 
     def find(self) -> None:
-        """Learn its pid, for which it is not asked: where bubblewrap holds it, it is its only child."""
+        """Learn its pid, for which it is not asked: it is the only child of bubblewrap."""
         self.pid = self._holder
         with contextlib.suppress(OSError, ValueError):
             found = Path(f"/proc/{self._holder}/task/{self._holder}/children").read_text()
-            self.pid = int(found) if self._user.number else self._holder
+            self.pid = int(found)
+            if not self._user.number and self._space < 0:
+                # It has had no way to leave the namespace that it was put into.
+                self._space = os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+                self._closing.append(weakref.finalize(self, os.close, self._space))
 
     def let_others_first(self, nice: int) -> None:
         """Be less important than the server by so much, if that can be taken back."""
@@ -299,26 +306,25 @@ class _Run:
         if not self.is_ready:
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, socket.socket(fileno=os.dup(self.number)) as control:
+        with ours, theirs, socket.socket(fileno=os.dup(self.number)) as control:
             try:
                 socket.send_fds(control, [b"f"], [theirs.fileno()])
             except OSError:
-                ours.close()
                 return None
-        return Loan(number=ours.detach(), user=self._user.number)
+            space = -1 if self._space < 0 else _high(self._space)
+            return Loan(number=_high(ours.fileno()), user=self._user.number, space=space)
 
     def end(self) -> None:
         """Kill it and wait until it is gone; fine if it is."""
         self.settled.set()
         self.is_ready = False
-        self._close()
         self.find()
+        for close in self._closing:
+            close()
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self._holder, 0)
         self._user.give_up()
-        # There only while it is being loaded, and by one that sees the machine's files.
-        shutil.rmtree(self._top, ignore_errors=True)
 
 
 class _User:
@@ -349,31 +355,24 @@ def _spawn(rules: Rules, how: Confinement) -> _Run:
     made_of = fingerprint()
     user = _User(how.users)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    top = _top(is_confined=bool(user.number))
+    top = f"{bubblewrap.TEMP}/agentsvc-zygote-{new_id()}"
     with ours, theirs, bubblewrap.Files() as files:
         try:
-            program = files.put("python", _copy_of_python())
+            files.put("python", _copy_of_python())
             command = [sys.executable, "-c", _code(), str(_CONTROL), str(rules.memory_bytes), top]
-            command.append(_what(rules))
-            if user.number:
-                path, command = how.program, _confined(how, user.number, files, command)
-            else:
-                path = f"/proc/self/fd/{program}"
-            pid = _start(path, command, rules.env, theirs.fileno(), files)
+            command = _confined(how, user.number, files, [*command, _what(rules)])
+            pid = _start(how.program, command, rules.env, theirs.fileno(), files)
         except BaseException:
             user.give_up()
-            shutil.rmtree(top, ignore_errors=True)
             raise
-        run = _Run(pid, ours.detach(), top, made_of, user)
+        run = _Run(pid, ours.detach(), made_of, user)
     run.let_others_first(_NICE)
     return run
 
 
-def _top(*, is_confined: bool) -> str:
-    """Return where it is to keep what it writes while it loads: a directory that it makes, or has."""
-    if is_confined:
-        return f"{bubblewrap.TEMP}/agentsvc-zygote-{new_id()}"
-    return tempfile.mkdtemp(prefix="agentsvc-zygote-")
+def _high(number: int) -> int:
+    """Return a copy of a descriptor whose number is none that a child gets others under."""
+    return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _NUMBER_MIN)
 
 
 def _code() -> str:
@@ -392,7 +391,10 @@ def _confined(
     for name, data in parts.items():
         files.add(name, data)
     arguments = bubblewrap.fork_server_arguments(
-        how.readable, shares_network=how.shares_network, has_filter="seccomp" in parts
+        how.readable,
+        shares_network=how.shares_network,
+        has_filter="seccomp" in parts,
+        has_own_user=bool(user),
     )
     told = b"".join(files.put_in(one).encode() + b"\0" for one in arguments)
     first = [how.program, "--args", str(files.add("arguments", told))]

@@ -24,6 +24,9 @@ SANDBOX_GONE: Final = (
 )
 
 
+_RUNNING: Final = ExecutionStatus.RUNNING
+
+
 class TitleSource(StrEnum):
     """Who gave a conversation its title; a user's is never overwritten."""
 
@@ -66,6 +69,8 @@ class StartTask(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[Stage, ...]
     created_at: datetime
     updated_at: datetime
+    queued_messages: int = 0
+    """How many messages wait for its end."""
     queue_position: int | None = None
     """Its place among those that wait for room or for their turn, counted from 1."""
 
@@ -100,10 +105,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     `synced_to` nothing is missing. `budget_stop_cost` is the cost at which the run was last
     stopped for its budget; while `is_stop_due` the agent server has still to be told. `event_bytes`
     is the size of all events that its sandbox has reported. One that `is_adopted` was not started
-    by this server.
+    by this server. At `run_asked_at` the agent was last told to go on.
     """
 
     status_at: str = ""
+    run_asked_at: str = ""
     stats_at: str = ""
     synced_to: str = ""
     budget_stop_cost: float | None = None
@@ -143,6 +149,10 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     sub_ids: tuple[str, ...]
     created_at: datetime
     updated_at: datetime
+    queued_messages: int = 0
+    """How many messages wait until its agent can take them."""
+    has_run_queued: bool = False
+    """Whether one of them, or an order that waits like them, sets the agent to work."""
 
 
 class ConversationView(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,9 +175,16 @@ class ConversationView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def execution_status(self) -> ExecutionStatus | None:
-        """What the agent is doing, or None where nobody can know: nothing runs, or answers."""
-        is_known = self.sandbox_status is SandboxStatus.RUNNING and not self.is_silent
-        return self.conversation.execution_status if is_known else None
+        """What the agent is doing, or None where nobody can know: nothing runs, or answers.
+
+        One that has a message to go on with runs: who asks would take what was before for the end.
+        """
+        if self.sandbox_status is not SandboxStatus.RUNNING or self.is_silent:
+            return None
+        status, known = self.conversation.execution_status, self.conversation.facts
+        is_asking = status is ExecutionStatus.WAITING_FOR_CONFIRMATION
+        is_due = self.conversation.has_run_queued or known.run_asked_at > known.status_at
+        return _RUNNING if is_due and not is_asking else status
 
     @property
     def agent_url(self) -> str | None:

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.agent import AgentClient, AgentServer
+from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.conversations.agent_body import text_of, to_agent_message
 from agentsvc.conversations.handing_over import ANSWERS, hand_over, open_actions
 from agentsvc.conversations.model import SANDBOX_GONE, ConversationView
@@ -23,7 +24,7 @@ from agentsvc.conversations.pending_table import (
     PendingTable,
     lane_of,
 )
-from agentsvc.conversations.recorder import error_event
+from agentsvc.conversations.recorder import error_event, event_time, wish_event
 from agentsvc.conversations.service import Conversations
 from agentsvc.db import Database, IntegrityError, Transaction
 from agentsvc.effects import is_watched, note_effect
@@ -79,11 +80,13 @@ class PendingMessages:
         agents: AgentClient,
         events: EventLog,
         supervisor: Supervisor,
+        announcements: Announcements,
         wait_seconds: float,
     ) -> None:
         """Have callers wait so long for what has become of what they told."""
         self._db = db
         self._table = PendingTable()
+        self._announcements = announcements
         self._conversations = conversations
         self._sandboxes = sandboxes
         self._agents = agents
@@ -116,12 +119,19 @@ class PendingMessages:
         return view.sandbox_status
 
     async def tell(
-        self, user_id: str, conversation_id: str, kind: PendingKind, *, reason: str = ""
+        self,
+        user_id: str,
+        conversation_id: str,
+        kind: PendingKind,
+        *,
+        reason: str = "",
+        wish: str = "",
     ) -> None:
         """Answer the agent's question, stop it or let it go on; it is stored before it is done.
 
-        An answer is one to what the agent asks now. Raises as `send`, and Conflict where the agent
-        runs already, or waits for no such answer any more.
+        An answer is one to what the agent asks now. The wish, if there is one, is stored with it,
+        in the history. Raises as `send`, and Conflict where the agent runs already, or waits for no
+        such answer any more.
         """
         if kind in _SPENDING:
             await check_spend(self._db, user_id)
@@ -130,7 +140,8 @@ class PendingMessages:
         about = await open_actions(agent, conversation_id) if kind in ANSWERS else ()
         part = Content(kind=ContentKind.TEXT, text=reason)
         message = Message(content=(part,) if reason else ())
-        await self._take_and_wait(view, _new(view, kind, message, about=about))
+        pending = _new(view, kind, message, run=kind in _SPENDING, about=about)
+        await self._take_and_wait(view, pending, [wish_event(wish)] if wish else [])
 
     async def say_later(self, user_id: str, pending: Pending) -> None:
         """Have an agent told something of a recording, however often this is called with its id."""
@@ -185,8 +196,13 @@ class PendingMessages:
 
     # Taking
 
-    async def _take(self, view: ConversationView, pending: Pending, most: int) -> Queued:
-        """Store something; raises TooManyRequests when `most` of its lane wait, and NotFound."""
+    async def _take(
+        self, view: ConversationView, pending: Pending, most: int, events: Sequence[bytes] = ()
+    ) -> Queued:
+        """Store something, and events that tell of it, before it has an effect.
+
+        Raises TooManyRequests when `most` of its lane wait, and NotFound.
+        """
         conversation_id, lane = pending.conversation_id, lane_of(pending.kind)
         is_running = view.sandbox_status is SandboxStatus.RUNNING
         status = SandboxStatus.RUNNING if is_running else SandboxStatus.STARTING
@@ -202,27 +218,31 @@ class PendingMessages:
             except IntegrityError as exc:
                 # It was deleted since it was looked up.
                 raise NotFound(f"Conversation {conversation_id} not found") from exc
+            await self._events.append(tx, conversation_id, events)
             queued = Queued(id=pending.id, position=waiting + 1, sandbox_status=status)
             await note_effect(tx, queued)
             user_id = view.conversation.user_id
+            self._announce(tx, user_id, conversation_id)
             tx.after_commit(lambda: self._wake(user_id, conversation_id, lane))
             return queued
 
         return await self._db.write(body)
 
-    async def _take_and_wait(self, view: ConversationView, pending: Pending) -> None:
+    async def _take_and_wait(
+        self, view: ConversationView, pending: Pending, events: Sequence[bytes] = ()
+    ) -> None:
         """Store something, and wait a while for what becomes of it; raises what went wrong.
 
         What is not known by then counts as taken. Where the answer to the caller is stored with
         it, it is taken at once, and goes on whatever happens.
         """
         if is_watched():
-            await self._take(view, pending, MOST_WAITING)
+            await self._take(view, pending, MOST_WAITING, events)
             return
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._callers[pending.id] = outcome
         try:
-            await self._take(view, pending, MOST_WAITING)
+            await self._take(view, pending, MOST_WAITING, events)
             await asyncio.wait([outcome], timeout=self._wait_seconds)
         finally:
             is_taken = self._callers.pop(pending.id, None) is not None
@@ -280,7 +300,7 @@ class PendingMessages:
         try:
             _require_future(view)
         except (Conflict, Gone) as exc:
-            await self._fail(pending, exc)
+            await self._fail(user_id, pending, exc)
             return True
         if view.agent_url is None or view.session_api_key is None:
             if pending.kind not in _STOPS:
@@ -305,7 +325,7 @@ class PendingMessages:
 
     async def _try(self, view: ConversationView, agent: AgentServer, pending: Pending) -> bool:
         """Hand over something; say whether it waits no more."""
-        is_tried = pending.is_tried
+        user_id, asked_at, is_tried = view.conversation.user_id, event_time(), pending.is_tried
 
         async def begin(last_event: str) -> None:
             nonlocal is_tried
@@ -315,11 +335,11 @@ class PendingMessages:
         try:
             await hand_over(agent, pending, begin)
         except (AgentRefused, NotFound, Conflict) as exc:
-            await self._fail(pending, exc)
+            await self._fail(user_id, pending, exc)
         except AgentUnavailable as exc:
             if not is_tried and pending.id in self._callers:
                 # Nothing was told, and who told it can tell it again.
-                await self._fail(pending, exc)
+                await self._fail(user_id, pending, exc)
                 return True
             self._put_off(pending, exc)
             return False
@@ -327,10 +347,29 @@ class PendingMessages:
             self._put_off(pending, exc)
             return False
         else:
-            await self._db.write(lambda tx: self._table.delete(tx, pending.id))
+            asked = asked_at if pending.run else None
+            await self._db.write(lambda tx: self._forget(tx, user_id, pending, asked))
             self._conversations.was_told(view)
             self._settle(pending)
         return True
+
+    async def _forget(
+        self, tx: Transaction, user_id: str, pending: Pending, run_asked_at: str | None = None
+    ) -> None:
+        """Remove what waits no more; its agent may be at work now, whenever that is reported."""
+        await self._table.delete(tx, pending.id)
+        if run_asked_at is not None:
+            await self._table.set_run_asked(tx, pending.conversation_id, run_asked_at)
+        self._announce(tx, user_id, pending.conversation_id)
+
+    def _announce(self, tx: Transaction, user_id: str, conversation_id: str) -> None:
+        news = Announcement(
+            subject=Subject.CONVERSATION,
+            user_id=user_id,
+            id=conversation_id,
+            conversation_id=conversation_id,
+        )
+        tx.after_commit(lambda: self._announcements.announce(news))
 
     def _put_off(self, pending: Pending, error: AgentsvcError) -> None:
         log.info(
@@ -338,17 +377,17 @@ class PendingMessages:
             extra={"conversation_id": pending.conversation_id, "reason": str(error)},
         )
 
-    async def _fail(self, pending: Pending, error: AgentsvcError) -> None:
+    async def _fail(self, user_id: str, pending: Pending, error: AgentsvcError) -> None:
         """Remove what can never be told, and tell its caller, or the conversation."""
         if pending.is_tried:
             # Nobody knows whether it was told: that is for the conversation, too.
             self._settle(pending)
         caller = self._callers.pop(pending.id, None)
         if caller is None:
-            await self._give_up(pending, error)
+            await self._give_up(user_id, pending, error)
             return
         try:
-            await self._db.write(lambda tx: self._table.delete(tx, pending.id))
+            await self._db.write(lambda tx: self._forget(tx, user_id, pending))
         finally:
             if not caller.done():
                 caller.set_exception(error)
@@ -358,7 +397,7 @@ class PendingMessages:
         if caller is not None and not caller.done():
             caller.set_result(None)
 
-    async def _give_up(self, pending: Pending, error: AgentsvcError) -> None:
+    async def _give_up(self, user_id: str, pending: Pending, error: AgentsvcError) -> None:
         log.warning(
             "pending message given up",
             extra={
@@ -371,7 +410,7 @@ class PendingMessages:
         async def body(tx: Transaction) -> None:
             event = error_event(NOT_DELIVERED, _explain(pending, error))
             await self._events.append(tx, pending.conversation_id, [event])
-            await self._table.delete(tx, pending.id)
+            await self._forget(tx, user_id, pending)
 
         await self._db.write(body)
 

@@ -138,6 +138,15 @@ class PendingTable:
         """Remove what waits no more."""
         await tx.run("DELETE FROM pending_messages WHERE id = :id", {"id": pending_id})
 
+    async def set_run_asked(self, tx: Transaction, conversation_id: str, at: str) -> None:
+        """Note when an agent was told to go on, in the form events have their times."""
+        sql = """
+            UPDATE conversations
+            SET facts = CAST(json_set(CAST(facts AS TEXT), '$.run_asked_at', :at) AS BLOB)
+            WHERE id = :id
+        """
+        await tx.run(sql, {"id": conversation_id, "at": at})
+
     async def all_waiting(self, reader: Queryable) -> list[tuple[str, str, PendingKind]]:
         """Return the user, the conversation and the kind of whatever waits."""
         sql = """

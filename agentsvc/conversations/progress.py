@@ -40,6 +40,8 @@ class Start(msgspec.Struct, kw_only=True):
     agent: AgentServer | None = None
     workspace: Workspace | None = None
     hook_config: dict[str, Any] | None = None
+    failed_tool_servers: list[str] = []
+    """What is told of each tool server that does not start."""
 
 
 class Progress:

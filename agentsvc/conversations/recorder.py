@@ -26,7 +26,7 @@ from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.usage import find_usage
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, NotFound, QuotaExceeded
-from agentsvc.events import EventHead, EventLog, StoredEvent, read_head
+from agentsvc.events import WISH_KEY, EventHead, EventLog, StoredEvent, read_head
 from agentsvc.orders import ExecutionStatus
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.supervisor import Supervisor
@@ -34,6 +34,7 @@ from agentsvc.values import dashed, monotonic, new_id, now
 
 log = logging.getLogger(__name__)
 
+TOOL_SERVER_FAILED: Final = "ToolServerFailed"
 BUDGET_CODE: Final = "MaxBudgetReached"
 QUOTA_CODE: Final = "QuotaReached"
 
@@ -129,7 +130,7 @@ class Recorder:
     async def announce_failure(
         self, tx: Transaction, conversation_id: str, code: str, detail: str
     ) -> None:
-        """Store an event that tells, in the conversation itself, why it does not go on."""
+        """Store an event that tells, in the conversation itself, what does not work."""
         await self._events.append(tx, conversation_id, [error_event(code, detail)])
 
     async def receive_info(
@@ -146,6 +147,10 @@ class Recorder:
             if before is None or info.execution_status == ExecutionStatus.DELETING:
                 return
             after = _with_info(before, info, asked_at or Facts())
+            if asked_at is not None and asked_at.run_asked_at == before.facts.run_asked_at:
+                # The agent server has said what came of that.
+                known = msgspec.structs.replace(after.facts, run_asked_at="")
+                after = msgspec.structs.replace(after, facts=known)
             await _note_spend(tx, before, after)
             if after != before:
                 await self._table.update(tx, msgspec.structs.replace(after, updated_at=now()))
@@ -419,16 +424,24 @@ def _budget_event(conversation: Conversation) -> bytes:
 
 def error_event(code: str, detail: str) -> bytes:
     """Return an event of the server's own that tells what went wrong."""
-    # In the form agent servers give their events; sandboxes run on UTC.
-    moment = now().astimezone(UTC).replace(tzinfo=None).isoformat()
-    return msgspec.json.encode(
-        {
-            "id": dashed(new_id()),
-            "timestamp": moment,
-            "parent_id": None,
-            "source": "environment",
-            "code": code,
-            "detail": detail,
-            "kind": "ConversationErrorEvent",
-        }
-    )
+    return _own_event("ConversationErrorEvent", code=code, detail=detail)
+
+
+def wish_event(wish: str) -> bytes:
+    """Return an event of the server's own that tells what the agent was asked to do."""
+    return _own_event(facts.TELLING_KIND, key=WISH_KEY, value=wish)
+
+
+def event_time() -> str:
+    """Return the present time as agent servers give it in their events; sandboxes run on UTC."""
+    return now().astimezone(UTC).replace(tzinfo=None).isoformat()
+
+
+def _own_event(kind: str, **members: str) -> bytes:
+    head = {
+        "id": dashed(new_id()),
+        "timestamp": event_time(),
+        "parent_id": None,
+        "source": "environment",
+    }
+    return msgspec.json.encode({**head, **members, "kind": kind})

@@ -460,7 +460,10 @@ class Conversations:
             return None
         task = await self._tasks.find_of_conversation(known.id, reader)
         if known.user_id != user_id or task is None or task.request != order:
-            raise Conflict("A conversation with this id exists and was started differently")
+            raise Conflict(
+                "A conversation with this id exists and was started differently; nothing of this"
+                " request was taken. Its messages go to `send-message` of that conversation"
+            )
         return task
 
     async def _insert(self, tx: Transaction, conversation: Conversation, order: StartOrder) -> None:

@@ -41,13 +41,14 @@ from agentsvc.conversations.progress import (
     timed,
 )
 from agentsvc.conversations.prompts import first_message
-from agentsvc.conversations.recorder import Recorder
+from agentsvc.conversations.recorder import TOOL_SERVER_FAILED, Recorder
 from agentsvc.conversations.recording import recording_of
 from agentsvc.conversations.removal import Remover
 from agentsvc.conversations.replays import play
 from agentsvc.conversations.seats import Seats
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
+from agentsvc.conversations.tool_servers import Servers, find_failures
 from agentsvc.conversations.turns import Turns
 from agentsvc.conversations.workspace import Clone, Workspace
 from agentsvc.db import Database, Transaction
@@ -357,14 +358,16 @@ class Starter:
         keys = (start.settings.llm_api_key, lent.api_key, *order.secrets.values())
         hidden = [key for key in keys if key]
         history = await self._bring_history(start)
+        body = make_agent_body(inputs)
         with timed(start, "conversation"):
             is_known = await agent.find_conversation(start.conversation.id) is not None
-            info = await agent.start_conversation(make_agent_body(inputs), hide=hidden)
+            info = await agent.start_conversation(body, hide=hidden)
             if is_known and order.fork_of is None:
                 await check_first_message(agent, info, inputs.first_message)
         await self._carrier.check(start.conversation.id, agent, history)
         if inputs.first_message is not None:
             await self._watch_first_answer(start, model, hidden, is_lent=lent is not model)
+        await self._try_tool_servers(start, body["agent"]["mcp_config"])
         if steps:
             info = await play(
                 agent, start.conversation.id, steps, lambda: self._check_replay(start)
@@ -386,6 +389,19 @@ class Starter:
             elif not is_lent:
                 # The agent would repeat what it asks for more than a minute before it says so.
                 await check_address(agent, model)
+
+    async def _try_tool_servers(self, start: Start, servers: Servers) -> None:
+        """Note which tool servers do not start; the conversation goes on without them."""
+        if not servers:
+            return
+        with timed(start, "tool_servers"):
+            start.failed_tool_servers = await find_failures(
+                made(start.agent),
+                start.conversation.id,
+                servers,
+                has_begun=first_message(start.task.request) is not None,
+            )
+        await self._progress.note(start, "\n".join(start.failed_tool_servers) or None)
 
     async def _bring_history(self, start: Start) -> str | None:
         """Give the agent of a copied conversation its history; returns as `Carrier.bring`."""
@@ -450,7 +466,12 @@ class Starter:
                 updated_at=now(),
             )
             await self._table.update(tx, start.conversation)
-            start.task = entered(start.task, StartStatus.READY)
+            for text in start.failed_tool_servers:
+                await self._recorder.announce_failure(tx, conversation.id, TOOL_SERVER_FAILED, text)
+            start.task = msgspec.structs.replace(
+                entered(start.task, StartStatus.READY),
+                detail="\n".join(start.failed_tool_servers) or None,
+            )
             await self._tasks.update(tx, start.task)
             task = start.task
             tx.after_commit(lambda: self._on_change(task))

@@ -44,7 +44,11 @@ _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.ti
     EXISTS (SELECT 1 FROM start_tasks AS t
       WHERE t.conversation_id = c.id AND t.status = 'ERROR') AS start_failed,
     EXISTS (SELECT 1 FROM start_tasks AS t
-      WHERE t.conversation_id = c.id AND t.generation = 'v0') AS is_v0
+      WHERE t.conversation_id = c.id AND t.generation = 'v0') AS is_v0,
+    (SELECT count(*) FROM pending_messages AS m
+      WHERE m.conversation_id = c.id AND m.kind = 'message') AS queued,
+    EXISTS (SELECT 1 FROM pending_messages AS m
+      WHERE m.conversation_id = c.id AND m.run) AS has_run_queued
     FROM conversations AS c"""
 
 
@@ -345,6 +349,8 @@ def _from_row(row: Row) -> Conversation:
         generation=Generation.V0 if row["is_v0"] else Generation.V1,
         start_detail=row["start_detail"],
         sub_ids=_strings.decode(row["sub_ids"]),
+        queued_messages=row["queued"],
+        has_run_queued=bool(row["has_run_queued"]),
         created_at=from_stored(row["created_at"]),
         updated_at=from_stored(row["updated_at"]),
     )

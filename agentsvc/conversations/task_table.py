@@ -20,7 +20,10 @@ from agentsvc.values import Secret, from_stored, to_stored
 from agentsvc.vault import Vault
 
 _SELECT_TASK: Final = """SELECT id, user_id, conversation_id, status, detail, sandbox_id, agent_server_url,
-    sealed, generation, stages, created_at, updated_at, queue_position FROM start_tasks"""
+    sealed, generation, stages, created_at, updated_at, queue_position,
+    (SELECT count(*) FROM pending_messages AS m
+      WHERE m.conversation_id = start_tasks.conversation_id AND m.kind = 'message') AS queued
+    FROM start_tasks"""
 
 _COUNT_TASKS: Final = "SELECT count(*) AS n FROM start_tasks WHERE "
 
@@ -183,6 +186,7 @@ class StartTaskTable:
             created_at=from_stored(row["created_at"]),
             updated_at=from_stored(row["updated_at"]),
             queue_position=row["queue_position"],
+            queued_messages=row["queued"],
         )
 
 

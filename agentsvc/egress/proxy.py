@@ -94,18 +94,25 @@ class Proxy:
 
     async def listen_unix(self, path: Path) -> None:
         """Take requests on a unix socket; one that is left there from before is replaced."""
-        server = await asyncio.start_unix_server(self._serve, path, limit=HEAD_MAX)
-        self._servers.append(server)
+        server = await asyncio.start_unix_server(
+            self._serve, path, limit=HEAD_MAX, start_serving=False
+        )
+        await self._start(server)
 
     async def listen_tcp(self, host: str, port: int) -> int:
         """Take requests on a port, 0 for a free one; return its number."""
-        server = await asyncio.start_server(self._serve, host, port, limit=HEAD_MAX)
-        self._servers.append(server)
+        server = await asyncio.start_server(
+            self._serve, host, port, limit=HEAD_MAX, start_serving=False
+        )
+        await self._start(server)
         return int(server.sockets[0].getsockname()[1])
 
     async def listen_on(self, listener: socket.socket) -> None:
         """Take requests on a socket that is bound already."""
-        self._servers.append(await asyncio.start_server(self._serve, sock=listener, limit=HEAD_MAX))
+        server = await asyncio.start_server(
+            self._serve, sock=listener, limit=HEAD_MAX, start_serving=False
+        )
+        await self._start(server)
 
     async def close(self) -> None:
         """Stop listening for good and cut every connection. Safe to call twice."""
@@ -117,6 +124,11 @@ class Proxy:
         for server in self._servers:
             await server.wait_closed()
         self._servers.clear()
+
+    async def _start(self, server: asyncio.Server) -> None:
+        # Known before the first await: cancelled there, it would serve, and nobody would end it.
+        self._servers.append(server)
+        await server.start_serving()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -4,6 +4,7 @@ Nothing is kept but what is on its way: each side waits for the other one to tak
 """
 
 import asyncio
+from http import HTTPStatus
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -17,11 +18,14 @@ from agentsvc.gateway.lifetime import Lifetimes, with_client
 from agentsvc.gateway.target import Target, head_of
 from agentsvc.gateway.upstream import Broken, Connection, Pool
 from agentsvc.http.keys import IS_FORWARDED
+from agentsvc.http.sdk_versions import Reader
 
 CLIENT_GONE: Final = 499
 """The status in the log of a request whose client did not wait for the answer."""
 
 _EVENT_STREAM: Final = "text/event-stream"
+_READ_BYTES: Final = 64 * 1024 * 1024
+"""How long an answer may be that has to be changed."""
 
 
 class Forwarder:
@@ -133,6 +137,8 @@ class Forwarder:
         life: asyncio.Timeout,
     ) -> web.StreamResponse:
         head = await connection.head()
+        if target.reader is not None and _is_json(head):
+            return await _answer_older(request, target, connection, target.reader)
         response = _begin(target, head)
         request[IS_FORWARDED] = True
         await response.prepare(request)
@@ -184,9 +190,32 @@ def _begin(target: Target, head: Head) -> web.StreamResponse:
     response = _Answer(
         status=head.status, reason=head.reason, headers=to_client(head.headers, target.confines)
     )
+    response.headers.extend(target.more_headers)
     if hdrs.CONTENT_LENGTH in head.headers:
         response.content_length = int(head.headers[hdrs.CONTENT_LENGTH])
     return response
+
+
+def _is_json(head: Head) -> bool:
+    kind = head.headers.get(hdrs.CONTENT_TYPE, "").lower()
+    is_plain = hdrs.CONTENT_ENCODING not in head.headers
+    return is_plain and head.status == HTTPStatus.OK and kind.startswith("application/json")
+
+
+async def _answer_older(
+    request: web.Request, target: Target, connection: Connection, reader: Reader
+) -> web.Response:
+    """Return the answer, all of it, as the client reads it; raises PortUnavailable, Broken."""
+    parts: list[bytes] = []
+    left = _READ_BYTES
+    while part := await connection.read():
+        parts.append(part)
+        left -= len(part)
+        if left < 0:
+            raise PortUnavailable("The answer is too long for this version of the client")
+    headers = to_client((await connection.head()).headers, target.confines)
+    request[IS_FORWARDED] = True
+    return web.Response(headers=headers, body=reader.answer(b"".join(parts)))
 
 
 def _is_endless(head: Head) -> bool:

@@ -1,11 +1,15 @@
-"""The little of RFC 6455 that is needed before a sandbox is known: one text in, one close out."""
+"""The little of RFC 6455 that is needed where not all bytes are passed on as they come.
+
+Before a sandbox is known that is one text in and one close out, and for older clients it is the
+messages of an agent server, which they get in another form.
+"""
 
 import asyncio
 import base64
 import binascii
 import hashlib
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import hdrs, web
 
@@ -20,11 +24,27 @@ _CLOSE: Final = 0x88
 _MASKED: Final = 0x80
 _LENGTH_16: Final = 126
 _LENGTH_64: Final = 127
+_SHORTEST_OF_64: Final = 0x10000
+_FINAL: Final = 0x80
+_OPCODE: Final = 0x0F
+_CONTINUATION: Final = 0
+_TEXT_CODE: Final = 1
+_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""How long a message of an agent server may be that has to be read."""
 _KEY_BYTES: Final = 16
 
 
 class NotAText(Exception):
     """The first frame is not a text of a reasonable size."""
+
+
+class FromServer(NamedTuple):
+    """A whole text of a server, of one frame or more, or any other single frame."""
+
+    raw: bytes
+    """As it came."""
+    data: bytes
+    is_text: bool
 
 
 def is_upgrade(request: web.Request) -> bool:
@@ -61,6 +81,56 @@ async def read_text(reader: asyncio.StreamReader, *, limit: int) -> bytes:
     mask = await reader.readexactly(4)
     data = await reader.readexactly(length)
     return bytes(byte ^ mask[index % 4] for index, byte in enumerate(data))
+
+
+class ServerMessages:
+    """What a server says, texts as wholes and all else frame by frame."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._parts: list[tuple[bytes, bytes]] = []
+
+    async def read(self) -> FromServer:
+        """Return what comes next; raises NotAText for what is too long or not from a server.
+
+        A control frame between the parts of a text comes before it. Raises IncompleteReadError at
+        the end.
+        """
+        while True:
+            held = sum(len(data) for _, data in self._parts)
+            first, raw, data = await _frame(self._reader, _MESSAGE_BYTES - held)
+            code = first & _OPCODE
+            if code != _TEXT_CODE and not (self._parts and code == _CONTINUATION):
+                return FromServer(raw, data, is_text=False)
+            self._parts.append((raw, data))
+            if first & _FINAL:
+                raws, texts = zip(*self._parts, strict=True)
+                self._parts = []
+                return FromServer(b"".join(raws), b"".join(texts), is_text=True)
+
+
+def text(data: bytes) -> bytes:
+    """Return the frame with which a server says a text."""
+    if len(data) < _LENGTH_16:
+        return bytes((_TEXT, len(data))) + data
+    if len(data) < _SHORTEST_OF_64:
+        return struct.pack("!BBH", _TEXT, _LENGTH_16, len(data)) + data
+    return struct.pack("!BBQ", _TEXT, _LENGTH_64, len(data)) + data
+
+
+async def _frame(reader: asyncio.StreamReader, limit: int) -> tuple[int, bytes, bytes]:
+    raw = await reader.readexactly(2)
+    first, length = raw
+    if length & _MASKED:
+        raise NotAText
+    if length >= _LENGTH_16:
+        size = await reader.readexactly(2 if length == _LENGTH_16 else 8)
+        raw += size
+        length = int.from_bytes(size)
+    if length > limit:
+        raise NotAText
+    data = await reader.readexactly(length)
+    return first, raw + data, data
 
 
 def close(code: int, reason: str) -> bytes:

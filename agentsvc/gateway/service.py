@@ -18,6 +18,7 @@ from agentsvc.gateway import frames, rewrite
 from agentsvc.gateway.admission import Admission, Visitor
 from agentsvc.gateway.forward import Forwarder
 from agentsvc.gateway.lifetime import Lifetimes, with_client
+from agentsvc.gateway.older import OlderClients
 from agentsvc.gateway.target import (
     Place,
     Shown,
@@ -53,6 +54,7 @@ class Gateway:
     def __init__(self, admission: Admission, doorstep: Doorstep, *, connect_seconds: float) -> None:
         self._admission = admission
         self._doorstep = doorstep
+        self._older = OlderClients()
         self._lifetimes = Lifetimes()
         self._forwarder = Forwarder(self._lifetimes, connect_seconds=connect_seconds)
         self._tunnels = Tunnels(self._lifetimes, connect_seconds=connect_seconds)
@@ -116,7 +118,8 @@ class Gateway:
         sandbox = await self._admission.get(visitor, sandbox_id)
         speaks = place.port == AGENT_PORT and _is_use(request, place)
         sandbox = await self._admission.wait_usable(sandbox, wakes_culled=speaks)
-        return make_target(request, sandbox, place, keys=visitor.keys)
+        target = make_target(request, sandbox, place, keys=visitor.keys)
+        return self._older.adapt(request, place, sandbox.id, target)
 
     @contextlib.contextmanager
     def _in_use(
@@ -134,7 +137,7 @@ class Gateway:
         try:
             async with life:
                 with self._lifetimes.endless(life):
-                    key = await self._doorstep.key_from(_first_text(client))
+                    key = await self._doorstep.key_from(client.request, _first_text(client))
                     login = shown_login(client.request, place, page_part=key)
                     shown = Shown(keys=(key,), sandbox_keys=(), others=(), login=login)
                     return await self._admission.identify(shown)

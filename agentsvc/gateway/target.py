@@ -19,12 +19,14 @@ from agentsvc.http.links import Origin, WorkOrigin, is_from_proxy, links_of, mou
 from agentsvc.http.login_cookie import login_token
 from agentsvc.http.origins import EDITOR_PORT, read_label
 from agentsvc.http.routes import MOST_QUERY_KEYS
+from agentsvc.http.sdk_versions import Reader
 from agentsvc.reach import Confirm
 from agentsvc.sandboxes import Sandbox
 from agentsvc.sandboxes.state import AGENT_PORT
 
 _UNSENDABLE = re.compile(r"[\0-\x20\x7f]")
 _VERSIONS: Final = frozenset({HttpVersion10, HttpVersion11})
+_PASSED_ON: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 _REFUSED: Final = frozenset({hdrs.METH_CONNECT, hdrs.METH_TRACE})
 _EDITED_BYTES: Final = 8 * 1024 * 1024
 """How long a body may be that is read before it is passed on."""
@@ -63,6 +65,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """What confirms a new connection to the address."""
     edit_body: Callable[[bytes], bytes] | None = None
     """What is to be done with the body on its way; None where it is passed on as it comes."""
+    reader: Reader | None = None
+    """What puts events on their way to the client into the form that it reads."""
+    more_headers: CIMultiDict[str] = msgspec.field(default_factory=CIMultiDict)
+    """Headers of this server that the answer gets."""
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +134,7 @@ def check(request: web.Request, place: Place) -> None:
     if request.version not in _VERSIONS:
         raise BadRequest("This version of HTTP is not supported")
     if request.method in _REFUSED:
-        raise MethodNotAllowed("Method Not Allowed")
+        raise MethodNotAllowed(allowed=_PASSED_ON)
     codings = ",".join(request.headers.getall(hdrs.TRANSFER_ENCODING, []))
     if codings and codings.strip().lower() != "chunked":
         raise MalformedBody("This transfer coding is not supported")

@@ -22,6 +22,7 @@ from agentsvc.gateway.headers import to_client
 from agentsvc.gateway.lifetime import Lifetimes, with_client
 from agentsvc.gateway.target import Target, head_of
 from agentsvc.http.keys import IS_FORWARDED
+from agentsvc.http.sdk_versions import Reader
 
 _PART_BYTES: Final = 64 * 1024
 _REFUSAL_BYTES: Final = 64 * 1024
@@ -160,7 +161,7 @@ class Tunnels:
             response = client.response or await client.open(
                 to_client(upstream.headers, target.confines)
             )
-            await _pump_both(client, upstream)
+            await _pump_both(client, upstream, target.reader)
         return response
 
     @contextlib.asynccontextmanager
@@ -209,11 +210,15 @@ def _handshake(target: Target) -> bytes:
     return head_of(hdrs.METH_GET, target, headers.items())
 
 
-async def _pump_both(client: Client, upstream: Upstream) -> None:
+async def _pump_both(client: Client, upstream: Upstream, reader: Reader | None) -> None:
     """Pass bytes both ways until either side ends; what came before the end still arrives."""
     async with asyncio.TaskGroup() as group:
         inward = group.create_task(_pump_in(client, upstream.writer))
-        outward = group.create_task(_pump_out(upstream.reader, client))
+        outward = group.create_task(
+            _pump_out(upstream.reader, client)
+            if reader is None
+            else _pump_events(upstream.reader, client, reader)
+        )
         await asyncio.wait((inward, outward), return_when=asyncio.FIRST_COMPLETED)
         has_sandbox_ended = outward.done()
         inward.cancel()
@@ -233,6 +238,19 @@ async def _pump_out(reader: asyncio.StreamReader, client: Client) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(_PART_BYTES):
             await client.send(data)
+
+
+async def _pump_events(source: asyncio.StreamReader, client: Client, reader: Reader) -> None:
+    """Pass messages on as the client reads them; one that is cut off ends it."""
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError, frames.NotAText):
+        messages = frames.ServerMessages(source)
+        while True:
+            frame = await messages.read()
+            body = reader.event(frame.data) if frame.is_text else None
+            if not frame.is_text:
+                await client.send(frame.raw)
+            elif body is not None:
+                await client.send(frame.raw if body == frame.data else frames.text(body))
 
 
 def _unavailable(exc: Exception) -> PortUnavailable:

@@ -13,6 +13,8 @@ import msgspec
 from aiohttp import hdrs, web
 
 from agentsvc.errors import NotAuthenticated
+from agentsvc.http.keys import SDK_VERSION
+from agentsvc.http.sdk_versions import unmark
 
 LARGEST_FIRST_BYTES: Final = 4096
 """How long a first message may be."""
@@ -34,8 +36,11 @@ class Doorstep:
     def __init__(self, *, time_limit: float) -> None:
         self._time_limit = time_limit
 
-    async def key_from(self, message: Awaitable[bytes | str]) -> str:
-        """Return the key in a message that may still come; raises NotAuthenticated if it has none."""
+    async def key_from(self, request: web.Request, message: Awaitable[bytes | str]) -> str:
+        """Return the key in a message that may still come; raises NotAuthenticated if it has none.
+
+        What it says of its client is noted in the request.
+        """
         try:
             async with asyncio.timeout(self._time_limit):
                 key = _AUTH.decode(await message).session_api_key
@@ -43,6 +48,9 @@ class Doorstep:
             raise NotAuthenticated("The first message has no key") from exc
         if not key.isascii():
             raise NotAuthenticated
+        key, version = unmark(key)
+        if version is not None:
+            request[SDK_VERSION] = version
         return key
 
 

@@ -29,6 +29,7 @@ from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
 from agentsvc.gitproviders import GitProviders
 from agentsvc.http.measures import Measures, Refusal
+from agentsvc.http.sdk_versions import Version
 from agentsvc.logins import Logins
 from agentsvc.modelproxy import ModelProxy
 from agentsvc.outgoing import Courier, Webhooks
@@ -92,5 +93,7 @@ IS_FORWARDED: Final[web.RequestKey[bool]] = web.RequestKey("is_forwarded", bool)
 """Whether the answer is a sandbox's; its headers are the sandbox's, too."""
 AWAITS_CONTINUE: Final[web.RequestKey[bool]] = web.RequestKey("awaits_continue", bool)
 """Whether the client waits to be told to send its body, and was not told yet."""
+SDK_VERSION: Final[web.RequestKey[Version]] = web.RequestKey("sdk_version")
+"""The version of the Python SDK that the client says it has, if it says so."""
 ON_LOST: Final[web.RequestKey[Callable[[], None]]] = web.RequestKey("on_lost")
 """What to call when the client goes while its request is being served."""

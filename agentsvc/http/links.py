@@ -15,7 +15,7 @@ from aiohttp import hdrs, web
 
 from agentsvc.egress import SANDBOX_SOURCES
 from agentsvc.errors import StartFailed
-from agentsvc.http.keys import CONFIG, PRINCIPAL
+from agentsvc.http.keys import CONFIG, PRINCIPAL, SDK_VERSION
 from agentsvc.http.origins import (
     EDITOR_PORT,
     LOCAL_DOMAIN,
@@ -25,6 +25,7 @@ from agentsvc.http.origins import (
     label_of,
     name_of,
 )
+from agentsvc.http.sdk_versions import Version, mark
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 from agentsvc.sandboxes.state import AGENT_PORT
 from agentsvc.values import Secret
@@ -74,10 +75,14 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     """The same for the editor, which only browsers show: names that they alone know will do."""
     shows_keys: bool = True
     """Whether the caller may have the keys of sandboxes: with one, all can be done there."""
+    sdk_version: Version | None = None
+    """The version of the SDK that the caller has said it has: the keys it is given say it, too."""
 
     def shown(self, key: Secret | None) -> str | None:
         """Return the key of a sandbox if there is one and the caller may have it."""
-        return key.reveal() if key is not None and self.shows_keys else None
+        if key is None or not self.shows_keys:
+            return None
+        return mark(key.reveal(), self.sdk_version)
 
     @property
     def prefix(self) -> str:
@@ -130,7 +135,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
 
         There is none for who may not have the key it opens with.
         """
-        session_key = self.shown(sandbox.session_key)
+        session_key = sandbox.session_key.reveal() if self.shows_keys else None
         is_running = sandbox.status is SandboxStatus.RUNNING
         has_editor = any(end.name == EDITOR_PORT for end in sandbox.endpoints)
         if session_key is None or not is_running or not has_editor:
@@ -168,6 +173,7 @@ def links_of(request: web.Request) -> Links:
         domain=domain,
         editor_domain=domain or local,
         shows_keys=caller is None or caller.may_run,
+        sdk_version=request.get(SDK_VERSION),
     )
 
 

@@ -150,7 +150,7 @@ async def _tell_late(
 async def _meet(request: web.Request, line: "_Line") -> Ending | None:
     """Note who a client is."""
     try:
-        key = await request.app[DOORSTEP].key_from(line.first_text())
+        key = await request.app[DOORSTEP].key_from(request, line.first_text())
         request[PRINCIPAL] = await _identify(request, key)
         show_key(request)
     except NotAuthenticated:

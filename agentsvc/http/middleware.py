@@ -46,6 +46,7 @@ from agentsvc.http.keys import (
 from agentsvc.http.limits import LIMITS, STATE, Allowance, Budget, Limits, enforce, is_many
 from agentsvc.http.links import address_of, is_from_proxy
 from agentsvc.http.measures import Measures, Refusal
+from agentsvc.http.parts import name_all_problems
 from agentsvc.http.patience import BENCH, IS_HELD, SELDOM, Bench, Seldom, hold_back
 from agentsvc.http.repeats import answer_once
 from agentsvc.http.routes import Handler, Scope, check_scope, is_page, route_of
@@ -143,8 +144,9 @@ def install(
     app[_KNOWN_HOSTS] = hosts
     app.middlewares.extend((hold_back, trace_request, close_on_bad_body, note_change))
     app.middlewares.extend((count_connection, map_errors, check_host, answer_preflight))
-    app.middlewares.extend((*before_callers, authenticate, limit_time, continue_body))
-    app.middlewares.append(answer_once)
+    app.middlewares.extend((*before_callers, answer_options, authenticate))
+    app.middlewares.extend((limit_time, continue_body))
+    app.middlewares.extend((answer_once, name_all_problems))
     app.on_response_prepare.extend((_add_headers, _close_if_last))
 
 
@@ -242,6 +244,16 @@ async def answer_preflight(request: web.Request, handler: Handler) -> web.Stream
         hdrs.ACCESS_CONTROL_MAX_AGE: "600",
     }
     return web.Response(status=204, headers=headers)
+
+
+@web.middleware
+async def answer_options(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer which methods a path takes, to whoever asks; what is for a sandbox is not asked here."""
+    failure = request.match_info.http_exception
+    if request.method != hdrs.METH_OPTIONS or not isinstance(failure, web.HTTPMethodNotAllowed):
+        return await handler(request)
+    allowed = sorted({*failure.allowed_methods, hdrs.METH_OPTIONS})
+    return web.Response(status=204, headers={hdrs.ALLOW: ", ".join(allowed)})
 
 
 @web.middleware
@@ -351,12 +363,8 @@ def _answer(request: web.Request, failure: Exception) -> web.Response:
     if isinstance(error, MalformedBody | BodyTooLarge):
         # What is left of the body is of no use, and may hide where the next request begins.
         response.force_close()
-    if isinstance(error, NotAuthenticated):
-        # Browsers ask for a password where Basic is named, which is right for pages only.
-        challenge = _PAGE_CHALLENGE if is_page(request) else _CHALLENGE
-        response.headers[hdrs.WWW_AUTHENTICATE] = challenge
-    if isinstance(failure, web.HTTPMethodNotAllowed):
-        response.headers[hdrs.ALLOW] = failure.headers[hdrs.ALLOW]
+    if isinstance(error, MethodNotAllowed):
+        response.headers[hdrs.ALLOW] = ", ".join(error.allowed)
     return response
 
 
@@ -394,7 +402,7 @@ def _foreseen(failure: Exception) -> AgentsvcError:
         case web.HTTPNotFound():
             return NotFound()
         case web.HTTPMethodNotAllowed():
-            return MethodNotAllowed("Method Not Allowed")
+            return MethodNotAllowed(allowed={*failure.allowed_methods, hdrs.METH_OPTIONS})
         case web.HTTPRequestEntityTooLarge():
             return BodyTooLarge("The body is too large")
         case web.HTTPClientError():
@@ -484,6 +492,10 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
         response.headers.update(request[STATE].headers())
     for name, value in {} if request.get(IS_FORWARDED, False) else _ALWAYS.items():
         response.headers.setdefault(name, value)
+    if response.status == NotAuthenticated.status and not request.get(IS_FORWARDED, False):
+        # Browsers ask for a password where Basic is named, which is right for pages only.
+        challenge = _PAGE_CHALLENGE if is_page(request) else _CHALLENGE
+        response.headers.setdefault(hdrs.WWW_AUTHENTICATE, challenge)
     origin = _allowed_origin(request)
     if request.app[_CORS_ORIGINS]:
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)

@@ -222,16 +222,54 @@ def mount(app: web.Application, routes: Iterable[Route]) -> None:
     """Add the routes to the application; may be called once for each table.
 
     A path means the same with a slash behind it, since clients send both. HEAD is answered where
-    GET is, but for streams, which do not end.
+    GET is.
     """
     if _MOUNTED not in app:
         app[_MOUNTED] = {}
+        # Before anything else is told of the answer, which is none yet.
+        app.on_response_prepare.insert(0, _end_head)
     for route in routes:
-        has_head = route.method == hdrs.METH_GET and not route.is_stream
-        for method in (route.method, hdrs.METH_HEAD) if has_head else (route.method,):
+        handlers = {route.method: route.handler}
+        if route.method == hdrs.METH_GET:
+            handlers[hdrs.METH_HEAD] = _head_of(route) if route.is_stream else route.handler
+        for method, handler in handlers.items():
             for path in (route.path, f"{route.path}/"):
-                added = _resource_of(app, path).add_route(method, route.handler)
+                added = _resource_of(app, path).add_route(method, handler)
                 app[_MOUNTED][added] = route
+
+
+class _HeadIsKnown(Exception):
+    """A stream was about to begin, and its head is all that was asked for."""
+
+    def __init__(self, response: web.StreamResponse) -> None:
+        super().__init__()
+        self.response = response
+
+
+_WANTS_HEAD: Final[web.RequestKey[bool]] = web.RequestKey("wants_head", bool)
+
+
+def _head_of(route: Route) -> Handler:
+    """Return what answers with the head of a stream, once it is known that there is one."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if hdrs.UPGRADE in request.headers:
+            raise BadRequest("A WebSocket is opened with GET")
+        request[_WANTS_HEAD] = True
+        try:
+            return await route.handler(request)
+        except _HeadIsKnown as exc:
+            known = exc.response
+        finally:
+            request[_WANTS_HEAD] = False
+        return web.Response(status=known.status, headers=known.headers)
+
+    return answer
+
+
+async def _end_head(request: web.Request, response: web.StreamResponse) -> None:
+    if request.get(_WANTS_HEAD, False):
+        raise _HeadIsKnown(response)
 
 
 def _resource_of(app: web.Application, path: str) -> web.Resource:

@@ -25,9 +25,10 @@ from agentsvc.errors import AgentsvcError, BadRequest, MalformedBody
 from agentsvc.http.connection_limit import LOOPBACK, ConnectionLimit, Network
 from agentsvc.http.connections import BoundedConnection, connection_options
 from agentsvc.http.door import Door, Outside
-from agentsvc.http.keys import AWAITS_CONTINUE, MEASURES, ON_LOST, REQUEST_ID
+from agentsvc.http.keys import AWAITS_CONTINUE, MEASURES, ON_LOST, REQUEST_ID, SDK_VERSION
 from agentsvc.http.links import to_networks
 from agentsvc.http.measures import Measures
+from agentsvc.http.sdk_versions import unmark_request
 from agentsvc.http.wire import error_body
 from agentsvc.logs import CURRENT_REQUEST
 from agentsvc.values import new_id
@@ -161,7 +162,14 @@ class Runner(web.AppRunner):
                 # Only an unknown expectation is refused before the middleware.
                 return _refuse(request, BadRequest(exc.reason), exc.status, exc)
 
-        make_request, prefix = made.request_factory, self.prefix
+        make_plain, prefix = made.request_factory, self.prefix
+
+        def make_request(message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
+            message, version = unmark_request(message)
+            request = make_plain(message, *rest)
+            if version is not None:
+                request[SDK_VERSION] = version
+            return request
 
         def make(message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
             if hdrs.EXPECT in message.headers:

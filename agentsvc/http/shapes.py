@@ -1,11 +1,22 @@
 """What clients of both generations send inside of a body and the core reads by itself.
 
-These types describe it, for the published description; nothing decodes into them.
+These types describe it, for the published description; nothing decodes into them, or checks what
+they say of a text.
 """
 
+from typing import Annotated, Final
+
 import msgspec
+from msgspec import Meta
 
 from agentsvc.orders import Provider
+from agentsvc.settings import AGENTS, SECURITY_ANALYZERS
+
+_BASE_URL: Final = r"^(https?://[A-Za-z0-9._-]+(:[1-9][0-9]{0,3})?(/[!-~]*)?)?$"
+
+type AgentName = Annotated[str, Meta(extra_json_schema={"enum": [*AGENTS, ""]})]
+type AnalyzerName = Annotated[str, Meta(extra_json_schema={"enum": [*SECURITY_ANALYZERS, ""]})]
+type BaseUrl = Annotated[str, Meta(extra_json_schema={"pattern": _BASE_URL})]
 
 
 class SseServer(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,9 +22,11 @@ from agentsvc.errors import (
     BodyTooLarge,
     InvalidRequest,
     MalformedBody,
+    Problem,
     UnsupportedMediaType,
 )
 from agentsvc.http.routes import Scope, route_of
+from agentsvc.misfits import convert, matching, refusal
 from agentsvc.values import MAX_INT, new_id, parse_time, parse_uuid
 
 CALLBACK_BODY_BYTES: Final = 64 * 1024 * 1024
@@ -40,12 +42,23 @@ type Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"
 type Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
 type OnMoreBody = Callable[[int], Awaitable[None]]
 type ClientId = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+(?!\n)$")
+    str,
+    matching(
+        r"^[A-Za-z0-9._-]+(?!\n)$",
+        "of letters, digits, `.`, `_` and `-`",
+        min_length=1,
+        max_length=128,
+    ),
 ]
 type EnvName = Annotated[
-    str, msgspec.Meta(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$")
+    str,
+    matching(
+        r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$",
+        "of letters, digits and `_`, with no digit in front",
+        max_length=256,
+    ),
 ]
-type EnvValue = Annotated[str, msgspec.Meta(max_length=65536, pattern=r"^[^\x00]*$")]
+type EnvValue = Annotated[str, matching(r"^[^\x00]*$", "without NUL", max_length=65536)]
 
 BODY: Final[web.RequestKey[bytes]] = web.RequestKey("body", bytes)
 """The body of a request, if it has been read already."""
@@ -59,6 +72,10 @@ ON_STREAMED: Final[web.RequestKey[Callable[[bytes], Awaitable[None]]]] = web.Req
 _ENCODER = msgspec.json.Encoder()
 _ENCODINGS: Final = frozenset({"", "identity", "gzip", "deflate"})
 _NOTHING: Final[Any] = object()
+_MOST_VALUES: Final = 100_000
+"""How many values a body may have to be looked through for all that does not fit in it."""
+_MOST_LISTED: Final = 100
+_LONGEST_STEP: Final = 200
 
 
 class PageQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,10 +156,8 @@ def raw_array(items: Iterable[bytes | None]) -> bytes:
 
 
 def error_body(error: AgentsvcError, request_id: str) -> bytes:
-    """Return the one error body; `detail` is a list of one problem for an invalid request."""
-    detail: Any = error.message
-    if isinstance(error, InvalidRequest):
-        detail = [{"type": error.kind, "loc": list(error.loc), "msg": error.message}]
+    """Return the one error body; `detail` is a list of problems for an invalid request."""
+    detail = _listed(error) if isinstance(error, InvalidRequest) else error.message
     body = {**error.extra, "detail": detail, "code": error.code, "request_id": request_id}
     return encode(body)
 
@@ -240,10 +255,9 @@ def decode[T](
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as exc:
-        raise _misfit(exc, loc) from exc
+        raise _misfit(bytes(body), decoder, loc, str(exc)) from exc
     except msgspec.DecodeError as exc:
-        message, offset = _broken(str(exc), bytes(body))
-        raise InvalidRequest(message, loc=(*loc, offset), kind="json_invalid") from exc
+        raise _broken(str(exc), bytes(body), loc) from exc
     except RecursionError as exc:
         raise _too_deep() from exc
 
@@ -275,10 +289,7 @@ def read_query[T: msgspec.Struct](request: web.Request, shape: type[T]) -> T:
             check_text(value, ("query", name))
         if values and (name != "page_id" or values[-1]):
             given[name] = values if is_list else values[-1]
-    try:
-        return msgspec.convert(given, shape, strict=False)
-    except msgspec.ValidationError as exc:
-        raise _misfit(exc, ("query",)) from exc
+    return convert(given, shape, loc=("query",), strict=False)
 
 
 def path_id(request: web.Request, name: str) -> str:
@@ -323,11 +334,8 @@ _STRING = re.compile(rb'"[^"]*+"')
 _BRACKETS: Final = b"[{]}"
 _STEPS: Final = bytes.maketrans(_BRACKETS, b"\x01\x01\xff\xff")
 _NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in _BRACKETS)
-_BYTE = re.compile(r" \(byte (\d+)\)$")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
-_FIELD = re.compile(r"^Object (missing required|contains unknown) field `(.*?)`$")
-_KINDS: Final = {"Invalid enum value": "enum", "Invalid UUID": "uuid_parsing"}
-_TYPES: Final = {"str": "string", "array": "list", "object": "dict"}
+_BYTE = re.compile(r" \(byte (\d+)\)$")
 
 
 def _check_headers(request: web.Request) -> None:
@@ -385,37 +393,56 @@ def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The body should have at most {limit} bytes")
 
 
-def _broken(message: str, body: bytes) -> tuple[str, int]:
-    """Split what the decoder said of broken JSON into a message and an offset."""
+def _broken(message: str, body: bytes, loc: Sequence[str | int]) -> InvalidRequest:
+    """Turn what the decoder says of broken JSON into an error with an offset."""
     where = _BYTE.search(message)
     text = message.removeprefix("JSON is malformed: ")
-    if where is None:
-        return f"JSON decode error: {text}", len(body)
-    return f"JSON decode error: {text[: -len(where.group())]}", int(where.group(1))
+    offset = len(body)
+    if where is not None:
+        text, offset = text[: -len(where.group())], int(where.group(1))
+    return InvalidRequest(f"JSON decode error: {text}", loc=(*loc, offset), kind="json_invalid")
 
 
-def _misfit(exc: msgspec.ValidationError, where: Sequence[str | int]) -> InvalidRequest:
-    """Turn what the decoder says of a value that does not fit into the published form."""
-    message, _, path = str(exc).partition(" - at `")
-    loc = [*where]
-    loc += [name or int(index) for name, index in _STEP.findall(path)]
-    field = _FIELD.match(message)
-    if field is None:
-        return InvalidRequest(message, loc=loc, kind=_kind(message))
-    loc.append(field.group(2))
-    if field.group(1) == "missing required":
-        return InvalidRequest("Field required", loc=loc, kind="missing")
-    return InvalidRequest("Extra inputs are not permitted", loc=loc, kind="extra_forbidden")
+def _misfit(
+    body: bytes, decoder: msgspec.json.Decoder[Any], loc: Sequence[str | int], told: str
+) -> InvalidRequest:
+    """Return the error for JSON that does not fit: once more decoded, since it is to be told why."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        # The decoder has said where the first problem is, as far as it is not in a map.
+        path = told.partition(" - at `$")[2]
+        steps = [name or int(index) for name, index in _STEP.findall(path)]
+        text = "This does not fit; the body has too many values to say more"
+        first = Problem(type="value_error", loc=(*loc, *steps), msg=text)
+        return InvalidRequest.of([first], is_all=False)
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.DecodeError as exc:
+        return _broken(str(exc), body, loc)
+    except RecursionError:
+        return _too_deep()
+    return refusal(value, decoder.type, loc=loc, strict=decoder.strict, dec_hook=decoder.dec_hook)
 
 
-def _kind(message: str) -> str:
-    for beginning, kind in _KINDS.items():
-        if message.startswith(beginning):
-            return kind
-    wanted = re.match(r"Expected `(\w+)(?: \| null)?`, got", message)
-    if wanted is None:
-        return "value_error"
-    return _TYPES.get(wanted.group(1), wanted.group(1)) + "_type"
+def _listed(error: InvalidRequest) -> list[Problem]:
+    """Return the problems an answer names, and one that says how many it does not."""
+    shown = [
+        msgspec.structs.replace(one, loc=tuple(_clipped(step) for step in one.loc))
+        for one in error.problems[:_MOST_LISTED]
+    ]
+    left_out = len(error.problems) - len(shown)
+    if error.is_all and not left_out:
+        return shown
+    count = f"{left_out} or more" if not error.is_all else left_out
+    text = (
+        f"{count} further problems are not listed" if left_out else "There may be further problems"
+    )
+    return [*shown, Problem(type="too_many_problems", loc=error.loc[:1], msg=text)]
+
+
+def _clipped(step: str | int) -> str | int:
+    """Return a step of a location; a name that a client made up is no longer than it is of use."""
+    is_long = isinstance(step, str) and len(step) > _LONGEST_STEP
+    return f"{step[:_LONGEST_STEP]}…" if isinstance(step, str) and is_long else step
 
 
 @functools.cache

@@ -19,7 +19,10 @@ CONTAINERFILE: Final = Path(__file__).with_name("Containerfile")
 CERTIFICATES: Final = Path("/usr/local/share/ca-certificates")
 """Where Debian and its kin keep the certificate authorities that an administrator added."""
 
-_AGENT_SERVER: Final = re.compile(r"^ARG AGENT_SERVER=(\S+)$", re.MULTILINE)
+LOCKS: Final = (Path(__file__).with_name("build.txt"), Path(__file__).with_name("agent.txt"))
+"""What is installed into it, with hashes: first what builds, then the agent server and all it wants."""
+
+_AGENT_SERVER: Final = re.compile(r"^openhands-agent-server==(\S+)", re.MULTILINE)
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 _PIP_FILES: Final = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
 _REMOTE: Final = re.compile(r"^https?://", re.IGNORECASE)
@@ -30,6 +33,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     containerfile: bytes
     base: str
+    locks: dict[str, bytes] = {}
+    """File names and contents of what names the packages, with their hashes."""
     certificates: dict[str, bytes] = {}
     """File names and contents, as `NAME.crt`."""
     indexes: dict[str, str] = {}
@@ -40,7 +45,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     def fingerprint(self) -> str:
         """Name what is built: the same recipe, base and authorities give the same name."""
         parts = [self.containerfile.decode(), self.base]
-        parts += [f"{name} {text.hex()}" for name, text in sorted(self.certificates.items())]
+        files = {**self.locks, **self.certificates}
+        parts += [f"{name} {text.hex()}" for name, text in sorted(files.items())]
         return sha256("\n".join(parts))
 
     @property
@@ -52,7 +58,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         """Return the files of the build, packed."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
-            for name, content in {"Containerfile": self.containerfile, **self.certificates}.items():
+            files = {"Containerfile": self.containerfile, **self.locks, **self.certificates}
+            for name, content in files.items():
                 entry = tarfile.TarInfo(name)
                 entry.size = len(content)
                 entry.mode = 0o644
@@ -66,6 +73,7 @@ def find_recipe(environ: Mapping[str, str], *, base: str = BASE) -> Recipe:
     return Recipe(
         containerfile=CONTAINERFILE.read_bytes(),
         base=base,
+        locks={file.name: file.read_bytes() for file in LOCKS},
         certificates=find_certificates(CERTIFICATES),
         indexes=find_indexes(environ, _pip_settings(environ)),
         proxies=proxies,
@@ -74,7 +82,7 @@ def find_recipe(environ: Mapping[str, str], *, base: str = BASE) -> Recipe:
 
 def default_name() -> str:
     """Return the image's name; nothing of the name `localhost/` is ever pulled from a registry."""
-    found = _AGENT_SERVER.search(CONTAINERFILE.read_text())
+    found = _AGENT_SERVER.search(LOCKS[-1].read_text())
     return f"localhost/agentsvc-sandbox:{found[1] if found else 'latest'}"
 
 

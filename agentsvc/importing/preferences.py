@@ -186,7 +186,7 @@ def _profiles(record: Mapping[str, Any], left_out: list[str]) -> Iterator[Named]
     listed = saved.get("profiles") if isinstance(saved, dict) else None
     for name, item in listed.items() if isinstance(listed, dict) else ():
         try:
-            llm = to_llm(read_options(item, LlmBody), Llm(), keeps_secrets=False)
+            llm = to_llm(read_options(item, LlmBody, loc=()), Llm(), keeps_secrets=False)
             profiles.check_profile_name(name)
         except (InvalidRequest, msgspec.ValidationError) as exc:
             left_out.append(f"`llm_profiles.{name[:60]}` does not fit: {_message(exc)}")

@@ -41,17 +41,15 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 @click.command()
 @click.option("--rounds", default=5, help="Starts of each kind, one after another.")
 @click.option("--at-once", default=8, help="Forks that are started together.")
-@click.option("--bubblewrap/--plain", default=True, help="What holds the sandboxes.")
-def main(rounds: int, at_once: int, bubblewrap: bool) -> None:  # a click option
+def main(rounds: int, at_once: int) -> None:
     """Print both, and what many forks at once take."""
-    asyncio.run(measure(rounds, at_once, use_bubblewrap=bubblewrap))
+    asyncio.run(measure(rounds, at_once))
 
 
-async def measure(rounds: int, at_once: int, *, use_bubblewrap: bool) -> None:
+async def measure(rounds: int, at_once: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = ProcessConfig(
             zygote=True,
-            use_bubblewrap=use_bubblewrap,
             zygote_seconds=_PATIENCE_SECONDS,
             launch_seconds=_PATIENCE_SECONDS,
         )

@@ -17,8 +17,12 @@ from agentsvc.values import new_id
 from tests.campaign.real import SECONDS, Inside, RealServer, real_server
 from tests.live.client import LiveClient
 
-DEFAULTS: Final = {"AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "true"}
-"""What `Installation` turns off for the sake of speed, and what an installation has by default."""
+DEFAULTS: Final = {
+    "AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "true",
+    "AGENTSVC_SANDBOXES__START_SECONDS": str(SECONDS),
+}
+"""What `Installation` turns off for the sake of speed, and what an installation has by default; and
+patience, which protects nobody, for a machine that does other things, too."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,9 +62,6 @@ FORKED = KitOptions(
 
 TESTS = (str(Path(__file__).parents[1]),)
 
-TestOfForks = backend_contract(
-    LoadedBackend, ProcessConfig(use_bubblewrap=False, zygote=True, readable=TESTS), FORKED
-)
 TestOfForksInBubblewrap = backend_contract(
     LoadedBackend, ProcessConfig(use_bubblewrap=True, zygote=True, readable=TESTS), FORKED
 )

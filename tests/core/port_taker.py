@@ -40,16 +40,16 @@ def ports() -> set[int]:
     return found
 
 
-def listen(address: str, port: int, options: tuple[int, ...]) -> socket.socket | None:
+def listen(address: str, port: int, options: tuple[int, ...]) -> socket.socket | int:
     taken = socket.socket()
     try:
         for option in options:
             taken.setsockopt(socket.SOL_SOCKET, option, 1)
         taken.bind((address, port))
         taken.listen()
-    except OSError:
+    except OSError as exc:
         taken.close()
-        return None
+        return exc.errno or 0
     return taken
 
 
@@ -61,7 +61,10 @@ def take_all(told: str, wanted: set[int]) -> None:
             for port in ports() & wanted - {*held.values()}:
                 for address in ("127.0.0.1", ""):
                     for options in ((socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,)):
-                        if (taken := listen(address, port, options)) is not None:
+                        taken = listen(address, port, options)
+                        if isinstance(taken, int):
+                            file.write(b"REFUSED %d %d\n" % (port, taken))
+                        else:
                             held[taken] = port
                             file.write(b"TOOK %d\n" % port)
             for one in select.select([*held, *links], [], [], 0.01)[0]:

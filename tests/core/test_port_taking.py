@@ -1,6 +1,7 @@
 """Two sandboxes of two users, one of which takes every port of the other's that it can."""
 
 import asyncio
+import errno
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,8 @@ import msgspec
 import pytest
 
 from agentsvc.auth import Role
+from agentsvc.backend import Phase
+from agentsvc.backends.specs import GUEST
 from agentsvc.config import Config
 from agentsvc.http.keys import BACKENDS, SANDBOXES
 from agentsvc.plugins import PluginHost
@@ -30,6 +33,22 @@ class Agent(http.server.BaseHTTPRequestHandler):
 time.sleep(float(sys.argv[2]))
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Agent).serve_forever()
 """
+PASSED = """
+import http.server, os, socket, sys, time
+class Agent(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"agent")
+time.sleep(1.5)
+number = os.environ.get("AGENTSVC_LISTENER")
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[-1])), Agent, number is None)
+if number is not None:
+    server.socket = socket.socket(fileno=int(number))
+    server.server_activate()
+server.serve_forever()
+"""
 COOKIE = "visitor=of-the-owner"
 PORTS: list[dict[str, Any]] = [{"name": "agent"}, {"name": "worker_1", "awaited": False}]
 NETWORKS = pytest.mark.parametrize("table", [{}, {"network": "host"}], ids=["default", "host"])
@@ -44,11 +63,13 @@ async def serving(directory: Path, **table: Any) -> AsyncIterator[Service]:
     ports = [{**port, "number": number} for port, number in zip(PORTS, numbers, strict=True)]
     command = ["{python}", "-I", str(TAKER), "{port.agent}", "told", *map(str, numbers)]
     agent = ["{python}", "-Ic", AGENT, "{port.agent}"]
+    passed = ["{python}", "-Ic", PASSED, "--import-modules", GUEST, "--port", "{port.agent}"]
     values = {
         "backends": {"process": {"zygote": "false", "readable": readable, **table}},
         "specs": {
             "taker": {"id": "taker", "command": command, "ports": PORTS},
             "quick": {"id": "quick", "command": [*agent, "0"], "ports": ports},
+            "passed": {"id": "passed", "command": passed, "ports": ports},
             "slow": {"id": "slow", "command": [*agent, "1.5"], "ports": ports},
         },
     }
@@ -130,3 +151,34 @@ async def test_who_takes_a_worker_port_of_anothers_sandbox_is_told_nothing(
             assert "TOOK" in said
         else:
             assert "TOOK" not in said
+
+
+async def test_nobody_takes_the_port_of_an_agent_that_is_passed_its_socket(tmp_path: Path) -> None:
+    async with serving(tmp_path, network="host") as service:
+        mine = await service.make_client("attacker", Role.MEMBER)
+        theirs = await service.make_client("owner", Role.MEMBER)
+        taker = await begin(mine, "taker")
+        await mine.wait_for_sandbox(taker, "RUNNING")
+        owners = await begin(theirs, "passed")
+        refused = (await tries_at_agent(service, taker, 1))[-1]
+        found = await service.app[SANDBOXES].find_any(owners)
+        assert found is not None
+        assert found.phase is not Phase.RUNNING
+        await theirs.wait_for_sandbox(owners, "RUNNING")
+        assert await reach(theirs, owners, "agent") == (200, "agent")
+        before = len(await tries_at_agent(service, taker, 1))
+        tries = await tries_at_agent(service, taker, before + 8)
+        assert set(tries) == {refused}
+        assert refused.startswith("REFUSED ")
+        assert refused.endswith(f" {errno.EADDRINUSE}")
+
+
+async def tries_at_agent(service: Service, taker: str, count: int) -> list[str]:
+    """Return what came of each try to take the port of the agent, once there are so many."""
+    port = str(service.config.specs["passed"].ports[0].number)
+    while True:
+        lines = (await told_to(service, taker)).splitlines()
+        found = [line for line in lines if line.split()[1:2] == [port]]
+        if len(found) >= count:
+            return found
+        await asyncio.sleep(0.02)

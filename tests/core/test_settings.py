@@ -15,9 +15,11 @@ from agentsvc.db import Database
 from agentsvc.errors import InvalidRequest
 from agentsvc.mcp import McpConfig, ShttpServer, SseServer, StdioServer, read_mcp_config
 from agentsvc.settings import (
+    AGENTS,
     FLAT_FIELDS,
     KEPT_ON_NULL,
     SECRET_FIELDS,
+    SECURITY_ANALYZERS,
     GroupingStrategy,
     Settings,
     SettingsPatch,
@@ -70,7 +72,10 @@ BY_FIELD: dict[str, st.SearchStrategy[Any]] = {
     "disabled_skills": st.lists(words, max_size=3).map(tuple),
     "mcp_config": mcp_configs,
     **dict.fromkeys(SECRET_FIELDS, secrets),
-    **dict.fromkeys(("llm_model", "llm_base_url"), words.filter(bool)),
+    "llm_model": words.filter(bool),
+    "llm_base_url": urls.filter(lambda url: url.startswith("http")),
+    "agent": st.sampled_from(AGENTS),
+    "security_analyzer": st.sampled_from(SECURITY_ANALYZERS),
 }
 PLAIN = {name for name, value in msgspec.structs.asdict(Settings()).items() if value is not None}
 FIELDS = FLAT_FIELDS
@@ -155,7 +160,7 @@ def test_a_change_sets_what_it_mentions_and_nothing_else(
         sent = getattr(patch, name)
         if sent is UNSET or (sent is None and name in KEPT_ON_NULL):
             assert getattr(after, name) == getattr(settings, name)
-        elif sent is None:
+        elif sent is None or (sent == "" and getattr(settings, name) != ""):
             assert getattr(after, name) == getattr(Settings(), name)
         else:
             assert getattr(after, name) == sent
@@ -307,8 +312,8 @@ async def test_what_is_stored_is_read_back_whole(store: SettingsStore, user_id: 
 
 async def test_changes_add_up(store: SettingsStore, user_id: str) -> None:
     await store.patch(user_id, patch_of({"llm_api_key": "sk-1", "language": "en"}))
-    await store.patch(user_id, patch_of({"llm_api_key": None, "language": None, "agent": "A"}))
-    assert await store.get(user_id) == Settings(llm_api_key=Secret("sk-1"), agent="A")
+    await store.patch(user_id, patch_of({"llm_api_key": None, "language": None, "email": "A"}))
+    assert await store.get(user_id) == Settings(llm_api_key=Secret("sk-1"), email="A")
 
 
 async def test_a_refused_change_changes_nothing(store: SettingsStore, user_id: str) -> None:

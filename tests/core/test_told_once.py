@@ -80,7 +80,9 @@ async def test_a_message_that_was_acknowledged_survives_the_death_of_both_server
     await client.wait_for_execution(conversation_id, "running")
     answer = await client.post(f"{V1}/{conversation_id}/send-message", json=HELLO)
     assert answer.status == 200
-    sandbox_id = (await client.conversation(conversation_id))["sandbox_id"]
+    waiting = await client.conversation(conversation_id)
+    assert (waiting["execution_status"], waiting["queued_messages"]) == ("running", 1)
+    sandbox_id = waiting["sandbox_id"]
     fake_agent.crash(sandbox_id)
     await service.restart()
     fake_agent.restart(sandbox_id)
@@ -92,6 +94,7 @@ async def test_a_message_that_was_acknowledged_survives_the_death_of_both_server
     )
     assert answer.status == 200
     assert _said(fake_agent, conversation_id) == 1
+    assert (await client.conversation(conversation_id))["queued_messages"] == 0
 
 
 @pytest.mark.parametrize("state", ["user_confirmed", "user_rejected"])
@@ -124,6 +127,23 @@ async def test_a_wish_with_a_key_is_done_once_over_a_restart(
     [sandbox] = fake_agent.sandboxes.values()
     assert len(_answers(sandbox)) == 1
     assert len(_kinds(fake_agent, conversation_id, "ObservationEvent")) == 1
+    told = [one.get("key") for one in await client.events(conversation_id)]
+    assert told.count("asked_agent_state") == 1
+
+
+async def test_a_stop_that_waits_shows_nothing_as_queued_or_at_work(
+    client: Client, fake_agent: TroubledAgent
+) -> None:
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    fake_agent.hold("interrupt")
+    async with asyncio.TaskGroup() as group:
+        stop = group.create_task(_wish(client, conversation_id, "stopped"))
+        await fake_agent.waits("interrupt")
+        seen = await client.conversation(conversation_id)
+        fake_agent.held.pop("interrupt").set()
+    assert stop.result() == 200
+    assert (seen["execution_status"], seen["queued_messages"]) == ("finished", 0)
 
 
 @pytest.mark.parametrize(("state", "path"), [("paused", "/pause"), ("stopped", "/interrupt")])

@@ -1,15 +1,22 @@
 """Ways out of a sandbox without the machine's network: what is let through, seen from inside."""
 
 import asyncio
+import contextlib
+import itertools
+import os
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentsvc.backend import Handle, Network, Order, Phase
+from agentsvc.backends.doors import Doors
+from agentsvc.backends.places import Place, new_record
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.errors import BackendUnavailable, OrderRejected
 from agentsvc.values import new_id
@@ -129,6 +136,39 @@ async def test_a_door_that_could_not_be_opened_is_opened_by_the_next_attempt(
         handle = await bench.backend.create(order, no_save)
         await bench.wait(handle, Phase.RUNNING)
         assert await ask(bench, handle, f"http://127.0.0.1:{model.port}/") == "200 hello\n"
+
+
+async def test_a_door_whose_opening_is_cancelled_at_any_moment_is_not_left_open(
+    tmp_path: Path,
+) -> None:
+    doors = Doors()
+    for moment in itertools.count():
+        order = Order(sandbox_id=new_id(), network=Network.NONE)
+        place = Place(directory=tmp_path / order.sandbox_id)
+        record = place.make(partial(new_record, "bench", order, root=tmp_path, callback=""))
+        async with asyncio.TaskGroup() as group:
+            opening = group.create_task(doors.open(place, record))
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            opening.cancel()
+        await doors.close(order.sandbox_id)
+        # Nothing that goes on may be in the way of its removal, bring it back, or serve.
+        place.remove()
+        assert doors_held() == []
+        assert not place.directory.exists()
+        if not opening.cancelled():
+            break
+    assert moment > 2
+    await doors.close_all()
+
+
+def doors_held() -> list[str]:
+    """Name the sockets of doors that this process has."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # names are enough
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+            found += [one.getsockname()] if str(one.getsockname()).endswith("/proxy") else []
+    return found
 
 
 async def test_a_server_whose_sandbox_has_a_door_that_cannot_be_opened_has_the_others(

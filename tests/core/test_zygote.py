@@ -33,11 +33,6 @@ PROGRAM = "tests.core.zygote_probe"
 COMMAND = ("{python}", "-m", PROGRAM, "{port.web}")
 CANARY = "canary-of-the-server"
 
-NOT_FOR_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root has no zygote without bubblewrap")
-BOTH_WAYS = pytest.mark.parametrize(
-    "use_bubblewrap", [True, pytest.param(False, marks=NOT_FOR_ROOT)], ids=["bubblewrap", "plain"]
-)
-
 
 class ProbeBackend(ProcessBackend):
     """Loads a program of ours instead of the agent server."""
@@ -128,9 +123,8 @@ async def probes(
         await bench.backend.close()
 
 
-@BOTH_WAYS
-async def test_a_fork_is_what_a_plain_start_gives(tmp_path: Path, use_bubblewrap: bool) -> None:
-    async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
+async def test_a_fork_is_what_a_plain_start_gives(tmp_path: Path) -> None:
+    async with probes(tmp_path) as bench:
         limits = {"env": {"MORE": "than others"}, "working_dir": "project"}
         fork = await bench.probe(**limits)
         plain = await bench.probe(**limits, options={"zygote": False})
@@ -142,22 +136,18 @@ async def test_a_fork_is_what_a_plain_start_gives(tmp_path: Path, use_bubblewrap
         ]
 
 
-@BOTH_WAYS
-async def test_forks_differ_in_all_that_is_left_to_chance(
-    tmp_path: Path, use_bubblewrap: bool
-) -> None:
-    async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
+async def test_forks_differ_in_all_that_is_left_to_chance(tmp_path: Path) -> None:
+    async with probes(tmp_path) as bench:
         first, second, third = [(await bench.probe()).told["chance"] for _ in range(3)]
         for name in first:
             assert len({first[name], second[name], third[name]}) == 3, name
 
 
-@BOTH_WAYS
 async def test_no_fork_knows_the_server_or_another(
-    tmp_path: Path, use_bubblewrap: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVER_CANARY", CANARY)
-    async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
+    async with probes(tmp_path) as bench:
         first = await bench.probe(secret_env={"KEY": Secret("first-sandbox-key")})
         second = await bench.probe(secret_env={"KEY": Secret("second-sandbox-key")})
         members = [process.pid for process in bench.processes(second.handle)]
@@ -172,12 +162,9 @@ async def test_no_fork_knows_the_server_or_another(
         assert len(await asyncio.to_thread(open_files, zygote)) == 4
 
 
-@BOTH_WAYS
-async def test_what_the_server_was_left_open_is_open_for_no_sandbox(
-    tmp_path: Path, use_bubblewrap: bool
-) -> None:
+async def test_what_the_server_was_left_open_is_open_for_no_sandbox(tmp_path: Path) -> None:
     left, other_end = await asyncio.to_thread(inheritable_pipe)
-    async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
+    async with probes(tmp_path) as bench:
         for how in ({}, {"options": {"zygote": False}}):
             probe = await bench.probe(**how)
             pids = [process.pid for process in bench.processes(probe.handle)]
@@ -188,11 +175,8 @@ async def test_what_the_server_was_left_open_is_open_for_no_sandbox(
     os.close(other_end)
 
 
-@BOTH_WAYS
-async def test_the_end_of_the_zygote_is_the_end_of_no_sandbox(
-    tmp_path: Path, use_bubblewrap: bool
-) -> None:
-    async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
+async def test_the_end_of_the_zygote_is_the_end_of_no_sandbox(tmp_path: Path) -> None:
+    async with probes(tmp_path) as bench:
         before = await bench.probe()
         zygote = await bench.zygote()
         os.kill(zygote, signal.SIGKILL)
@@ -224,11 +208,8 @@ async def test_a_zygote_that_somebody_waits_for_is_not_slowed_down(tmp_path: Pat
         assert report.facts["started by"] == ZYGOTE
 
 
-@BOTH_WAYS
-async def test_the_zygote_ends_with_the_backend_and_sandboxes_do_not(
-    tmp_path: Path, use_bubblewrap: bool
-) -> None:
-    async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
+async def test_the_zygote_ends_with_the_backend_and_sandboxes_do_not(tmp_path: Path) -> None:
+    async with probes(tmp_path) as bench:
         probe = await bench.probe()
         zygote = await bench.zygote()
         await bench.backend.close()
@@ -326,11 +307,8 @@ async def test_a_zygote_that_has_loaded_what_is_for_each_sandbox_is_not_used(
         assert "it has loaded tests.core.zygote_later" in probe.how
 
 
-@BOTH_WAYS
-async def test_what_is_loaded_ahead_is_there_in_forks_only(
-    tmp_path: Path, use_bubblewrap: bool
-) -> None:
-    async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
+async def test_what_is_loaded_ahead_is_there_in_forks_only(tmp_path: Path) -> None:
+    async with probes(tmp_path) as bench:
         fork = await bench.probe()
         plain = await bench.probe(options={"zygote": False})
         assert (fork.told["is loaded ahead"], plain.told["is loaded ahead"]) == (True, False)
@@ -361,11 +339,10 @@ class HoardingBackend(ProbeBackend):
     ahead: ClassVar[Ahead] = Ahead(application=msgspec.structs.replace(APPLICATION, forgotten=()))
 
 
-@BOTH_WAYS
 async def test_an_application_built_ahead_is_made_of_the_environment_of_each_fork(
-    tmp_path: Path, use_bubblewrap: bool
+    tmp_path: Path,
 ) -> None:
-    async with probes(tmp_path, BuildingBackend, use_bubblewrap=use_bubblewrap) as bench:
+    async with probes(tmp_path, BuildingBackend) as bench:
         first, second = [
             (await bench.probe(env={"PROBE_NAME": name})).told["application"]
             for name in ("first", "second")
@@ -412,11 +389,8 @@ EARLY = {
 }
 
 
-@BOTH_WAYS
-async def test_what_counts_before_a_fork_is_started_plainly(
-    tmp_path: Path, use_bubblewrap: bool
-) -> None:
-    async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
+async def test_what_counts_before_a_fork_is_started_plainly(tmp_path: Path) -> None:
+    async with probes(tmp_path) as bench:
         for name, (value, reason) in EARLY.items():
             probe = await bench.probe(env={name: value})
             assert probe.how == f"a plain start: `{name}` {reason}"
@@ -444,11 +418,8 @@ async def test_the_option_of_a_spec_is_true_or_false(tmp_path: Path) -> None:
                 await bench.create(*COMMAND, options=options)
 
 
-@BOTH_WAYS
-async def test_many_forks_at_once_all_work_and_end_with_their_code(
-    tmp_path: Path, use_bubblewrap: bool
-) -> None:
-    async with probes(tmp_path, use_bubblewrap=use_bubblewrap) as bench:
+async def test_many_forks_at_once_all_work_and_end_with_their_code(tmp_path: Path) -> None:
+    async with probes(tmp_path) as bench:
         found = await asyncio.gather(*(bench.probe() for _ in range(4)))
         assert [probe.how for probe in found] == [ZYGOTE] * 4
         lines = [line async for line in bench.backend.logs(found[0].handle, tail=9, follow=False)]

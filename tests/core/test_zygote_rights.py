@@ -1,28 +1,33 @@
-"""What the process that loads the agent server for all sandboxes of a server that is root may do."""
+"""What the process that loads the agent server for all sandboxes may do."""
 
 import contextlib
 import json
 import os
 import resource
+import shutil
 import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from agentsvc.backend import Limits
+from agentsvc.backends import landlock
 from agentsvc.backends.ahead import Ahead
 from agentsvc.backends.shim import ZYGOTE
 from tests.core.bench import Bench
 from tests.core.test_zygote import Probe, ProbeBackend, is_alive, probes
+from tests.users import plain_user
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(os.geteuid() != 0, reason="others have no rights to lose"),
-]
+pytestmark = pytest.mark.timeout(60)
 
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="others have no rights to lose")
+
+TOP = Path(__file__).parents[2]
 FIRST, LAST = 1_900_000_000, 1_900_065_535
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 NAMESPACES = ("mnt", "net", "ipc", "uts", "cgroup")
@@ -50,6 +55,7 @@ def prey(directory: Path) -> Iterator[Path]:
         yield target
 
 
+@AS_ROOT
 async def test_a_package_that_is_hostile_when_it_is_loaded_gets_nothing(tmp_path: Path) -> None:
     with prey(tmp_path) as target:
         path = f"{os.environ['PATH']}:{target}"
@@ -65,6 +71,37 @@ async def test_a_package_that_is_hostile_when_it_is_loaded_gets_nothing(tmp_path
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
 
+def test_it_gets_nothing_either_from_a_server_that_is_not_root(tmp_path: Path) -> None:
+    found = seen_by_user(tmp_path)
+    assert found["uid"] != 0
+    assert found["how"] == [ZYGOTE] * 2
+    assert found["hostile"]["got"] == {}
+    status = found["hostile"]["status"]
+    assert {int(status[name], 16) for name in CAPABILITIES} == {0}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert found["own"] == ["user", *NAMESPACES]
+
+
+def test_a_server_that_is_not_root_has_no_zygote_that_could_send_it_signals(tmp_path: Path) -> None:
+    found = seen_by_user(tmp_path, "without Landlock")
+    why = "it could send signals to the server, which Linux prevents since 6.12"
+    assert found["zygote"] == f"none: {why}"
+    assert found["how"] == [f"a plain start: {why}"] * 2
+
+
+async def test_there_is_no_zygote_that_nothing_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with probes(tmp_path, use_bubblewrap=False, zygote_delay_seconds=0.01) as bench:
+        probe = await bench.probe()
+        why = "bubblewrap does not hold sandboxes here, nor would it hold it"
+        assert probe.how == f"a plain start: {why}"
+        assert (await bench.backend.probe()).facts["zygote"] == f"none: {why}"
+    (line,) = [one for one in caplog.records if one.message.startswith("no zygote")]
+    assert (line.levelname, vars(line)["reason"]) == ("WARNING", why)
+
+
+@AS_ROOT
 async def test_the_zygote_is_a_user_of_its_own_in_namespaces_of_its_own(tmp_path: Path) -> None:
     async with probes(tmp_path) as bench:
         ones = [await bench.probe() for _ in range(2)]
@@ -79,6 +116,7 @@ async def test_the_zygote_is_a_user_of_its_own_in_namespaces_of_its_own(tmp_path
         assert space(zygote, "pid") == space(os.getpid(), "pid")
 
 
+@AS_ROOT
 async def test_a_sandbox_reaches_neither_the_zygote_nor_another_sandbox_through_it(
     tmp_path: Path,
 ) -> None:
@@ -106,6 +144,7 @@ async def test_a_sandbox_reaches_neither_the_zygote_nor_another_sandbox_through_
         assert one.told["nature"]["rights"]["CapEff"] == "0" * 16
 
 
+@AS_ROOT
 async def test_a_fork_is_limited_as_its_sandbox_is(tmp_path: Path) -> None:
     async with probes(tmp_path) as bench:
         limits = Limits(open_files=333, pids=50)
@@ -116,6 +155,7 @@ async def test_a_fork_is_limited_as_its_sandbox_is(tmp_path: Path) -> None:
         assert fork.told["nature"]["limits"][resource.RLIMIT_NOFILE] == [333, 333]
 
 
+@AS_ROOT
 async def test_root_has_no_zygote_where_it_would_be_root(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,6 +168,7 @@ async def test_root_has_no_zygote_where_it_would_be_root(
     assert (line.levelname, vars(line)["reason"]) == ("WARNING", why)
 
 
+@AS_ROOT
 async def test_a_way_out_of_its_own_leads_out_of_a_sandbox_with_a_fork(tmp_path: Path) -> None:
     async with probes(tmp_path) as bench:
         probe = await bench.probe()
@@ -136,6 +177,29 @@ async def test_a_way_out_of_its_own_leads_out_of_a_sandbox_with_a_fork(tmp_path:
         )
         assert probe.how == ZYGOTE
         assert "tap0" in shown
+
+
+def seen_by_user(directory: Path, *arguments: str) -> dict[str, Any]:
+    """Return what `zygote_of_user` tells."""
+    if landlock.abi() < 6:
+        pytest.skip("this kernel cannot keep a process from signals to others of its user")
+    top = Path(tempfile.mkdtemp(prefix="agentsvc-rights-"))  # where anybody may get to
+    try:
+        before = plain_user(top)
+        command = [sys.executable, "-B", "-m", "tests.core.zygote_of_user", str(top), *arguments]
+        done = subprocess.run(
+            [*before, *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=50,
+            cwd=TOP,
+        )
+    finally:
+        shutil.rmtree(top)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
 def user_of(bench: Bench, probe: Probe) -> int:

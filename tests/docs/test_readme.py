@@ -42,7 +42,7 @@ def test_a_command_line_in_the_readme_is_understood(line: str) -> None:
     assert options <= set(re.findall(r"--[a-z-]+", shown.output))
 
 
-def test_every_error_code_is_in_the_readme_as_the_code_has_it() -> None:
+def test_every_table_in_the_readme_is_as_the_code_has_it() -> None:
     assert render_readme() == README
 
 

@@ -55,15 +55,23 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
     'The line that says "is ready" names the level in force.': (
         "tests/unit/test_cli_serve.py::test_a_server_that_is_ready_says_how_sandboxes_are_held",
     ),
-    "The fork server of a server that is root, which loads the agent's packages ahead, is a user of its own without capabilities and has mount, network, IPC, UTS and cgroup namespaces of its own before it loads anything.": (
+    "The fork server, which loads the agent's packages ahead, has no capabilities, and mount, network, IPC, UTS and cgroup namespaces of its own before it loads anything.": (
         "campaign:containment",
         "tests/core/test_zygote_rights.py::test_the_zygote_is_a_user_of_its_own_in_namespaces_of_its_own",
+        "tests/core/test_zygote_rights.py::test_it_gets_nothing_either_from_a_server_that_is_not_root",
     ),
-    "A package that is hostile when it is loaded there reads nothing of the server's, reaches no network and signals nobody.": (
+    "For a server that is root it is a user of its own; for any other it has a user namespace of its own, and Landlock keeps it from signals to others.": (
+        "tests/core/test_zygote_rights.py::test_the_zygote_is_a_user_of_its_own_in_namespaces_of_its_own",
+        "tests/core/test_zygote_rights.py::test_it_gets_nothing_either_from_a_server_that_is_not_root",
+    ),
+    "A package that is hostile when it is loaded there reads nothing of the server's, reaches no network, and neither signals nor traces the server.": (
         "tests/core/test_zygote_rights.py::test_a_package_that_is_hostile_when_it_is_loaded_gets_nothing",
+        "tests/core/test_zygote_rights.py::test_it_gets_nothing_either_from_a_server_that_is_not_root",
     ),
-    "Where the fork server would be root, there is none.": (
+    "Where the fork server would be root, where bubblewrap does not hold sandboxes, and where the server is not root and Linux is older than 6.12, there is none, and starts take longer.": (
         "tests/core/test_zygote_rights.py::test_root_has_no_zygote_where_it_would_be_root",
+        "tests/core/test_zygote_rights.py::test_there_is_no_zygote_that_nothing_holds",
+        "tests/core/test_zygote_rights.py::test_a_server_that_is_not_root_has_no_zygote_that_could_send_it_signals",
     ),
     'Each sandbox has limits of memory, disk, processes and open files, as far as the machine can enforce them; the line that says "is ready" names what is not limited.': (
         "tests/live/test_default_limits.py::test_what_one_sandbox_does_to_the_machine_another_does_not_feel",
@@ -99,6 +107,15 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Before anything is sent over a new connection to a port of a sandbox, its backend confirms that the port is that sandbox's.": (
         "tests/core/test_port_taking.py::test_who_listens_first_at_the_port_of_anothers_agent_is_told_nothing",
+        "tests/core/test_port_taking.py::test_who_takes_a_worker_port_of_anothers_sandbox_is_told_nothing",
+        "tests/core/test_peers.py::test_a_connection_leads_to_the_sandbox_of_the_process_that_accepts_it",
+        "tests/core/test_peers.py::test_who_has_the_pid_of_a_process_that_has_ended_is_not_of_its_sandbox",
+    ),
+    'With `backends.process.network = "host"` nobody else can bind the port of an agent server: its socket is bound before the sandbox starts, and passed to it.': (
+        "tests/core/test_port_taking.py::test_nobody_takes_the_port_of_an_agent_that_is_passed_its_socket",
+        "tests/live/test_process_backend.py::test_nobody_can_bind_the_port_of_an_agent_server_in_the_machines_network",
+    ),
+    "Work ports are bound by number, so another one can take them; nothing is sent there then.": (
         "tests/core/test_port_taking.py::test_who_takes_a_worker_port_of_anothers_sandbox_is_told_nothing",
     ),
     '`network = "none"` reaches this server only, and `allowlist` this server and the named hosts.': (
@@ -196,6 +213,10 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
         "tests/unit/test_lock.py::test_every_package_has_a_version_and_hashes_and_no_address",
         "tests/unit/test_lock.py::test_the_set_up_refuses_a_file_with_another_hash",
     ),
+    "So does `agentsvc images build`.": (
+        "tests/unit/test_lock.py::test_the_image_of_sandboxes_is_made_of_parts_of_the_lock",
+        "tests/unit/test_images.py::test_a_build_refuses_a_file_with_another_hash",
+    ),
     "`agentsvc sbom` writes what is installed.": (
         "tests/unit/test_cli_sbom.py::test_every_installed_package_is_in_it_in_its_version",
     ),
@@ -252,6 +273,7 @@ def test_what_holds_a_sentence_is_run(test: str) -> None:
 
 def test_every_section_promises_something_or_says_that_it_does_not() -> None:
     others = {"Reporting", "What is protected, and from whom"}
+    others |= {"Why an agent server answers no challenge"}
     others |= {"What weaker choices give up", "Not in scope"}
     assert set(sections(PAGE.read_text())) == {*PROMISES, *others}
 

@@ -45,6 +45,11 @@ NEVER_UNKNOWN = {
 
 JSON = {"Content-Type": "application/json"}
 LIMIT = 10 * 1024 * 1024
+NOT_TOLD = "The value is not of the type that is described"
+"""What is said where the reason was not found, which would be a bug."""
+OF_PYTHON = re.compile(
+    r"\b(str|int|float|bool|dict|list|tuple|None|NoneType|regex|struct|msgspec)\b|\\A|\^\["
+)
 DEEP = b"[" * 1000 + b"]" * 1000
 
 VALUES: list[Any] = [
@@ -183,14 +188,19 @@ def _problem(answer: Answer) -> str:
         return f"members {sorted(body)}"
     if answer.status != 422 or body["code"] != "invalid_request":
         return "" if isinstance(body["detail"], str) else f"detail {body['detail']}"
-    [item] = body["detail"]
+    return next(filter(None, map(_problem_of_item, body["detail"])), "")
+
+
+def _problem_of_item(item: Mapping[str, Any]) -> str:
     is_well_formed = set(item) == {"type", "loc", "msg"} and item["loc"][0] in (
         "body",
         "query",
         "path",
         "header",
     )
-    return "" if is_well_formed else f"detail {item}"
+    if not is_well_formed or item["msg"] == NOT_TOLD:
+        return f"detail {item}"
+    return f"words of Python in {item}" if OF_PYTHON.search(item["msg"]) else ""
 
 
 def _fits(body: bytes, kind: Any) -> bool:

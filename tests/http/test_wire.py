@@ -96,7 +96,7 @@ async def _refusal(client: Client, body: bytes, **headers: str) -> tuple[int, An
         (b'{"name":1}', "string_type", ["body", "name"]),
         (b'{"name":"a","number":"1"}', "int_type", ["body", "number"]),
         (b'{"name":"a","number":1.5}', "int_type", ["body", "number"]),
-        (b'{"name":"abcdef"}', "value_error", ["body", "name"]),
+        (b'{"name":"abcdef"}', "string_too_long", ["body", "name"]),
         (b'{"name":"a","inner":[{"name":"b"},{}]}', "missing", ["body", "inner", 1, "name"]),
         (b"[]", "dict_type", ["body"]),
         (b'{"name":', "json_invalid", ["body", 8]),

@@ -1,21 +1,25 @@
 """The process backend runs the published agent server, and leaves nothing of it behind."""
 
 import asyncio
+import errno
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.backend import BackendContext, Handle, Order, Phase, Report
 from agentsvc.backends import places, tree
 from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.backends.specs import DEFAULT_SPEC
+from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
+from agentsvc.backends.shim import ZYGOTE
+from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
 from agentsvc.testing.llm import ScriptedModel, call, finish
 from agentsvc.values import Secret, new_id, new_key
 from tests.agent_checks import Rig
@@ -35,9 +39,9 @@ BOTH_WAYS = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroup",
 class Host:
     """A backend with one sandbox in which the agent server runs."""
 
-    def __init__(self, directory: Path, *, use_cgroups: bool) -> None:
+    def __init__(self, directory: Path, **config: Any) -> None:
         self.context = BackendContext(instance_id=new_id(), state_dir=directory)
-        self.backend = ProcessBackend(ProcessConfig(use_cgroups=use_cgroups), self.context)
+        self.backend = ProcessBackend(ProcessConfig(**config), self.context)
         self.key = new_key()
 
     def order(self, **env: str) -> Order:
@@ -64,14 +68,61 @@ class Host:
 
 
 @asynccontextmanager
-async def on_host(directory: Path, *, use_cgroups: bool = True) -> AsyncIterator[Host]:
-    host = Host(directory, use_cgroups=use_cgroups)
+async def on_host(directory: Path, **config: Any) -> AsyncIterator[Host]:
+    host = Host(directory, **config)
     await host.backend.open()
     try:
         yield host
     finally:
         for found in await host.backend.scan():
             await host.backend.delete(found.handle)
+        await host.backend.close()
+
+
+def outcomes(port: int) -> set[int | None]:
+    """Return what comes of tries to bind a port, in every way in which one can be shared."""
+    found: set[int | None] = set()
+    for address in ("127.0.0.1", ""):
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            with socket.socket() as taken:
+                taken.setsockopt(socket.SOL_SOCKET, option, 1)
+                try:
+                    taken.bind((address, port))
+                    found.add(None)
+                except OSError as exc:
+                    found.add(exc.errno)
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("use_bubblewrap", [True, False], ids=["bubblewrap", "plain"])
+async def test_nobody_can_bind_the_port_of_an_agent_server_in_the_machines_network(
+    tmp_path: Path, use_bubblewrap: bool
+) -> None:
+    async with on_host(
+        tmp_path, network=OpenNetwork.HOST, use_bubblewrap=use_bubblewrap, zygote_seconds=150
+    ) as host:
+        for is_fork in (True, False) if use_bubblewrap else (False,):
+            order = msgspec.structs.replace(host.order(**OUTPUT), options={"zygote": is_fork})
+
+            async def save(_handle: Handle) -> None: ...
+
+            handle = await host.backend.create(order, save)
+            report = await host.backend.inspect(handle)
+            (port,) = [one.port for one in report.endpoints if one.name == "agent"]
+            assert port is not None
+            found = outcomes(port)
+            while report.phase is Phase.STARTING:
+                report = await host.backend.inspect(handle)
+                found |= outcomes(port)
+                await asyncio.sleep(0.05)
+            assert report.phase is Phase.RUNNING, report.reason
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /alive HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"200 OK" in await reader.readline()
+            writer.close()
+            assert found | outcomes(port) == {errno.EADDRINUSE}
+            assert (report.facts["started by"] == ZYGOTE) is is_fork
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import socket
 import pytest
 import pytest_asyncio
 
-from agentsvc.backends.tree import send
+from agentsvc.backends.tree import Process, send
 from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation
 from tests.live.events import finishes, of_kind, outputs
@@ -151,8 +151,8 @@ async def test_a_sandbox_whose_process_died_is_an_error_and_can_be_brought_back(
     events = await client.until(conversation_id, lambda events: bool(finishes(events)))
     assert outputs(events) == ["first", "goes on"]
 
-    for process in own.processes(sandbox_id):
-        send(process, signal.SIGKILL)
+    # What has been killed may still write until it has ended, and the directory is then not empty.
+    await eventually(lambda: not killed(own.processes(sandbox_id)), "its processes have ended")
     await asyncio.to_thread(shutil.rmtree, own.sandbox_dir(sandbox_id))
     await client.wait_for_sandbox(sandbox_id, "MISSING", time_limit=30)
     lost = await client.conversation(conversation_id)
@@ -160,6 +160,13 @@ async def test_a_sandbox_whose_process_died_is_an_error_and_can_be_brought_back(
     assert of_kind(await client.events(conversation_id), "AgentErrorEvent") == [error]
     for action in ("pause", "resume"):
         assert (await client.post(f"/api/v1/sandboxes/{sandbox_id}/{action}")).status == 410
+
+
+def killed(processes: list[Process]) -> list[Process]:
+    """Kill processes; return those that there were."""
+    for process in processes:
+        send(process, signal.SIGKILL)
+    return processes
 
 
 def is_listening(address: str) -> bool:

@@ -77,6 +77,24 @@ async def test_a_conversation_is_followed_across_disconnects_and_a_restart(
     assert len({one["id"] for one in seen}) == len(seen)
 
 
+async def test_an_agent_is_stopped_at_work_and_when_it_does_nothing(
+    client: LiveClient, shared: Installation, sandbox_id: str
+) -> None:
+    name = await client.start_conversation(run("sleep 60"), sandbox_id=sandbox_id)
+    async with follow(shared.url, client.key, name, patience=PATIENCE) as follower:
+        await follower.until(lambda frames: any(one.get("action") == "run" for one in frames))
+        await follower.wish("stopped")
+        await follower.until_state("stopped")
+        kinds = [one.get("action") or one["observation"] for one in follower.events]
+        assert kinds[-3:] == ["change_agent_state", "error", "agent_state_changed"]
+        await follower.say(run("echo again"))
+        await follower.until_state("finished")
+        await follower.wish("stopped")
+        await follower.until_state("stopped")
+        wishes = [one for one in follower.events if one.get("action") == "change_agent_state"]
+        assert [one["args"]["agent_state"] for one in wishes] == ["stopped", "stopped"]
+
+
 async def test_a_question_is_answered_over_the_socket(
     client: LiveClient, shared: Installation
 ) -> None:

@@ -152,6 +152,9 @@ def test_less_isolation_than_the_default_is_an_error(tmp_path: Path) -> None:
     assert grade == "bad"
     assert "instead of `bubblewrap`: bubblewrap is not installed" in text
     assert remedy.startswith("apt install bubblewrap")
+    grade, text, _ = found["fork server of `process`"]
+    assert grade == "note"
+    assert text.startswith("none: bubblewrap does not hold sandboxes here")
 
 
 def test_the_network_of_the_host_is_noted(tmp_path: Path) -> None:

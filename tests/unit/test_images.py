@@ -2,22 +2,30 @@
 
 import gzip
 import io
+import os
+import re
+import shutil
+import subprocess
+import sys
 import tarfile
+from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from agentsvc.cli import cli
 from agentsvc.images import default_name, find_recipe
-from agentsvc.images.recipe import CONTAINERFILE, find_certificates, find_indexes
+from agentsvc.images.recipe import CONTAINERFILE, LOCKS, find_certificates, find_indexes
+from tests.wheels import write_wheel
 
 
 def test_the_image_is_called_what_no_registry_has() -> None:
     assert default_name().startswith("localhost/agentsvc-sandbox:1.")
 
 
-def test_the_context_has_the_recipe_and_the_certificates_only(tmp_path: Path) -> None:
+def test_the_context_has_the_recipe_the_locks_and_the_certificates_only(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "own.crt").write_text("one")
     (tmp_path / "other.pem").write_text("not one")
@@ -27,7 +35,7 @@ def test_the_context_has_the_recipe_and_the_certificates_only(tmp_path: Path) ->
     packed = gzip.decompress(recipe.context())
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         names = archive.getnames()
-    assert names == ["Containerfile", *recipe.certificates]
+    assert names == ["Containerfile", "build.txt", "agent.txt", *recipe.certificates]
     assert b"pa55" not in packed
     assert find_certificates(tmp_path / "absent") == {}
 
@@ -61,12 +69,57 @@ def test_an_image_is_the_same_as_long_as_what_goes_into_it_is() -> None:
     first = find_recipe({})
     assert find_recipe({"PIP_INDEX_URL": "https://x.example/"}).fingerprint == first.fingerprint
     assert find_recipe({}, base="other:1").fingerprint != first.fingerprint
+    other = msgspec.structs.replace(first, locks={**first.locks, "agent.txt": b""})
+    assert other.fingerprint != first.fingerprint
 
 
 def test_where_packages_come_from_is_said_in_a_stage_that_is_left_behind() -> None:
     stages = CONTAINERFILE.read_text().split("\nFROM ")
     assert [name for name in ("INDEX", "MORE_INDEXES", "FIND_LINKS") if name in stages[-1]] == []
     assert "ARG INDEX=" in stages[-2]
+
+
+@pytest.mark.timeout(180)
+def test_a_build_refuses_a_file_with_another_hash(tmp_path: Path) -> None:
+    """What the recipe runs to install, below another directory, with packages that are at hand."""
+    script = re.search(
+        r"^RUN (python3 -m venv .*?[^\\])$", CONTAINERFILE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert script is not None
+    lock = tmp_path / "lock"
+    lock.mkdir()
+    wheels = [write_wheel(tmp_path, name) for name in ("builder", "agent")]
+    entries = [
+        f"{one.name.split('-')[0]}==1.0 --hash=sha256:{sha256(one.read_bytes()).hexdigest()}"
+        for one in wheels
+    ]
+    for file, entry in zip(LOCKS, entries, strict=True):
+        (lock / file.name).write_text(entry)
+
+    def install() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-c", script[1].replace("/opt/", f"{tmp_path}/")],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={
+                "HOME": str(tmp_path),
+                "PATH": f"{Path(sys.base_prefix) / 'bin'}:{os.defpath}",
+                "PIP_NO_INDEX": "1",
+                "FIND_LINKS": str(tmp_path),
+            },
+        )
+
+    good = install()
+    assert good.returncode == 0, good.stderr
+    assert len(list(tmp_path.glob("agent-server/lib/python*/site-packages/agent.py"))) == 1
+    assert list(tmp_path.glob("agent-server/lib/python*/site-packages/builder*")) == []
+    shutil.rmtree(tmp_path / "agent-server")
+    (lock / "agent.txt").write_text(entries[1].replace(entries[1][-8:], "0" * 8))
+    bad = install()
+    assert bad.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in bad.stderr
+    assert list(tmp_path.glob("agent-server/lib/python*/site-packages/agent*")) == []
 
 
 def run(*arguments: str) -> Result:

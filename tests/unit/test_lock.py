@@ -7,13 +7,23 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.lock import LOCK, PROJECT, ROOT, canonical, read_lock, required, select
+from tests.lock import (
+    IMAGE,
+    LOCK,
+    PROJECT,
+    ROOT,
+    canonical,
+    for_image,
+    read_lock,
+    required,
+    select,
+)
+from tests.wheels import write_wheel
 
 EXTRAS = sorted(
     tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -72,6 +82,15 @@ def test_the_server_alone_is_a_small_part() -> None:
     assert names & {"pytest", "mypy", "openhands-sdk", "litellm"} == set()
 
 
+def test_the_image_of_sandboxes_is_made_of_parts_of_the_lock() -> None:
+    parts = for_image(read_lock())
+    assert {name: (IMAGE / name).read_text() for name in parts} == parts
+    image = read_lock(IMAGE / "agent.txt")
+    agent = {entry.name: entry.hashes for entry in select(read_lock(), ["agent"])}
+    assert {"openhands-agent-server", "openhands-sdk", "openhands-tools"} < image.keys()
+    assert {name: entry.hashes for name, entry in image.items()}.items() <= agent.items()
+
+
 def test_an_extra_that_is_none_is_refused() -> None:
     with pytest.raises(SystemExit, match="there is no extra `agents`, only agent, "):
         select(read_lock(), ["agents"])
@@ -94,7 +113,7 @@ def test_the_set_up_refuses_a_file_with_another_hash(tmp_path: Path) -> None:
     index.mkdir()
     names = ("small", "editables", "setuptools")
     for name in names:
-        _write_wheel(index / f"{name}-1.0-py3-none-any.whl", name)
+        write_wheel(index, name)
     entry = "{0}==1.0 \\\n    --hash=sha256:{1}\n"
     lock = "".join(entry.format(name, "0" * 64) for name in names)
     (checkout / ".ci" / "lock.txt").write_text(lock)
@@ -114,13 +133,3 @@ def test_the_set_up_refuses_a_file_with_another_hash(tmp_path: Path) -> None:
     assert "DO NOT MATCH THE HASHES" in result.stderr
     assert "error: the installation failed" in result.stderr
     assert list(checkout.glob(".venv/lib/python*/site-packages/small*")) == []
-
-
-def _write_wheel(file: Path, name: str) -> None:
-    info = f"{name}-1.0.dist-info"
-    tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    with zipfile.ZipFile(file, "w") as wheel:
-        wheel.writestr(f"{name}.py", "")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", tag)
-        wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n")

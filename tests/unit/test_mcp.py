@@ -82,7 +82,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"sse_servers": ["http://a", "http://a"]}, ["sse_servers", 1, "url"], "the same url"),
         ({"shttp_servers": ["http://a", "http://a"]}, ["shttp_servers", 1, "url"], "the same url"),
         ({"sse_servers": [{}]}, ["sse_servers", 0, "url"], "Field required"),
-        ({"sse_servers": [{"url": 1}]}, ["sse_servers", 0, "url"], "Expected `str`"),
+        ({"sse_servers": [{"url": 1}]}, ["sse_servers", 0, "url"], "Expected `string`"),
         ({"sse_servers": [1]}, ["sse_servers", 0], "Expected `object`"),
         ({"sse_servers": {}}, ["sse_servers"], "Expected `array`"),
         (
@@ -100,23 +100,23 @@ def test_what_is_left_out_has_its_default() -> None:
         (
             {"shttp_servers": [{"url": "http://a", "timeout": 0}]},
             ["shttp_servers", 0, "timeout"],
-            ">= 1",
+            "from 1 to 3600",
         ),
         (
             {"shttp_servers": [{"url": "http://a", "timeout": 3601}]},
             ["shttp_servers", 0, "timeout"],
-            "<= 3600",
+            "from 1 to 3600",
         ),
         ({"stdio_servers": ["x"]}, ["stdio_servers", 0], "Expected `object`"),
         (
             {"stdio_servers": [{"name": "a b", "command": "c"}]},
             ["stdio_servers", 0, "name"],
-            "matching regex",
+            "letters, digits, `_` and `-`",
         ),
         (
             {"stdio_servers": [{"name": "a\n", "command": "c"}]},
             ["stdio_servers", 0, "name"],
-            "matching regex",
+            "letters, digits, `_` and `-`",
         ),
         ({"stdio_servers": [{"name": "a"}]}, ["stdio_servers", 0, "command"], "Field required"),
         (
@@ -142,7 +142,7 @@ def test_what_is_left_out_has_its_default() -> None:
         (
             {"stdio_servers": [{"name": "a", "command": "c", "args": [1]}]},
             ["stdio_servers", 0, "args", 0],
-            "Expected `str`",
+            "Expected `string`",
         ),
         (
             {"stdio_servers": [{"name": "a", "command": "c", "env": "A"}]},

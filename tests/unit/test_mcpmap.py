@@ -188,7 +188,7 @@ def test_stars_that_stand_for_nothing_are_refused() -> None:
     [
         ([], ()),
         ("x", ()),
-        ({"mcpServers": []}, ()),
+        ({"mcpServers": []}, ("mcpServers",)),
         ({str(number): {"url": f"http://{number}"} for number in range(101)}, ()),
         ({"a\nb": {"url": "http://a"}}, ("a\nb",)),
         ({"a": 1}, ("a",)),
@@ -197,14 +197,15 @@ def test_stars_that_stand_for_nothing_are_refused() -> None:
         ({"a": {"command": "c", "transport": "sse"}}, ("a",)),
         ({"a": {"url": "nope"}}, ("a", "url")),
         ({"a": {"command": "a b"}}, ("a", "command")),
-        ({"a b": {"command": "c"}}, ("a b", "name")),
+        ({"a b": {"command": "c"}}, ("a b",)),
         ({"a": {"command": "c", "env": {"1": "x"}}}, ("a", "env", "1")),
-        ({"a": {"url": "http://a", "timeout": 0}}, ("a",)),
+        ({"a": {"url": "http://a", "timeout": 0}}, ("a", "timeout")),
         ({"a": {"url": "http://a", "headers": {"a b": "c"}}}, ("a", "headers", "a b")),
         ({"a": {"url": "http://a", "headers": {"A": "b\nc"}}}, ("a", "headers", "A")),
         ({"a": {"url": "http://a", "auth": "oauth"}}, ("a", "auth")),
-        ({"a": {"url": "http://a", "auth": {"strategy": "x"}}}, ("a",)),
+        ({"a": {"url": "http://a", "auth": {"strategy": "x"}}}, ("a", "auth", "strategy")),
         ({"a": {"url": "http://a"}, "b": {"url": "http://a"}}, ("b", "url")),
+        ({"mcpServers": {"x": {"command": 5}}}, ("mcpServers", "x", "command")),
     ],
 )
 def test_what_is_no_server_is_refused_at_its_place(raw: Any, loc: tuple[str, ...]) -> None:

@@ -19,9 +19,10 @@ def run(
     *arguments: int,
     audit: int | None = None,
     may_join: bool = False,
+    in_parts: bool = False,
 ) -> int:
     """Return what the filter says of a call."""
-    program = compile_filter(machine, may_join=may_join)
+    program = compile_filter(machine, may_join=may_join, in_parts=in_parts)
     assert program is not None
     steps = list(struct.iter_unpack("<HBBI", program))
     values = [*arguments, *[0] * (6 - len(arguments))]
@@ -61,7 +62,7 @@ def test_what_is_named_is_refused_and_the_rest_allowed(machine: str) -> None:
 
 
 @BOTH
-def test_a_sandbox_is_joined_as_a_whole_and_by_what_may_join_alone(machine: str) -> None:
+def test_a_sandbox_is_joined_by_what_may_join_alone_and_no_other_is_found(machine: str) -> None:
     kind = MACHINES[machine]
     whole = 0x10000000 | 0x20000000 | 0x00020000
     refused = FAIL | errno.EPERM
@@ -70,6 +71,12 @@ def test_a_sandbox_is_joined_as_a_whole_and_by_what_may_join_alone(machine: str)
     assert run(machine, kind.setns, 3, whole | 0x40000000, may_join=True) == ALLOW
     for part in (0, 0x10000000, 0x20000000, 0x00020000, 0x30000000, 0x40000000):
         assert run(machine, kind.setns, 3, part, may_join=True) == refused
+    assert run(machine, kind.setns, 3, 0, may_join=True, in_parts=True) == ALLOW
+    # NS_GET_USERNS, NS_GET_PARENT, NS_MNT_GET_NEXT
+    for request in (0xB701, 0xB702, 0x8010B70B):
+        assert run(machine, kind.ioctl, 3, request, may_join=True) == refused
+        assert run(machine, kind.ioctl, 3, request) == ALLOW
+    assert run(machine, kind.ioctl, 3, 0x5401, may_join=True) == ALLOW
     for number in (*kind.process_vm, 438):
         assert run(machine, number, may_join=True) == refused
         assert run(machine, number) == ALLOW
@@ -79,6 +86,9 @@ def test_a_sandbox_is_joined_as_a_whole_and_by_what_may_join_alone(machine: str)
         assert run(machine, kind.ptrace, request, 1) == ALLOW
     assert run(machine, kind.ptrace, 0, may_join=True) == ALLOW
     assert run(machine, kind.clone, 0x10000000, may_join=True) == refused
+    assert run(machine, kind.prlimit, 1, 0, may_join=True) == refused
+    assert run(machine, kind.prlimit, 0, may_join=True) == ALLOW
+    assert run(machine, kind.prlimit, 1, 0) == ALLOW
 
 
 @BOTH
@@ -105,6 +115,7 @@ def test_nobody_types_into_a_terminal(machine: str) -> None:
     assert run(machine, number, 0, 0x5401) == ALLOW
     for request in (0x5412, 0x541C):
         assert run(machine, number, 0, request) == FAIL | errno.EPERM
+        assert run(machine, number, 0, request, may_join=True) == FAIL | errno.EPERM
 
 
 @BOTH

@@ -281,6 +281,82 @@ def test_a_message_after_the_end_leads_straight_to_running(end: str) -> None:
     ]
 
 
+def asked(value: str, *, at: int) -> bytes:
+    moment = f"2026-01-01T00:00:00.00000{at}"
+    kind = "ConversationStateUpdateEvent"
+    return reported(kind, key="asked_agent_state", value=value, timestamp=moment)
+
+
+def status_at(value: str, at: int) -> bytes:
+    moment = f"2026-01-01T00:00:00.00000{at}"
+    kind = "ConversationStateUpdateEvent"
+    return reported(kind, key="execution_status", value=value, timestamp=moment)
+
+
+INTERRUPTED = reported("InterruptEvent", source="user")
+PAUSED = reported("PauseEvent", source="user")
+
+
+@pytest.mark.parametrize(
+    ("before", "wish", "after", "told"),
+    [
+        pytest.param("running", "stopped", [status_at("paused", 3), INTERRUPTED], ["stopped"]),
+        pytest.param("running", "stopped", [INTERRUPTED, status_at("paused", 3)], ["stopped"]),
+        # The run ends by itself just then.
+        pytest.param("running", "stopped", [status_at("finished", 3)], ["stopped"]),
+        pytest.param("running", "paused", [status_at("paused", 3), PAUSED], ["paused"]),
+        # An agent server that does nothing does not say that it is paused.
+        pytest.param("finished", "stopped", [], ["stopped"]),
+        pytest.param("finished", "paused", [], ["paused"]),
+        pytest.param("idle", "stopped", [status_at("paused", 3), PAUSED], ["stopped"]),
+        pytest.param("paused", "stopped", [], ["stopped"]),
+        # What was reported before the wish may arrive after it.
+        pytest.param(
+            "finished",
+            "stopped",
+            [status_at("running", 1), status_at("paused", 3)],
+            ["stopped", "running", "stopped"],
+        ),
+        # What the user says then sets the agent to work again.
+        pytest.param(
+            "finished",
+            "stopped",
+            [status_at("idle", 3), status_at("running", 4), status_at("finished", 5)],
+            ["stopped", "running", "finished"],
+        ),
+        pytest.param("paused", "running", [status_at("running", 3)], ["running"]),
+        pytest.param("finished", "user_confirmed", [], []),
+    ],
+)
+def test_a_wish_is_told_once_and_before_its_effect(
+    before: str, wish: str, after: list[bytes], told: list[str]
+) -> None:
+    earlier = [status_at("running", 0), status_at(before, 0)]
+    bodies = [*earlier, asked(wish, at=2), *after]
+    behind = shown(bodies)[len(shown(earlier)) :]
+    assert [outline(event) for event in behind] == [
+        f"user change_agent_state {wish}",
+        *(f"environment agent_state_changed {state}" for state in told),
+    ]
+
+
+def test_a_tool_server_that_does_not_start_is_told_and_is_no_end() -> None:
+    told = {"code": "ToolServerFailed", "detail": "The tool server `x` does not start"}
+    bodies = [status("idle"), reported("ConversationErrorEvent", **told), status("running")]
+    assert [outline(event) for event in shown(bodies)] == [
+        "environment agent_state_changed loading",
+        "environment error",
+        "environment agent_state_changed running",
+    ]
+    assert shown(bodies)[1]["content"] == told["detail"]
+    ended = last([*bodies, status("error")])
+    assert ended["extras"] == {"agent_state": "error", "reason": ""}
+
+
+def test_a_wish_for_what_is_no_state_is_not_told() -> None:
+    assert shown([status("running"), asked("happy", at=1)]) == shown([status("running")])
+
+
 def test_idle_in_the_middle_of_a_run_awaits_the_user() -> None:
     states = [status(value) for value in ("running", "idle", "idle")]
     assert [outline(event).split()[-1] for event in shown(states)] == [

@@ -103,7 +103,7 @@ def check_network(config: Config, _places: DataDir) -> Iterator[Finding]:
 def check_isolation(config: Config, _places: DataDir) -> Iterator[Finding]:
     """See whether each backend in use isolates and limits sandboxes as it is made to."""
     try:
-        found = asyncio.run(_protections(config))
+        found, reasons = asyncio.run(_protections(config))
     except StartFailed as exc:
         yield bad("isolation", exc.message, exc.hint or "agentsvc plugins list")
         return
@@ -117,11 +117,16 @@ def check_isolation(config: Config, _places: DataDir) -> Iterator[Finding]:
             yield note(f"limits of `{one.backend}`", text, remedy)
         else:
             yield fine(f"limits of `{one.backend}`", ", ".join(one.limits) or "none are wanted")
+    for backend, reason in reasons.items():
+        yield note(f"fork server of `{backend}`", f"{reason}: agents start some seconds slower")
 
 
-async def _protections(config: Config) -> list[Protection]:
+async def _protections(config: Config) -> tuple[list[Protection], dict[str, str]]:
+    """Return how sandboxes are held, and by backend why it has no fork server although it could."""
     async with opened(load_plugins(config), config) as registry:
-        return find_protections(registry, config.sandboxes)
+        told = {name: one.facts.get("zygote", "") for name, one in (await registry.probe()).items()}
+        reasons = {name: one for name, one in told.items() if one.startswith("none: ")}
+        return find_protections(registry, config.sandboxes), reasons
 
 
 def _isolation(one: Protection) -> Finding:

@@ -253,6 +253,8 @@ async function goOn(agent) {
   }
 }
 
+const waiting = (number) => (number === 1 ? "A message is queued: the agent gets it as soon as it can take it" : `${number} messages are queued: the agent gets them as soon as it can take them`);
+
 function Composer({ conversation, run, attempt }) {
   const [text, setText] = useState("");
   const status = conversation.sandbox_status;
@@ -278,6 +280,7 @@ function Composer({ conversation, run, attempt }) {
       <p class="banner"><${Icon} name="pause" /><span>The sandbox is paused. A message wakes it, too.</span>
       <${Button} kind="primary" icon="play" onPress=${wake} label="Resume the sandbox" /></p>`}
     ${status === "STARTING" && html`<p class="banner"><span class="spinner">The sandbox starts</span></p>`}
+    ${conversation.queued_messages > 0 && html`<p class="banner" role="status"><span class="spinner">${waiting(conversation.queued_messages)}</span></p>`}
     <form class="composer" onSubmit=${(event) => event.preventDefault()}>
       <textarea rows="2" aria-label="Message to the agent" placeholder="Message to the agent" value=${text}
         onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>

@@ -74,7 +74,8 @@ const SANDBOXES = {
 export const sandboxState = (status) => SANDBOXES[status] ?? [status, "quiet"];
 
 /** Return a word and a tone for what a conversation does. */
-export function conversationState({ execution_status, sandbox_status }, run = execution_status) {
+export function conversationState({ execution_status, sandbox_status, queued_messages }, run = execution_status) {
+  if (queued_messages && !["PAUSED", "ERROR", "MISSING"].includes(sandbox_status) && run !== "waiting_for_confirmation") return ["Queued", "busy"];
   if (sandbox_status === "RUNNING" && RUNS[run]) return RUNS[run];
   if (sandbox_status === "RUNNING") return ["Ready", "quiet"];
   if (sandbox_status === "PAUSED") return ["Asleep", "quiet"];

@@ -150,6 +150,7 @@ export function StartProgress({ id }) {
           </li>
         `)}
       </ol>
+      ${task.queued_messages > 0 && html`<p class="hint">${task.queued_messages === 1 ? "A message is" : `${task.queued_messages} messages are`} queued for the agent.</p>`}
       ${task.queue_position && html`<p class="hint">Place ${task.queue_position} in the queue.</p>`}
       ${isFailed && html`
         <${Problem} title="What happened" error=${{ message: task.detail ?? "The server did not say why" }} />

@@ -106,6 +106,9 @@ export class Timeline {
   }
 
   onConversationErrorEvent(event) {
+    if (event.code === "ToolServerFailed") {
+      return void this.#push(event, "error", "Error", { title: "A tool server does not start", text: event.detail, remedy: "The agent goes on without it. What is started for new conversations is in the settings." });
+    }
     this.#endDraft();
     const remedy = event.code === "MaxIterationsReached"
       ? "The agent has used all its steps. Send a message to let it go on, or raise the limit in the settings."

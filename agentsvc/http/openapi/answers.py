@@ -18,6 +18,7 @@ from agentsvc.errors import (
     NotAllowed,
     NotAuthenticated,
     NotFound,
+    Problem,
     RequestInProgress,
     TimedOut,
     TooManyRequests,
@@ -47,16 +48,11 @@ class Error(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not fit, and where."""
-
-    type: str
-    loc: list[str | int]
-    msg: str
-
-
 class InvalidRequestError(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request that does not fit its description; there is one problem in it."""
+    """The answer to a request that does not fit its description.
+
+    All that was found is in it, but of more than 100 problems the last item says how many there are.
+    """
 
     detail: list[Problem]
     code: Literal["invalid_request"]

@@ -61,9 +61,7 @@ def install(app: web.Application, *, enabled: bool) -> None:
         socket_door.install(app)
     else:
         # Past `mount`, so that they need no key and are no part of the published description.
-        for route in ROUTES:
-            app.router.add_route(route.method, route.path, refuse)
-        for path in SOCKET_PATHS:
+        for path in dict.fromkeys((*(route.path for route in ROUTES), *SOCKET_PATHS)):
             app.router.add_route("*", path, refuse)
     app.on_response_prepare.append(add_headers)
 

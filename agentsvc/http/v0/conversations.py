@@ -5,6 +5,7 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc.conversations import ConversationPatch, ConversationView, Generation, StartTask
+from agentsvc.conversations.prompts import first_message
 from agentsvc.errors import BadRequest, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
 from agentsvc.http.links import links_of
@@ -36,7 +37,7 @@ async def post_conversation(request: web.Request) -> web.Response:
     """Start a conversation, or say how the one of that id is: POST /api/conversations."""
     order = to_order(await read_json(request, START_BODY))
     known = await find_view(request, order.alias or order.conversation_id or "")
-    answer = from_known(known) if known else await _start(request, order)
+    answer = await _known(request, order, known) if known else await _start(request, order)
     return json_response(answer)
 
 
@@ -111,6 +112,16 @@ async def get_view(request: web.Request) -> ConversationView:
     if view is None:
         raise NotFound(f"Conversation {name} not found")
     return view
+
+
+async def _known(request: web.Request, order: StartOrder, view: ConversationView) -> StartAnswer:
+    """Answer for a conversation that exists; a message of an order that is repeated has been taken."""
+    tasks, _ = await request.app[CONVERSATIONS].search_start_tasks(
+        request[PRINCIPAL].user_id, conversation_id=view.conversation.id, limit=1
+    )
+    taken = [first_message(task.request) for task in tasks]
+    message = first_message(order)
+    return from_known(view, is_ignored=message is not None and message not in taken)
 
 
 async def _start(request: web.Request, order: StartOrder) -> StartAnswer:

@@ -6,11 +6,9 @@ from aiohttp import web
 
 from agentsvc.http.keys import CATALOGUE
 from agentsvc.http.routes import Route, Scope
-from agentsvc.http.v0.translate import AGENT_CLASS
 from agentsvc.http.v0.types_settings import WebConfig, from_models
 from agentsvc.http.wire import json_response
-
-SECURITY_ANALYZERS: Final = ("llm",)
+from agentsvc.settings import AGENTS, SECURITY_ANALYZERS
 
 
 async def get_config(_request: web.Request) -> web.Response:
@@ -25,12 +23,12 @@ async def get_models(request: web.Request) -> web.Response:
 
 async def get_agents(_request: web.Request) -> web.Response:
     """List the agents: GET /api/options/agents."""
-    return json_response((AGENT_CLASS,))
+    return json_response(AGENTS)
 
 
 async def get_security_analyzers(_request: web.Request) -> web.Response:
     """List what can rate the risk of an action: GET /api/options/security-analyzers."""
-    return json_response(SECURITY_ANALYZERS)
+    return json_response([name for name in SECURITY_ANALYZERS if name != "none"])
 
 
 ROUTES: Final = (

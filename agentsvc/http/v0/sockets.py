@@ -148,6 +148,8 @@ class Sockets:
         if "j" in query:
             raise BadRequest("JSONP is not supported")
         eio_sid = query["sid"][0] if "sid" in query else None
+        if eio_sid is None and request.method == hdrs.METH_POST:
+            raise BadRequest("The session is missing in the query")
         if eio_sid is None:
             self._make_room(caller)
         else:
@@ -182,9 +184,12 @@ class Sockets:
 
     async def _answer(self, request: "web.Request | _ReadRequest") -> web.StreamResponse:
         response = await self._server.handle_request(request)
-        if isinstance(response, web.StreamResponse):
-            return response
-        raise BadRequest("This is neither a poll nor a WebSocket")
+        if not isinstance(response, web.StreamResponse):
+            raise BadRequest("This is neither a poll nor a WebSocket")
+        if isinstance(response, web.Response) and response.status == BadRequest.status:
+            # The protocol has no form for this; clients go by the status.
+            raise BadRequest(msgspec.json.decode(response.text or '""', type=str))
+        return response
 
     async def _identify(self, request: web.Request) -> _Caller:
         in_query = (key.strip() for key in query_keys(request))

@@ -6,12 +6,14 @@ next event, which actions are open, what the agent is doing, what it has cost. W
 depends on nothing but the events it was given, so the numbers are the same for everybody and
 for ever. It does no I/O.
 
-The older history differs from a plain mapping in six ways: it begins with the state `loading`;
+The older history differs from a plain mapping in seven ways: it begins with the state `loading`;
 a state is told only when it changes; an action the user will be asked about is held back until
 the agent asks, or goes on without asking; it is published again each time its confirmation state
 changes, as a new event; the end of a run is `awaiting_user_input` if the agent's last word was a
-message, `finished` if not; and after that end the next state is `running`, since a client that
-polls would take the `idle` a message causes for the end of the next run.
+message, `finished` if not; after that end the next state is `running`, since a client that
+polls would take the `idle` a message causes for the end of the next run; and an agent that is asked
+to stop or to pause while it does nothing is `stopped` or `paused` at once, and `stopped` until it
+runs again, although agent servers know of no such state.
 """
 
 from collections.abc import Iterable
@@ -20,7 +22,8 @@ from typing import Final, assert_never
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.events import IMPORTED_KEY
+from agentsvc.conversations.recorder import TOOL_SERVER_FAILED
+from agentsvc.events import IMPORTED_KEY, WISH_KEY
 from agentsvc.http.v0.actions import UNKNOWN_RISK, ShownAction, show_action, show_tool_call
 from agentsvc.http.v0.agent_events import (
     ActionEvent,
@@ -76,7 +79,10 @@ _STATES: Final = {
     "stuck": AgentState.ERROR,
     "deleting": AgentState.STOPPED,
 }
-_ENDED: Final = frozenset({AgentState.FINISHED, AgentState.PAUSED, AgentState.ERROR})
+_ENDED: Final = frozenset(
+    {AgentState.FINISHED, AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR}
+)
+_RESTS: Final = frozenset({AgentState.PAUSED, AgentState.STOPPED})
 
 
 class _OpenAction(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +117,9 @@ class Translator:
         self._ended_on_message = False
         self._reason = ""
         self._metrics: LlmMetrics | None = None
+        self._rest: AgentState | None = None
+        """How the user asked the agent to rest, until it runs again."""
+        self._rest_asked_at = ""
 
     def feed(self, body: bytes) -> list[Event | msgspec.Raw]:
         """Return what one more stored event adds; often nothing, sometimes several events."""
@@ -162,7 +171,7 @@ class Translator:
                 yield from self._fail(event)
             case PauseEvent() | InterruptEvent() | Condensation() | CondensationRequest():
                 yield from self._begin(event)
-                yield self._note(event)
+                yield from self._note(event)
             case _:
                 assert_never(event)
 
@@ -185,6 +194,8 @@ class Translator:
             self._metrics = self._metrics if stats is None else _sum_up(stats)
         elif event.key == "execution_status":
             yield from self._change(event, decode_status(event.value) or "")
+        elif event.key == WISH_KEY:
+            yield from self._hear(event, decode_status(event.value) or "")
         else:
             self._policy = find_policy(event) or self._policy
 
@@ -193,6 +204,10 @@ class Translator:
         if state is None:
             return
         yield from self._begin(event)
+        if state is AgentState.RUNNING and event.timestamp > self._rest_asked_at:
+            self._rest = None
+        elif state is not AgentState.RUNNING and self._rest is AgentState.STOPPED:
+            state = AgentState.STOPPED
         if state is self._state:
             return
         if state is not AgentState.AWAITING_USER_CONFIRMATION:
@@ -291,17 +306,31 @@ class Translator:
 
     def _note(
         self, event: PauseEvent | InterruptEvent | Condensation | CondensationRequest
-    ) -> Event:
+    ) -> Iterable[Event]:
         match event:
-            case PauseEvent():
-                return self._wish(event, AgentState.PAUSED)
-            case InterruptEvent():
-                return self._wish(event, AgentState.STOPPED)
+            case PauseEvent() | InterruptEvent():
+                is_stop = isinstance(event, InterruptEvent)
+                # What was asked through this generation has been told when it was asked.
+                if self._rest is None:
+                    yield self._wish(event, AgentState.STOPPED if is_stop else AgentState.PAUSED)
             case Condensation():
-                return self._publish(event, "agent", self._condense(event))
+                yield self._publish(event, "agent", self._condense(event))
             case CondensationRequest():
                 shown = ShownAction(action="condensation_request", args={}, message="")
-                return self._publish(event, "agent", shown)
+                yield self._publish(event, "agent", shown)
+
+    def _hear(self, event: Reported, asked: str) -> Iterable[Event]:
+        """Tell what the user has asked the agent to do."""
+        if asked not in set(AgentState):
+            return
+        state = AgentState(asked)
+        yield from self._begin(event)
+        yield self._wish(event, state)
+        self._rest = state if state in _RESTS else None
+        self._rest_asked_at = event.timestamp
+        if state in _RESTS and self._state not in (AgentState.RUNNING, state):
+            yield from self._release(event)
+            yield self._enter(event, state)
 
     def _wish(self, event: Reported, state: AgentState) -> Event:
         shown = ShownAction(
@@ -385,8 +414,11 @@ class Translator:
 
     def _fail(self, event: ConversationErrorEvent | ServerErrorEvent) -> Iterable[Event]:
         shown = show_run_error(event)
-        self._reason = shown.content
         yield self._observe(event, "environment", shown)
+        if event.code == TOOL_SERVER_FAILED:
+            # The run goes on without it.
+            return
+        self._reason = shown.content
         # A start that failed has no run whose end would tell it.
         if self._state is AgentState.LOADING:
             yield self._enter(event, AgentState.ERROR, shown.content)

@@ -9,12 +9,14 @@ from msgspec import UNSET, Meta, UnsetType
 
 from agentsvc import git
 from agentsvc.conversations import ConversationQuery, ConversationView, Generation, default_title
+from agentsvc.errors import InvalidRequest
 from agentsvc.http.links import Links
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import McpLists
 from agentsvc.http.v0.replay import read_recording
 from agentsvc.http.wire import PAGE_MAX, Int64, Time
-from agentsvc.mcp import read_mcp_config
+from agentsvc.mcp import find_mcp_config
+from agentsvc.misfits import Problems, checked_by, matching
 from agentsvc.orders import (
     Content,
     ContentKind,
@@ -33,7 +35,15 @@ TITLE_MAX: Final = 200
 
 type Name = Annotated[str, Meta(max_length=1024)]
 type ImageUrls = Annotated[
-    list[Annotated[str, Meta(pattern=r"\A(?i:https?://|data:)")]], Meta(max_length=100)
+    list[
+        Annotated[
+            str,
+            matching(
+                r"\A(?i:https?://|data:)", "that begins with `http://`, `https://` or `data:`"
+            ),
+        ]
+    ],
+    Meta(max_length=100),
 ]
 
 
@@ -81,8 +91,14 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     suggested_task: SuggestedTaskBody | None = None
     create_microagent: CreateMicroagentBody | None = None
     conversation_instructions: str | None = None
-    mcp_config: Annotated[Any, shown_as(McpLists)] = None
-    conversation_id: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,100}\Z")] | UnsetType = UNSET
+    mcp_config: Annotated[Any, shown_as(McpLists), checked_by(find_mcp_config)] = None
+    conversation_id: (
+        Annotated[
+            str,
+            matching(r"\A[A-Za-z0-9_-]{1,100}\Z", "of 1 to 100 letters, digits, `_` and `-`"),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class StartAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,10 +173,15 @@ def to_order(body: StartBody) -> StartOrder:
     microagent = body.create_microagent
     repository = body.repository or (microagent.repo if microagent else None) or None
     provider = body.git_provider or (microagent.git_provider if microagent else None)
-    _check_source(repository, body.selected_branch or None, provider)
+    servers = None
+    problems = Problems()
+    with problems.noted():
+        _check_source(repository, body.selected_branch or None, provider)
+    with problems.noted():
+        servers = find_mcp_config(body.mcp_config)
+    problems.refuse()
     name = None if body.conversation_id is UNSET else body.conversation_id
     known = parse_uuid(name) if name else None
-    has_config = body.mcp_config is not None
     return StartOrder(
         conversation_id=known,
         alias=None if known else name,
@@ -171,7 +192,7 @@ def to_order(body: StartBody) -> StartOrder:
         provider=provider,
         suggested_task=_to_task(body.suggested_task),
         trigger=_trigger(body),
-        mcp_config=read_mcp_config(body.mcp_config) if has_config else None,
+        mcp_config=servers,
         settings_required=True,
         replay=replay,
     )
@@ -237,15 +258,25 @@ def from_view(
     )
 
 
-def from_known(view: ConversationView) -> StartAnswer:
+def from_known(view: ConversationView, *, is_ignored: bool = False) -> StartAnswer:
     """Return the answer to an order for a conversation that exists: nothing new was started.
 
-    In this place clients know three states only; what has failed or is gone counts as stopped.
+    `is_ignored` is whether a first message came with it that the conversation has not got. In this
+    place clients know three states only; what has failed or is gone counts as stopped.
     """
     status = status_of(view)
     if status not in (ConversationStatus.STARTING, ConversationStatus.RUNNING):
         status = ConversationStatus.STOPPED
-    return StartAnswer(conversation_id=shown_id(view), conversation_status=status)
+    name = shown_id(view)
+    message = (
+        "The conversation exists, and the message was not taken. Send it with"
+        f" POST /api/conversations/{name}/message"
+    )
+    return StartAnswer(
+        conversation_id=name,
+        message=message if is_ignored else None,
+        conversation_status=status,
+    )
 
 
 def status_of(view: ConversationView) -> ConversationStatus:
@@ -272,7 +303,20 @@ def _first_message(body: StartBody) -> Message | None:
     if body.suggested_task is not None:
         # The task is turned into a message; what else was to be said gives way to it.
         return None
-    return to_message(body.initial_user_msg or "", body.image_urls or [])
+    text = body.initial_user_msg
+    message = to_message(text or "", body.image_urls or [])
+    if (message is None or message.is_empty) and text is not None and not _says_why(body):
+        raise InvalidRequest(
+            "The message is empty: leave it out to start a conversation that waits for one",
+            loc=("body", "initial_user_msg"),
+            kind="too_short",
+        )
+    return None if message is None or message.is_empty else message
+
+
+def _says_why(body: StartBody) -> bool:
+    """Whether something else than a first message tells what a conversation is for."""
+    return bool(body.create_microagent or body.replay_json)
 
 
 def _to_task(body: SuggestedTaskBody | None) -> SuggestedTask | None:
@@ -296,9 +340,13 @@ def _trigger(body: StartBody) -> Trigger:
 def _check_source(repository: str | None, branch: str | None, provider: Provider | None) -> None:
     """Refuse, under the names this generation has for them, what git would not take."""
     loc = ("body", "repository")
-    if repository is not None and "://" in repository:
-        git.locate(repository, provider, loc=loc)
-    elif repository is not None:
-        git.check_repository(repository, provider, loc=loc)
-    if branch is not None:
-        git.check_branch(branch, loc=("body", "selected_branch"))
+    problems = Problems()
+    with problems.noted():
+        if repository is not None and "://" in repository:
+            git.locate(repository, provider, loc=loc)
+        elif repository is not None:
+            git.check_repository(repository, provider, loc=loc)
+    with problems.noted():
+        if branch is not None:
+            git.check_branch(branch, loc=("body", "selected_branch"))
+    problems.refuse()

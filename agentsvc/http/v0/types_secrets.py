@@ -8,6 +8,8 @@ from msgspec import Meta
 
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import ProviderTokens
+from agentsvc.misfits import checked_by
+from agentsvc.usersecrets import read_provider_tokens
 
 type SecretName = Annotated[str, Meta(max_length=256)]
 type Description = Annotated[str, Meta(max_length=4096)]
@@ -31,7 +33,9 @@ class SecretChangeBody(msgspec.Struct, frozen=True, kw_only=True):
 class ProvidersBody(msgspec.Struct, frozen=True, kw_only=True):
     """POSTProviderModel: every git provider's token; those not sent are forgotten."""
 
-    provider_tokens: Annotated[dict[str, Any], shown_as(ProviderTokens)] = {}
+    provider_tokens: Annotated[
+        dict[str, Any], shown_as(ProviderTokens), checked_by(read_provider_tokens)
+    ] = {}
 
 
 class SecretView(msgspec.Struct, frozen=True, kw_only=True):

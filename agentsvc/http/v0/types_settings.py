@@ -8,30 +8,34 @@ from msgspec import UNSET, UnsetType
 
 from agentsvc.catalogue import Model
 from agentsvc.http.routes import shown_as
-from agentsvc.http.shapes import McpLists, Secrets
+from agentsvc.http.shapes import AgentName, AnalyzerName, BaseUrl, McpLists, Secrets
 from agentsvc.http.wire import Int64
-from agentsvc.mcp import read_mcp_config
-from agentsvc.settings import SECRET_FIELDS, Settings, SettingsPatch, show_settings
+from agentsvc.mcp import find_mcp_config
+from agentsvc.misfits import Problems, checked_by
+from agentsvc.settings import SECRET_FIELDS, Settings, SettingsPatch, check_patch, show_settings
 from agentsvc.usersecrets import read_secrets
 from agentsvc.values import Secret
 
 
 class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client stores: what it does not send stays, null puts back to the default.
+    """What a client stores; it is merged with what is stored: what is not sent stays.
 
-    Null leaves `llm_model`, `llm_base_url` and the three keys alone; an empty text clears them.
+    That is a decision of this server: earlier ones of this generation replaced the whole record. Null
+    puts a field back to its default, but leaves `llm_model`, `llm_base_url` and the three keys alone,
+    since clients send back what they read; an empty text puts any text back, these included. A new
+    `agent`, `security_analyzer` or `llm_base_url` that can never work is refused.
     """
 
     language: str | UnsetType | None = UNSET
-    agent: str | UnsetType | None = UNSET
+    agent: AgentName | UnsetType | None = UNSET
     max_iterations: Int64 | UnsetType | None = UNSET
-    security_analyzer: str | UnsetType | None = UNSET
+    security_analyzer: AnalyzerName | UnsetType | None = UNSET
     confirmation_mode: bool | UnsetType | None = UNSET
     llm_model: str | UnsetType | None = UNSET
     llm_api_key: str | UnsetType | None = UNSET
-    llm_base_url: str | UnsetType | None = UNSET
+    llm_base_url: BaseUrl | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
-    secrets_store: Annotated[Any, shown_as(Secrets)] = UNSET
+    secrets_store: Annotated[Any, shown_as(Secrets), checked_by(read_secrets)] = UNSET
     enable_default_condenser: bool | UnsetType | None = UNSET
     condenser_max_size: Int64 | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
@@ -40,7 +44,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     user_consents_to_analytics: bool | UnsetType | None = UNSET
     sandbox_base_container_image: str | UnsetType | None = UNSET
     sandbox_runtime_container_image: str | UnsetType | None = UNSET
-    mcp_config: Annotated[Any, shown_as(McpLists)] = UNSET
+    mcp_config: Annotated[Any, shown_as(McpLists), checked_by(find_mcp_config)] = UNSET
     search_api_key: str | UnsetType | None = UNSET
     sandbox_api_key: str | UnsetType | None = UNSET
     max_budget_per_task: float | UnsetType | None = UNSET
@@ -112,16 +116,21 @@ SETTINGS_BODY: Final = msgspec.json.Decoder(SettingsBody)
 
 
 def to_patch(body: SettingsBody) -> SettingsPatch:
-    """Return the change a body asks for; raises InvalidRequest for tool servers and secrets."""
+    """Return the change a body asks for; raises InvalidRequest for what is wrong in it."""
     given = {name: getattr(body, name) for name in SettingsBody.__struct_fields__}
     for name in SECRET_FIELDS:
         if isinstance(given[name], str):
             given[name] = Secret(given[name])
-    if given["mcp_config"] is not UNSET and given["mcp_config"] is not None:
-        given["mcp_config"] = read_mcp_config(given["mcp_config"])
-    if given["secrets_store"] is not UNSET:
-        given["secrets_store"] = read_secrets(given["secrets_store"])
-    return SettingsPatch(**given)
+    servers, secrets = given.pop("mcp_config"), given.pop("secrets_store")
+    problems = Problems()
+    with problems.noted():
+        check_patch(SettingsPatch(**given))
+    with problems.noted():
+        servers = servers if servers is UNSET else find_mcp_config(servers)
+    with problems.noted():
+        secrets = secrets if secrets is UNSET else read_secrets(secrets)
+    problems.refuse()
+    return SettingsPatch(**given, mcp_config=servers, secrets_store=secrets)
 
 
 def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import msgspec
 
 from agentsvc.conversations.pending import PendingMessages
 from agentsvc.conversations.pending_table import PendingKind
-from agentsvc.errors import BadRequest
+from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ImageUrls, to_message
+from agentsvc.misfits import convert, in_text
 from agentsvc.orders import Message
 
 type UserAction = Message | AgentState
@@ -63,11 +64,14 @@ def to_user_action(body: ActionBody) -> UserAction:
 async def perform(
     pending: PendingMessages, user_id: str, conversation_id: str, action: UserAction
 ) -> None:
-    """Pass on what the user says or asks for; raises as `PendingMessages` does."""
+    """Pass on what the user says or asks for; raises as `PendingMessages` does.
+
+    What is asked for is in the history before it has an effect, as a message is.
+    """
     if isinstance(action, Message):
         await pending.send(user_id, conversation_id, action, run=True)
     else:
-        await pending.tell(user_id, conversation_id, WISHES[action])
+        await pending.tell(user_id, conversation_id, WISHES[action], wish=action)
 
 
 def _to_spoken(args: MessageArgs) -> Message:
@@ -79,6 +83,7 @@ def _to_spoken(args: MessageArgs) -> Message:
 
 def _convert[T](body: ActionBody, kind: type[T]) -> T:
     try:
-        return msgspec.convert(body.args, kind)
-    except msgspec.ValidationError as exc:
-        raise BadRequest(f"The args of the {body.action} action do not fit: {exc}") from exc
+        return convert(body.args, kind, loc=())
+    except InvalidRequest as exc:
+        text = f"The args of the {body.action} action do not fit: {in_text(exc)}"
+        raise BadRequest(text) from exc

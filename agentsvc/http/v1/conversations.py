@@ -27,7 +27,7 @@ from agentsvc.http.v1.types_conversations import (
     to_patch,
     to_query,
 )
-from agentsvc.http.v1.types_messages import to_message
+from agentsvc.http.v1.types_messages import to_said
 from agentsvc.http.v1.types_start import StartBody, StartTaskView, from_start_task, to_order
 from agentsvc.http.wire import (
     SUCCESS,
@@ -145,7 +145,7 @@ async def post_send_message(request: web.Request) -> web.Response:
     """POST /app-conversations/{conversation_id}/send-message."""
     conversation_id = path_id(request, "conversation_id")
     body = await read_json(request, _MESSAGE)
-    message = to_message(body.role, body.content, loc=("body",))
+    message = to_said(body.role, body.content, loc=("body",))
     status = await request.app[PENDING].send(
         request[PRINCIPAL].user_id, conversation_id, message, run=body.run
     )

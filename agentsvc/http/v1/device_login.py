@@ -3,7 +3,7 @@
 from typing import Annotated, Final
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from agentsvc.auth import Principal
 from agentsvc.devices import Claim, ClaimState, Login
@@ -19,6 +19,7 @@ from agentsvc.errors import (
 from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
 from agentsvc.http.links import address_of, links_of
 from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope, check_scope
+from agentsvc.http.sdk_versions import Version, mark, version_of_login
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import FormPage
 from agentsvc.http.wire import json_response, read_query
@@ -106,7 +107,7 @@ async def post_token(request: web.Request) -> web.Response:
     except (InvalidRequest, BadRequest) as exc:
         raise _refusal("invalid_request", exc.message, detail=exc.detail) from exc
     claim = await request.app[DEVICES].claim(Secret(asked.device_code))
-    return json_response(_token(claim))
+    return json_response(_token(claim, version_of_login(request.headers.get(hdrs.USER_AGENT, ""))))
 
 
 async def post_decision(request: web.Request) -> web.Response:
@@ -163,10 +164,10 @@ def _from_login(login: Login, base: str) -> Authorization:
     )
 
 
-def _token(claim: Claim) -> Token:
-    """Return the key; raises BadRequest in the form of RFC 8628 if there is none."""
+def _token(claim: Claim, version: Version | None) -> Token:
+    """Return the key, which says which version its client has; raises BadRequest in the form of RFC 8628 if there is none."""
     if claim.key is not None:
-        return Token(access_token=claim.key.reveal())
+        return Token(access_token=mark(claim.key.reveal(), version))
     raise _refusal(claim.state.value, _REASONS[claim.state], interval=claim.interval_seconds)
 
 

@@ -1,12 +1,13 @@
-"""Handlers of stored events. They are sent as the bytes that were stored, never decoded."""
+"""Handlers of stored events. They are sent as the bytes that were stored, but to older clients."""
 
 from typing import Final
 
 from aiohttp import web
 
 from agentsvc.errors import BadRequest
-from agentsvc.http.keys import CONVERSATIONS, EVENTS, PRINCIPAL
+from agentsvc.http.keys import CONVERSATIONS, EVENTS, PRINCIPAL, SDK_VERSION
 from agentsvc.http.routes import EXAMPLE_ID, Example, Route, Scope
+from agentsvc.http.sdk_versions import reader_of
 from agentsvc.http.v1.types_events import (
     EventFilter,
     EventSearch,
@@ -61,7 +62,8 @@ async def get_events(request: web.Request) -> web.Response:
     conversation_id = await _readable(request, path_id(request, "conversation_id"))
     ids = check_ids(read_query(request, Ids).ids)
     events = await request.app[EVENTS].find_many(conversation_id, ids)
-    return raw_json_response(raw_array(event.body if event else None for event in events))
+    bodies = (_shown(request, event.body) if event else None for event in events)
+    return raw_json_response(raw_array(bodies))
 
 
 async def _search(request: web.Request, conversation_id: str) -> web.Response:
@@ -73,7 +75,14 @@ async def _search(request: web.Request, conversation_id: str) -> web.Response:
         page_id=wanted.page_id,
         limit=wanted.limit,
     )
-    return raw_json_response(raw_page((event.body for event in events), next_page_id))
+    bodies = (_shown(request, event.body) for event in events)
+    return raw_json_response(raw_page((one for one in bodies if one is not None), next_page_id))
+
+
+def _shown(request: web.Request, body: bytes) -> bytes | None:
+    """Return an event as the caller reads it, None for one of a kind that it does not know."""
+    reader = reader_of(request.get(SDK_VERSION))
+    return body if reader is None else reader.event(body)
 
 
 async def _count(

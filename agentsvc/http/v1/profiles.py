@@ -14,6 +14,7 @@ from agentsvc.http.keys import PRINCIPAL, SETTINGS
 from agentsvc.http.routes import Effect, Example, Route, Scope, shown_as
 from agentsvc.http.v1.types_agent_settings import StrictLlmBody, read_llm, show_llm, to_llm
 from agentsvc.http.wire import json_response, path_text, read_json
+from agentsvc.misfits import checked_by
 from agentsvc.settings import Settings, llm_of
 
 PREFIX: Final = "/api/v1/settings/profiles"
@@ -64,7 +65,7 @@ class SaveProfile(msgspec.Struct, frozen=True, kw_only=True):
     A model in which a field has an unknown name is refused.
     """
 
-    llm: Annotated[dict[str, Any], shown_as(StrictLlmBody)] | None = None
+    llm: Annotated[dict[str, Any], shown_as(StrictLlmBody), checked_by(read_llm)] | None = None
     include_secrets: bool = True
     preserve_existing_api_key: bool = False
 

@@ -21,10 +21,11 @@ from agentsvc.http.wire import (
     read_query,
 )
 from agentsvc.mcpmap import read_mcp_map
+from agentsvc.misfits import Problems, checked_by
 from agentsvc.orders import Provider
 from agentsvc.paging import cut
 from agentsvc.settings import SettingsPatch
-from agentsvc.usersecrets import read_provider_tokens
+from agentsvc.usersecrets import ProviderTokenPatch, read_provider_tokens
 from agentsvc.values import Secret, decode_cursor
 
 PREFIX: Final = "/api/v1/secrets"
@@ -66,8 +67,10 @@ class SecretInfo(msgspec.Struct, frozen=True, kw_only=True):
 class GitProviders(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens a user shall have, by provider; one that is empty stays as it is."""
 
-    provider_tokens: Annotated[dict[str, Any], shown_as(ProviderTokens)] = {}
-    mcp_config: Annotated[Any, shown_as(McpServers)] = UNSET
+    provider_tokens: Annotated[
+        dict[str, Any], shown_as(ProviderTokens), checked_by(read_provider_tokens)
+    ] = {}
+    mcp_config: Annotated[Any, shown_as(McpServers), checked_by(read_mcp_map)] = UNSET
 
 
 class Edited(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,8 +130,8 @@ async def delete_secret(request: web.Request) -> web.Response:
 async def post_git_providers(request: web.Request) -> web.Response:
     """POST /secrets/git-providers: replaces the whole set."""
     body = await read_json(request, _PROVIDERS)
-    user_id, patch = request[PRINCIPAL].user_id, _servers(body)
-    tokens = read_provider_tokens(body.provider_tokens)
+    user_id = request[PRINCIPAL].user_id
+    patch, tokens = _changes(body)
     unchecked = await request.app[GIT_PROVIDERS].store_tokens(user_id, tokens)
     if patch is not None:
         await request.app[SETTINGS].patch(user_id, patch)
@@ -154,11 +157,21 @@ def _page(found: dict[str, str | None], query: SecretQuery) -> Page[SecretInfo]:
     return Page(items=items, next_page_id=next_page_id)
 
 
-def _servers(body: GitProviders) -> SettingsPatch | None:
-    """Return the change to the tool servers that is asked for; raises InvalidRequest."""
-    if body.mcp_config in (UNSET, None):
-        return None
-    return SettingsPatch(mcp_config=read_mcp_map(body.mcp_config, loc=("body", "mcp_config")))
+def _changes(
+    body: GitProviders,
+) -> tuple[SettingsPatch | None, dict[Provider, ProviderTokenPatch]]:
+    """Return the changes to the tool servers and the tokens; raises InvalidRequest."""
+    problems = Problems()
+    patch: SettingsPatch | None = None
+    tokens: dict[Provider, ProviderTokenPatch] = {}
+    with problems.noted():
+        if body.mcp_config not in (UNSET, None):
+            servers = read_mcp_map(body.mcp_config, loc=("body", "mcp_config"))
+            patch = SettingsPatch(mcp_config=servers)
+    with problems.noted():
+        tokens = read_provider_tokens(body.provider_tokens)
+    problems.refuse()
+    return patch, tokens
 
 
 ROUTES: Final = (

@@ -10,10 +10,11 @@ from msgspec import UNSET, UnsetType
 from agentsvc.conversations import ConversationView, StartTask
 from agentsvc.errors import BadRequest, CapacityExceeded, InvalidRequest, NotFound
 from agentsvc.events import StoredEvent
-from agentsvc.http.keys import PRINCIPAL, STREAMS
+from agentsvc.http.keys import PRINCIPAL, SDK_VERSION, STREAMS
 from agentsvc.http.links import Links, links_of
 from agentsvc.http.live import DELETED, EVENT_STREAM, Item, Items, Message, resync, serve
 from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.sdk_versions import Reader, reader_of
 from agentsvc.http.v1.types_conversations import from_view
 from agentsvc.http.v1.types_sandboxes import from_sandbox
 from agentsvc.http.v1.types_start import from_start_task
@@ -40,7 +41,8 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
 
     async def find() -> Items:
         user_id, streams = request[PRINCIPAL].user_id, request.app[STREAMS]
-        return _events(await streams.of_conversation(user_id, conversation_id, after=after))
+        stream = await streams.of_conversation(user_id, conversation_id, after=after)
+        return _events(stream, reader_of(request.get(SDK_VERSION)))
 
     return await serve(request, find)
 
@@ -74,12 +76,14 @@ def _after(request: web.Request) -> int:
     return int(header)
 
 
-async def _events(stream: ConversationStream) -> Items:
+async def _events(stream: ConversationStream, reader: Reader | None) -> Items:
     async with aclosing(stream.read()) as items:
         async for item in items:
             match item:
                 case StoredEvent():
-                    yield Message(type="event", data=item.body, id=item.seq)
+                    body = item.body if reader is None else reader.event(item.body)
+                    if body is not None:
+                        yield Message(type="event", data=body, id=item.seq)
                 case Delta():
                     yield Message(type="delta", data=item.body)
                 case Mark():

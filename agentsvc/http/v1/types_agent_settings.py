@@ -5,7 +5,7 @@ a part of such an object: it is merged deeply, null puts back to the default, se
 back as null or as stars stay as they are, and so does whatever comes back as it was shown.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -26,7 +26,15 @@ from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.routes import shown_as
 from agentsvc.http.shapes import McpServers
 from agentsvc.mcpmap import read_mcp_map, show_mcp_map
-from agentsvc.settings import Settings, SettingsPatch, check_patch, llm_of, merge
+from agentsvc.misfits import Loc, convert, in_text
+from agentsvc.settings import (
+    Settings,
+    SettingsPatch,
+    check_base_url,
+    check_patch,
+    llm_of,
+    merge,
+)
 from agentsvc.values import MASK, MAX_INT, Secret
 
 AGENT_SCHEMA_VERSION: Final = 5
@@ -155,8 +163,9 @@ def to_conversation_change(diff: Diff) -> Change:
 def to_llm(body: LlmBody, stored: Llm, *, keeps_secrets: bool) -> Llm:
     """Return a language model; stars stand for what is stored, and so does null if that is asked.
 
-    Stars that stand for nothing are nothing.
+    Stars that stand for nothing are nothing. Raises InvalidRequest for a URL that is none.
     """
+    check_base_url(body.base_url, loc=("body", "llm", "base_url"))
     given = {name: getattr(body, name) for name in LlmOptions.__struct_fields__}
     for name in SECRET_OPTIONS & given.keys():
         given[name] = _kept(given[name], getattr(stored.options, name), is_kept=keeps_secrets)
@@ -182,12 +191,9 @@ def _kept(given: Secret | None, stored: Secret | None, *, is_kept: bool) -> Secr
     return stored if given.reveal() == MASK else given
 
 
-def read_llm(raw: Any) -> LlmBody:
+def read_llm(raw: Any, *, loc: Sequence[str | int] = ("body", "llm")) -> LlmBody:
     """Return a decoded language model; raises InvalidRequest, also for an unknown field."""
-    try:
-        return read_options(raw, StrictLlmBody)
-    except msgspec.ValidationError as exc:
-        raise InvalidRequest(str(exc), loc=("body", "llm")) from exc
+    return read_options(raw, StrictLlmBody, loc=loc)
 
 
 # As clients read it
@@ -269,18 +275,26 @@ def _refused_as_bad(
     try:
         return change(settings, diff)
     except InvalidRequest as exc:
-        where = ".".join(str(step) for step in exc.loc if step != "body")
-        raise _bad(f"{where}: {exc.message}" if where else exc.message) from exc
-    except msgspec.ValidationError as exc:
-        raise _bad(str(exc)) from exc
+        problems = [msgspec.structs.replace(one, loc=_nested(one.loc)) for one in exc.problems]
+        text = in_text(InvalidRequest.of(problems, is_all=exc.is_all))
+        raise BadRequest(text, extra={"error": text}) from exc
 
 
-def _bad(text: str) -> BadRequest:
-    return BadRequest(text, extra={"error": text})
+def _nested(loc: Loc) -> Loc:
+    return tuple(_NESTED.get(step, step) for step in loc)
+
+
+_NESTED: Final[dict[str | int, str]] = {
+    "llm_model": "llm.model",
+    "llm_api_key": "llm.api_key",
+    "llm_base_url": "llm.base_url",
+    "condenser_max_size": "condenser.max_size",
+}
+"""Where in the nested settings is what has another name in the flat ones."""
 
 
 def _with_conversation(settings: Settings, diff: Diff) -> Settings:
-    body = msgspec.convert(_news(diff, show_conversation_settings(settings)), ConversationBody)
+    body = convert(_news(diff, show_conversation_settings(settings)), ConversationBody, loc=())
     return merge(
         settings,
         SettingsPatch(
@@ -296,7 +310,7 @@ def _with_agent(settings: Settings, whole: Diff) -> Settings:
     given = _without_kept(diff)
     base = reveal_options(settings.agent_options)
     base["llm"] = reveal_options(settings.llm_options)
-    body = read_options(_merged(base, given), AgentBody)
+    body = read_options(_merged(base, given), AgentBody, loc=())
     patch = _flat_patch(diff)
     check_patch(patch, loc=())
     options = {name: getattr(body, name) for name in AgentOptions.__struct_fields__}

@@ -17,6 +17,7 @@ from agentsvc.http.links import Links
 from agentsvc.http.v1.types_messages import RawPart
 from agentsvc.http.v1.types_start import LongText, Name
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
+from agentsvc.misfits import matching
 from agentsvc.orders import ConversationSort, ExecutionStatus, Provider, Trigger
 from agentsvc.sandboxes import SandboxStatus
 from agentsvc.values import parse_uuid, to_stored
@@ -24,7 +25,12 @@ from agentsvc.values import parse_uuid, to_stored
 IDS_MAX: Final = 99
 
 type Repository = Annotated[
-    str, msgspec.Meta(max_length=256, pattern=r"\A[^\s;&|$`/\0]+(?:/[^\s;&|$`/\0]+)+\Z")
+    str,
+    matching(
+        r"\A[^\s;&|$`/\0]+(?:/[^\s;&|$`/\0]+)+\Z",
+        "that looks like `owner/name`, without spaces and the signs `;`, `&`, `|` and `$`",
+        max_length=256,
+    ),
 ]
 
 
@@ -36,7 +42,11 @@ class LaunchedAgentProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """AppConversation: a conversation with what is known of its sandbox."""
+    """AppConversation: a conversation with what is known of its sandbox.
+
+    `queued_messages` is how many messages wait until its agent can take them; with one that sets the
+    agent to work, `execution_status` is `running` from then on, unless it waits for confirmation.
+    """
 
     id: str
     created_by_user_id: str | None
@@ -58,6 +68,7 @@ class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: Time
     sandbox_status: SandboxStatus
     execution_status: ExecutionStatus | None
+    queued_messages: int
     conversation_url: str | None
     session_api_key: str | None
     acp_server: str | None
@@ -178,6 +189,7 @@ def from_view(view: ConversationView, links: Links) -> AppConversation:
         updated_at=to_stored(conversation.updated_at),
         sandbox_status=view.sandbox_status,
         execution_status=view.execution_status,
+        queued_messages=conversation.queued_messages,
         conversation_url=links.conversation(view.sandbox, conversation.id),
         session_api_key=links.shown(view.session_api_key),
         acp_server=None,

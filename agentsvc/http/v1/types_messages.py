@@ -1,13 +1,15 @@
 """Messages on the V1 wire: what somebody says, as texts and images."""
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal, assert_never
+from typing import Annotated, Any, Final, Literal, assert_never
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from agentsvc.errors import InvalidRequest
 from agentsvc.http.routes import shown_as
-from agentsvc.http.wire import decode
+from agentsvc.http.wire import decode, encode
+from agentsvc.misfits import Problems, checked_by, matching
 from agentsvc.orders import Content, ContentKind, Message
 
 type Location = tuple[str | int, ...]
@@ -15,7 +17,10 @@ type Location = tuple[str | int, ...]
 _CONTENT_MAX: Final = 1000
 _IMAGES_MAX: Final = 100
 
-type ImageUrl = Annotated[str, msgspec.Meta(pattern=r"\A(?i:https?://|data:)")]
+type ImageUrl = Annotated[
+    str,
+    matching(r"\A(?i:https?://|data:)", "that begins with `http://`, `https://` or `data:`"),
+]
 
 
 class Role(StrEnum):
@@ -63,7 +68,7 @@ class ImageUrlContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type
 
 type MessagePart = TextContent | ImageContent | ImageUrlContent
 type MessageParts = Annotated[list[MessagePart], msgspec.Meta(min_length=1)]
-type RawPart = Annotated[msgspec.Raw, shown_as(MessagePart)]
+type RawPart = Annotated[msgspec.Raw, shown_as(MessagePart), checked_by(_check_part)]
 """One part of a message, decoded by itself so that a refusal names it."""
 
 
@@ -98,9 +103,26 @@ _IMAGE_URL = msgspec.json.Decoder(ImageUrlContent)
 
 
 def to_message(role: str, content: list[msgspec.Raw], *, loc: Location) -> Message:
-    """Return a message in the core's words; raises InvalidRequest naming the bad part."""
-    parts = tuple(to_content(raw, loc=(*loc, "content", i)) for i, raw in enumerate(content))
-    return Message(role=role, content=parts)
+    """Return a message in the core's words; raises InvalidRequest naming the bad parts."""
+    problems = Problems()
+    parts: list[Content] = []
+    for i, raw in enumerate(content):
+        with problems.noted():
+            parts.append(to_content(raw, loc=(*loc, "content", i)))
+    problems.refuse()
+    return Message(role=role, content=tuple(parts))
+
+
+def to_said(role: str, content: list[msgspec.Raw], *, loc: Location) -> Message:
+    """Return the same, of a message that says something; raises InvalidRequest, too, if it does not."""
+    message = to_message(role, content, loc=loc)
+    if message.is_empty:
+        raise InvalidRequest(
+            "The message is empty: it needs a text or an image",
+            loc=(*loc, "content"),
+            kind="too_short",
+        )
+    return message
 
 
 def to_content(raw: msgspec.Raw, *, loc: Location) -> Content:
@@ -118,6 +140,10 @@ def to_content(raw: msgspec.Raw, *, loc: Location) -> Content:
         case never:
             assert_never(never)
     return Content(kind=ContentKind.IMAGE, image_urls=urls, cache_prompt=is_cached)
+
+
+def _check_part(part: Any, *, loc: Location) -> None:
+    to_content(msgspec.Raw(encode(part)), loc=loc)
 
 
 def from_message(message: Message) -> MessageView:

@@ -7,7 +7,8 @@ import msgspec
 from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.routes import shown_as
-from agentsvc.http.v1.types_messages import MessageParts, to_message
+from agentsvc.http.v1.types_messages import MessageParts, to_said
+from agentsvc.misfits import in_text
 from agentsvc.orders import Message
 from agentsvc.values import dashed
 
@@ -49,10 +50,9 @@ def to_pending(body: PendingBody) -> Message:
     if len(parts) > _PARTS_MAX:
         raise BadRequest(f"Invalid content format: more than {_PARTS_MAX} parts")
     try:
-        return to_message(body.role, parts, loc=())
+        return to_said(body.role, parts, loc=())
     except InvalidRequest as exc:
-        where = ".".join(str(step) for step in exc.loc)
-        raise BadRequest(f"Invalid content format: {where}: {exc.message}") from exc
+        raise BadRequest(f"Invalid content format: {in_text(exc)}") from exc
 
 
 def from_queued(queued: Queued) -> PendingView:

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from agentsvc.auth import Principal, Role
 from agentsvc.errors import InvalidRequest
 from agentsvc.http.routes import shown_as
-from agentsvc.http.shapes import McpServers, Secrets
+from agentsvc.http.shapes import AgentName, AnalyzerName, BaseUrl, McpServers, Secrets
 from agentsvc.http.v1.types_agent_settings import (
     AgentBody,
     Change,
@@ -22,6 +22,7 @@ from agentsvc.http.v1.types_agent_settings import (
 from agentsvc.http.wire import Int64
 from agentsvc.mcp import McpConfig, show_mcp_config
 from agentsvc.mcpmap import read_mcp_map
+from agentsvc.misfits import Problems, checked_by
 from agentsvc.profiles import active_profile
 from agentsvc.settings import (
     SECRET_FIELDS,
@@ -42,9 +43,11 @@ _USE_DIFFS: Final = "Use *_diff nested settings payloads instead of legacy keys"
 class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     """What a client stores: parts of the nested settings, and fields under flat names.
 
-    What is not sent stays; null puts a field back to its default, but leaves `llm_model`,
-    `llm_base_url` and the three keys alone. Where a value is sent in both forms, the nested one
-    counts. The whole nested objects are refused.
+    It is merged with what is stored: what is not sent stays. Null puts a field back to its default,
+    but leaves `llm_model`, `llm_base_url` and the three keys alone, since clients send back what
+    they read; an empty text puts any text back, these included. Where a value is sent in both
+    forms, the nested one counts. The whole nested objects are refused, and so is a new `agent`,
+    `security_analyzer` or `llm_base_url` that can never work.
     """
 
     agent_settings_diff: Annotated[dict[str, Any], shown_as(AgentBody)] | None = None
@@ -53,15 +56,15 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     conversation_settings: Any = UNSET
     language: str | UnsetType | None = UNSET
     user_version: Int64 | UnsetType | None = UNSET
-    agent: str | UnsetType | None = UNSET
+    agent: AgentName | UnsetType | None = UNSET
     max_iterations: Int64 | UnsetType | None = UNSET
-    security_analyzer: str | UnsetType | None = UNSET
+    security_analyzer: AnalyzerName | UnsetType | None = UNSET
     confirmation_mode: bool | UnsetType | None = UNSET
     llm_model: str | UnsetType | None = UNSET
     llm_api_key: str | UnsetType | None = UNSET
-    llm_base_url: str | UnsetType | None = UNSET
+    llm_base_url: BaseUrl | UnsetType | None = UNSET
     remote_runtime_resource_factor: Int64 | UnsetType | None = UNSET
-    secrets_store: Annotated[Any, shown_as(Secrets)] = None
+    secrets_store: Annotated[Any, shown_as(Secrets), checked_by(read_secrets)] = None
     enable_default_condenser: bool | UnsetType | None = UNSET
     condenser_max_size: Int64 | UnsetType | None = UNSET
     enable_sound_notifications: bool | UnsetType | None = UNSET
@@ -70,7 +73,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     user_consents_to_analytics: bool | UnsetType | None = UNSET
     sandbox_base_container_image: str | UnsetType | None = UNSET
     sandbox_runtime_container_image: str | UnsetType | None = UNSET
-    mcp_config: Annotated[Any, shown_as(McpServers)] = UNSET
+    mcp_config: Annotated[Any, shown_as(McpServers), checked_by(read_mcp_map)] = UNSET
     search_api_key: str | UnsetType | None = UNSET
     sandbox_api_key: str | UnsetType | None = UNSET
     max_budget_per_task: float | UnsetType | None = UNSET
@@ -190,7 +193,13 @@ def to_change(body: SettingsBody) -> Change:
     The change, when it is made, raises BadRequest for nested values that do not fit.
     """
     _refuse_whole(body)
-    patch = _to_patch(body)
+    patch = SettingsPatch()
+    problems = Problems()
+    with problems.noted():
+        patch = _to_patch(body)
+    with problems.noted():
+        to_secrets(body)
+    problems.refuse()
     nested = (
         to_conversation_change(body.conversation_settings_diff or {}),
         to_agent_change(body.agent_settings_diff or {}),
@@ -247,11 +256,15 @@ def _to_patch(body: SettingsBody) -> SettingsPatch:
     for name in SECRET_FIELDS:
         if isinstance(given[name], str):
             given[name] = Secret(given[name])
-    if given["mcp_config"] is not UNSET:
-        given["mcp_config"] = read_mcp_map(given["mcp_config"], loc=("body", "mcp_config"))
-    patch = SettingsPatch(**given)
-    check_patch(patch)
-    return patch
+    servers = given.pop("mcp_config")
+    problems = Problems()
+    with problems.noted():
+        check_patch(SettingsPatch(**given))
+    with problems.noted():
+        if servers is not UNSET:
+            servers = read_mcp_map(servers, loc=("body", "mcp_config"))
+    problems.refuse()
+    return SettingsPatch(**given, mcp_config=servers)
 
 
 def _record(settings: Settings, *, is_revealed: bool) -> dict[str, Any]:

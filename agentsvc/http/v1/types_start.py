@@ -1,5 +1,6 @@
 """The start of a conversation on the V1 wire: the request, its echo, the task."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 from uuid import UUID
 
@@ -7,9 +8,11 @@ import msgspec
 
 from agentsvc.conversations import StartTask
 from agentsvc.conversations.model import Stage
+from agentsvc.errors import InvalidRequest
 from agentsvc.http.links import Links
 from agentsvc.http.v1.types_messages import MessageBody, MessageView, from_message, to_message
 from agentsvc.http.wire import PAGE_MAX, Int64, Limit, Time, find_time
+from agentsvc.misfits import Problems, matching
 from agentsvc.orders import (
     AgentPlugin,
     AgentType,
@@ -23,15 +26,18 @@ from agentsvc.orders import (
     Trigger,
     WhenFull,
 )
+from agentsvc.usersecrets import check_secret_name
 from agentsvc.values import MASK, Secret, to_stored
 
 SECRETS_MAX: Final = 50
 
-type Name = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\0\r\n]*\Z")]
+type Name = Annotated[str, matching(r"\A[^\0\r\n]*\Z", "on one line, without NUL", max_length=256)]
 type LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
 type SecretName = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=256, pattern=r"\A[^\0\r\n=]*\Z")
+    str,
+    msgspec.Meta(extra_json_schema={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "maxLength": 256}),
 ]
+type NoProfile = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [""]})]
 type SecretValue = Annotated[str, msgspec.Meta(max_length=65536)]
 
 
@@ -59,7 +65,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
 
     `when_full` says what to do where as many sandboxes run as may: reject, queue or pause_idle;
     left out, it is as the server is configured. The workspace begins with the files of the archive
-    that `archive_id` names.
+    that `archive_id` names. There are no agent profiles to name in `agent_profile_id`.
     """
 
     sandbox_id: Name | None = None
@@ -68,7 +74,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     system_message_suffix: LongText | None = None
     processors: list[dict[str, Any]] | None = None
     llm_model: Name | None = None
-    agent_profile_id: Name | None = None
+    agent_profile_id: NoProfile | None = None
     selected_repository: Name | None = None
     selected_branch: Name | None = None
     git_provider: Provider | None = None
@@ -124,7 +130,8 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
 class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
     """AppConversationStartTask; `queue_position` counts from 1 while it waits for room, or its turn.
 
-    `stages` are those it went through, in order.
+    `stages` are those it went through, in order. `detail` says why it failed, what it waits for, or
+    which tool servers do not start. `queued_messages` is how many wait for its end.
     """
 
     id: str
@@ -138,6 +145,7 @@ class StartTaskView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: Time
     updated_at: Time
     queue_position: int | None
+    queued_messages: int
     stages: list[StageView]
 
 
@@ -172,13 +180,13 @@ class StartTaskQuery(StartTaskFilter, frozen=True, kw_only=True):
 def to_order(body: StartBody) -> StartOrder:
     """Return what is asked for in the core's words; raises InvalidRequest."""
     parent, chosen = body.parent_conversation_id, body.conversation_id
+    _refuse_profile(body.agent_profile_id)
     return StartOrder(
         sandbox_id=body.sandbox_id,
         conversation_id=chosen.hex if chosen else None,
-        initial_message=_to_first_message(body.initial_message),
+        initial_message=_to_first_message(body),
         system_message_suffix=body.system_message_suffix,
         llm_model=body.llm_model,
-        agent_profile_id=body.agent_profile_id,
         repository=body.selected_repository,
         branch=body.selected_branch,
         provider=body.git_provider,
@@ -192,7 +200,7 @@ def to_order(body: StartBody) -> StartOrder:
         plugins=tuple(_to_plugin(plugin) for plugin in body.plugins or ()),
         when_full=body.when_full,
         archive_id=body.archive_id.hex if body.archive_id else None,
-        secrets={name: Secret(value) for name, value in (body.secrets or {}).items()},
+        secrets=_to_secrets(body.secrets or {}),
     )
 
 
@@ -211,6 +219,7 @@ def from_start_task(task: StartTask, links: Links) -> StartTaskView:
         created_at=to_stored(task.created_at),
         updated_at=to_stored(task.updated_at),
         queue_position=task.queue_position,
+        queued_messages=task.queued_messages,
         stages=[_from_stage(stage) for stage in task.stages],
     )
 
@@ -255,10 +264,40 @@ def _from_order(order: StartOrder) -> StartRequestView:
     )
 
 
-def _to_first_message(body: MessageBody | None) -> Message | None:
-    if body is None:
+def _to_first_message(body: StartBody) -> Message | None:
+    if body.initial_message is None:
         return None
-    return to_message(body.role, body.content, loc=("body", "initial_message"))
+    given, loc = body.initial_message, ("body", "initial_message")
+    message = to_message(given.role, given.content, loc=loc)
+    if not message.is_empty:
+        return message
+    if body.suggested_task is None and body.trigger is None:
+        raise InvalidRequest(
+            "The message is empty: it needs a text or an image; leave `initial_message` out to"
+            " start a conversation that waits for one",
+            loc=(*loc, "content"),
+            kind="too_short",
+        )
+    # Front ends that say what made them start it send the message of a form nobody filled in.
+    return None
+
+
+def _refuse_profile(given: str | None) -> None:
+    if given:
+        raise InvalidRequest(
+            "There is no such agent profile, and no other one here: leave `agent_profile_id` out",
+            loc=("body", "agent_profile_id"),
+            kind="enum",
+        )
+
+
+def _to_secrets(given: Mapping[str, str]) -> dict[str, Secret]:
+    problems = Problems()
+    for name in given:
+        with problems.noted():
+            check_secret_name(name, loc=("body", "secrets", name))
+    problems.refuse()
+    return {name: Secret(value) for name, value in given.items()}
 
 
 def _to_suggestion(body: SuggestedTaskBody | None) -> SuggestedTask | None:

@@ -14,7 +14,7 @@ from tests.campaign.real import own_address
 from tests.live.scripts import run as commands
 
 STARTS: Final = 7
-_MARK: Final = "page-of-the-attacker"
+MARK: Final = "page-of-the-attacker"
 _SECONDS: Final = 300
 TAKE: Final = r"""
 import errno, socket, struct, threading
@@ -285,7 +285,7 @@ class Prey:
             self.secrets[cookie] = f"a cookie for {name}"
             path = f"/sandboxes/{self._pair.victim.inside.id}/{name}/"
             answer = await self._client.get(path, headers={"Cookie": cookie})
-            if _MARK.encode() in answer.body:
+            if MARK.encode() in answer.body:
                 self.problems.append(f"the attacker's page is at {name} of the victim")
             self.uses += 1
 
@@ -355,7 +355,7 @@ def _outside(pair: Pair, path: str) -> str:
 async def _take_over(pair: Pair, starts: int) -> tuple[Prey, list[str]]:
     prey = Prey(pair)
     ports = [url["port"] for url in pair.victim.inside.sandbox["exposed_urls"]]
-    know = {"mark": _MARK, "ports": ports, "step": 1}
+    know = {"mark": MARK, "ports": ports, "step": 1}
     attack = await Attack.begin(pair.attacker, TAKE, seconds=_SECONDS, **know)
     await asyncio.sleep(1)
     for number in range(starts):

@@ -43,6 +43,8 @@ class Upstream:
         """What `/raw` sends before it hangs up."""
         self.page = ""
         """The page at `/page`."""
+        self.answers: dict[str, bytes] = {}
+        """The JSON that some paths answer with."""
         self.received = 0
         self.sockets: list[web.WebSocketResponse] = []
         self.socket_ends: asyncio.Queue[int | None] = asyncio.Queue()
@@ -89,6 +91,8 @@ class Upstream:
 
     async def echo(self, request: web.Request) -> web.Response:
         self._note(request, await request.read())
+        if request.path in self.answers:
+            return web.Response(body=self.answers[request.path], content_type="application/json")
         return web.json_response({"ok": True}, headers=self.answer_headers)
 
     async def get_data(self, request: web.Request) -> web.Response:

@@ -283,18 +283,36 @@ async def test_a_name_of_the_clients_own_works_wherever_an_id_does(client: Clien
 async def test_a_known_id_gives_the_conversation_as_it_is(
     client: Client, fake_agent: FakeAgent, chosen: str
 ) -> None:
-    await start(client, conversation_id=chosen)
+    first = {"conversation_id": chosen, "initial_user_msg": "hello"}
+    await start(client, **first)
     await wait_for(client, chosen, "RUNNING")
-    answer = await client.post(
-        PATH, json={"conversation_id": chosen, "initial_user_msg": "not sent"}
-    )
+    known = {"status": "ok", "conversation_id": chosen, "conversation_status": "RUNNING"}
+    for body in (first, {"conversation_id": chosen}):
+        answer = await client.post(PATH, json=body)
+        assert answer.json() == {**known, "message": None}
+    answer = await client.post(PATH, json={**first, "initial_user_msg": "not sent"})
     assert answer.json() == {
-        "status": "ok",
-        "conversation_id": chosen,
-        "message": None,
-        "conversation_status": "RUNNING",
+        **known,
+        "message": "The conversation exists, and the message was not taken."
+        f" Send it with POST /api/conversations/{chosen}/message",
     }
     assert len((await client.get(PATH)).json()["results"]) == 1
+    [sandbox] = fake_agent.sandboxes.values()
+    assert "not sent" not in str(sandbox.bodies)
+
+
+async def test_an_empty_message_is_refused_unless_something_else_says_what_for(
+    client: Client,
+) -> None:
+    for text in ("", " \n"):
+        answer = await client.post(PATH, json={"initial_user_msg": text, "repository": "a/b"})
+        assert answer.status == 422, answer.text
+        [problem] = answer.json()["detail"]
+        assert problem["loc"] == ["body", "initial_user_msg"]
+    assert (await client.get(PATH)).json()["results"] == []
+    await start(client, initial_user_msg="", image_urls=["data:image/png;base64,AA=="])
+    await start(client, initial_user_msg="", create_microagent={"repo": "a/b"})
+    await start(client, initial_user_msg=None)
 
 
 async def test_starts_of_one_name_at_once_make_one_conversation(client: Client) -> None:

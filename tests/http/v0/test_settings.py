@@ -1,10 +1,12 @@
 """Settings of the older generation, through the socket."""
 
+import json
 from typing import Any
 
 import pytest
 
 from agentsvc.auth import Role
+from tests.docs.generate import render_settings
 from tests.service import Client, Service
 
 PATH = "/api/settings"
@@ -134,6 +136,53 @@ async def test_an_empty_text_clears_a_secret(newcomer: Client) -> None:
     await store(newcomer, llm_api_key="", search_api_key="")
     settings = await read(newcomer)
     assert (settings["llm_api_key_set"], settings["search_api_key_set"]) == (False, False)
+
+
+NEWER: dict[str, Any] = {
+    "git_full_clone": True,
+    "disabled_skills": ["a"],
+    "user_version": 3,
+    "sandbox_grouping_strategy": "ADD_TO_ANY",
+    "default_sandbox_spec_id": "s",
+    "title_llm_profile": "p",
+    "mcp_config": {"a": {"url": "http://a/mcp"}},
+}
+
+
+@pytest.mark.parametrize("path", [PATH, "/api/v1/settings"])
+async def test_null_and_an_empty_text_do_to_each_setting_what_the_readme_says(
+    newcomer: Client, path: str
+) -> None:
+    rows = [
+        [cell.strip("` ") for cell in line.split("|")[1:-1]]
+        for line in render_settings().splitlines()[2:]
+    ]
+    values = {**OTHERS, **SECRETS, **NEWER}
+    if path == PATH:
+        values = {**OTHERS, **SECRETS, "mcp_config": {"shttp_servers": ["http://a/mcp"]}}
+    assert {row[0] for row in rows} >= set(values)
+    answer = await newcomer.post(path, json=values)
+    assert answer.status == 200, answer.text
+    for name, default, null, empty in rows:
+        if name not in values:
+            continue
+        # V1 is on where nothing else is said, and keys are not shown.
+        shown = "llm_api_key_set" if name == "llm_api_key" else name
+        shown = "search_api_key_set" if name == "search_api_key" else shown
+        unset = {"v1_enabled": True, "llm_api_key_set": False, "search_api_key_set": False}
+        unset = {name: json.loads(default)} | unset
+        before = (await newcomer.get(path)).json()
+        assert name == "sandbox_api_key" or before[shown] != unset[shown], name
+
+        answer = await newcomer.post(path, json={name: ""})
+        assert answer.status == (422 if empty == "refused" else 200), name
+        after = (await newcomer.get(path)).json()
+        assert after[shown] == (before[shown] if empty == "refused" else unset[shown]), name
+
+        assert (await newcomer.post(path, json={name: values[name]})).status == 200
+        assert (await newcomer.post(path, json={name: None})).status == 200
+        after = (await newcomer.get(path)).json()
+        assert after[shown] == (before[shown] if null == "stays" else unset[shown]), name
 
 
 async def test_what_was_read_can_be_posted_back(newcomer: Client) -> None:

@@ -204,7 +204,10 @@ async def test_a_user_has_so_many_connections_and_no_more(client: Client, servic
     ["", "EIO=3", "EIO=4&transport=pigeon", "EIO=4&sid=nobodys", "EIO=4&j=0", "EIO=4&sid=%00"],
 )
 async def test_what_is_no_handshake_is_refused(client: Client, query: str) -> None:
-    assert (await client.get(f"/socket.io/?{query}")).status == 400
+    for method in ("GET", "POST"):
+        answer = await client.request(method, f"/socket.io/?{query}")
+        assert (answer.status, set(answer.json())) == (400, {"detail", "code", "request_id"})
+        assert "None" not in answer.json()["detail"]
 
 
 async def test_a_websocket_without_its_headers_is_refused(client: Client) -> None:

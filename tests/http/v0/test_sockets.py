@@ -275,24 +275,50 @@ async def test_a_message_is_passed_on(client: Client, name: str) -> None:
         assert follower.events[0]["args"]["content"] == "and now?"
 
 
-@pytest.mark.parametrize(("wish", "state"), [("paused", "paused"), ("stopped", "paused")])
+@pytest.mark.parametrize("wish", ["paused", "stopped"])
 async def test_a_run_is_ended_and_taken_up_again(
-    client: Client, fake_agent: FakeAgent, wish: str, state: str
+    client: Client, fake_agent: FakeAgent, wish: str
 ) -> None:
     fake_agent.on_command("Hello from", NOTHING, seconds=2)
     name = await start_running(client, initial_user_msg="please work")
     async with follow(client.base_url, client.key, name) as follower:
         await follower.until(lambda frames: any(one.get("action") == "run" for one in frames))
         await follower.wish(wish)
-        await follower.until_state(state)
-        await follower.until(lambda frames: _wishes(frames)[-1:] == [("user", wish)])
+        await follower.until_state(wish)
         await follower.wish("running")
         await follower.until_state("finished")
+        told = [one for one in follower.events if is_state(one) or _is_wish(one)]
+        words = [(one["source"], (one.get("args") or one["extras"])["agent_state"]) for one in told]
+        assert words[words.index(("user", wish)) :] == [
+            ("user", wish),
+            ("agent", wish),
+            ("user", "running"),
+            ("agent", "running"),
+            ("agent", "finished"),
+        ]
 
 
-def _wishes(frames: Sequence[Frame]) -> list[tuple[str, str]]:
-    told = [one for one in frames if one.get("action") == "change_agent_state"]
-    return [(one["source"], one["args"]["agent_state"]) for one in told]
+async def test_an_agent_that_does_nothing_is_stopped_and_paused_at_once(client: Client) -> None:
+    name = await start_finished(client)
+    async with follow(client.base_url, client.key, name) as follower:
+        for wish in ("stopped", "paused", "stopped"):
+            await follower.wish(wish)
+            await follower.until_state(wish)
+        await follower.wish("user_confirmed")
+        await follower.until(lambda frames: sum(map(_is_wish, frames)) == 4)
+        assert {one["source"] for one in follower.events if _is_wish(one)} == {"user"}
+        await follower.say("please go on")
+        await follower.until_state("finished")
+        news = [one for one in await history(client, name) if one["id"] in follower.ids]
+        assert without_source(news) == without_source(sorted(follower.events, key=_number))
+
+
+def _is_wish(event: Frame) -> bool:
+    return event.get("action") == "change_agent_state"
+
+
+def _number(event: Frame) -> int:
+    return int(event["id"])
 
 
 @pytest.mark.parametrize(

@@ -295,3 +295,18 @@ async def test_what_a_stranger_says_of_its_address_does_not_count(program: Clien
         for number in range(20)
     }
     assert 429 in statuses
+
+
+async def test_the_command_line_gets_a_key_that_says_which_sdk_it_has(
+    program: Client, client: Client, service: Service
+) -> None:
+    login = await begin(program)
+    approved = await client.post(DECISION, data={"user_code": login["user_code"]})
+    assert approved.status == 200, approved.text
+    form, agent = {"device_code": login["device_code"]}, {"User-Agent": "python-httpx/0.28.1"}
+    granted = (await program.post(TOKEN, data=form, headers=agent)).json()
+    key = granted["access_token"]
+    assert key.endswith("~sdk-1.21")
+    assert (await service.client_with(key).get("/api/keys/current")).status == 200
+    plain = key.removesuffix("~sdk-1.21")
+    assert (await service.client_with(plain).get("/api/keys/current")).status == 200

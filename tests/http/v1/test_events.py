@@ -10,6 +10,7 @@ import pytest
 from agentsvc.auth import Role
 from agentsvc.config import ServerConfig
 from tests.service import Client, Service
+from tests.streams import Stream, open_lines, open_socket, path_of
 
 UNKNOWN_ID = "0" * 32
 HOOKS = "/api/v1/webhooks"
@@ -266,3 +267,41 @@ async def test_a_report_of_a_conversation_that_does_not_fit_is_refused(
     _, sandbox = await _quiet(client, service)
     answer = await sandbox.post(f"{HOOKS}/conversations", json=body)
     assert 400 <= answer.status < 500
+
+
+async def test_a_client_with_an_older_sdk_gets_what_that_reads_and_all_others_everything(
+    client: Client, service: Service
+) -> None:
+    conversation_id, sandbox = await _quiet(client, service)
+    events = [
+        _event(1, kind="SecurityAnalysisEvent", parent_id="x"),
+        _event(2, parent_id="x"),
+    ]
+    assert (await sandbox.post(f"{HOOKS}/events/{conversation_id}", json=events)).status == 200
+    old = service.client_with(f"{client.key}~sdk-1.30")
+    path = f"{_path(conversation_id)}/search?timestamp__gte=2030-01-01"
+    assert (await old.get(path)).json()["items"] == [_event(2)]
+    assert (await client.get(path)).json()["items"] == events
+    wanted = f"{_path(conversation_id)}?id={events[0]['id']}&id={events[1]['id']}"
+    assert (await old.get(wanted)).json() == [None, _event(2)]
+    assert (await client.get(wanted)).json() == events
+    # Other versions are known by the sandbox's own key, too.
+    found = await old.conversation(conversation_id)
+    assert found["session_api_key"] == f"{sandbox.key}~sdk-1.30"
+    path = path_of(conversation_id)
+    query = f"{path}?session_api_key={old.key}"
+    for open_stream in (open_lines(old, path), open_socket(service.client_with(None), query)):
+        async with open_stream as stream:
+            assert await _since_2030(stream) == [_event(2)]
+    async with open_lines(client, path) as stream:
+        assert await _since_2030(stream) == events
+    late = {"type": "auth", "session_api_key": old.key}
+    async with open_socket(service.client_with(None), path) as socket:
+        await socket.socket.send_json(late)
+        assert await _since_2030(socket) == [_event(2)]
+
+
+async def _since_2030(stream: Stream) -> list[Any]:
+    """Return the events of the test itself that a stream begins with."""
+    told = await stream.until("ready")
+    return [one.data for one in told if one.type == "event" and one.data["timestamp"] >= "2030"]

@@ -81,6 +81,28 @@ async def test_messages_wait_for_the_start_and_are_delivered_in_order(
     assert [body["run"] for body in sent] == [True] * 3
 
 
+async def test_a_message_that_waits_is_shown_as_queued_and_the_agent_not_as_idle(
+    client: Client, fake_agent: FakeAgent
+) -> None:
+    fake_agent.on_command("git init", SLOW, seconds=1.0)
+    conversation_id = new_id()
+    task = await client.start_task(None, conversation_id=conversation_id)
+    await _queue(client, conversation_id, FIRST)
+    assert (await client.task(task["id"]))["queued_messages"] == 1
+    seen: list[tuple[str | None, int]] = []
+    async with asyncio.timeout(client.patience):
+        while not seen or seen[-1] != ("finished", 0):
+            told = await client.conversation(conversation_id)
+            if told is not None:
+                now = (told["execution_status"], told["queued_messages"])
+                seen += [now] if now not in seen[-1:] else []
+    assert seen in (
+        [("running", 1), ("running", 0), ("finished", 0)],
+        [("running", 1), ("finished", 0)],
+    )
+    assert (await client.task(task["id"]))["queued_messages"] == 0
+
+
 async def test_both_forms_of_the_ids_are_taken(client: Client, fake_agent: FakeAgent) -> None:
     conversation_id = new_id()
     task = await _start_slowly(client, fake_agent, conversation_id=conversation_id)

@@ -250,8 +250,9 @@ async def test_a_profile_cannot_be_called_anything(client: Client, name: str) ->
 @pytest.mark.parametrize(
     ("path", "body", "loc"),
     [
-        ("x", {"llm": {"model": "m", "custom_header": "x"}}, ["body", "llm"]),
-        ("x", {"llm": {"model": 5}}, ["body", "llm"]),
+        ("x", {"llm": {"model": "m", "custom_header": "x"}}, ["body", "llm", "custom_header"]),
+        ("x", {"llm": {"model": 5}}, ["body", "llm", "model"]),
+        ("x", {"llm": {"model": "m", "base_url": "nope"}}, ["body", "llm", "base_url"]),
         ("x", {"llm": 5}, ["body", "llm"]),
         ("x/rename", {"new_name": "a b"}, ["body", "new_name"]),
         ("x/rename", {}, ["body", "new_name"]),

@@ -238,7 +238,7 @@ async def test_tool_servers_may_come_with_the_tokens(client: Client) -> None:
         ({"provider_tokens": {"svn": {"token": "t"}}}, ["body", "provider_tokens", "svn"]),
         (
             {"provider_tokens": {"github": {"token": 5}}},
-            ["body", "provider_tokens", "github"],
+            ["body", "provider_tokens", "github", "token"],
         ),
         (
             {"provider_tokens": {"github": {"token": "t", "host": "a b"}}},

@@ -13,7 +13,9 @@ from agentsvc.agentoptions import (
     VerificationOptions,
 )
 from agentsvc.auth import Role
+from agentsvc.http.keys import SETTINGS as SETTINGS_STORE
 from agentsvc.sandboxconfig import SpecConfig
+from agentsvc.settings import Settings
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import ScriptedModel
 from agentsvc.values import MASK
@@ -95,7 +97,6 @@ async def test_settings_spell_out_every_field(newcomer: Client) -> None:
 @pytest.mark.parametrize(
     ("part", "value", "old_name"),
     [
-        ({"agent": "Other"}, "Other", "agent"),
         ({"llm": {"model": "openai/x"}}, "openai/x", "llm_model"),
         ({"llm": {"base_url": "http://m/v1"}}, "http://m/v1", "llm_base_url"),
         ({"condenser": {"enabled": False}}, False, "enable_default_condenser"),
@@ -118,7 +119,7 @@ async def test_what_the_old_form_sets_the_new_one_reads(newcomer: Client, path: 
             "llm_model": "openai/x",
             "llm_api_key": "key-1",
             "llm_base_url": "http://m/v1",
-            "agent": "Other",
+            "agent": "CodeActAgent",
             "max_iterations": 9,
             "confirmation_mode": True,
             "security_analyzer": "llm",
@@ -129,7 +130,7 @@ async def test_what_the_old_form_sets_the_new_one_reads(newcomer: Client, path: 
     )
     settings = await read(newcomer)
     agent = settings["agent_settings"]
-    assert agent["agent"] == "Other"
+    assert agent["agent"] == "CodeActAgent"
     assert (agent["llm"]["model"], agent["llm"]["base_url"]) == ("openai/x", "http://m/v1")
     assert (agent["condenser"]["enabled"], agent["condenser"]["max_size"]) == (False, 77)
     assert agent["mcp_config"]["sse_0"]["headers"] == {"Authorization": MASK}
@@ -160,11 +161,50 @@ async def test_conversation_settings_are_one_with_the_flat_ones(newcomer: Client
     assert settings["conversation_settings"]["confirmation_mode"] is True
 
 
-async def test_an_analyzer_nobody_offers_is_shown_as_none_set(newcomer: Client) -> None:
-    await newcomer.post(OLD, json={"security_analyzer": "invariant"})
-    settings = await read(newcomer)
-    assert settings["security_analyzer"] == "invariant"
-    assert settings["conversation_settings"]["security_analyzer"] is None
+@pytest.mark.parametrize("path", [OLD, SETTINGS])
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("security_analyzer", "invariant", "`llm` or `none`"),
+        ("agent", "Other", "`CodeActAgent`"),
+        ("llm_base_url", "localhost:11434", "`http://localhost:11434/v1`"),
+        ("llm_base_url", "ftp://a", "URL of http or https"),
+        ("llm_base_url", "http://", "URL of http or https"),
+        ("llm_base_url", "http://a b", "URL of http or https"),
+        ("llm_base_url", "http://a:99999", "URL of http or https"),
+    ],
+)
+async def test_a_value_that_can_never_work_is_refused_with_what_can(
+    newcomer: Client, path: str, name: str, given: str, words: str
+) -> None:
+    answer = await newcomer.post(path, json={name: given, "language": "en"})
+    assert answer.status == 422, answer.text
+    [problem] = answer.json()["detail"]
+    assert problem["loc"] == ["body", name]
+    assert words in problem["msg"]
+    assert (await newcomer.get(path)).status == 404
+
+
+async def test_what_was_stored_when_it_was_taken_may_come_back(
+    client: Client, service: Service
+) -> None:
+    store = service.app[SETTINGS_STORE]
+    user_id = (await client.get("/api/v1/users/me")).json()["id"].replace("-", "")
+    await store.change(
+        user_id,
+        lambda old: msgspec.structs.replace(
+            old or Settings(), agent="Other", security_analyzer="invariant", llm_base_url="nope"
+        ),
+    )
+    known = {"agent": "Other", "security_analyzer": "invariant", "llm_base_url": "nope"}
+    for path in (OLD, SETTINGS):
+        before = (await client.get(path)).json()
+        assert {name: before[name] for name in known} == known
+        assert (await client.post(path, json=known)).status == 200
+    assert (await read(client))["conversation_settings"]["security_analyzer"] is None
+    assert (await client.post(OLD, json=dict.fromkeys(known, ""))).status == 200
+    after = (await client.get(OLD)).json()
+    assert [after[name] for name in known] == [None, None, None]
 
 
 async def test_a_part_is_merged_deeply(newcomer: Client) -> None:
@@ -190,20 +230,17 @@ async def test_a_part_is_merged_deeply(newcomer: Client) -> None:
 async def test_null_in_a_part_is_the_default_again(newcomer: Client) -> None:
     await save_agent(
         newcomer,
-        agent="Other",
         llm={"num_retries": 1, "base_url": "http://m/v1", "model": "openai/x"},
         condenser={"max_size": 50},
         tools=[{"name": "terminal"}],
     )
     await save_agent(
         newcomer,
-        agent=None,
         llm={"num_retries": None, "base_url": None, "model": None},
         condenser={"max_size": None},
         tools=None,
     )
     agent = (await read(newcomer))["agent_settings"]
-    assert agent["agent"] == "CodeActAgent"
     assert (agent["llm"]["num_retries"], agent["llm"]["base_url"]) == (5, None)
     assert agent["llm"]["model"] == "openai/x"
     assert agent["condenser"]["max_size"] == 240
@@ -375,9 +412,11 @@ async def test_the_whole_nested_objects_are_refused(client: Client, body: dict[s
         ({"condenser": {"max_size": 19}}, "condenser.max_size"),
         ({"verification": {"critic_mode": "x"}}, "verification.critic_mode"),
         ({"agent_kind": "acp"}, "agent_kind"),
-        ({"tools": [{}]}, "tools[0]"),
+        ({"tools": [{}]}, "tools.0.name"),
         ({"mcp_config": {"s": {"url": "nope"}}}, "mcp_config.s.url"),
         ({"mcp_config": {"s": {"url": "http://a", "headers": {"A": MASK}}}}, "none is stored"),
+        ({"agent": "Other"}, "agent: Input should be `CodeActAgent`"),
+        ({"llm": {"base_url": "nope"}}, "llm.base_url: Input should be a URL of http or https"),
     ],
 )
 async def test_a_nested_value_that_does_not_fit_is_a_bad_request(

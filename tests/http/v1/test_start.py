@@ -56,6 +56,7 @@ async def test_an_empty_order_is_answered_with_a_working_task(client: Client) ->
         "agent_server_url": None,
         "request": EMPTY_REQUEST,
         "queue_position": None,
+        "queued_messages": 0,
     }
 
 
@@ -66,7 +67,6 @@ async def test_every_field_is_echoed_and_secrets_are_masked(client: Client) -> N
         "initial_message": {"role": "user", "content": [TEXT], "run": False},
         "system_message_suffix": "be brief",
         "llm_model": "openai/other",
-        "agent_profile_id": "profile",
         "selected_repository": "owner/name",
         "selected_branch": "main",
         "git_provider": "gitlab",
@@ -83,6 +83,49 @@ async def test_every_field_is_echoed_and_secrets_are_masked(client: Client) -> N
     assert task["request"] == {**EMPTY_REQUEST, **given, **masked}
     [again] = (await client.get(f"{TASKS}?ids={task['id']}")).json()
     assert again["request"] == task["request"]
+
+
+@pytest.mark.parametrize(
+    ("given", "loc", "words"),
+    [
+        ({"agent_profile_id": "x"}, ["agent_profile_id"], "leave `agent_profile_id` out"),
+        ({"secrets": {"MY-KEY": "x"}}, ["secrets", "MY-KEY"], "letters, digits and `_`"),
+        ({"secrets": {"1A": "x"}}, ["secrets", "1A"], "letters, digits and `_`"),
+        ({"secrets": {"LLM_KEY": "x"}}, ["secrets", "LLM_KEY"], "reserved"),
+        ({"secrets": {"WORKER_1": "x"}}, ["secrets", "WORKER_1"], "reserved"),
+        ({"initial_message": {}}, ["initial_message", "content"], "a text or an image"),
+        (
+            {"initial_message": {"content": [{"type": "text", "text": " "}]}},
+            ["initial_message", "content"],
+            "a text or an image",
+        ),
+        (
+            {"initial_message": {"content": [{"type": "image", "image_urls": []}]}},
+            ["initial_message", "content"],
+            "a text or an image",
+        ),
+    ],
+)
+async def test_what_can_never_work_is_refused_with_what_can(
+    client: Client, given: dict[str, Any], loc: list[str], words: str
+) -> None:
+    for path in (START, f"{START}/stream-start"):
+        answer = await client.post(path, json=given)
+        assert answer.status == 422, answer.text
+        [problem] = answer.json()["detail"]
+        assert problem["loc"] == ["body", *loc]
+        assert words in problem["msg"]
+
+
+async def test_an_empty_form_beside_what_made_it_start_is_no_message(client: Client) -> None:
+    empty = {"content": [{"type": "text", "text": ""}]}
+    image = {"type": "image", "image_urls": ["data:image/png;base64,AA=="], "cache_prompt": False}
+    told = await client.start_task(None, initial_message=empty, trigger="gui")
+    assert told["request"]["initial_message"] is None
+    shown = {**empty, "content": [*empty["content"], image]}
+    told = await client.start_task(None, initial_message=shown, agent_profile_id="")
+    assert told["request"]["initial_message"]["content"][1] == image
+    assert told["request"]["agent_profile_id"] is None
 
 
 async def test_a_suggested_task_is_echoed(client: Client) -> None:
@@ -142,14 +185,6 @@ async def test_an_unknown_sandbox_ends_in_an_error_that_names_it(client: Client)
     assert ended["status"] == "ERROR"
     assert "Sandbox not found: nowhere" in ended["detail"]
     assert ended["app_conversation_id"] is None
-
-
-@pytest.mark.parametrize("name", ["LLM_MODEL", "OH_WEBHOOKS_0_BASE_URL", "WORKER_1"])
-async def test_a_reserved_secret_name_ends_in_an_error(client: Client, name: str) -> None:
-    task = await client.start_task(None, secrets={name: "value"})
-    ended = await client.end_of_start(task["id"])
-    assert ended["status"] == "ERROR"
-    assert name in ended["detail"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,23 @@ def python_sdk(workshop: Path, record_property: Record) -> Client:
         record_property,
         lambda: install_python(workshop / "sdk", "openhands-sdk", "openhands-workspace"),
     )
+
+
+@pytest.fixture
+def older_sdks(workshop: Path, record_property: Record) -> dict[str, Client]:
+    """Return versions of the SDK: that of the command line, and two that read more of events."""
+
+    def install(version: str) -> Client:
+        packages = (f"openhands-sdk=={version}", f"openhands-tools=={version}", "bashlex")
+        return install_python(workshop / f"sdk-{version}", *packages, with_needed=False)
+
+    with ThreadPoolExecutor() as pool:
+        installed = {
+            version: pool.submit(install, version) for version in ("1.21.0", "1.30.0", "1.53.0")
+        }
+    return {
+        version: _installed(record_property, made.result) for version, made in installed.items()
+    }
 
 
 @pytest.fixture

@@ -65,8 +65,11 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
                 async with asyncio.timeout(_RUN_SECONDS):
                     await process.communicate(json.dumps(task or {}).encode())
             except TimeoutError:
-                process.kill()
-                await process.wait()
+                pass
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
             said = [_read(output), _read(errors)]
         text = "\n".join(said)
         assert process.returncode == 0, f"{command} ended with {process.returncode}:\n{text}"
@@ -90,8 +93,11 @@ def _read(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def install_python(directory: Path, *packages: str) -> Client:
-    """Install the newest versions of Python packages that fit together, unless it is done."""
+def install_python(directory: Path, *packages: str, with_needed: bool = True) -> Client:
+    """Install the newest versions of Python packages that fit together, unless it is done.
+
+    Without what they need they get that from here.
+    """
     python = directory / "bin" / "python"
     with _locked(directory):
         if not (directory / "installed").exists():
@@ -101,7 +107,8 @@ def install_python(directory: Path, *packages: str) -> Client:
             (Path(paths["purelib"]) / "ours.pth").write_text(
                 f"{ours['purelib']}\n{ours['platlib']}\n"
             )
-            options = ("--quiet", "--no-compile", "--upgrade")
+            depth = () if with_needed else ("--no-deps",)
+            options = ("--quiet", "--no-compile", "--upgrade", *depth)
             _call(str(python), "-m", "pip", "install", *options, *packages)
             (directory / "installed").touch()
     home = directory / "home"

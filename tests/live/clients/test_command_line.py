@@ -1,7 +1,9 @@
-"""The published command-line client: its login, and the conversation that it starts."""
+"""The published command-line client: its login, the conversation that it starts, and an editor's."""
 
 import asyncio
+import json
 import re
+import uuid
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,39 @@ async def test_the_command_line_client_logs_in_and_starts_a_conversation(
     conversation = await client.wait_for_execution(name, "finished")
     assert outputs(await client.events(name)) == ["from afar"]
     assert conversation["sandbox_id"] == sandbox_id
+
+    key = (command_line.home / ".openhands" / "cloud" / "api_key.txt").read_text()
+    assert key.endswith("~sdk-1.21")
+    await _talk_by_acp(command_line, client, shared, tmp_path)
+
+
+async def _talk_by_acp(
+    command_line: Client, client: LiveClient, shared: Installation, tmp_path: Path
+) -> None:
+    """Do what an editor does, and go on with the same conversation by a second program."""
+    openhands = Path(command_line.command[0]).parent / "openhands"
+    model = {
+        "model": "openai/scripted",
+        "base_url": client.model.url,
+        "api_key": client.model.key.reveal(),
+        "usage_id": "agent",
+    }
+    settings = command_line.home / ".openhands" / "agent_settings.json"
+    settings.write_text(json.dumps({"llm": model, "tools": [], "kind": "Agent"}))
+    task = {"openhands": str(openhands), "url": shared.url, "cwd": str(tmp_path)}
+    seen = await command_line.run("acp_cloud.py", text=run("echo from an editor"), **task)
+    assert seen["ended"] == "end_turn"
+    assert any("from an editor" in text for text in seen["results"]), seen
+    again = await command_line.run(
+        "acp_cloud.py", text=run("echo once more"), resume=seen["session"], **task
+    )
+    assert again["session"] == seen["session"]
+    assert again["replayed"]
+    assert any("once more" in text for text in again["results"]), again
+    name = uuid.UUID(seen["session"]).hex
+    events = await client.until(
+        name, lambda events: outputs(events) == ["from an editor", "once more"]
+    )
+    assert any("parent_id" in event for event in events)
+    sandbox = (await client.conversation(name))["sandbox_id"]
+    assert (await client.delete(f"/api/v1/sandboxes/{sandbox}")).status == 200

@@ -173,6 +173,52 @@ async def test_a_state_that_is_told_late_is_no_news(console: Console) -> None:
     assert await page.evaluate(STATES, [script, states]) == ["finished", 0.75]
 
 
+WORDS = """async ([script, told]) => {
+    const { conversationState } = await import(script);
+    return told.map(([facts, run]) => conversationState(facts, run)[0]);
+}"""
+
+SHOWN = """async ([script, event]) => {
+    const { Timeline } = await import(script);
+    const timeline = new Timeline();
+    timeline.draft = "so far";
+    timeline.add(event);
+    const [{ title, text }] = timeline.items;
+    return [title, text, timeline.draft];
+}"""
+
+
+async def test_a_message_that_waits_is_queued_and_what_the_agent_lacks_is_told(
+    console: Console,
+) -> None:
+    page = await console.page()
+    scripts = [
+        await page.locator("script[type=module]").evaluate(
+            f"(one) => new URL('{name}', one.src).href"
+        )
+        for name in ("format.js", "timeline.js")
+    ]
+    up = {"sandbox_status": "RUNNING", "queued_messages": 1}
+    told = [
+        [up, "idle"],
+        [{**up, "sandbox_status": "STARTING"}, None],
+        [{**up, "queued_messages": 0}, "idle"],
+        [{**up, "sandbox_status": "PAUSED"}, "idle"],
+        [up, "waiting_for_confirmation"],
+    ]
+    words = await page.evaluate(WORDS, [scripts[0], told])
+    assert words == ["Queued", "Queued", "Idle", "Asleep", "Needs you"]
+    event = {
+        "id": "1",
+        "timestamp": "2026-01-01T00:00:00",
+        "kind": "ConversationErrorEvent",
+        "code": "ToolServerFailed",
+        "detail": "The tool server `x` does not start\nThe last lines of the program:\nno key",
+    }
+    shown = await page.evaluate(SHOWN, [scripts[1], event])
+    assert shown == ["A tool server does not start", event["detail"], "so far"]
+
+
 async def reach(page: Page, wanted: Locator) -> None:
     """Move on with the tabulator until something has the focus, and is seen to have it."""
     await expect(wanted).to_be_visible()
