@@ -200,7 +200,7 @@ async def test_an_agent_is_stopped_and_goes_on(client: Client, fake_agent: FakeA
     await wait_for_status(client, name, "RUNNING")
     answer = await wish(client, name, "stopped")
     assert (answer.status, answer.json()) == (200, {"success": True})
-    events = await wait_for_history(client, name, times("paused", 1))
+    events = await wait_for_history(client, name, times("stopped", 1))
     assert any(event.get("args", {}).get("agent_state") == "stopped" for event in events)
     assert (await wish(client, name, "running")).status == 200
     await wait_for_history(client, name, times("running", 2))
