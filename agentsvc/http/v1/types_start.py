@@ -35,7 +35,11 @@ type Name = Annotated[str, matching(r"\A[^\0\r\n]*\Z", "on one line, without NUL
 type LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
 type SecretName = Annotated[
     str,
-    msgspec.Meta(extra_json_schema={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "maxLength": 256}),
+    matching(
+        "^[A-Za-z_][A-Za-z0-9_]*$",
+        "of letters, digits and `_`, without a digit in front",
+        max_length=256,
+    ),
 ]
 type NoProfile = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [""]})]
 type SecretValue = Annotated[str, msgspec.Meta(max_length=65536)]
