@@ -371,22 +371,34 @@ class AgentServer(WorkspaceCalls):
         with contextlib.suppress(NotFound):
             await self._change("DELETE", _path(conversation_id), time_limit=time_limit)
 
+    async def newest_events(self, conversation_id: str, *, limit: int = PAGE_SIZE) -> list[bytes]:
+        """Return up to so many stored events as raw JSON, newest first; raises NotFound."""
+        query = urlencode({"sort_order": "TIMESTAMP_DESC", "limit": limit})
+        page = decode(
+            PAGE, await self._call("GET", _path(conversation_id, f"events/search?{query}"))
+        )
+        return [bytes(item) for item in page.items]
+
     async def event_pages(
         self,
         conversation_id: str,
         *,
         since: str | None = None,
+        first: str = "",
         time_limit: float | None = None,
     ) -> AsyncIterator[list[bytes]]:
         """Yield the stored events, oldest first, as raw JSON in lists of up to 100.
 
         `since` is a timestamp as events carry it; events of exactly that time are included.
+        `first` is the id of the event to begin with; an unknown one is the beginning of the log.
         The time limit is for each page; one that is too large is asked for again in parts.
         Raises NotFound for an unknown conversation.
         """
         query: dict[str, Any] = {"sort_order": "TIMESTAMP", "limit": PAGE_SIZE}
         if since is not None:
             query["timestamp__gte"] = since
+        if first:
+            query["page_id"] = first
         while True:
             path = _path(conversation_id, "events/search?" + urlencode(query))
             try:

@@ -345,23 +345,6 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         has_public_skills=config.conversations.public_skills,
         grants=grants,
     )
-    app[REPLAYS] = Replays(
-        db=app[DATABASE],
-        vault=app[_VAULT],
-        announcements=app[ANNOUNCEMENTS],
-        agents=app[_AGENTS],
-        settings=app[SETTINGS],
-        supervisor=app[SUPERVISOR],
-        grants=grants,
-    )
-    app[EXPORTS] = Exports(app[EVENTS])
-    app[STREAMS] = Streams(
-        announcements=app[ANNOUNCEMENTS],
-        events=app[EVENTS],
-        conversations=conversations,
-        sandboxes=sandboxes,
-        beat_seconds=config.events.heartbeat_seconds,
-    )
     app[PENDING] = pending = PendingMessages(
         db=app[DATABASE],
         conversations=conversations,
@@ -370,6 +353,24 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         events=app[EVENTS],
         supervisor=app[SUPERVISOR],
         announcements=app[ANNOUNCEMENTS],
+        wait_seconds=config.conversations.hand_over_seconds,
+    )
+    app[REPLAYS] = Replays(
+        db=app[DATABASE],
+        vault=app[_VAULT],
+        announcements=app[ANNOUNCEMENTS],
+        agents=app[_AGENTS],
+        settings=app[SETTINGS],
+        grants=grants,
+        say_later=pending.say_later,
+    )
+    app[EXPORTS] = Exports(app[EVENTS])
+    app[STREAMS] = Streams(
+        announcements=app[ANNOUNCEMENTS],
+        events=app[EVENTS],
+        conversations=conversations,
+        sandboxes=sandboxes,
+        beat_seconds=config.events.heartbeat_seconds,
     )
     sandboxes.on_change(pending.sandbox_changed)
     sandboxes.on_change(lambda before, after: app[ANNOUNCEMENTS].announce(_news(before, after)))

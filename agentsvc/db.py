@@ -17,6 +17,7 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Mapping,
+    Sequence,
     Sized,
 )
 from concurrent.futures import ThreadPoolExecutor
@@ -143,6 +144,14 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     done: asyncio.Future[Any]
     context: contextvars.Context
     is_apart: bool
+    by: str
+    """Whose task waits for it: that of a request, or one of the server's own."""
+
+    @property
+    def name(self) -> str:
+        """What it does and for whom, for the log."""
+        does = getattr(self.body, "__qualname__", "").partition(".<locals>")[0]
+        return f"{does} for {self.by}"
 
 
 class _Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,7 +321,9 @@ class Database:
         self._check_open()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         context = contextvars.copy_context()
-        self._jobs.append(_Job(body=body, done=done, context=context, is_apart=is_apart))
+        task = asyncio.current_task()
+        by = task.get_name() if task else ""
+        self._jobs.append(_Job(body=body, done=done, context=context, is_apart=is_apart, by=by))
         self._wake.set()
         return await done
 
@@ -338,9 +349,10 @@ class Database:
         except sqlite3.Error as exc:
             await self._undo()
             lost = batch.tried or self._take_all()
-            log.exception("transaction lost", extra={"writes": len(lost)})
+            _log_lost(lost, exc)
             for job in lost:
-                _fail(job, _cannot_store(exc))
+                if not job.done.done():
+                    job.done.set_exception(_cannot_store(exc))
         else:
             for attempt in batch.attempts:
                 _settle(attempt)
@@ -432,6 +444,19 @@ def _settle(attempt: _Attempt) -> None:
             job.done.get_loop().call_soon(callback, context=job.context)
         if not job.done.done():
             job.done.set_result(attempt.result)
+
+
+def _log_lost(lost: Sequence[_Job], cause: sqlite3.Error) -> None:
+    """Say once what was lost for whom; who waits for it hears of it, the others do not."""
+    log.error(
+        "transaction lost",
+        extra={
+            "reason": f"{cause}: {cause.__cause__}" if cause.__cause__ else str(cause),
+            "writes": len(lost),
+            "lost": [job.name for job in lost],
+            "untold": [job.name for job in lost if job.done.done()],
+        },
+    )
 
 
 def _fail(job: _Job, failure: BaseException) -> None:

@@ -421,3 +421,22 @@ def is_no_room(failure: OSError) -> bool:
 def hint_against(failure: OSError) -> str:
     """Return what helps where a file could not be read or made."""
     return HINT_ROOM if is_no_room(failure) else HINT_ACCESS
+
+
+REASON_CHARS: Final = 300
+"""How long the first line of a reason is at most: many lists show no more of it."""
+
+
+def reason_of(cause: str, remedy: str = "", rest: str = "") -> str:
+    """Return a reason whose first line has the cause and what to do, in `REASON_CHARS` at most.
+
+    What does not fit of the cause is below that, and so is the rest, such as the end of a log.
+    """
+    head, _, below = cause.strip().partition("\n")
+    remedy = f". {remedy}" if remedy else ""
+    room = REASON_CHARS - len(remedy)
+    if len(head) > room:
+        below = f"{head}\n{below}".strip()
+        head = f"{head[: room - 1]}…"
+    first = f"{head.rstrip('.') if remedy else head}{remedy}"
+    return "\n".join(part for part in (first, below, rest) if part)

@@ -14,13 +14,15 @@ from typing import Any, Final, TextIO
 
 import msgspec
 
-from agentsvc.values import MASK, Secret, to_stored
+from agentsvc.values import MASK, Secret, monotonic, to_stored
 
 CURRENT_REQUEST: Final[ContextVar[str]] = ContextVar("agentsvc_request_id", default="")
 """The id of the request that is being served; background work has none."""
 
 _OURS: Final = "agentsvc"
 _QUIET: Final = ("aiohttp.access", "aiosqlite", "asyncio")
+_CAUSES: Final = ("reason", "request_id")
+_MOST_ABOUT: Final = 50
 _LEAST_SECRET: Final = 8
 _MOST_SECRETS: Final = 4096
 
@@ -77,6 +79,93 @@ class RequestFilter(logging.Filter):
         return True
 
 
+class RepeatHandler(logging.StreamHandler[TextIO]):
+    """Writes records, and counts those that say the same as some just did.
+
+    Alike are warnings and errors, and records with a `reason`, that have the same message, reason and
+    kind of exception, whatever they are about. Of such, `most` are written in each `seconds`; then one
+    more that says how many there were beside them, and what they were about.
+    """
+
+    def __init__(self, stream: TextIO, *, most: int = 5, seconds: float = 60.0) -> None:
+        super().__init__(stream)
+        self._most = most
+        self._seconds = seconds
+        self._seen: dict[tuple[object, ...], _Repeats] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record or count it; what is due of others is written first."""
+        self._write_due(monotonic() - self._seconds)
+        cause = _cause_of(record)
+        if cause is None:
+            super().emit(record)
+            return
+        seen = self._seen.setdefault(cause, _Repeats(since=monotonic()))
+        seen.written += 1
+        if seen.written <= self._most:
+            super().emit(record)
+        else:
+            seen.add(record)
+
+    def close(self) -> None:
+        """Write how many there were of those that were only counted."""
+        self.acquire()
+        try:
+            self._write_due(monotonic())
+        finally:
+            self.release()
+        super().close()
+
+    def _write_due(self, before: float) -> None:
+        for cause, seen in list(self._seen.items()):
+            if seen.since <= before:
+                del self._seen[cause]
+                if seen.last is not None:
+                    super().emit(seen.summary())
+
+
+class _Repeats:
+    """What was counted of one cause."""
+
+    def __init__(self, *, since: float) -> None:
+        self.since = since
+        self.written = 0
+        self.last: logging.LogRecord | None = None
+        self._count = 0
+        self._about: dict[str, dict[str, None]] = {}
+
+    def add(self, record: logging.LogRecord) -> None:
+        """Count a record that is not written."""
+        self.last = record
+        self._count += 1
+        for key, value in _facts(record).items():
+            if key in _CAUSES:
+                continue
+            known = self._about.setdefault(key, {})
+            for one in value if isinstance(value, list) else (value,):
+                if len(known) < _MOST_ABOUT:
+                    known[str(one)] = None
+
+    def summary(self) -> logging.LogRecord:
+        """Return the last of them, with how many there were and what all were about."""
+        made = logging.makeLogRecord(vars(self.last) if self.last else {})
+        made.exc_info = made.exc_text = None
+        for key, known in self._about.items():
+            setattr(made, key, list(known) if len(known) > 1 else next(iter(known), ""))
+        made.request_id = ""
+        made.repeated = self._count
+        return made
+
+
+def _cause_of(record: logging.LogRecord) -> tuple[object, ...] | None:
+    """Return what repetitions have in common, or None for what is never only counted."""
+    reason = getattr(record, "reason", None)
+    if record.levelno < logging.WARNING and reason in (None, ""):
+        return None
+    kind = record.exc_info[0] if record.exc_info else None
+    return record.name, record.levelno, record.msg, str(reason), kind
+
+
 class TextFormatter(logging.Formatter):
     """One line for people: time, level, message, then `key=value` pairs; a traceback follows."""
 
@@ -128,7 +217,7 @@ def configure(level: str, format: str, *, stream: TextIO | None = None) -> Maske
         "text": TextFormatter,
         "json": JsonFormatter,
     }
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = RepeatHandler(stream or sys.stderr)
     handler.addFilter(RequestFilter())
     handler.setFormatter(formatters[format](masker))
     root = logging.getLogger()

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+from agentsvc.errors import AgentsvcError
+
 log = logging.getLogger(__name__)
 
 LONGEST_BACK_OFF_SECONDS: Final = 60.0
@@ -95,8 +97,15 @@ class Supervisor:
 async def _guard(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     try:
         await work()
+    except AgentsvcError as exc:
+        _tell("task failed", name, exc)
     except Exception:
         log.exception("task failed", extra={"task": name})
+
+
+def _tell(what: str, name: str, error: AgentsvcError) -> None:
+    """Log a failure that names its cause: where it was raised would say no more."""
+    log.error(what, extra={"task": name, "reason": f"{error} {error.detail}".strip()})
 
 
 async def _repeat(succeeds: Callable[[], Awaitable[bool]], every_seconds: float) -> None:
@@ -128,6 +137,9 @@ async def _succeeds(name: str, body: Callable[[], Awaitable[None]]) -> bool:
         if is_cancelled():
             raise
         log.warning("loop body was cancelled from inside", extra={"task": name})
+        return False
+    except AgentsvcError as exc:
+        _tell("loop body failed", name, exc)
         return False
     except Exception:
         log.exception("loop body failed", extra={"task": name})

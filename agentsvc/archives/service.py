@@ -30,6 +30,7 @@ from agentsvc.errors import (
     NotFound,
     SandboxNotUsable,
     StartRefused,
+    reason_of,
 )
 from agentsvc.orders import WhenFull
 from agentsvc.paging import Page, cut
@@ -46,6 +47,7 @@ _UNPACK: Final = (
     "mkdir -p {directory} && tar --no-same-owner -C {directory} -xf {file}; code=$?;"
     " rm -f {file}; exit $code"
 )
+_NO_ARCHIVE: Final = "The archive does not exist any more. Start the conversation without it"
 _SHOWN: Final = 1000
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LAST_RETRY_SECONDS: Final = 30.0
@@ -109,9 +111,10 @@ class Archives:
         await self._supervisor.join(_task_name(archive_id))
         archive = await self._table.find(archive_id)
         if archive is None:
-            raise StartRefused("The archive does not exist any more")
+            raise StartRefused(_NO_ARCHIVE)
         if archive.state is not ArchiveState.READY:
-            raise StartRefused(f"The workspace could not be saved: {archive.reason}")
+            cause = f"The workspace could not be saved: {archive.reason}"
+            raise StartRefused(reason_of(cause, "Save it again, or start without it"))
         return archive
 
     async def restore(self, archive: Archive, agent: AgentServer, directory: str) -> None:
@@ -119,15 +122,18 @@ class Archives:
         file = f"{await agent.home()}/{_hidden(archive.id)}.tar"
         source = self._file(archive.id)
         if not await asyncio.to_thread(source.exists):
-            raise StartRefused("The archive does not exist any more")
+            raise StartRefused(_NO_ARCHIVE)
         limit = self._config.save_seconds
         await agent.upload(file, _parts(source), time_limit=limit)
         command = _UNPACK.format(directory=shlex.quote(directory), file=shlex.quote(file))
         result = await agent.run_command(command, time_limit=limit)
         if result.exit_code != 0:
             raise StartRefused(
-                "The archive could not be unpacked in the sandbox:\n"
-                + f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:]
+                reason_of(
+                    "The archive could not be unpacked in the sandbox",
+                    "Start anew, with more disk for the sandbox if it lacks that",
+                    f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:],
+                )
             )
 
     # What goes on by itself

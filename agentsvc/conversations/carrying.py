@@ -25,13 +25,14 @@ from agentsvc.conversations.history import (
     with_prompt,
     without_parent,
 )
-from agentsvc.errors import StartRefused
+from agentsvc.errors import StartRefused, reason_of
 from agentsvc.events import EventLog, EventQuery, StoredEvent
 from agentsvc.values import now
 
 log = logging.getLogger(__name__)
 
 _PAGE: Final = 25
+_REMEDY: Final = "Start the conversation anew; if that fails again, begin without the history"
 _SHOWN: Final = 1000
 _LAY_DOWN: Final = (
     'd="${{OH_CONVERSATIONS_PATH:-workspace/conversations}}"/{conversation}/events;'
@@ -69,7 +70,8 @@ class Carrier:
         result = await agent.run_command(command, time_limit=self._time_limit)
         if result.exit_code != 0:
             text = f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:]
-            raise StartRefused(f"The history could not be brought into the sandbox:\n{text}")
+            cause = "The history could not be brought into the sandbox"
+            raise StartRefused(reason_of(cause, _REMEDY, text))
         return lines[0].id
 
     async def check(self, conversation_id: str, agent: AgentServer, first_id: str | None) -> None:
@@ -81,7 +83,8 @@ class Carrier:
             return
         await agent.delete_conversation(conversation_id)
         raise StartRefused(
-            "The agent server of this sandbox does not read the history of a copied conversation"
+            "The agent server of this sandbox does not read the history of a copied conversation."
+            " Choose a sandbox spec with a newer one"
         )
 
     async def _steps(self, conversation_id: str) -> AsyncIterator[Step]:

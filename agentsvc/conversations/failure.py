@@ -13,20 +13,22 @@ from agentsvc.errors import (
     OrderRejected,
     SandboxNotUsable,
     Unsupported,
+    reason_of,
 )
 from agentsvc.sandboxes import Sandbox, SandboxStatus
 
 _MISSING_AGENT: Final = ("no module named 'openhands", 'no module named "openhands')
-_ANEW: Final = "Start the conversation anew"
+_LONGEST_NAME: Final = 100
+ANEW: Final = "Start the conversation anew"
 _OTHER_SANDBOX: Final = "Leave `sandbox_id` out to get a new sandbox, or name another one"
 
 _REMEDIES: Final[tuple[tuple[type[AgentsvcError], str], ...]] = (
     (AgentRefused, "Change what it names, in the settings or in the request, and start anew"),
-    (AgentUnavailable, f"{_ANEW}; if that does not help, look at the sandbox's log"),
+    (AgentUnavailable, f"{ANEW}; if that does not help, look at the sandbox's log"),
     (BackendBroken, "The server's log has the details; report it to the author of the backend"),
     (
         BackendUnavailable,
-        f"{_ANEW} once the backend is back; `GET /ready` tells of the default one",
+        f"{ANEW} once the backend is back; `GET /ready` tells of the default one",
     ),
     (CapacityExceeded, "Free some room by deleting or pausing sandboxes, and start anew"),
     (OrderRejected, "Choose another sandbox spec, or have its configuration changed"),
@@ -40,46 +42,49 @@ def explain_error(error: AgentsvcError, tail: str) -> str:
     """Return cause and remedy; `tail` is the end of the sandbox's log, if there is one."""
     for kind, remedy in _REMEDIES:
         if isinstance(error, kind):
-            return with_tail(f"{error.message}. {remedy}", tail)
+            return with_tail(reason_of(error.message, remedy), tail)
     # The others name their remedy themselves.
-    return error.message
+    return reason_of(error.message)
 
 
 def explain_sandbox(sandbox: Sandbox | None, tail: str, time_limit: float) -> str:
     """Return why a start cannot go on with a sandbox as it is now, and what to do."""
     if sandbox is None:
-        return f"The sandbox was deleted while it was being waited for. {_ANEW}"
+        return f"The sandbox was deleted while it was being waited for. {ANEW}"
     return with_tail(_explain_status(sandbox, tail, time_limit), tail)
 
 
 def _explain_status(sandbox: Sandbox, tail: str, time_limit: float) -> str:
-    was_paused = f"The sandbox was paused while it was being waited for. Resume it. {_ANEW}"
+    was_paused = f"The sandbox was paused while it was being waited for. Resume it. {ANEW}"
     match sandbox.status:
         case SandboxStatus.MISSING:
-            return f"The sandbox does not exist any more. {_ANEW}"
+            return f"The sandbox does not exist any more. {ANEW}"
         case SandboxStatus.PAUSED:
             return was_paused
         case SandboxStatus.RUNNING if sandbox.target.is_rest:
             return was_paused
         case SandboxStatus.STARTING:
-            why = f" ({sandbox.reason})" if sandbox.reason else ""
-            return (
-                f"The sandbox did not start within {time_limit:g} s{why}. Raise"
-                f" `conversations.start_seconds` in the server's config if it needs longer. {_ANEW}"
+            return reason_of(
+                f"The sandbox did not start within {time_limit:g} s",
+                "Raise `conversations.start_seconds` in the server's config if it needs longer."
+                f" {ANEW}",
+                sandbox.reason,
             )
         case SandboxStatus.RUNNING:
-            return (
-                "The sandbox runs but has no port called `agent`. Give its spec"
-                f" `{sandbox.spec_id}` one"
+            spec = f"`{sandbox.spec_id}`" if len(sandbox.spec_id) <= _LONGEST_NAME else ""
+            return reason_of(
+                "The sandbox runs but has no port called `agent`", f"Give its spec {spec} one"
             )
         case SandboxStatus.ERROR:
-            text = f"The sandbox failed: {sandbox.reason or 'it gave no reason'}"
-            return text + _failure_remedy(f"{tail}{sandbox.reason}".lower())
+            return reason_of(
+                f"The sandbox failed: {sandbox.reason or 'it gave no reason'}",
+                _failure_remedy(f"{tail}{sandbox.reason}".lower()),
+            )
 
 
 def unknown_sandbox(sandbox_id: str) -> str:
     """Return what to do about the id of a sandbox that the user does not have."""
-    return f"Sandbox not found: {sandbox_id}. {_OTHER_SANDBOX}"
+    return reason_of(f"Sandbox not found: {sandbox_id}", _OTHER_SANDBOX)
 
 
 def with_tail(text: str, tail: str) -> str:
@@ -91,8 +96,8 @@ def with_tail(text: str, tail: str) -> str:
 
 def _failure_remedy(text: str) -> str:
     if not any(sign in text for sign in _MISSING_AGENT):
-        return f"\n{_ANEW}; resuming the sandbox tries the same once more"
+        return f"{ANEW}; resuming the sandbox tries the same once more"
     return (
-        "\nThe agent server is not installed: install the `agent` extra,"
+        "The agent server is not installed: install the `agent` extra,"
         " `pip install 'agentsvc[agent]'`, and start the conversation anew"
     )

@@ -15,7 +15,7 @@ from agentsvc.agent import AgentServer
 from agentsvc.agentoptions import Llm
 from agentsvc.conversations.model_memory import Watched
 from agentsvc.egress.addresses import split_port
-from agentsvc.errors import AgentUnavailable, StartRefused
+from agentsvc.errors import AgentUnavailable, StartRefused, reason_of
 from agentsvc.modelhosts import host_of
 from agentsvc.orders import ExecutionStatus
 from agentsvc.values import Secret, monotonic
@@ -32,8 +32,7 @@ _REMEDIES: Final = {
 _OTHER_REMEDY: Final = "Start the conversation anew, or with another model"
 
 _UNREACHABLE: Final = (
-    "The language model cannot be asked: {}\nCheck `llm_base_url` in the settings, and whether"
-    " what is to answer there runs"
+    "Check `llm_base_url` in the settings, and whether what is to answer there runs"
 )
 
 _NOBODY: Final = 9
@@ -85,7 +84,7 @@ async def watch_first_answer(
         if watched.is_good:
             return True
         if watched.trouble:
-            raise StartRefused(_UNREACHABLE.format(watched.trouble))
+            raise _unreachable(watched.trouble)
         pause = min(pause * 1.5, _LAST_LOOK_SECONDS)
         info = await agent.find_conversation(conversation_id)
         if info is None:
@@ -112,9 +111,11 @@ async def check_address(agent: AgentServer, model: Llm) -> None:
     script = _PROBE.format(host=quote(host.strip("[]")), port=port, nobody=_NOBODY)
     result = await agent.run_command(script, time_limit=_PROBE_SECONDS)
     if result.exit_code == _NOBODY:
-        raise StartRefused(
-            _UNREACHABLE.format(f"nothing answers the sandbox at port {port} of {host}")
-        )
+        raise _unreachable(f"nothing answers the sandbox at port {port} of {host}")
+
+
+def _unreachable(trouble: str) -> StartRefused:
+    return StartRefused(reason_of(f"The language model cannot be asked: {trouble}", _UNREACHABLE))
 
 
 async def _read_events(agent: AgentServer, conversation_id: str) -> list[_Event]:
@@ -140,4 +141,4 @@ def _explain(error: _Event, hide: Sequence[Secret]) -> str:
     text = f"The language model refused the first request ({error.code}): {error.detail}"
     for secret in hide:
         text = text.replace(secret.reveal(), str(secret))
-    return f"{text}\n{remedy or _OTHER_REMEDY}"
+    return reason_of(text, remedy or _OTHER_REMEDY)

@@ -118,7 +118,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     `synced_to` nothing is missing. `budget_stop_cost` is the cost at which the run was last
     stopped for its budget; while `is_stop_due` the agent server has still to be told. `event_bytes`
     is the size of all events that its sandbox has reported. One that `is_adopted` was not started
-    by this server. At `run_asked_at` the agent got the last message that had waited for it.
+    by this server. At `run_asked_at` the agent was last told to go on.
     """
 
     status_at: str = ""
@@ -165,7 +165,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     queued_messages: int = 0
     """How many messages wait until its agent can take them."""
     has_run_queued: bool = False
-    """Whether one of them sets the agent to work."""
+    """Whether one of them, or an order that waits like them, sets the agent to work."""
 
 
 class ConversationView(msgspec.Struct, frozen=True, kw_only=True):

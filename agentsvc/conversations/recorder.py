@@ -19,7 +19,6 @@ from agentsvc.agent_answers import ConversationInfo
 from agentsvc.announcements import Announcements
 from agentsvc.conversationconfig import ConversationsConfig
 from agentsvc.conversations import facts
-from agentsvc.conversations.agent_body import text_of, to_agent_message
 from agentsvc.conversations.masking import mask_state
 from agentsvc.conversations.model import Conversation, Facts, TitleSource
 from agentsvc.conversations.silence import Silence
@@ -28,19 +27,17 @@ from agentsvc.conversations.usage import find_usage
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, NotFound, QuotaExceeded
 from agentsvc.events import WISH_KEY, EventHead, EventLog, StoredEvent, read_head
-from agentsvc.orders import ExecutionStatus, Message
+from agentsvc.orders import ExecutionStatus
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import dashed, monotonic, new_id, now
 
 log = logging.getLogger(__name__)
 
-NOT_DELIVERED: Final = "MessageNotDelivered"
 TOOL_SERVER_FAILED: Final = "ToolServerFailed"
 BUDGET_CODE: Final = "MaxBudgetReached"
 QUOTA_CODE: Final = "QuotaReached"
 
-_MOST_SHOWN: Final = 100_000
 _SETTLE_SECONDS: Final = 1.0
 _AT_ONCE: Final = 8
 _FULL_SECONDS: Final = 3600
@@ -135,12 +132,6 @@ class Recorder:
     ) -> None:
         """Store an event that tells, in the conversation itself, what does not work."""
         await self._events.append(tx, conversation_id, [error_event(code, detail)])
-
-    async def announce_not_delivered(
-        self, conversation_id: str, message: Message, error: AgentsvcError
-    ) -> None:
-        """Store an event that holds a message which the agent never got."""
-        await self.record(conversation_id, [not_delivered_event(message, error)])
 
     async def receive_info(
         self, conversation_id: str, info: ConversationInfo, *, asked_at: Facts | None = None
@@ -428,15 +419,6 @@ def _budget_event(conversation: Conversation) -> bytes:
         f"The run was interrupted: it has cost {cost:.4f} US dollars, and the budget of this"
         f" conversation is {conversation.max_budget:.4f}. Raise `max_budget_per_task` in the"
         " settings for new conversations, or send a message to go on with this one.",
-    )
-
-
-def not_delivered_event(message: Message, error: AgentsvcError) -> bytes:
-    """Return an event that tells, with its text, of a message which the agent never got."""
-    text = text_of(to_agent_message(message)["content"])[:_MOST_SHOWN]
-    return error_event(
-        NOT_DELIVERED,
-        f"A message could not be delivered: {error.message}\nThe message was:\n{text}",
     )
 
 

@@ -4,12 +4,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
+from uuid import UUID, uuid5
 
 from agentsvc.agent import AgentClient, AgentServer, ConversationInfo
 from agentsvc.agentoptions import llm_to_agent, secrets_of
 from agentsvc.announcements import Announcements
 from agentsvc.conversations.agent_body import chosen_model, to_agent_message
 from agentsvc.conversations.grants import Grants
+from agentsvc.conversations.handing_over import times_said
+from agentsvc.conversations.pending_table import Pending, PendingKind
 from agentsvc.conversations.recording import (
     MODEL,
     Question,
@@ -26,7 +29,6 @@ from agentsvc.conversations.recording import (
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.db import Database
 from agentsvc.errors import (
-    AgentsvcError,
     AgentUnavailable,
     Conflict,
     ConversationDeleted,
@@ -36,8 +38,6 @@ from agentsvc.errors import (
 from agentsvc.orders import ExecutionStatus, Message, RecordedStep
 from agentsvc.sandboxes import Sandbox
 from agentsvc.settings import SettingsStore
-from agentsvc.supervisor import Supervisor
-from agentsvc.values import new_id
 from agentsvc.vault import Vault
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,9 @@ _LAST_LOOK_SECONDS: Final = 2.0
 _HAND_OVER_SECONDS: Final = 600.0
 
 _BROKEN: Final = (ExecutionStatus.ERROR, ExecutionStatus.STUCK)
+
+type SayLater = Callable[[str, Pending], Awaitable[None]]
+"""Has an agent of a user told something, once for each id."""
 
 type Check = Callable[[], Awaitable[None]]
 
@@ -62,14 +65,14 @@ class Replays:
         announcements: Announcements,
         agents: AgentClient,
         settings: SettingsStore,
-        supervisor: Supervisor,
         grants: Grants,
+        say_later: SayLater,
     ) -> None:
         self._grants = grants
         self._tasks = StartTaskTable(db, vault, announcements)
         self._agents = agents
         self._settings = settings
-        self._supervisor = supervisor
+        self._say_later = say_later
 
     async def answer(
         self, sandbox: Sandbox, conversation_id: str, question: Question
@@ -99,23 +102,21 @@ class Replays:
             hidden = [*secrets_of(chosen), *secrets_of(lent)]
             model = llm_to_agent(lent, usage_id="agent", stream=True)
             await agent.switch_llm(conversation_id, model, hide=hidden)
-        if (said := interjection(steps, at)) is not None and said.message is not None:
-            self._hand_over(agent, conversation_id, said.message)
+        said = interjection(steps, at)
+        if said is not None and said.message is not None:
+            before = [step.message for step in steps[: at + 1] if step.message is not None]
+            pending = Pending(
+                # The same each time that this question is asked.
+                id=uuid5(UUID(conversation_id), f"recorded {at + 1}").hex,
+                conversation_id=conversation_id,
+                kind=PendingKind.RECORDED,
+                message=said.message,
+                run=False,
+                last_event="",
+                said_before=times_said(said.message, before),
+            )
+            await self._say_later(task.user_id, pending)
         return completion(steps, at, question)
-
-    def _hand_over(self, agent: AgentServer, conversation_id: str, message: Message) -> None:
-        """Say something that the agent takes in once its present step is done."""
-
-        async def work() -> None:
-            try:
-                await say(agent, conversation_id, message, run=False)
-            except AgentsvcError as exc:
-                log.warning(
-                    "message of a recording not delivered",
-                    extra={"conversation_id": conversation_id, "reason": exc.message},
-                )
-
-        self._supervisor.spawn(f"replayed message {new_id()}", work)
 
 
 async def play(
@@ -148,7 +149,7 @@ async def _go_on(
     status = info.execution_status
     if status == ExecutionStatus.RUNNING and info.agent.llm.model == MODEL:
         return False
-    events = [raw async for page in agent.event_pages(conversation_id) for raw in page]
+    events = await _read(agent, conversation_id)
     at = reached(steps, events)
     is_handed_over = info.agent.llm.model != MODEL
     if status == ExecutionStatus.WAITING_FOR_CONFIRMATION and acts_as_recorded(events):
@@ -166,7 +167,10 @@ async def _go_on(
         return False
     due = steps[at + 1].message if at + 1 < len(steps) else None
     if due is not None:
-        await say(agent, conversation_id, due, run=True)
+        # An earlier try, perhaps of a server that was killed, is in the log only then.
+        await agent.wait_for_earlier_changes(conversation_id)
+        if reached(steps, await _read(agent, conversation_id)) == at:
+            await _say(agent, conversation_id, due)
     else:
         try:
             await agent.run(conversation_id)
@@ -175,7 +179,11 @@ async def _go_on(
     return False
 
 
-async def say(agent: AgentServer, conversation_id: str, message: Message, *, run: bool) -> None:
-    """Hand a recorded message of the user to the agent, once it is between two steps."""
+async def _read(agent: AgentServer, conversation_id: str) -> list[bytes]:
+    return [raw async for page in agent.event_pages(conversation_id) for raw in page]
+
+
+async def _say(agent: AgentServer, conversation_id: str, message: Message) -> None:
+    """Hand a recorded message of the user to the agent, which goes on with it."""
     content = to_agent_message(message)["content"]
-    await agent.send_message(conversation_id, content, run=run, time_limit=_HAND_OVER_SECONDS)
+    await agent.send_message(conversation_id, content, run=True, time_limit=_HAND_OVER_SECONDS)

@@ -16,7 +16,6 @@ from agentsvc.announcements import Announcements
 from agentsvc.archives import Archive, Archives, ArchiveState
 from agentsvc.config import LimitsConfig
 from agentsvc.conversationconfig import ConversationsConfig
-from agentsvc.conversations.agent_body import to_agent_message
 from agentsvc.conversations.carrying import Carrier
 from agentsvc.conversations.grants import Grants
 from agentsvc.conversations.making import (
@@ -37,7 +36,7 @@ from agentsvc.conversations.model import (
 )
 from agentsvc.conversations.progress import Start
 from agentsvc.conversations.prompts import first_message
-from agentsvc.conversations.recorder import Recorder, wish_event
+from agentsvc.conversations.recorder import Recorder
 from agentsvc.conversations.removal import Remover, archive_of
 from agentsvc.conversations.reports import Reports
 from agentsvc.conversations.start import Starter
@@ -49,7 +48,7 @@ from agentsvc.errors import AgentsvcError, BadRequest, Conflict, Gone, NotFound,
 from agentsvc.events import EventLog
 from agentsvc.git import check_branch, check_repository
 from agentsvc.mcp import restore_secrets
-from agentsvc.orders import Message, StartOrder, StartSort
+from agentsvc.orders import StartOrder, StartSort
 from agentsvc.sandboxes import Sandboxes, SandboxStatus
 from agentsvc.secretstore import SecretStore
 from agentsvc.settings import Settings, SettingsStore
@@ -58,9 +57,6 @@ from agentsvc.values import new_id, now, parse_uuid
 from agentsvc.vault import Vault
 
 log = logging.getLogger(__name__)
-
-LONGEST_TOOL_SECONDS: Final = 6 * 3600.0
-"""How long a change of a conversation may wait for a tool to end."""
 
 _LIMITS: Final = LimitsConfig()
 
@@ -390,87 +386,21 @@ class Conversations:
 
     # Talking to the agent
 
-    async def send_message(
-        self, user_id: str, conversation_id: str, message: Message, *, run: bool
-    ) -> SandboxStatus:
-        """Hand a message to the agent; one that uses a tool takes it when the tool is done.
-
-        After some seconds of waiting for that, the message counts as sent: the agent server has
-        it, and a caller that tried again would say it twice. Raises Conflict while the sandbox
-        is paused or starting, Gone if it is gone, SandboxNotUsable if it failed,
-        AgentUnavailable or AgentRefused, and QuotaExceeded for a user who may spend no more.
-        """
-        await quotas.check_spend(self._db, user_id)
-        view = await self.get(user_id, conversation_id, include_starting=True)
-        self.require_agent(view)
-        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        async def work() -> None:
-            try:
-                await self.deliver_message(user_id, conversation_id, message, run=run)
-            except AgentsvcError as exc:
-                if outcome.done():
-                    await self._recorder.announce_not_delivered(conversation_id, message, exc)
-                else:
-                    outcome.set_exception(exc)
-            else:
-                if not outcome.done():
-                    outcome.set_result(None)
-
-        self._supervisor.spawn(f"message {new_id()}", work)
-        try:
-            async with asyncio.timeout(self._config.hand_over_seconds):
-                await outcome
-        except TimeoutError:
-            log.info("message waits for a tool", extra={"conversation_id": conversation_id})
-        return view.sandbox_status
-
-    async def deliver_message(
-        self, user_id: str, conversation_id: str, message: Message, *, run: bool
-    ) -> None:
-        """Hand a message to the agent and wait until it has it, however long its tool takes."""
-        agent = await self._used_agent(user_id, conversation_id)
-        content = to_agent_message(message)["content"]
-        await agent.send_message(conversation_id, content, run=run, time_limit=LONGEST_TOOL_SECONDS)
-        self._recorder.sync_soon(conversation_id, wait_seconds=self._config.webhook_flush_seconds)
-
     async def agent(self, user_id: str, conversation_id: str) -> AgentServer:
-        """Return the calls to the agent server of a conversation; raises as `send_message`."""
+        """Return the calls to the agent server of a conversation; raises as `require_agent`."""
         return self.require_agent(await self.get(user_id, conversation_id, include_starting=True))
 
-    async def _used_agent(self, user_id: str, conversation_id: str) -> AgentServer:
-        """Return the same, for what counts as use of its sandbox."""
-        view = await self.get(user_id, conversation_id, include_starting=True)
-        agent = self.require_agent(view)
-        self._sandboxes.usage.note(view.conversation.sandbox_id)
-        return agent
-
-    async def note_wish(self, user_id: str, conversation_id: str, wish: str) -> None:
-        """Keep in the history what the agent is asked to do; raises as `send_message`."""
-        await self.agent(user_id, conversation_id)
-        await self._recorder.record(conversation_id, [wish_event(wish)])
-
     async def interrupt(self, user_id: str, conversation_id: str) -> None:
-        """Stop the run at once; raises as `send_message`."""
-        await (await self._used_agent(user_id, conversation_id)).interrupt(conversation_id)
+        """Stop the run at once; raises as `require_agent`."""
+        view = await self.get(user_id, conversation_id, include_starting=True)
+        await self.require_agent(view).interrupt(conversation_id)
 
-    async def pause(self, user_id: str, conversation_id: str) -> None:
-        """Stop the run after its present step; raises as `send_message`."""
-        await (await self._used_agent(user_id, conversation_id)).pause(conversation_id)
-
-    async def run(self, user_id: str, conversation_id: str) -> None:
-        """Let the agent go on; raises as `send_message`."""
-        await quotas.check_spend(self._db, user_id)
-        await (await self._used_agent(user_id, conversation_id)).run(conversation_id)
-
-    async def confirm(
-        self, user_id: str, conversation_id: str, *, accept: bool, reason: str | None = None
-    ) -> None:
-        """Answer the agent's question whether it may act; raises as `send_message`."""
-        if accept:
-            await quotas.check_spend(self._db, user_id)
-        agent = await self._used_agent(user_id, conversation_id)
-        await agent.respond_to_confirmation(conversation_id, accept=accept, reason=reason)
+    def was_told(self, view: ConversationView) -> None:
+        """Take in that an agent was told something: its sandbox is used, and there is news."""
+        self._sandboxes.usage.note(view.conversation.sandbox_id)
+        self._recorder.sync_soon(
+            view.conversation.id, wait_seconds=self._config.webhook_flush_seconds
+        )
 
     # What goes on by itself
 
@@ -572,7 +502,11 @@ class Conversations:
         ]
 
     def require_agent(self, view: ConversationView) -> AgentServer:
-        """Return the calls to the agent server of a conversation; raises as `send_message`."""
+        """Return the calls to the agent server of a conversation.
+
+        Raises Conflict while its sandbox is paused or starting, Gone if that is gone, and
+        SandboxNotUsable if it failed.
+        """
         sandbox, status = view.sandbox, view.sandbox_status
         if view.conversation.start_failed:
             raise Conflict(f"The conversation did not start: {view.conversation.start_detail}")

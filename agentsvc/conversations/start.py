@@ -26,9 +26,10 @@ from agentsvc.conversations.agent_body import (
     require_model,
 )
 from agentsvc.conversations.carrying import Carrier
-from agentsvc.conversations.failure import explain_error, explain_sandbox, with_tail
+from agentsvc.conversations.failure import ANEW, explain_error, explain_sandbox, with_tail
 from agentsvc.conversations.first_answer import check_address, watch_first_answer
 from agentsvc.conversations.grants import Grants
+from agentsvc.conversations.handing_over import check_first_message
 from agentsvc.conversations.lookups import Passes, make_lookups
 from agentsvc.conversations.progress import (
     OnTaskChange,
@@ -59,6 +60,7 @@ from agentsvc.errors import (
     ConversationDeleted,
     NotFound,
     StartRefused,
+    reason_of,
 )
 from agentsvc.git import DEFAULT_HOSTS, check_branch, check_host, locate
 from agentsvc.orders import Provider, StartStatus
@@ -147,7 +149,8 @@ class Starter:
             await self._fail(start, explain_error(exc, tail), exc.detail or exc.code)
         except Exception:
             log.exception("start failed", extra={"task_id": task_id})
-            await self._fail(start, "An unexpected error; the server's log has the details", "")
+            text = reason_of("An unexpected error; the server's log has the details", ANEW)
+            await self._fail(start, text, "")
         finally:
             self.turns.leave(task_id)
         await self._give_way(start)
@@ -212,7 +215,8 @@ class Starter:
         except AgentUnavailable as exc:
             # Each further try would take as long again.
             await self._check_sandbox(start)
-            text = f"{exc.message}. Raise `conversations.agent_seconds` in the server's config"
+            remedy = "Raise `conversations.agent_seconds` in the server's config"
+            text = reason_of(exc.message, remedy)
             raise StartRefused(with_tail(text, await self._log_tail(waited))) from exc
 
     async def _wait_until_it_runs(self, start: Start, sandbox_id: str) -> Sandbox | None:
@@ -356,7 +360,10 @@ class Starter:
         history = await self._bring_history(start)
         body = make_agent_body(inputs)
         with timed(start, "conversation"):
+            is_known = await agent.find_conversation(start.conversation.id) is not None
             info = await agent.start_conversation(body, hide=hidden)
+            if is_known and order.fork_of is None:
+                await check_first_message(agent, info, inputs.first_message)
         await self._carrier.check(start.conversation.id, agent, history)
         if inputs.first_message is not None:
             await self._watch_first_answer(start, model, hidden, is_lent=lent is not model)

@@ -45,7 +45,8 @@ _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.ti
       WHERE t.conversation_id = c.id AND t.status = 'ERROR') AS start_failed,
     EXISTS (SELECT 1 FROM start_tasks AS t
       WHERE t.conversation_id = c.id AND t.generation = 'v0') AS is_v0,
-    (SELECT count(*) FROM pending_messages AS m WHERE m.conversation_id = c.id) AS queued,
+    (SELECT count(*) FROM pending_messages AS m
+      WHERE m.conversation_id = c.id AND m.kind = 'message') AS queued,
     EXISTS (SELECT 1 FROM pending_messages AS m
       WHERE m.conversation_id = c.id AND m.run) AS has_run_queued
     FROM conversations AS c"""

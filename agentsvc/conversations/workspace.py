@@ -15,7 +15,7 @@ import msgspec
 
 from agentsvc.agent import AgentServer
 from agentsvc.agent_answers import CommandResult
-from agentsvc.errors import StartRefused
+from agentsvc.errors import StartRefused, reason_of
 from agentsvc.git import credentials
 from agentsvc.orders import Provider
 from agentsvc.values import Secret, sha256
@@ -178,13 +178,14 @@ class Workspace:
         )
         result = await self._agent.run_command(self._lock() + script, time_limit=clone.time_limit)
         if result.timed_out:
-            raise StartRefused(
-                f"Cloning {clone.repository} took longer than {clone.time_limit:g} s and was"
-                " stopped. Raise `conversations.clone_seconds` in the server's config, or leave"
+            cause = f"Cloning {clone.repository} took longer than {clone.time_limit:g} s"
+            remedy = (
+                "Raise `conversations.clone_seconds` in the server's config, or leave"
                 " `git_full_clone` off"
             )
+            raise StartRefused(reason_of(cause, remedy))
         if result.exit_code != 0:
-            raise StartRefused(_clone_failure(clone, result))
+            raise StartRefused(clone_failure(clone, result))
         if not clone.branch:
             script = _WORK_BRANCH.format(
                 target=quote(self.project_dir), branch=quote(clone.work_branch)
@@ -216,7 +217,8 @@ class Workspace:
     async def _must(self, command: str, what: str) -> CommandResult:
         result = await self._agent.run_command(command, time_limit=_STEP_SECONDS)
         if result.exit_code != 0:
-            raise StartRefused(f"The sandbox failed at {what}:\n{_tail(result)}")
+            remedy = "Start the conversation anew; if that fails again, its output below says why"
+            raise StartRefused(reason_of(f"The sandbox failed at {what}", remedy, _tail(result)))
         return result
 
     async def _may(self, script: str, what: str, time_limit: float) -> str | None:
@@ -235,13 +237,16 @@ def _credential_line(provider: Provider, base_url: str, token: Secret) -> str:
     return f"{parts.scheme}://{url_quote(user, safe='')}:{secret}@{parts.netloc}\n"
 
 
-def _clone_failure(clone: Clone, result: CommandResult) -> str:
+def clone_failure(clone: Clone, result: CommandResult) -> str:
+    """Return why a repository could not be cloned, and what to do."""
     text = f"{result.stdout}\n{result.stderr}".lower()
     where = f"{clone.repository} ({clone.url})"
     if result.exit_code == 127:  # noqa: PLR2004  # the shell's "command not found"
-        cause = f"{where} cannot be cloned: git is not installed where the sandbox runs"
+        cause = f"git is not installed where the sandbox runs, to clone {where}"
+        remedy = "Install it there, or choose another sandbox spec"
     elif "remote branch" in text and "not found" in text:
-        cause = f"Branch `{clone.branch}` does not exist in {where}. Name one that does"
+        cause = f"Branch `{clone.branch}` does not exist in {where}"
+        remedy = "Name one that does"
     elif any(
         sign in text
         for sign in (
@@ -252,23 +257,21 @@ def _clone_failure(clone: Clone, result: CommandResult) -> str:
             "access denied",
         )
     ):
-        cause = (
-            f"Access to {where} was refused. Store a token of the provider that may read it,"
-            " or check the one that is stored"
-        )
+        cause = f"Access to {where} was refused"
+        remedy = "Store a token of the provider that may read it, or check the one that is stored"
     elif "not found" in text or "does not exist" in text:
-        cause = (
-            f"Repository {where} was not found. Check its name, and that the stored token of the"
-            " provider may read it"
-        )
+        cause = f"Repository {where} was not found"
+        remedy = "Check its name, and that the stored token of the provider may read it"
     elif any(
         sign in text
         for sign in ("could not resolve", "failed to connect", "unable to access", "timed out")
     ):
-        cause = f"The host of {where} cannot be reached from the sandbox. Check name and network"
+        cause = f"The host of {where} cannot be reached from the sandbox"
+        remedy = "Check name and network"
     else:
         cause = f"Cloning {where} failed with exit code {result.exit_code}"
-    return f"{cause}. git said:\n{_tail(result)}"
+        remedy = "Start the conversation anew; if that fails again, what git says below is why"
+    return reason_of(cause, remedy, f"git said:\n{_tail(result)}")
 
 
 def _tail(result: CommandResult) -> str:

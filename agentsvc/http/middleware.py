@@ -155,6 +155,9 @@ async def trace_request(request: web.Request, handler: Handler) -> web.StreamRes
     """Give the request an id and write one access line when it is over."""
     request[REQUEST_ID] = new_id()
     CURRENT_REQUEST.set(request[REQUEST_ID])
+    if (task := asyncio.current_task()) is not None:
+        # What is said of a task says for whom it works.
+        task.set_name(f"{request.method} {request.path} (request {request[REQUEST_ID]})")
     if request.path not in _HEALTH_PATHS:
         request.app[ACTIVITY].note()
     began = monotonic()

@@ -174,7 +174,7 @@ CREATE TABLE pending_messages (
     -- How often the same was said before the first try to deliver it; NULL until then.
     said_before INTEGER,
     created_at TEXT NOT NULL
-, run INTEGER NOT NULL DEFAULT 1) STRICT;
+, run INTEGER NOT NULL DEFAULT 1, kind TEXT NOT NULL DEFAULT 'message', last_event TEXT, about TEXT NOT NULL DEFAULT '[]', is_tried INTEGER NOT NULL DEFAULT 0) STRICT;
 
 CREATE INDEX pending_messages_by_conversation ON pending_messages (conversation_id, seq);
 

@@ -396,7 +396,9 @@ class FakeAgent:
 
     async def post_secrets(self, request: web.Request) -> web.Response:
         """POST /api/conversations/{id}/secrets."""
-        _conversation(request).body.setdefault("secrets", {}).update(request[_BODY]["secrets"])
+        conversation = _conversation(request)
+        async with conversation.step_lock:
+            conversation.body.setdefault("secrets", {}).update(request[_BODY]["secrets"])
         return _done()
 
     async def post_switch_llm(self, request: web.Request) -> web.Response:

@@ -55,6 +55,7 @@ class FakeConversation:
         self._auto_title = title if body.get("autotitle", True) else None
         self._created_at = _time() + "Z"
         self._messages: list[Json] = []
+        self._last_said: str | None = None
         self._step = 0
         self._pending: list[tuple[Json, ToolCall]] = []
         self._stop = asyncio.Event()
@@ -82,6 +83,7 @@ class FakeConversation:
             self.set_status("idle")
         message = {"role": "user", "content": [_text(text)], "thinking_blocks": []}
         event = self.add("MessageEvent", "user", llm_message=message, activated_skills=[])
+        self._last_said = event["id"]
         self.add_state("last_user_message_id", event["id"])
         self._messages.append({"role": "user", "content": text})
         self._step = 0
@@ -154,6 +156,7 @@ class FakeConversation:
             "current_model_id": None,
             "parent_conversation_id": self.body.get("parent_conversation_id"),
             "sub_conversation_ids": [],
+            "last_user_message_id": self._last_said,
             "created_at": self._created_at,
             "updated_at": _time() + "Z",
         }

@@ -11,12 +11,13 @@ from tests.campaign.book import Figure, Ground, Half, Outcome, Row
 from tests.campaign.results import Line, line_of, read, write
 from tests.campaign.rows import ROWS
 from tests.campaign.rows.kills import Journal, compare_with
+from tests.campaign.rows.told_once import Sent, fits
 
 SCALE = 0.002
 SMALL = (
     *("kills", "settings", "capacity", "access", "users", "origins", "malformed", "revocation"),
     *("canaries", "containment", "egress", "ports", "races", "archives", "repositories"),
-    *("floods-inside", "front-end", "inside"),
+    *("floods-inside", "front-end", "inside", "told"),
 )
 """The rows that take a moment on two cores; `poe campaign` runs the others, too."""
 
@@ -120,3 +121,15 @@ def test_what_is_lost_or_half_applied_is_found() -> None:
     lost, half = compare_with(query, "any", journal, journal)
     assert lost == ["events 5: 3 of 4", "secret KEPT_2", "removal of KEPT_3", "title 'old'"]
     assert half == ["events 9: 1 of 4", "secret KEPT_9 that nobody made"]
+
+
+def test_what_is_told_in_another_order_is_found() -> None:
+    sent = [
+        Sent(text="one", is_sure=True),
+        Sent(text="one", is_sure=False),
+        Sent(text="two", is_sure=True),
+    ]
+    assert fits(sent, ["one", "two"])
+    assert fits(sent, ["one", "one", "two"])
+    for told in (["two", "one"], ["one"], ["one", "one", "one", "two"], ["one", "two", "one"]):
+        assert not fits(sent, told)

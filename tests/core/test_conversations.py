@@ -6,7 +6,8 @@ import pytest
 
 from agentsvc.agent_answers import CommandResult
 from agentsvc.auth import Role
-from agentsvc.http.keys import CONVERSATIONS, KEYRING
+from agentsvc.conversations.pending_table import PendingKind
+from agentsvc.http.keys import CONVERSATIONS, KEYRING, PENDING
 from agentsvc.orders import Content, ContentKind, Message
 from agentsvc.sandboxes import SandboxStatus
 from agentsvc.testing.llm import call, finish, make_playbook
@@ -235,22 +236,24 @@ async def test_an_agent_is_paused_run_interrupted_and_answered(
     await client.save_settings(confirmation_mode=True)
     conversation_id = await client.start_conversation()
     await client.wait_for_execution(conversation_id, "waiting_for_confirmation")
-    conversations, user_id = service.app[CONVERSATIONS], await user_of(service)
+    pending, user_id = service.app[PENDING], await user_of(service)
 
-    await conversations.confirm(user_id, conversation_id, accept=False, reason="not that")
+    await pending.tell(user_id, conversation_id, PendingKind.REJECT, reason="not that")
     await client.wait_for_execution(conversation_id, "idle")
-    await conversations.run(user_id, conversation_id)
+    [rejected] = [one for one in await client.events(conversation_id) if "rejection_reason" in one]
+    assert rejected["rejection_reason"] == "not that"
+    await pending.tell(user_id, conversation_id, PendingKind.RUN)
     await client.wait_for_execution(conversation_id, "finished")
 
     message = Message(content=(Content(kind=ContentKind.TEXT, text="again"),))
-    status = await conversations.send_message(user_id, conversation_id, message, run=True)
+    status = await pending.send(user_id, conversation_id, message, run=True)
     assert status is SandboxStatus.RUNNING
     await client.wait_for_execution(conversation_id, "waiting_for_confirmation")
-    await conversations.confirm(user_id, conversation_id, accept=True)
+    await pending.tell(user_id, conversation_id, PendingKind.ACCEPT)
     await client.wait_for_execution(conversation_id, "running")
-    await conversations.interrupt(user_id, conversation_id)
+    await pending.tell(user_id, conversation_id, PendingKind.INTERRUPT)
     await client.wait_for_execution(conversation_id, "paused")
-    await conversations.pause(user_id, conversation_id)
+    await pending.tell(user_id, conversation_id, PendingKind.PAUSE)
     assert fake_agent.count("/pause") == 1
 
 

@@ -316,7 +316,14 @@ async def test_a_full_disk_reaches_its_caller_and_later_writes_work(
     await db.write(fill)
 
     assert await user_ids(db) == ["big"]
-    assert "transaction lost" in caplog.text
+    [said] = [one for one in caplog.records if one.message == "transaction lost"]
+    task = asyncio.current_task()
+    assert task is not None
+    facts = vars(said)
+    assert facts["lost"] == [f"fill for {task.get_name()}"]
+    assert (facts["writes"], facts["untold"]) == (1, [])
+    assert "full" in facts["reason"]
+    assert "Traceback" not in caplog.text
 
 
 def disk_error() -> sqlite3.OperationalError:
@@ -426,7 +433,8 @@ async def test_a_lost_transaction_whose_caller_has_left_is_logged(
     with contextlib.suppress(CapacityExceeded):  # it may share the transaction that is lost
         await db.write(adding("a"))
 
-    assert "write failed after its caller had left" in caplog.text
+    [said] = [one for one in caplog.records if one.message == "transaction lost"]
+    assert vars(said)["untold"] == [f"break_commit for {task.get_name()}"]
 
 
 async def test_a_database_locked_by_another_program_is_heard_and_got_over(db_path: Path) -> None:

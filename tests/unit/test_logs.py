@@ -216,3 +216,42 @@ def test_warnings_of_python_are_lines_too() -> None:
         warnings.warn("old thing", DeprecationWarning, stacklevel=1)
         logging.captureWarnings(capture=False)
     assert "old thing" in as_json(stream)["message"]
+
+
+def test_what_is_repeated_is_counted_and_said_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: moment[0])
+    stream = io.StringIO()
+    logs.configure("info", "json", stream=stream)
+    for number in range(1000):
+        log.warning("write failed", extra={"reason": "disk full", "sandbox_id": f"s{number % 7}"})
+        log.info("sandbox created", extra={"sandbox_id": f"s{number}"})
+    log.warning("write failed", extra={"reason": "disk fails"})
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert sum(line["message"] == "sandbox created" for line in lines) == 1000
+    failures = [line for line in lines if line["message"] == "write failed"]
+    assert [line["reason"] for line in failures] == ["disk full"] * 5 + ["disk fails"]
+
+    moment[0] += 61
+    stream.truncate(0)
+    stream.seek(0)
+    log.info("what comes next")
+    counted, following = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert (counted["message"], counted["reason"]) == ("write failed", "disk full")
+    assert counted["repeated"] == 995
+    assert sorted(counted["sandbox_id"]) == [f"s{number}" for number in range(7)]
+    assert following["message"] == "what comes next"
+
+
+def test_what_was_only_counted_is_said_at_the_end() -> None:
+    stream = io.StringIO()
+    logs.configure("info", "text", stream=stream)
+    for _ in range(8):
+        try:
+            int("broken")
+        except ValueError:
+            log.exception("task failed", extra={"task": "sync"})
+    [handler] = logging.getLogger().handlers
+    handler.close()
+    assert stream.getvalue().count("Traceback") == 5
+    assert stream.getvalue().splitlines()[-1].endswith("task failed task=sync repeated=3")

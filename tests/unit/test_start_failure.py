@@ -1,10 +1,19 @@
 """What people are told of a start that failed names the cause and what to do."""
 
+import msgspec
 import pytest
 
 from agentsvc import errors
+from agentsvc.agent_answers import CommandResult
 from agentsvc.backend import Phase
-from agentsvc.conversations.failure import explain_error, explain_sandbox, with_tail
+from agentsvc.conversations.failure import (
+    explain_error,
+    explain_sandbox,
+    unknown_sandbox,
+    with_tail,
+)
+from agentsvc.conversations.workspace import Clone, clone_failure
+from agentsvc.errors import REASON_CHARS, reason_of
 from agentsvc.sandboxes import Target
 from tests.unit.test_sandbox_state import sandbox
 
@@ -68,3 +77,97 @@ def test_a_missing_agent_server_is_told_with_the_command_that_installs_it() -> N
     text = explain_sandbox(failed, tail, 5)
     assert "`pip install 'agentsvc[agent]'`" in text
     assert text.endswith(tail)
+
+
+LONG = "word " * 200
+TAIL = "\n".join(f"log line {number}" for number in range(100))
+
+
+def parts(text: str) -> tuple[str, str]:
+    """Return the first line of a reason, which is not too long, and what is below it."""
+    first, _, below = text.partition("\n")
+    assert len(first) <= REASON_CHARS
+    return first, below
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        errors.AgentUnavailable,
+        errors.AgentRefused,
+        errors.BackendBroken,
+        errors.BackendUnavailable,
+        errors.CapacityExceeded,
+        errors.OrderRejected,
+        errors.SandboxNotUsable,
+        errors.Unsupported,
+        errors.Gone,
+    ],
+)
+def test_the_first_line_names_what_to_do_however_much_the_error_says(
+    kind: type[errors.AgentsvcError],
+) -> None:
+    remedy = explain_error(kind("short"), "").removeprefix("short. ")
+    first, below = parts(explain_error(kind(f"{LONG}\nmore"), TAIL))
+    assert first.endswith(remedy)
+    assert below.startswith(LONG.strip())
+    assert "\nmore" in below
+    assert below.endswith(TAIL)
+
+
+@pytest.mark.parametrize(
+    ("target", "phase"),
+    [
+        (Target.RUNNING, Phase.GONE),
+        (Target.PAUSED, Phase.PAUSED),
+        (Target.PAUSED, Phase.RUNNING),
+        (Target.RUNNING, Phase.STARTING),
+        (Target.RUNNING, Phase.RUNNING),
+        (Target.RUNNING, Phase.FAILED),
+    ],
+)
+@pytest.mark.parametrize("reason", ["", "it ended", LONG, f"it did not answer. It wrote:\n{TAIL}"])
+def test_the_first_line_names_what_to_do_whatever_a_sandbox_says(
+    target: Target, phase: Phase, reason: str
+) -> None:
+    seen = msgspec.structs.replace(sandbox(target, phase), reason=reason)
+    first, below = parts(explain_sandbox(seen, TAIL, 5))
+    remedies = ("Start the conversation anew", "Give its spec", "Resume it")
+    assert any(remedy in first for remedy in remedies)
+    assert "log line" not in first
+    assert below.endswith(TAIL)
+
+
+def test_the_first_line_about_an_unknown_sandbox_names_what_to_do() -> None:
+    assert "Leave `sandbox_id` out" in parts(unknown_sandbox("x" * 1000))[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "remedy"),
+    [
+        ("", 127, "Install it there"),
+        ("fatal: Remote branch x not found", 128, "Name one that does"),
+        ("fatal: could not read Username", 128, "Store a token"),
+        ("remote: repository not found", 128, "Check its name"),
+        ("fatal: Could not resolve host", 128, "Check name and network"),
+        ("fatal: early EOF", 128, "Start the conversation anew"),
+    ],
+)
+def test_the_first_line_about_a_clone_names_what_to_do(said: str, code: int, remedy: str) -> None:
+    clone = Clone(
+        repository="a" * 300,
+        url="https://git.example/" + "a" * 300,
+        branch="b" * 200,
+        work_branch="w",
+        is_full=False,
+        time_limit=1,
+    )
+    result = CommandResult(exit_code=code, stdout="", stderr=f"{TAIL}\n{said}")
+    first, below = parts(clone_failure(clone, result))
+    assert remedy in first
+    assert below.endswith(said) or not said
+
+
+def test_a_reason_that_is_short_is_one_line() -> None:
+    assert reason_of("It broke", "Mend it") == "It broke. Mend it"
+    assert reason_of("It broke.", "Mend it", "why") == "It broke. Mend it\nwhy"

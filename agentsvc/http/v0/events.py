@@ -6,7 +6,7 @@ from aiohttp import web
 
 from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, QuotaExceeded, TooManyRequests
-from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
+from agentsvc.http.keys import PENDING, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, Effect, Example, Route, Scope, Socket, shown_as
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.frames import ErrorFrame, StateFrame, StatusFrame
@@ -90,7 +90,6 @@ async def post_message(request: web.Request) -> web.Response:
 async def _pass_on(request: web.Request, action: UserAction) -> web.Response:
     conversation = (await get_view(request)).conversation
     await perform(
-        request.app[CONVERSATIONS],
         request.app[PENDING],
         request[PRINCIPAL].user_id,
         conversation.id,

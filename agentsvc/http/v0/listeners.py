@@ -136,7 +136,6 @@ class Listener:
     async def _pass_on(self, raw: bytes) -> None:
         await self._check_key()
         await perform(
-            self._services.conversations,
             self._services.pending,
             self._user_id,
             self.conversation_id,

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from agentsvc.conversations import Conversations
 from agentsvc.conversations.pending import PendingMessages
+from agentsvc.conversations.pending_table import PendingKind
 from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ImageUrls, to_message
@@ -15,14 +15,14 @@ from agentsvc.values import stated
 
 type UserAction = Message | AgentState
 
-WISHES: Final = (
-    AgentState.RUNNING,
-    AgentState.PAUSED,
-    AgentState.STOPPED,
-    AgentState.USER_CONFIRMED,
-    AgentState.USER_REJECTED,
-)
-"""The states a user may ask for."""
+WISHES: Final = {
+    AgentState.RUNNING: PendingKind.RUN,
+    AgentState.PAUSED: PendingKind.PAUSE,
+    AgentState.STOPPED: PendingKind.INTERRUPT,
+    AgentState.USER_CONFIRMED: PendingKind.ACCEPT,
+    AgentState.USER_REJECTED: PendingKind.REJECT,
+}
+"""The states a user may ask for, and what the agent is told for each."""
 
 
 class ActionBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,30 +107,16 @@ def to_user_action(body: ActionBody) -> UserAction:
 
 
 async def perform(
-    conversations: Conversations,
-    pending: PendingMessages,
-    user_id: str,
-    conversation_id: str,
-    action: UserAction,
+    pending: PendingMessages, user_id: str, conversation_id: str, action: UserAction
 ) -> None:
-    """Pass on what the user says or asks for; raises as `PendingMessages.send`.
+    """Pass on what the user says or asks for; raises as `PendingMessages` does.
 
     What is asked for is in the history before it has an effect, as a message is.
     """
-    if isinstance(action, AgentState):
-        await conversations.note_wish(user_id, conversation_id, action)
-    match action:
-        case Message():
-            await pending.send(user_id, conversation_id, action, run=True)
-        case AgentState.PAUSED:
-            await conversations.pause(user_id, conversation_id)
-        case AgentState.STOPPED:
-            await conversations.interrupt(user_id, conversation_id)
-        case AgentState.USER_CONFIRMED | AgentState.USER_REJECTED:
-            accept = action is AgentState.USER_CONFIRMED
-            await conversations.confirm(user_id, conversation_id, accept=accept)
-        case _:
-            await conversations.run(user_id, conversation_id)
+    if isinstance(action, Message):
+        await pending.send(user_id, conversation_id, action, run=True)
+    else:
+        await pending.tell(user_id, conversation_id, WISHES[action], wish=action)
 
 
 def _to_spoken(args: MessageArgs) -> Message:

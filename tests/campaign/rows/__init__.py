@@ -35,7 +35,9 @@ from tests.campaign.rows import (
     revocation,
     sealed,
     settings_races,
+    steady,
     stuck,
+    told_once,
     two_users,
 )
 
@@ -45,10 +47,12 @@ ROWS: Final[tuple[Row, ...]] = (
     bad_disk.ROW,
     orphans.ROW,
     stuck.ROW,
+    told_once.ROW,
     settings_races.ROW,
     repeats.ROW,
     capacity.ROW,
     flat_memory.ROW,
+    steady.ROW,
     bad_plugins.ROW,
     clean_stop.ROW,
     budgets.ROW,
