@@ -141,7 +141,7 @@ async def serving(
     async with open_place(scripts) as place:
         installation = Installation(
             directory,
-            ScriptedModel(),
+            ScriptedModel(port=9),  # never asked
             {"AGENTSVC_CONFIG": str(directory / "config.toml"), **(environment or {})},
             launcher=launcher,
         )

@@ -84,10 +84,10 @@ def test_nothing_is_read_as_no_change(raw: Any) -> None:
     ("raw", "loc"),
     [
         ([], []),
-        ({"provider_tokens": []}, []),
+        ({"provider_tokens": []}, ["provider_tokens"]),
         ({"provider_tokens": {"sourceforge": "t"}}, ["provider_tokens", "sourceforge"]),
         ({"provider_tokens": {"github": 1}}, ["provider_tokens", "github"]),
-        ({"provider_tokens": {"github": {"token": 1}}}, ["provider_tokens", "github"]),
+        ({"provider_tokens": {"github": {"token": 1}}}, ["provider_tokens", "github", "token"]),
         (
             {"provider_tokens": {"github": {"token": "t", "host": "a b"}}},
             ["provider_tokens", "github", "host"],
@@ -107,7 +107,7 @@ def test_nothing_is_read_as_no_change(raw: Any) -> None:
         ({"custom_secrets": {"A\n": "v"}}, ["custom_secrets", "A\n"]),
         ({"custom_secrets": {"LLM_API_KEY": "v"}}, ["custom_secrets", "LLM_API_KEY"]),
         ({"custom_secrets": {"A": "v\0"}}, ["custom_secrets", "A", "secret"]),
-        ({"custom_secrets": {"A": {"secret": []}}}, ["custom_secrets", "A"]),
+        ({"custom_secrets": {"A": {"secret": []}}}, ["custom_secrets", "A", "secret"]),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_place(raw: Any, loc: list[str]) -> None:
