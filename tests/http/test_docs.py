@@ -31,6 +31,11 @@ def basic(name: str, password: str) -> dict[str, str]:
     return {"Authorization": f"Basic {pair}"}
 
 
+def _described(config: Config) -> set[str]:
+    """Return the paths of all published routes and that of the event socket of V0."""
+    return {plain_path(route.path) for route in published_routes(config)} | {"/socket.io/"}
+
+
 @pytest.fixture
 async def anyone(service: Service) -> Client:
     return service.client_with(None)
@@ -40,7 +45,7 @@ async def test_the_description_is_that_of_the_routes(client: Client) -> None:
     answer = await client.get(DOCUMENT)
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
     paths = answer.json()["paths"]
-    assert set(paths) == {plain_path(route.path) for route in published_routes(FAST)}
+    assert set(paths) == _described(FAST)
 
 
 async def test_a_browser_without_a_key_is_told_to_ask_for_it(anyone: Client) -> None:
@@ -144,9 +149,7 @@ def test_the_command_needs_no_data_and_writes_a_file(
     file = tmp_path / "api.json"
     result = CliRunner().invoke(cli, ["openapi", "--output", str(file)])
     assert (result.exit_code, result.output) == (0, "")
-    assert set(json.loads(file.read_text())["paths"]) == {
-        plain_path(route.path) for route in published_routes(Config())
-    }
+    assert set(json.loads(file.read_text())["paths"]) == _described(Config())
     assert [path.name for path in tmp_path.iterdir()] == ["api.json"]
 
 

@@ -36,6 +36,7 @@ class EventKind(StrEnum):
     STREAMING_DELTA = "StreamingDeltaEvent"
     TOKEN = "TokenEvent"  # noqa: S105  # the name of a kind, no secret
     ACP_TOOL_CALL = "ACPToolCallEvent"
+    SECURITY_ANALYSIS = "SecurityAnalysisEvent"
     SERVER_ERROR = "ServerErrorEvent"
 
 
