@@ -137,7 +137,8 @@ async def client() -> AsyncIterator[AgentClient]:
 async def test_an_agent_at_work_is_paused_resumed_and_removed_without_trace(
     tmp_path: Path, client: AgentClient, use_cgroups: bool
 ) -> None:
-    async with on_host(tmp_path, use_cgroups=use_cgroups) as host:
+    # No server passes the model on here, and a network of its own has no way to this machine's.
+    async with on_host(tmp_path, network=OpenNetwork.HOST, use_cgroups=use_cgroups) as host:
         handle, report = await host.start(host.order())
         assert report.phase is Phase.RUNNING, report
         url = next(item.url for item in report.endpoints if item.name == "agent")

@@ -94,7 +94,9 @@ class Browser:
             if method == "OPTIONS":
                 headers["Access-Control-Request-Method"] = "POST"
             body = b'{"language": "evil"}' if method == "POST" else None
-            if found := await self._ask(method, path, headers, body, may_answer="config" in path or method == "OPTIONS"):
+            if found := await self._ask(
+                method, path, headers, body, may_answer="config" in path or method == "OPTIONS"
+            ):
                 return found
         return ""
 
