@@ -282,6 +282,9 @@ async def test_a_client_with_an_older_sdk_gets_what_that_reads_and_all_others_ev
     path = f"{_path(conversation_id)}/search?timestamp__gte=2030-01-01"
     assert (await old.get(path)).json()["items"] == [_event(2)]
     assert (await client.get(path)).json()["items"] == events
+    of_kind = f"{path}&kind__eq=SecurityAnalysisEvent"
+    assert (await old.get(of_kind)).json()["items"] == []
+    assert (await client.get(of_kind)).json()["items"] == events[:1]
     wanted = f"{_path(conversation_id)}?id={events[0]['id']}&id={events[1]['id']}"
     assert (await old.get(wanted)).json() == [None, _event(2)]
     assert (await client.get(wanted)).json() == events

@@ -103,10 +103,7 @@ _ENDING = (
 _REFUSED_FOR_MORE: Final = {
     "GET /api/v1/git/repositories/search": (400, "one parameter needs another one"),
     "POST /api/keys": (422, "no schema says that a time has not passed"),
-    "POST /api/v1/app-conversations/{conversation_id}/fork": (
-        422,
-        "a message may be empty as a whole",
-    ),
+    "POST /api/v1/app-conversations/{conversation_id}/fork": (422, "a message needs some content"),
     "POST /api/v1/app-conversations/{conversation_id}/send-message": (422, "the same"),
     "POST /api/v1/conversations/{conversation_id}/pending-messages": (400, "the same"),
     "POST /api/v1/settings/profiles/{name}": (422, "no format of JSON Schema is http(s) URLs only"),
