@@ -2,14 +2,22 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsvc.http.v0.translate import Translator, translate
+from tests.unit.v0_events import (
+    action,
+    last,
+    observation,
+    outline,
+    reported,
+    shown,
+    status,
+    text,
+)
 
 DATA = Path(__file__).parent.parent / "data" / "v0"
 STREAMS = sorted(path.stem for path in DATA.glob("*.jsonl") if not path.stem.startswith("older"))
@@ -17,46 +25,6 @@ STREAMS = sorted(path.stem for path in DATA.glob("*.jsonl") if not path.stem.sta
 
 def recorded(name: str) -> list[bytes]:
     return (DATA / f"{name}.jsonl").read_bytes().splitlines()
-
-
-def shown(bodies: list[bytes]) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = json.loads(msgspec.json.encode(translate(bodies)))
-    return events
-
-
-def outline(event: dict[str, Any]) -> str:
-    words = [event["source"], event.get("action") or event["observation"]]
-    details = event.get("args") or event.get("extras") or {}
-    words += [details[key] for key in ("agent_state", "confirmation_state") if key in details]
-    if "cause" in event:
-        words.append(f"for {event['cause']}")
-    return " ".join(words)
-
-
-def reported(kind: str, **members: Any) -> bytes:
-    base = {"id": f"id-of-{kind}", "timestamp": "2026-01-01T00:00:00.000001", "kind": kind}
-    return msgspec.json.encode({**base, **members})
-
-
-def status(value: str) -> bytes:
-    return reported("ConversationStateUpdateEvent", key="execution_status", value=value)
-
-
-def action(fields: dict[str, Any] | None, **members: Any) -> bytes:
-    event = {"id": "a1", "source": "agent", "tool_name": "tool", "tool_call_id": "call"}
-    return reported("ActionEvent", **{**event, "action": fields, **members})
-
-
-def observation(fields: dict[str, Any], **members: Any) -> bytes:
-    return reported("ObservationEvent", **{"observation": fields, "action_id": "a1", **members})
-
-
-def text(value: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": value}]
-
-
-def last(bodies: list[bytes]) -> dict[str, Any]:
-    return shown(bodies)[-1]
 
 
 OUTLINES = {
@@ -409,130 +377,6 @@ def test_a_failed_run_has_an_error_id_clients_know(code: str, kind: str, error_i
     event = last([status("running"), error])
     assert event["extras"] == {"error_id": error_id}
     assert event["content"] == "d"
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind", "args", "message"),
-    [
-        (
-            {"kind": "FileEditorAction", "command": "view", "path": "/a", "view_range": [1, 2]},
-            "read",
-            {"path": "/a", "view_range": [1, 2], "impl_source": "oh_aci"},
-            "Reading file: /a",
-        ),
-        (
-            {"kind": "FileEditorAction", "command": "create", "path": "/a", "file_text": "x"},
-            "edit",
-            {"path": "/a", "command": "create", "file_text": "x", "old_str": None},
-            "Editing file: /a",
-        ),
-        (
-            {"kind": "TaskTrackerAction", "command": "plan", "task_list": [{"title": "t"}]},
-            "task_tracking",
-            {"command": "plan", "task_list": [{"title": "t"}]},
-            "Managing 1 task item",
-        ),
-        (
-            {"kind": "ThinkAction", "thought": "hm"},
-            "think",
-            {"thought": "hm"},
-            "I am thinking...: hm",
-        ),
-        (
-            {"kind": "MCPToolAction", "data": {"q": 1}},
-            "call_tool_mcp",
-            {"name": "tool", "arguments": {"q": 1}},
-            None,
-        ),
-        (
-            {"kind": "GrepAction", "pattern": "x"},
-            "call_tool_mcp",
-            {"name": "tool", "arguments": {"pattern": "x"}},
-            None,
-        ),
-        (
-            {"kind": "BrowserNavigateAction", "url": "http://a", "new_tab": False},
-            "browse_interactive",
-            {"browser_actions": 'tool(url="http://a", new_tab=false)'},
-            None,
-        ),
-    ],
-)
-def test_a_tool_is_shown_as_the_older_action(
-    fields: dict[str, Any], kind: str, args: dict[str, Any], message: str | None
-) -> None:
-    event = last([action(fields)])
-    assert event["action"] == kind
-    assert event["args"] | args == event["args"]
-    assert message is None or event["message"] == message
-
-
-def test_a_commands_time_limit_is_shown() -> None:
-    event = last([action({"kind": "TerminalAction", "command": "ls", "timeout": 5})])
-    assert event["timeout"] == 5.0
-
-
-@pytest.mark.parametrize(
-    ("written", "arguments"),
-    [('{"a": 1}', {"a": 1}), ("{broken", {"arguments": "{broken"}), ("[1]", {"arguments": [1]})],
-)
-def test_a_tool_call_nobody_understood_shows_what_was_written(
-    written: str, arguments: dict[str, Any]
-) -> None:
-    event = last([action(None, tool_call={"arguments": written})])
-    assert event["args"]["arguments"] == arguments
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind", "members"),
-    [
-        (
-            {"kind": "FileEditorObservation", "command": "view", "path": "/a"},
-            "read",
-            {"message": "I read the file /a."},
-        ),
-        (
-            {"kind": "FileEditorObservation", "command": "create", "path": "/a", "new_content": ""},
-            "edit",
-            {"message": "I edited the file /a."},
-        ),
-        (
-            {"kind": "FileEditorObservation", "command": "create", "is_error": True},
-            "error",
-            {"content": "words"},
-        ),
-        ({"kind": "ThinkObservation"}, "think", {"content": "words"}),
-        (
-            {"kind": "TaskTrackerObservation", "command": "view", "task_list": []},
-            "task_tracking",
-            {"extras": {"command": "view", "task_list": []}},
-        ),
-        (
-            {"kind": "MCPToolObservation"},
-            "mcp",
-            {"extras": {"name": "search", "arguments": {}}},
-        ),
-        ({"kind": "BrowserObservation", "screenshot_data": "AA"}, "browse", {"content": "words"}),
-        (
-            {"kind": "TerminalObservation", "command": "x", "exit_code": 2},
-            "run",
-            {"success": False},
-        ),
-    ],
-)
-def test_an_outcome_is_shown_as_the_older_observation(
-    fields: dict[str, Any], kind: str, members: dict[str, Any]
-) -> None:
-    event = last([observation({**fields, "content": text("words")}, tool_name="search")])
-    assert event["observation"] == kind
-    assert event | members == event
-
-
-def test_the_outcome_of_a_tool_servers_tool_repeats_its_arguments() -> None:
-    asked = action({"kind": "MCPToolAction", "data": {"q": 1}})
-    event = last([asked, observation({"kind": "MCPToolObservation"}, tool_name="search")])
-    assert event["extras"] == {"name": "search", "arguments": {"q": 1}}
-    assert event["cause"] == 1
 
 
 def test_an_outcome_that_arrives_before_its_action_has_no_cause_and_closes_it() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentsvc.http.v0.translate import Translator
-from tests.unit.test_v0_events import action, last, observation, outline, reported, shown, status
+from tests.unit.v0_events import action, last, observation, outline, reported, shown, status
 
 ALWAYS = {"kind": "AlwaysConfirm"}
 RISKY = {"kind": "ConfirmRisky", "threshold": "HIGH", "confirm_unknown": True}
