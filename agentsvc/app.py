@@ -41,6 +41,7 @@ from agentsvc.hookspecs import Event
 from agentsvc.http import description, llm, metrics, ops, runtime, tracing, v0, v1
 from agentsvc.http.console import mount_console
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
+from agentsvc.http.guide import mount_guide
 from agentsvc.http.hosts import known_hosts
 from agentsvc.http.keys import (
     ADMITTED,
@@ -185,6 +186,7 @@ def _add_routes(app: web.Application, config: Config) -> None:
     """Mount what the configuration asks for; whatever it uses is among the clean-up contexts."""
     description.install(app)
     mount(app, [*ops.ROUTES, *metrics.ROUTES, *description.ROUTES, *v1.ROUTES, *llm.ROUTES])
+    mount_guide(app)
     mount_console(app, prefix=prefix_of(config.server.public_url))
     if config.server.device_login:
         mount(app, v1.LOGIN_ROUTES)

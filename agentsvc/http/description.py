@@ -48,7 +48,7 @@ class Description:
             if self._document is None:
                 routes, prefix = mounted(app), prefix_of(app[CONFIG].server.public_url)
                 self._document = await asyncio.to_thread(
-                    lambda: _to_document(encode(describe(routes, prefix=prefix)))
+                    lambda: to_document(encode(describe(routes, prefix=prefix)))
                 )
             return self._document
 
@@ -67,7 +67,7 @@ async def get_document(request: web.Request) -> web.Response:
     It describes what this server has switched on, and is the same until the server is another one:
     its `ETag` says so. A browser may send the key as the password of HTTP Basic authentication.
     """
-    return _answer(request, await request.app[DESCRIPTION].read(request.app), JSON)
+    return answer_document(request, await request.app[DESCRIPTION].read(request.app), JSON)
 
 
 async def get_page(request: web.Request) -> web.Response:
@@ -107,10 +107,11 @@ async def get_icon(request: web.Request) -> web.Response:
 
 async def _answer_file(request: web.Request, name: str, media: str) -> web.Response:
     body = await asyncio.to_thread((_VIEWER / name).read_bytes)
-    return _answer(request, _to_document(body), media)
+    return answer_document(request, to_document(body), media)
 
 
-def _answer(request: web.Request, document: Document, media: str) -> web.Response:
+def answer_document(request: web.Request, document: Document, media: str) -> web.Response:
+    """Answer with a document, or that a browser has it already."""
     headers = {**_HEADERS, hdrs.ETAG: f'"{document.tag}"'}
     known = {tag.value for tag in request.if_none_match or ()}
     if known & {document.tag, "*"}:
@@ -119,7 +120,8 @@ def _answer(request: web.Request, document: Document, media: str) -> web.Respons
     return web.Response(body=document.body, content_type=media, charset=charset, headers=headers)
 
 
-def _to_document(body: bytes) -> Document:
+def to_document(body: bytes) -> Document:
+    """Return a document with its tag."""
     return Document(body=body, tag=hashlib.sha256(body).hexdigest()[:32])
 
 

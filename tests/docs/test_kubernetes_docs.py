@@ -1,4 +1,4 @@
-"""What an operator can set for sandboxes in a cluster is in the README, and its example works."""
+"""What an operator can set for sandboxes in a cluster is in a page, and its example works."""
 
 import re
 import tomllib
@@ -11,6 +11,7 @@ import pytest
 from agentsvc.config import Config
 from agentsvc.plugins import PluginHost
 from agentsvc.registry import BackendRegistry
+from tests.docs.pages import text_of
 from tests.plugins import part
 
 if TYPE_CHECKING:
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 else:
     plan, settings = part("kubernetes.plan"), part("kubernetes.settings")
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-SECTION = README.partition("### Sandboxes in a Kubernetes cluster\n")[2].partition("\n### ")[0]
+SECTION = text_of("how-to/kubernetes")
 [EXAMPLE] = re.findall(r"```toml\n(.*?)```", SECTION, re.DOTALL)
 
 

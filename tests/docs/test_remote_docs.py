@@ -1,4 +1,4 @@
-"""What an operator can set for sandboxes on other machines is in the README, and its example works."""
+"""What an operator can set for sandboxes on other machines is in a page, and its example works."""
 
 import re
 import tomllib
@@ -10,9 +10,9 @@ import pytest
 from agentsvc.config import Config
 from agentsvc.plugins import PluginHost
 from agentsvc.registry import BackendRegistry
+from tests.docs.pages import text_of
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-SECTION = README.partition("### Sandboxes on another machine\n")[2].partition("\n### ")[0]
+SECTION = text_of("how-to/other-machines")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", SECTION, re.DOTALL)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentsvc.testing.llm import MODEL
+from tests.docs.pages import text_of
 from tests.live.client import LiveClient
 from tests.live.clients.published import Client
 from tests.live.installation import Installation, eventually
@@ -19,7 +20,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-PAGE = (Path(__file__).parents[3] / "agentsvc" / "RECIPES.md").read_text()
+PAGE = text_of("recipes")
 RECIPE = re.compile(
     r"^## (?P<generation>V\d)$|^### \w+\n\n```(?P<language>\w+)\n(?P<code>.*?)```",
     re.MULTILINE | re.DOTALL,
