@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +16,6 @@ from agentsvc.app import published_routes
 from agentsvc.cli import COMMANDS, cli
 from agentsvc.config import Config, RuntimeApiConfig
 from agentsvc.http.openapi.parameters import plain_path
-from agentsvc.http.routes import Route
 from agentsvc.layers import known_keys
 from agentsvc.plugins import PluginHost
 from agentsvc.registry import BackendRegistry

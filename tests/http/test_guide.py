@@ -12,6 +12,10 @@ from tests.service import Client, Service
 
 GUIDE = "/docs/guide/"
 PAGES = [name for name in page_files() if name != "index"]
+TABLE = (
+    "<table>\n<thead><tr><th>a</th><th>b</th></tr></thead>\n"
+    "<tbody>\n<tr><td><code>c|d</code></td><td></td></tr>\n</tbody>\n</table>"
+)
 _HREF = re.compile(r'(?:href|src)="([^"]+)"')
 _ID = re.compile(r' id="([^"]+)"')
 
@@ -87,8 +91,7 @@ async def test_what_a_browser_has_already_is_not_sent_again(anyone: Client) -> N
         ("1. a\n   - b\n2. c", "<ol>\n<li>a\n<ul>\n<li>b</li>\n</ul></li>\n<li>c</li>\n</ol>"),
         (
             "| a | b |\n|---|---|\n| `c\\|d` | |",
-            "<table>\n<thead><tr><th>a</th><th>b</th></tr></thead>\n"
-            "<tbody>\n<tr><td><code>c|d</code></td><td></td></tr>\n</tbody>\n</table>",
+            TABLE,
         ),
         ("<!-- a -->\nb", "<p>b</p>"),
         ("<https://a.example/b>", '<p><a href="https://a.example/b">https://a.example/b</a></p>'),

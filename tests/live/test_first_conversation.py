@@ -1,0 +1,73 @@
+"""The requests of the README and of the tutorial do what they say, with a real agent."""
+
+import asyncio
+import os
+
+import pytest
+
+from agentsvc.testing.llm import MODEL
+from tests.docs.pages import blocks_of
+from tests.live.client import LiveClient
+from tests.live.installation import Installation
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+STREAM_SECONDS = 60
+
+
+async def run(code: str, **environment: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-euc", code),
+        env={**os.environ, **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output = (await process.communicate())[0].decode(errors="replace")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, output
+    return output
+
+
+async def test_the_first_conversation_of_the_readme(
+    client: LiveClient, shared: Installation
+) -> None:
+    [code] = [block.code for block in blocks_of("README") if "events/stream" in block.code]
+    here = {
+        "http://127.0.0.1:3000": shared.url,
+        "asvc_…": shared.key.reveal(),
+        "anthropic/claude-sonnet-4-5": f"openai/{MODEL}",
+        '"llm_api_key": "sk-…"': f'"llm_api_key": "{client.model.key.reveal()}",'
+        f' "llm_base_url": "{client.model.url}"',
+        # It goes on until somebody ends it.
+        "curl -N": f"curl -sN --max-time {STREAM_SECONDS}",
+    }
+    for old, new in here.items():
+        assert old in code
+        code = code.replace(old, new)
+    stream = " | sed '/\"finished\"/q'\n"
+    output = await run(code.rstrip() + stream)
+    assert '"status":"WORKING"' in output
+    assert "Write a poem into poem.txt" in output
+    assert '"finished"' in output
+
+
+async def test_the_tutorial(client: LiveClient, shared: Installation) -> None:
+    named = {block.name: block.code for block in blocks_of("tutorial") if block.name}
+    assert list(named) == ["model", "test-model", "start", "read", "more"]
+    output = await run(
+        "\n".join(named.values()),
+        AGENTSVC_URL=shared.url,
+        AGENTSVC_API_KEY=shared.key.reveal(),
+        LLM_MODEL=f"openai/{MODEL}",
+        LLM_API_KEY=client.model.key.reveal(),
+        LLM_BASE_URL=client.model.url,
+    )
+    assert "Hello from the sandbox" in output or "print(" in output, output
