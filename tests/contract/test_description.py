@@ -54,6 +54,8 @@ NOT_DESCRIBED: Final = {
     "": "it is the console, a page",
     "/login": "it is that page, too",
     "/console/{tag}/{path}": "they are the parts of that page",
+    "/docs/guide": "it leads to the guide",
+    "/docs/guide/{name}": "it is the guide, pages for people",
 }
 """What is routed past the table, and why it is not described."""
 

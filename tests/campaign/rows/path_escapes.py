@@ -113,6 +113,7 @@ class Climber:
         for top, is_port in (
             ("/console/0/", False),
             ("/docs/", False),
+            ("/docs/guide/", False),
             ("/", False),
             (f"/sandboxes/{self._sandbox_id}/agent/", True),
             (f"/sandboxes/{self._sandbox_id}/", True),
