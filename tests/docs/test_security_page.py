@@ -102,7 +102,7 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
         "campaign:ports",
         "campaign:users",
     ),
-    'With `network = "open"`, the default, it connects to the world by slirp4netns, but not to addresses of this machine; the server, and models on the loopback interface that the operator lists or that an administrator has, are the exception.': (
+    'With `network = "open"`, the default, it connects to the world by slirp4netns, to other machines of the local network and to containers, too, but not to addresses of this machine; the server, and models on the loopback interface that the operator lists or that an administrator has, are the exception.': (
         "campaign:egress",
         "tests/core/test_own_network.py::test_it_reaches_what_is_beyond_this_machine",
         "tests/core/test_own_network.py::test_the_server_and_models_on_this_machine_are_where_they_always_are",
