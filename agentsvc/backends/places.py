@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from agentsvc.backend import Isolation, Limits, LogLine, Network, Order, Port
-from agentsvc.backends.files import read_whole
+from agentsvc.backends.files import read_whole, remove_directory
 from agentsvc.backends.tree import MARK, Identity
 from agentsvc.backends.users import give
 from agentsvc.values import now
@@ -429,25 +428,6 @@ def list_temps(root: Path) -> Iterator[tuple[Path, str]]:
     for path in root.glob(f"{_TEMP_PREFIX}*"):
         if mark := temp_mark(path):
             yield path, mark
-
-
-def remove_directory(path: Path) -> None:
-    """Remove a directory, also where a sandbox took its own rights away; fine if it is not there."""
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            shutil.rmtree(path)
-        except PermissionError:
-            _make_accessible(path)
-            shutil.rmtree(path)
-
-
-def _make_accessible(path: Path) -> None:
-    path.chmod(0o700)
-    # Each directory before the walk goes into it; what a link points to is not ours.
-    for directory, names, _ in os.walk(path):
-        for inner in (Path(directory, name) for name in names):
-            if not inner.is_symlink():
-                inner.chmod(0o700)
 
 
 def new_record(

@@ -51,6 +51,7 @@ from agentsvc.backends import (
     zygote,
 )
 from agentsvc.backends.ahead import AGENT_SERVER, Ahead
+from agentsvc.backends.files import remove_directory
 from agentsvc.backends.look import (
     Look,
     look_at,
@@ -467,7 +468,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         if known and places.temp_mark(Path(known)) in (mark, ""):
             temps.append(Path(known))
         for path in temps:
-            places.remove_directory(path)
+            remove_directory(path)
         held = self._means.groups.legacy_paths(launch.group_name(mark))
         held += [Path(path) for path in (look.state.joined if look.state else ())]
         if (group := self._tree(look, handle).group) is not None:

@@ -4,6 +4,7 @@ Used by what holds a process sandbox, with the standard library alone.
 """
 
 import contextlib
+import itertools
 import os
 import resource
 import time
@@ -23,8 +24,13 @@ _COUNT_SHARE: Final = 20
 """Counting takes one part in so many of the time at the most."""
 _ANYWAY_SECONDS: Final = 300.0
 _ANSWER_MAX: Final = 128
-_ENTRY_BYTES_MIN: Final = 512
+_ENTRY_BYTES_MIN: Final = 4096
+"""What an entry counts at least: a file system has room for so many files only, empty or not."""
+_LONGEST_PATH: Final = 2048
+_MOST_HELD: Final = 200
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES: Final = 512
+_UNBOUNDED: Final = 2**63
 _GROWTH_BYTES: Final = 16 * 1024 * 1024
 _EXPENDABLE: Final = "300"
 _SCORE: Final = Path("/proc/self/oom_score_adj")
@@ -81,9 +87,9 @@ class Watch:
 class Disk:
     """Finds out whether the files of a sandbox take more than they may.
 
-    What it writes makes the free space of the file system less, so its files are counted only when
-    so much of that has gone that they may be too many, and now and then in case somebody else has
-    freed as much meanwhile. An idle sandbox costs next to nothing.
+    What it writes makes the free space of the file system less, and the files for which there is
+    room, so its files are counted only when so much of that has gone that they may be too many, and
+    now and then in case somebody else has freed as much meanwhile. An idle sandbox costs next to nothing.
     """
 
     def __init__(
@@ -121,7 +127,7 @@ class Disk:
         for path in self._devices.values():
             with contextlib.suppress(OSError):
                 about = os.statvfs(path)
-                found += about.f_bfree * about.f_frsize
+                found += about.f_bfree * about.f_frsize + about.f_ffree * _ENTRY_BYTES_MIN
         return found
 
     def _count(self) -> None:
@@ -151,7 +157,7 @@ class Disk:
     def _measure(self) -> int:
         unnamed = size_of_unnamed(self._processes(), self._devices)
         # One that is started again with too much is to be known as a whole.
-        bound = 2**63 if self.size is None else self._most
+        bound = _UNBOUNDED if self.size is None else self._most
         return unnamed + size_of(self._directories, bound)
 
     def _take_answer(self, answer: int) -> None:
@@ -167,7 +173,7 @@ class Disk:
         size, took = said.split()
         self._next = self._began + float(took) * _COUNT_SHARE
         is_first, self.size = self.size is None, int(size)
-        if is_first and self.size > self._limit:
+        if is_first and self._limit < self.size <= _UNBOUNDED:
             # It is not ended before it can remove some.
             self._most = self.size + _GROWTH_BYTES
 
@@ -179,10 +185,10 @@ def _devices(directories: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def size_of_unnamed(processes: Iterable[int], devices: Container[int]) -> int:
-    """Return what files take that processes have open and that have no name any more."""
+    """Return what files take that processes have open or mapped and that have no name any more."""
     found: dict[tuple[int, int], int] = {}
-    for pid in processes:
-        with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+    for pid, kind in itertools.product(processes, ("fd", "map_files")):
+        with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/{kind}") as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     info = entry.stat()
@@ -236,31 +242,61 @@ def read_kills(path: str) -> int:
 
 
 def size_of(directories: Iterable[str], most: int) -> int:
-    """Return what files take on the disk, or some number above `most` as soon as it is more."""
+    """Return what files take on the disk, or some number above `most` as soon as it is more.
+
+    They count however deep they are: where a path gets long, a directory on the way is held open,
+    and others are found from there. What is deeper than that goes is too much.
+    """
     total = 0
     seen: set[tuple[int, int]] = set()
-    waiting = list(directories)
-    while waiting and total <= most:
-        try:
-            entries = os.scandir(waiting.pop())
-        except OSError:
-            continue
-        with entries:
-            for entry in entries:
-                total += _size_of_entry(entry, seen, waiting)
-                if total > most:
-                    break
+    held = [(os.open("/", _DIRECTORY), [os.fsencode(one) for one in directories])]
+    try:
+        while held and total <= most:
+            base, waiting = held[-1]
+            if not waiting:
+                os.close(base)
+                held.pop()
+                continue
+            path = waiting.pop()
+            with contextlib.suppress(OSError):
+                inner = os.open(path, _DIRECTORY, dir_fd=base)
+                if len(path) > _LONGEST_PATH:
+                    held.append((inner, [b"."]))
+                    total = most + 1 if len(held) > _MOST_HELD else total
+                    continue
+                try:
+                    total += _size_in(inner, path, seen, waiting, most - total)
+                finally:
+                    os.close(inner)
+    finally:
+        for base, _ in held:
+            os.close(base)
     return total
 
 
-def _size_of_entry(entry: os.DirEntry[str], seen: set[tuple[int, int]], waiting: list[str]) -> int:
+def _size_in(
+    directory: int, path: bytes, seen: set[tuple[int, int]], waiting: list[bytes], most: int
+) -> int:
+    """Return what the entries of a directory take, and note which are directories themselves."""
+    total = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            total += _size_of_entry(entry, path, seen, waiting)
+            if total > most:
+                break
+    return total
+
+
+def _size_of_entry(
+    entry: os.DirEntry[str], path: bytes, seen: set[tuple[int, int]], waiting: list[bytes]
+) -> int:
     try:
         info = entry.stat(follow_symlinks=False)
-        if entry.is_dir(follow_symlinks=False):
-            waiting.append(entry.path)
     except OSError:
         return 0
-    if info.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
+    if entry.is_dir(follow_symlinks=False):
+        waiting.append(b"%s/%s" % (path, os.fsencode(entry.name)))
+    elif info.st_nlink > 1:
         if (info.st_dev, info.st_ino) in seen:
             return 0
         seen.add((info.st_dev, info.st_ino))

@@ -58,9 +58,14 @@ class CommandFailed(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Write the two lines to stderr."""
-        click.echo(f"error: {self.message}", file=file, err=file is None)
+        click.echo(f"error: {printable(self.message)}", file=file, err=file is None)
         if self.hint:
-            click.echo(f"hint: {self.hint}", file=file, err=file is None)
+            click.echo(f"hint: {printable(self.hint)}", file=file, err=file is None)
+
+
+def printable(text: str) -> str:
+    """Return a text of one or more lines, without what else a terminal would obey."""
+    return "".join(char if char == "\n" or char.isprintable() else " " for char in text)
 
 
 class LazyGroup(click.Group):

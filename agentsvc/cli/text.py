@@ -10,11 +10,13 @@ import click
 from agentsvc.cli import CommandFailed
 
 _SHOWN = 60
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+"""Terminals obey these, too, and JSON does not escape them."""
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a table whose columns are as wide as their widest cell."""
-    table = [head, *rows]
+    table = [[clean(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[index]) for row in table) for index in range(len(head))]
     for row in table:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -23,7 +25,12 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
 
 def json_text(value: Any) -> str:
     """Return a value as JSON that people can read, too."""
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    return json.dumps(value, indent=2, ensure_ascii=False).translate(_CONTROLS)
+
+
+def json_line(value: Any) -> str:
+    """Return a value as JSON on one line."""
+    return json.dumps(value, ensure_ascii=False).translate(_CONTROLS)
 
 
 def fields(record: Mapping[str, Any]) -> Iterator[str]:

@@ -9,10 +9,11 @@ from typing import Final
 import msgspec
 
 from agentsvc.agent import AgentClient
-from agentsvc.backend import BackendContext
+from agentsvc.backend import BackendContext, Handle, Order
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
-from agentsvc.values import new_id
+from agentsvc.backends.specs import DEFAULT_SPEC
+from agentsvc.values import monotonic, new_id
 from tests.bench.figures import Figure, Section, Target
 from tests.bench.sizes import Sizes
 from tests.bench.zygote import Bench
@@ -21,6 +22,8 @@ _KIB_IN_MIB: Final = 1024
 _ZYGOTE_SECONDS: Final = 180.0
 _MOST_MS: Final = 30.0
 _MOST_MIB: Final = 3.0
+_BARE_STARTS: Final = 5
+"""Starts of a sandbox with a command that does nothing, for each of a real agent server."""
 
 
 class _Cost(msgspec.Struct, frozen=True):
@@ -33,6 +36,7 @@ class _Cost(msgspec.Struct, frozen=True):
 async def measure(sizes: Sizes, folder: Path) -> Section:
     """Start agent servers in both networks in turns; the first of each does not count."""
     costs: dict[OpenNetwork, list[_Cost]] = {network: [] for network in OpenNetwork}
+    bare: dict[OpenNetwork, list[float]] = {network: [] for network in OpenNetwork}
     async with contextlib.AsyncExitStack() as stack:
         benches = {
             network: await stack.enter_async_context(_bench(folder / network, network))
@@ -43,8 +47,13 @@ async def measure(sizes: Sizes, folder: Path) -> Section:
             for network in sorted(benches, reverse=bool(number % 2)):
                 cost = await _once(benches[network])
                 costs[network] += [cost] * bool(number)
+        for number in range(sizes.agents * _BARE_STARTS + 1):
+            for network in sorted(benches, reverse=bool(number % 2)):
+                seconds = await _bare_start(benches[network].backend)
+                bare[network] += [seconds] * bool(number)
     own, host = costs[OpenNetwork.OWN], costs[OpenNetwork.HOST]
     pairs = list(zip(own, host, strict=True))
+    own_bare, host_bare = bare[OpenNetwork.OWN], bare[OpenNetwork.HOST]
     return Section(
         title="Networks",
         about="Real agent servers in sandboxes that bubblewrap holds, forks of a loaded one, with a"
@@ -57,9 +66,17 @@ async def measure(sizes: Sizes, folder: Path) -> Section:
                 floor=tuple(one.seconds * 1000 for one in host),
             ),
             Figure(
-                name="more time until then",
+                name="start of a command that does nothing",
                 unit="ms",
-                ours=tuple((one.seconds - other.seconds) * 1000 for one, other in pairs),
+                ours=tuple(seconds * 1000 for seconds in own_bare),
+                floor=tuple(seconds * 1000 for seconds in host_bare),
+            ),
+            Figure(
+                name="more time until it runs, start by start",
+                unit="ms",
+                ours=tuple(
+                    (one - other) * 1000 for one, other in zip(own_bare, host_bare, strict=True)
+                ),
                 target=Target(most=_MOST_MS),
             ),
             Figure(
@@ -92,6 +109,19 @@ async def _bench(folder: Path, network: OpenNetwork) -> AsyncIterator[Bench]:
             await backend.delete(found.handle)
         await client.close()
         await backend.close()
+
+
+async def _bare_start(backend: ProcessBackend) -> float:
+    """Return how long a sandbox takes until its command runs; an agent server varies by more."""
+    order = Order(sandbox_id=new_id(), command=("sleep", "1000"), ports=DEFAULT_SPEC.ports)
+    began = monotonic()
+    handle = await backend.create(order, _no_save)
+    seconds = monotonic() - began
+    await backend.delete(handle)
+    return seconds
+
+
+async def _no_save(_handle: Handle) -> None: ...
 
 
 async def _once(bench: Bench) -> _Cost:

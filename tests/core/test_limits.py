@@ -14,11 +14,14 @@ import pytest
 
 from agentsvc.backend import Cause, Limits, Order, Phase, Spec
 from agentsvc.backends import groups, openfiles, watch
+from agentsvc.backends.files import remove_directory
 from agentsvc.errors import OrderRejected
 from tests.core.bench import Bench, no_save, on_bench
 
 MEGABYTE = 1024 * 1024
 HOG = "bytearray(400 * 1024 * 1024)"
+DEEPER = "import os\nfor _ in range(1200): os.mkdir('d' * 9); os.chdir('d' * 9)\n"
+"""Goes deeper than a path is long, and than Python calls itself."""
 BY_GROUPS = frozenset({"cpus", "memory_bytes", "pids"})
 
 with_groups = pytest.mark.skipif(
@@ -196,6 +199,65 @@ async def test_files_without_a_name_count_as_long_as_they_are_open(held: Bench) 
         env={}, time_limit=20, max_output=1000,
     )  # fmt: skip
     assert (await held.wait(handle, Phase.FAILED)).cause is Cause.DISK_FULL
+
+
+async def test_files_without_a_name_count_as_long_as_they_are_mapped(tmp_path: Path) -> None:
+    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+        handle = await bench.serve(limits=Limits(disk_bytes=6 * MEGABYTE))
+        hold = (
+            "import mmap, os, time\n"
+            "held = []\n"
+            "for number in range(4):\n"
+            "    file = open(str(number), 'w+b'); os.unlink(str(number))\n"
+            "    file.write(bytes(4 << 20)); file.flush()\n"
+            "    held.append(mmap.mmap(file.fileno(), 4096)); file.close()\n"
+            "for number in range(3, 1000):\n"
+            "    try: os.close(number)\n"
+            "    except OSError: pass\n"
+            "time.sleep(60)"
+        )
+        await bench.backend.execute(
+            handle, ["sh", "-c", 'python3 -Ic "$1" > /dev/null 2>&1 &', "sh", hold],
+            env={}, time_limit=20, max_output=1000,
+        )  # fmt: skip
+        assert (await bench.wait(handle, Phase.FAILED)).cause is Cause.DISK_FULL
+
+
+async def test_files_count_however_deep_they_are(tmp_path: Path) -> None:
+    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+        handle = await bench.serve(limits=Limits(disk_bytes=20 * MEGABYTE))
+        await bench.run(handle, "python3", "-Ic", f"{DEEPER}open('f', 'wb').write(bytes(20 << 20))")
+        assert (await bench.wait(handle, Phase.FAILED)).cause is Cause.DISK_FULL
+        await bench.backend.delete(handle)
+        assert not bench.directory(handle).exists()
+
+
+def test_files_are_counted_as_deep_as_can_be_and_deeper_ones_are_too_many(tmp_path: Path) -> None:
+    name, descriptors = "d" * 250, Path("/proc/self/fd")
+    inner = os.open(tmp_path, os.O_RDONLY)
+    open_before = len(list(descriptors.iterdir()))
+    for levels in (1000, 2000):
+        for _ in range(1000):
+            os.mkdir(name, dir_fd=inner)
+            outer, inner = inner, os.open(name, os.O_RDONLY, dir_fd=inner)
+            os.close(outer)
+        size = watch.size_of([str(tmp_path)], 2**40)
+        is_counted = levels * 4096 <= size < 2**40
+        assert is_counted if levels == 1000 else size > 2**40
+    assert watch.size_of([str(tmp_path)], 4096) > 4096
+    assert len(list(descriptors.iterdir())) == open_before
+    os.close(inner)
+    remove_directory(tmp_path / name)
+
+
+async def test_empty_files_count_since_there_is_room_for_so_many_only(tmp_path: Path) -> None:
+    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+        handle = await bench.serve(limits=Limits(disk_bytes=10 * MEGABYTE))
+        await asyncio.sleep(2 * watch.PAUSE_SECONDS)
+        make = "for i in range(3000): open(str(i), 'x').close()"
+        await bench.run(handle, "python3", "-Ic", make)
+        async with asyncio.timeout(25):
+            assert (await bench.wait(handle, Phase.FAILED)).cause is Cause.DISK_FULL
 
 
 async def test_no_room_is_taken_faster_than_it_is_looked_at(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from agentsvc.backend import BackendContext, Handle, Order, Phase
 from agentsvc.backends import places, tree
+from agentsvc.backends.files import remove_directory
 from agentsvc.backends.process import HANDLE_VERSION, ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.errors import BackendUnavailable, Conflict
@@ -88,7 +89,7 @@ async def test_a_temporary_directory_of_somebody_else_is_neither_used_nor_remove
     [found] = await bench.backend.scan()
     await bench.backend.delete(found.handle)
     assert places.temp_mark(Path(record.temp)) == "another/sandbox"
-    places.remove_directory(Path(record.temp))
+    remove_directory(Path(record.temp))
 
 
 @pytest.mark.parametrize("is_directory", [False, True])
@@ -109,7 +110,7 @@ def test_a_mark_that_is_not_text_breaks_no_scan(tmp_path: Path, is_directory: bo
 async def test_what_is_left_without_its_directory_is_found_and_removed(bench: Bench) -> None:
     handle = await bench.serve()
     group = handle.data["cgroup"]
-    places.remove_directory(bench.directory(handle))
+    remove_directory(bench.directory(handle))
     [found] = await bench.backend.scan()
     assert found.handle.sandbox_id == handle.sandbox_id
     report = await bench.backend.inspect(found.handle)
@@ -146,6 +147,21 @@ async def test_a_directory_that_was_made_read_only_is_deleted(bench: Bench) -> N
         "mkdir -p deep/er/st && touch deep/er/file && ln -s / deep/er/link && chmod 0 deep/er deep"
     )
     await bench.run(handle, "sh", "-c", script)
+    await bench.backend.delete(handle)
+    assert not bench.directory(handle).exists()
+
+
+async def test_a_directory_is_deleted_however_deep_it_is(bench: Bench) -> None:
+    handle = await bench.serve()
+    script = (
+        "import os\n"
+        "for number in range(1200):\n"
+        "    os.mkdir('deep'); os.symlink('/', 'link')\n"
+        "    inner = os.open('deep', os.O_RDONLY)\n"
+        "    os.chmod('.', 0 if number % 2 else 0o300)\n"
+        "    os.fchdir(inner); os.close(inner)\n"
+    )
+    await bench.run(handle, "python3", "-Ic", script)
     await bench.backend.delete(handle)
     assert not bench.directory(handle).exists()
 

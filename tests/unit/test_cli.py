@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import agentsvc
-from agentsvc.cli import COMMANDS, LazyGroup, cli
-from agentsvc.cli.text import columns
+from agentsvc.cli import COMMANDS, CommandFailed, LazyGroup, cli
+from agentsvc.cli.run.watch import View
+from agentsvc.cli.text import columns, json_line, json_text
 from agentsvc.errors import Conflict, StartFailed
 
 
@@ -96,6 +98,19 @@ def test_a_config_mistake_is_answered_by_every_command_that_reads_it(tmp_path: P
     assert result.exit_code == 1
     assert result.stderr.startswith("error: `server.prot`")
     assert "hint: did you mean `server.port`?" in result.stderr
+
+
+@pytest.mark.parametrize("hostile", ["\x1b]0;title\x07", "\x9b2J", "\x7f", "a\rb", "a\nb"])
+def test_nothing_that_is_shown_is_obeyed_by_a_terminal(
+    hostile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [*columns(("A", "B"), [(hostile, "x")]), json_line({"a": hostile})]
+    assert all(line.isprintable() for line in lines)
+    assert json.loads(json_line({"a": hostile})) == json.loads(json_text({"a": hostile}))
+    assert json.loads(json_text({"a": hostile})) == {"a": hostile}
+    CommandFailed(f"start failed: {hostile}", hostile).show()
+    View(as_json=False).say(hostile)
+    assert all(line.isprintable() for line in capsys.readouterr().err.split("\n"))
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

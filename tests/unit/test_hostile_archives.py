@@ -229,6 +229,15 @@ def test_hostile_workspaces_are_not_brought_back(outside: Path) -> None:
         assert not [one for one in found if one.endswith(f"/{PLANTED}") and "outside" in one], name
 
 
+def test_no_repository_that_an_agent_made_is_brought_back() -> None:
+    # What its configuration names would be run by the next `git status` there.
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name in (".git/config", "sub/.git/config", "./sub/.GIT/hooks/x", "sub/.git", "a.git/f"):
+            archive.addfile(tarfile.TarInfo(name))
+    assert [name for name, _ in read_files(packed.getvalue())] == ["a.git/f"]
+
+
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.CONTTYPE, b"?"])
 def test_a_saved_workspace_that_unpacks_to_too_much_is_refused_early(
     tmp_path: Path, kind: bytes

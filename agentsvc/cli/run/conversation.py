@@ -12,6 +12,7 @@ from agentsvc.cli.run import Wanted
 from agentsvc.cli.run.files import bring_back, send_directory
 from agentsvc.cli.run.watch import Outcome, View, Watch, end
 from agentsvc.cli.talk import CONVERSATIONS, Record, find_conversation, send_message
+from agentsvc.cli.text import clean
 
 _LOOK_SECONDS: Final = 0.2
 _NOTABLE_PART: Final = 10
@@ -92,4 +93,4 @@ def _show_changes(api: Api, conversation: Record, view: View) -> None:
         view.say(f"what was changed cannot be listed: {exc.message}")
         return
     for change in changes:
-        click.echo(f"{change['status'].lower()}: {change['path']}", err=True)
+        click.echo(f"{change['status'].lower()}: {clean(change['path'])}", err=True)

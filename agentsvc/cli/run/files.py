@@ -45,7 +45,10 @@ def send_directory(api: Api, conversation: Record, directory: Path) -> Sums:
 def bring_back(
     api: Api, conversation: Record, directory: Path, sent: Sums, *, agrees: bool
 ) -> None:
-    """Write what the agent changed into the directory, after asking; `.git` stays as it is here."""
+    """Write what the agent changed into the directory, after asking.
+
+    A repository stays as it is here, also one within: git runs what its configuration names.
+    """
     got = dict(read_files(_Place(api, conversation).download()))
     changed = {
         name: data
@@ -122,7 +125,7 @@ def _safe(directory: Path, name: str) -> Path:
 
 
 def _is_git(name: str) -> bool:
-    return PurePosixPath(name).parts[:1] == (_GIT,)
+    return any(part.lower() == _GIT for part in PurePosixPath(name).parts)
 
 
 def _names(directory: Path) -> Iterator[str]:

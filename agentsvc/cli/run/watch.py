@@ -1,6 +1,5 @@
 """Follows one conversation in a terminal: shows it, asks for confirmations, takes interruptions."""
 
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -10,11 +9,12 @@ from typing import Any, Final
 
 import click
 
-from agentsvc.cli import CommandFailed
+from agentsvc.cli import CommandFailed, printable
 from agentsvc.cli.client import V1, Api, Told
 from agentsvc.cli.show.notes import Event, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
 from agentsvc.cli.talk import Record, ask_agent, cost_of, find_conversation, send_message, wake
+from agentsvc.cli.text import json_line
 
 _AGAIN_SECONDS: Final = 0.5
 _MOST_BREAKS: Final = 20
@@ -50,7 +50,7 @@ class View:
     def line(self, record: Mapping[str, Any]) -> None:
         """Print a record for programs; people get to know of it otherwise."""
         if self.as_json:
-            click.echo(json.dumps(record, ensure_ascii=False))
+            click.echo(json_line(record))
 
     def busy(self, text: str) -> None:
         """Show what is going on, where that can be taken back."""
@@ -60,7 +60,7 @@ class View:
     def say(self, text: str) -> None:
         """Tell a person something that is not part of the conversation."""
         self.busy("")
-        click.echo(text, err=True)
+        click.echo(printable(text), err=True)
 
 
 class Watch:

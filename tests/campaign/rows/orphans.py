@@ -20,7 +20,8 @@ import aiohttp
 import msgspec
 
 from agentsvc.backend import Handle, Order, Phase
-from agentsvc.backends.places import make_temp, new_temp_name, remove_directory, temp_mark
+from agentsvc.backends.files import remove_directory
+from agentsvc.backends.places import make_temp, new_temp_name, temp_mark
 from agentsvc.backends.tree import MARK, marks, send
 from agentsvc.errors import BackendUnavailable
 from agentsvc.values import Secret, monotonic, new_id
