@@ -30,6 +30,20 @@ _BROWSER: Final = "openhands.tools.browser_use.impl"
 _NO_BROWSER: Final = ("OH_ENABLE_BROWSER", "false")
 """What says that no conversation uses the browser."""
 
+_LATER: Final = (
+    *("uvicorn.loops.auto", "uvicorn.loops.asyncio"),
+    *("httpcore", "openai.resources", "openai.lib.streaming.chat"),
+    "litellm.litellm_core_utils.default_encoding",
+    "litellm.llms.litellm_proxy.chat.transformation",
+    "litellm.llms.openai.chat.gpt_audio_transformation",
+    "litellm.llms.openai_like.dynamic_config",
+    "litellm.llms.vertex_ai.vertex_ai_partner_models.anthropic.transformation",
+    "litellm.proxy.openai_files_endpoints.common_utils",
+    "litellm.responses.mcp.chat_completions_handler",
+    "litellm.types.litellm_core_utils.streaming_chunk_builder_utils",
+)
+"""Modules that are imported when the agent server listens, and when a model is asked for the first time."""
+
 _NOWHERE: Final = {
     "type": "http",
     "method": "GET",
@@ -50,6 +64,10 @@ def load() -> None:
     if os.environ.get(_NO_BROWSER[0]) != _NO_BROWSER[1]:
         # Each agent server imports it as soon as it is asked for its tools.
         importlib.import_module(_BROWSER)
+    for name in _LATER:
+        # One that is not there any more only costs time.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     # It imports the protocols.
     sys.modules["uvicorn"].Config(api.api, ws="wsproto", log_config=None).load()
     for route in api.api.routes:

@@ -70,7 +70,7 @@ def main() -> None:
 def _end(exit_code: Sequence[int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_code[0])
+    os._exit(exit_code[0] if exit_code else _FAILED)
 
 
 def _load_and_serve(number: int, budget: int, program: str, preload: str) -> "Fork":
@@ -280,6 +280,8 @@ def begin_anew(env: Mapping[str, str]) -> None:
     os.environ.update(env)
     time.tzset()
     random.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
     multiprocessing.current_process().authkey = os.urandom(32)
     if site.ENABLE_USER_SITE:
         site.addsitedir(site.getusersitepackages())
