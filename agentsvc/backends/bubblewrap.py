@@ -32,6 +32,9 @@ DOORS: Final = Path("/run/agentsvc")
 TEMP: Final = "/tmp"  # noqa: S108  # the sandbox's own
 """A sandbox's TMPDIR."""
 
+HOME: Final = "/home/sandbox"
+"""A sandbox's home. It is the same in all, so that what is loaded before a fork may keep paths in it."""
+
 _PROBE_SECONDS: Final = 20.0
 _NUMBER_MIN: Final = 10
 """Of files for a child, whose lowest numbers are for others."""
@@ -108,7 +111,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Shown where they are."""
     temp: Path | None
     """Shown as /tmp; None for one that is not on a disk."""
-    home: Path
+    home: Path | None
+    """Shown as the home."""
     network: Network = Network.OPEN
     has_own_network: bool = False
     """Whether it has one of its own although that is open."""
@@ -235,7 +239,7 @@ def data(view: View) -> dict[str, bytes]:
     """Return the files that arguments name: who there is inside, and the filter if there is one."""
     code = seccomp.compile_filter(platform.machine())
     return {
-        "passwd": _passwd(view.home),
+        "passwd": _passwd(HOME),
         "group": f"root:x:0:\nagent:x:{INSIDE}:\nnogroup:x:65534:\n".encode(),
         **({"resolver": _resolver()} if view.has_resolver else {}),
         **({"seccomp": code} if code else {}),
@@ -261,6 +265,8 @@ def arguments(view: View, *, has_filter: bool) -> list[str]:
         made += ["--ro-bind", str(path), str(path)]
     for path in view.writable:
         made += ["--bind", str(path), str(path)]
+    if view.home is not None:
+        made += ["--bind", str(view.home), HOME]
     if view.doors is not None:
         made += ["--ro-bind", str(view.doors), str(DOORS)]
     made += ["--remount-ro", "/", "--chdir", "/"]
@@ -273,7 +279,7 @@ def fork_server_files(user: int) -> dict[str, bytes]:
     """Return the files that `fork_server_arguments` name; 0 is for the server's own user."""
     code = seccomp.compile_filter(platform.machine(), may_join=True, in_parts=not user)
     return {
-        "passwd": _passwd(Path("/nonexistent"), user or INSIDE),
+        "passwd": _passwd(HOME, user or INSIDE),
         "group": f"root:x:0:\nagent:x:{user or INSIDE}:\n".encode(),
         **({"seccomp": code} if code else {}),
     }
@@ -297,12 +303,13 @@ def fork_server_arguments(
     else:
         made += ["--unshare-user", "--uid", str(INSIDE), "--gid", str(INSIDE)]
     # Before what is made in it: the server may be installed there.
-    made += ["--perms", "1777", "--tmpfs", TEMP]
+    made += ["--perms", "1777", "--tmpfs", TEMP, "--perms", "0755", "--dir", "/home"]
+    made += ["--perms", "1777", "--tmpfs", HOME]
     shown = {parent: None for path in readable for parent in reversed(path.parents)}
     # Directories that are made on the way to others are for root alone.
     for path in (*filter(lambda one: one != Path("/"), shown), Path("/etc"), Path("/proc")):
         made += ["--perms", "0755", "--dir", str(path)]
-    view = View(mark="", writable=(), temp=None, home=Path("/"), readable=readable)
+    view = View(mark="", writable=(), temp=None, home=None, readable=readable)
     made += ["--hostname", "sandbox", *_system(view)]
     made += ["--ro-bind", "/proc/self", "/proc/self", "--dev", "/dev", "--dir", "/run"]
     made += ["--dir", "/var", "--symlink", f"..{TEMP}", "/var/tmp"]  # noqa: S108  # its own
@@ -338,7 +345,7 @@ def _resolver() -> bytes:
         return uplink.resolv_conf("")
 
 
-def _passwd(home: Path, user: int = INSIDE) -> bytes:
+def _passwd(home: str, user: int = INSIDE) -> bytes:
     lines = (
         "root:x:0:0:root:/root:/usr/sbin/nologin",
         f"agent:x:{user}:{user}:agent:{home}:/bin/bash",
@@ -388,7 +395,7 @@ def _try(
         mark="trial",
         writable=(writable,) if writable else (),
         temp=None,
-        home=Path("/"),
+        home=None,
         network=Network.NONE,
         readable=readable,
         user=user,

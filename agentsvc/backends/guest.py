@@ -1,23 +1,26 @@
 """What the agent server of a process sandbox imports first.
 
 It has the agent server listen on the socket that it was passed, so that nobody else can have bound
-its port meanwhile, and keeps its files in the sandbox: the agent server and its browser package put
-some straight into /tmp, whatever TMPDIR says; there a sandbox that is deleted would leave them.
+its port meanwhile, and keeps its files in the sandbox: where /tmp is not the sandbox's own, the browser
+package would put downloads straight there, whatever TMPDIR says.
 Imported by `--import-modules`, with the standard library alone; where there is no such package, or it
 has another shape, nothing is changed.
 """
 
+import contextlib
+import importlib
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from agentsvc.backends import browser, trust
 from agentsvc.backends.children import LISTENER
 
 _CONFIG: Final = "openhands.agent_server.config"
+_TEMP: Final = "/tmp"  # noqa: S108  # where the browser package puts downloads
+_DOWNLOADS: Final = ("downloads_path", "downloads_dir", "save_downloads_path")
 _OWN: Final = (
     *("OH_ALLOW_CORS_ORIGINS", "OH_ENABLE_VSCODE", "OH_LEASE_TTL_SECONDS", "OH_PRELOAD_TOOLS"),
     "OH_WEBHOOKS",
@@ -26,12 +29,11 @@ _OWN: Final = (
 
 
 def settle() -> None:
-    """Say where it listens and where worktrees and downloads go, and have the configuration read."""
+    """Say where it listens and where downloads go, and have the configuration read."""
     _listen_on(os.environ.pop(LISTENER, ""))
-    os.environ.setdefault("OH_CONVERSATION_WORKTREE_ROOT", str(Path.home() / "worktrees"))
     _keep_configuration()
-    browser.settle_here()
-    trust.settle_here()
+    if os.environ.get("TMPDIR", _TEMP) != _TEMP:
+        _keep_downloads()
 
 
 def _listen_on(number: str) -> None:
@@ -65,6 +67,23 @@ def _keep_configuration() -> None:
     config.get_default_config()
     for name in [name for name in os.environ if name.startswith(_OWN)]:
         del os.environ[name]
+
+
+def _keep_downloads() -> None:
+    """Give each profile of a browser that has no directory for downloads one in TMPDIR."""
+    profile: Any = None
+    with contextlib.suppress(ImportError):
+        profile = importlib.import_module("browser_use.browser.profile")
+    if not hasattr(profile, "BrowserProfile"):
+        return
+    init = profile.BrowserProfile.__init__
+
+    def with_downloads(self: object, **fields: Any) -> None:
+        if not any(map(fields.get, _DOWNLOADS)):
+            fields["downloads_path"] = tempfile.mkdtemp(prefix="downloads-")
+        init(self, **fields)
+
+    profile.BrowserProfile.__init__ = with_downloads
 
 
 settle()

@@ -1,4 +1,4 @@
-"""The first process in a sandbox that bubblewrap holds: ports, command, further commands.
+"""The first process in a sandbox that bubblewrap holds: ports, ways in and out, commands.
 
 Run as a program by `agentsvc.backends.shim`, with the standard library alone; it sees what the
 sandbox sees and can do no more than anything else in it. The shim sends it the orders, sockets on
@@ -9,14 +9,13 @@ When it ends, the kernel ends all that is left inside.
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from agentsvc.backends.children import (
     FILES_AT_MOST,
@@ -29,7 +28,6 @@ from agentsvc.backends.children import (
     kill,
     kill_descendants,
     take,
-    take_name,
     told_of,
     wake_on_child,
 )
@@ -38,9 +36,7 @@ from agentsvc.backends.landlock import leave_abstract_sockets
 
 _MESSAGE_MAX: Final = 64
 _FILES_MAX: Final = 200
-_RELAY_SECONDS: Final = 10.0
 _ADOPT_SECONDS: Final = 10.0
-_RETRY_MILLISECONDS: Final = 500
 
 
 def main() -> None:
@@ -74,6 +70,7 @@ class Inside:
         self.orders = orders
         self.listeners = listeners
         self.ports: dict[str, int] = {}
+        self.relay: Any = None
 
     def run(self, channel: socket.socket) -> int:
         """Start everything, say which ports there are, and return the command's exit code."""
@@ -84,7 +81,7 @@ class Inside:
             channel.send(json.dumps({"failed": f"a port cannot be had: {exc.strerror}"}).encode())
             return 1
         self.ports = held.numbers
-        relay = self._start_relay()
+        self._open_ways()
         own = os.pidfd_open(os.getpid())
         socket.send_fds(channel, [json.dumps({"ports": self.ports}).encode()], [own])
         os.close(own)
@@ -92,7 +89,6 @@ class Inside:
         command = self._adopt(channel, passed) if self.orders["waits"] else None
         command = command or self._start(passed)
         held.hand_over()
-        command.watched = relay
         signal.signal(signal.SIGTERM, lambda _number, _frame: kill(command.pid, signal.SIGTERM))
         self._attend(command, channel, wake)
         kill_descendants()
@@ -123,61 +119,24 @@ class Inside:
                     return Command.adopted(pid)
         return None
 
-    def _start_relay(self) -> int:
+    def _open_ways(self) -> None:
         """Have what connects from outside reach the ports, and the way out be where it is told."""
-        inward = [
-            f"@{number}={port}"
-            for number, port in zip(self.listeners, self.ports.values(), strict=True)
-        ]
-        ready, said = os.pipe()
-        try:
-            pid = os.fork()
-        except OSError:
-            os.close(ready)
-            os.close(said)
-            return 0
-        if pid == 0:
-            try:
-                self._relay([*inward, *self.orders["outward"]], said)
-            finally:
-                os._exit(127)
-        os.close(said)
-        # What the command asks for first must find the way out open.
-        select.select([ready], [], [], _RELAY_SECONDS)
-        os.close(ready)
-        return pid
-
-    def _relay(self, arguments: Sequence[str], said: int) -> None:
-        """Be the relay, and have nothing open that is not for it; never returns."""
-        signal.set_wakeup_fd(-1)
-        for signum in (signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(signum, signal.SIG_DFL)
-        os.setsid()
-        os.dup2(said, 1)
-        first = 3
-        for number in sorted(self.listeners):
-            os.closerange(first, number)
-            first = number + 1
-        os.closerange(first, FILES_AT_MOST)
-        take_name(b"agentsvc-relay")
-        # Starting an interpreter for it would take longer than all else that is done here.
-        module = ModuleType("relay")
+        # In this process: another one would take ten times the memory, and anybody here could end it.
+        module: Any = ModuleType("relay")
         SourceFileLoader("relay", self.orders["relay"]).exec_module(module)
-        module.main(arguments)
+        self.relay = module.Relay()
+        inward = zip(self.listeners, self.ports.values(), strict=True)
+        self.relay.open([*(f"@{one}={port}" for one, port in inward), *self.orders["outward"]])
 
     def _attend(self, command: Command, channel: socket.socket, wake: int) -> None:
-        poller = select.poll()
-        poller.register(wake, select.POLLIN)
-        poller.register(channel.fileno(), select.POLLIN)
+        def hear() -> None:
+            if not self._hear(command, channel):
+                self.relay.unwatch(channel.fileno())
+
+        self.relay.watch(wake, lambda: _drain(wake))
+        self.relay.watch(channel.fileno(), hear)
         while not command.reap():
-            if not command.watched:
-                # Something inside has ended it; without it nobody would reach the sandbox.
-                command.watched = self._start_relay()
-            for descriptor, _ in poller.poll(None if command.watched else _RETRY_MILLISECONDS):
-                if descriptor == wake:
-                    take(wake)
-                elif not self._hear(command, channel):
-                    poller.unregister(channel.fileno())
+            self.relay.serve()
 
     def _hear(self, command: Command, channel: socket.socket) -> bool:
         message, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 1)
@@ -189,5 +148,14 @@ class Inside:
 
     def _serve(self, connection: socket.socket, channel: socket.socket) -> None:
         execution = Execution(self.orders, self.ports, self.orders["umask"])
-        execution.serve_apart(connection, channel.close)
+
+        def prepare() -> None:
+            channel.close()
+            self.relay.close()
+
+        execution.serve_apart(connection, prepare)
         connection.close()
+
+
+def _drain(wake: int) -> None:
+    take(wake)

@@ -1,7 +1,7 @@
 """Takes a process into a sandbox that bubblewrap holds, and leaves it no more rights than that has.
 
 Used by a fork of a program that is outside and by the shim that lets it in, with the standard
-library alone. Whoever owns the outermost user namespace of a sandbox may join it and all within. For
+library alone. Run as a program, it starts the fork server itself without any rights. Whoever owns the outermost user namespace of a sandbox may join it and all within. For
 root the kernel is asked for all namespaces at once: the outermost knows root, whom nothing may become
 that comes from the fork server. Elsewhere it is handed the namespaces, since a process that Landlock
 keeps from others may not name one.
@@ -13,12 +13,13 @@ import os
 import re
 import signal
 import struct
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agentsvc.backends import spaces
-from agentsvc.backends.landlock import leave_abstract_sockets
+from agentsvc.backends.landlock import leave_abstract_sockets, leave_processes
 from agentsvc.backends.watch import be_expendable
 
 _NAMESPACES: Final = {
@@ -43,6 +44,25 @@ _SECCOMP_FILTER: Final = 2
 _CAPABILITY_VERSION_3: Final = 0x20080522
 _CAPABILITIES_MAX: Final = 64
 _STEP_BYTES: Final = 8
+_FAILED: Final = 1
+
+
+def main() -> None:
+    """Give up all rights and become a program: USER DESCRIPTOR ARGUMENTS...
+
+    Before an interpreter is started that looks at what is installed. The program is what is open as
+    that number. For root this becomes that user; 0 is for a server that is not root, whose user it stays.
+    """
+    user, program, *arguments = sys.argv[1:]
+    try:
+        if int(user):
+            become_nobody(int(user))
+        else:
+            leave_processes()
+        os.execve(int(program), arguments, os.environ)  # noqa: S606  # what it is for
+    except OSError as exc:
+        sys.stderr.write(f"{exc.strerror}\n")
+        sys.exit(_FAILED)
 
 
 class WayIn(NamedTuple):

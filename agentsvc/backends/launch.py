@@ -21,7 +21,7 @@ from agentsvc.backend import Isolation, Order
 from agentsvc.backends import bubblewrap, doors, landlock, openfiles, places, uplink
 from agentsvc.backends.groups import Groups
 from agentsvc.backends.places import Place, Record, WayOut
-from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT, passed_port
+from agentsvc.backends.specs import AGENT_SERVER, DEFAULT_SPEC, OUTPUT, passed_port
 from agentsvc.backends.tree import MARK
 from agentsvc.backends.users import Users
 from agentsvc.backends.zygote import Loan
@@ -29,6 +29,15 @@ from agentsvc.egress import relay
 from agentsvc.errors import BackendUnavailable
 
 _LOCALE = "C.UTF-8"
+_CERTIFICATES = "/etc/ssl/certs"
+_IN_BUBBLEWRAP = {"IN_DOCKER": "true"}
+"""There, a browser cannot make a sandbox of its own; its package takes this for a reason."""
+BROWSERS = (
+    *("chromium", "chromium-browser", "chrome", "google-chrome", "google-chrome-stable"),
+    "microsoft-edge",
+)
+"""Programs for which the agent server looks."""
+_BROWSER_CACHE = ".cache/ms-playwright"
 _COUNTS_EARLY = ("LITELLM_LOCAL_MODEL_COST_MAP", "OPENHANDS_SUPPRESS_BANNER")
 _LOAN = 3
 """The number under which a shim finds the socket to a fork."""
@@ -104,7 +113,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         is_boxed = bool(self.held_by.program)
         inside: dict[str, Any] = {
             "argv": [_with_python(part) for part in self.order.command or ()],
-            "env": self._environment(mark, record, Path(bubblewrap.TEMP) if is_boxed else temp),
+            "env": self._environment(mark, record, temp),
             "ports": [[port.name, port.number] for port in self.order.ports],
             "passed": passed_port(self.order.command or ()),
             "cwd": str(self.place.agent),
@@ -114,7 +123,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
         return {
             **inside,
-            "mark": f"{MARK}={mark}",
             "plainly": self.loan.reason,
             "loan": _LOAN if self.loan.number >= 0 else None,
             **self._limits(mark, temp),
@@ -194,18 +202,39 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def _environment(self, mark: str, record: Record, temp: Path) -> dict[str, str]:
         passed = {name: os.environ[name] for name in self.pass_env if name in os.environ}
+        path = search_path(self.search_path)
+        home, is_boxed = str(self.place.home), bool(self.held_by.program)
+        if is_boxed:
+            home, temp = bubblewrap.HOME, Path(bubblewrap.TEMP)
         return {
+            **(self._of_agent_server(path, is_boxed=is_boxed) if self._is_agent_server else {}),
             **passed,
             **doors.environment(record),
-            "PATH": search_path(self.search_path),
+            "PATH": path,
             "LANG": _LOCALE,
             "LC_CTYPE": _LOCALE,
             **{name: _with_python(value) for name, value in self.order.env.items()},
             **{name: value.reveal() for name, value in self.order.secret_env.items()},
-            "HOME": str(self.place.home),
+            "HOME": home,
             "TMPDIR": str(temp),
             "TMUX_TMPDIR": str(temp),
             MARK: mark,
+        }
+
+    @property
+    def _is_agent_server(self) -> bool:
+        return AGENT_SERVER in (self.order.command or ())
+
+    def _of_agent_server(self, path: str, *, is_boxed: bool) -> dict[str, str]:
+        """Return what an agent server is told of the machine."""
+        home = self.place.home
+        has_browser = (home / _BROWSER_CACHE).exists()
+        return {
+            # By the path outside, as sandboxes from before have it.
+            "OH_CONVERSATION_WORKTREE_ROOT": str(home / "worktrees"),
+            **(_IN_BUBBLEWRAP if is_boxed else {}),
+            **({} if has_browser else _browser(path)),
+            **_trusted(),
         }
 
     def _start_shim(self, mark: str, orders: dict[str, Any]) -> None:
@@ -277,7 +306,10 @@ def bare_environment(configured: str) -> dict[str, str]:
     """Return what counts for an agent server while it is loaded, and is the same for all."""
     own = {name: DEFAULT_SPEC.env[name] for name in _COUNTS_EARLY}
     locale = {"LANG": _LOCALE, "LC_CTYPE": _LOCALE}
-    return {"PATH": search_path(configured), **locale, **OUTPUT, **own}
+    places = {"HOME": bubblewrap.HOME, "TMPDIR": bubblewrap.TEMP}
+    path = search_path(configured)
+    found = {**_trusted(), **_browser(path), **_IN_BUBBLEWRAP}
+    return {"PATH": path, **locale, **places, **OUTPUT, **own, **found}
 
 
 def search_path(configured: str) -> str:
@@ -305,6 +337,23 @@ def _comes(descriptor: int, time_limit: float) -> bool:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(time_limit * 1000))
+
+
+def _trusted() -> dict[str, str]:
+    """Have certificates be looked up when they are needed, where the system has them one by one.
+
+    The agent server makes a client of HTTPS for each report, for which it would read all of them.
+    """
+    if not Path(_CERTIFICATES, "ca-certificates.crt").exists():
+        return {}
+    is_indexed = next(Path(_CERTIFICATES).glob("*.0"), None) is not None
+    return {"SSL_CERT_DIR": _CERTIFICATES} if is_indexed else {}
+
+
+def _browser(path: str) -> dict[str, str]:
+    """Have the agent server look for no browser where there is none: it loads 60 MB to do so."""
+    is_there = any(shutil.which(name, path=path) for name in BROWSERS)
+    return {} if is_there else {"OH_ENABLE_BROWSER": "false"}
 
 
 def _find_uplink() -> str:

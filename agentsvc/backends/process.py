@@ -50,7 +50,6 @@ from agentsvc.backends import (
     places,
     zygote,
 )
-from agentsvc.backends.ahead import AGENT_SERVER, Ahead
 from agentsvc.backends.files import remove_directory
 from agentsvc.backends.look import (
     Look,
@@ -62,7 +61,7 @@ from agentsvc.backends.meter import Meter
 from agentsvc.backends.places import LogFile, Pause, Place, mark_of
 from agentsvc.backends.priority import Priorities
 from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
-from agentsvc.backends.specs import DEFAULT_SPEC, ZYGOTE, agent_version, check
+from agentsvc.backends.specs import AGENT_SERVER, DEFAULT_SPEC, ZYGOTE, agent_version, check
 from agentsvc.backends.threads import finish, reach, until_none
 from agentsvc.backends.tree import Tree, marks, reap, snapshot
 from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
@@ -94,10 +93,10 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     )
     Config = ProcessConfig
     default_isolation: ClassVar[Isolation] = Isolation.BUBBLEWRAP
-    program: ClassVar[str] = "openhands.agent_server"
+    program: ClassVar[str] = AGENT_SERVER
     """What is loaded ahead for sandboxes whose command is to run it as a module."""
-    ahead: ClassVar[Ahead] = AGENT_SERVER
-    """What is loaded with it, and what is not."""
+    preload: ClassVar[str] = "agentsvc.backends.preload"
+    """The module that does that."""
 
     def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
         super().__init__(config, context)
@@ -113,10 +112,11 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         self._zygote = zygote.Zygote(
             zygote.Rules(
                 program=self.program,
-                ahead=self.ahead,
+                preload=self.preload,
                 is_wanted=config.zygote,
                 delay_seconds=config.zygote_delay_seconds,
                 wait_seconds=config.zygote_seconds,
+                idle_seconds=config.zygote_idle_seconds,
                 memory_bytes=config.zygote_bytes,
                 env=launch.bare_environment(config.path),
             )

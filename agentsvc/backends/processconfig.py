@@ -49,6 +49,9 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long after the server that process is started, unless a sandbox asks for it before."""
     zygote_seconds: Positive = 30.0
     """How long a sandbox waits for that process to have loaded before it is started without it."""
+    zygote_idle_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """After how long without a start that process ends, which frees its memory; the next start loads
+    another one and takes some seconds longer. 0 to keep it."""
     zygote_bytes: Annotated[int, msgspec.Meta(ge=1)] = 1024 * 1024 * 1024
     """How much memory that process may take; one that takes more is replaced."""
     log_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 10 * 1024 * 1024

@@ -268,7 +268,6 @@ class Shim:
             "argv": [fill(part, ports) for part in inside["argv"]],
             "env": {name: fill(value, ports) for name, value in inside["env"].items()},
             "cwd": inside["cwd"],
-            "mark": self.orders["mark"],
             "filter": self.orders["box"]["data"].get("seccomp", ""),
             "has_own_user": bool(self.orders["box"]["user"]),
             "rlimits": self.orders.get("rlimits", {}),

@@ -12,6 +12,9 @@ from agentsvc.errors import OrderRejected
 ZYGOTE: Final = "zygote"
 """The option of a spec that is false where its agent server is not to be a fork of another process."""
 
+AGENT_SERVER: Final = "openhands.agent_server"
+"""The module that is the agent server."""
+
 GUEST: Final = "agentsvc.backends.guest"
 """What an agent server imports that listens on a socket which it is passed."""
 
@@ -30,7 +33,7 @@ DEFAULT_SPEC: Final = Spec(
     backend="process",
     command=(
         "{python}",
-        *("-m", "openhands.agent_server"),
+        *("-m", AGENT_SERVER),
         *("--import-modules", GUEST),
         *("--host", _HOST),
         *("--port", "{port.agent}"),

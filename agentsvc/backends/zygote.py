@@ -9,7 +9,6 @@ it has ended, has grown, or what is installed has changed.
 import asyncio
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import signal
@@ -24,7 +23,6 @@ import msgspec
 
 import agentsvc
 from agentsvc.backends import bubblewrap
-from agentsvc.backends.ahead import Ahead
 from agentsvc.backends.threads import reach
 from agentsvc.backends.users import Users
 from agentsvc.errors import CapacityExceeded
@@ -43,9 +41,6 @@ _NICE: Final = 10
 _CONTROL: Final = 3
 """The number of its socket to the server."""
 _NUMBER_MIN: Final = 10
-_SPACE: Final = "AGENTSVC_SPACE"
-"""A variable that only makes room for what the process table is to show of a fork."""
-
 
 type Fingerprint = tuple[tuple[str, int], ...]
 
@@ -54,10 +49,13 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """When there is one, and how much it may take."""
 
     program: str
-    ahead: Ahead = Ahead()
+    preload: str
+    """The module that loads it; see `agentsvc.backends.preload`."""
     is_wanted: bool
     delay_seconds: float
     wait_seconds: float
+    idle_seconds: float = 0.0
+    """How long it stays without a start, 0 for ever."""
     memory_bytes: int
     env: Mapping[str, str] = {}
     """What it is loaded with: nothing of the server's, nothing secret."""
@@ -99,7 +97,6 @@ class Loan(msgspec.Struct, frozen=True, kw_only=True):
 class _Said(msgspec.Struct, frozen=True, kw_only=True):
     ready: int = 0
     failed: str = ""
-    note: str = ""
 
 
 _said = msgspec.json.Decoder(_Said)
@@ -115,6 +112,7 @@ class Zygote:
         self._failures = 0
         self._reason = ""
         self._timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._confinement = Confinement(refusal="the backend is not open")
 
@@ -144,6 +142,7 @@ class Zygote:
         if run is None:
             return Loan(reason=self._reason)
         run.hurry()
+        self._begin_idling()
         try:
             async with asyncio.timeout(self._rules.wait_seconds):
                 await run.settled.wait()
@@ -159,16 +158,14 @@ class Zygote:
             return f"none: {self._confinement.refusal}"
         if self._run is None:
             return self._reason or "not loaded yet"
-        if not self._run.is_ready:
-            return "being loaded"
-        note = self._run.note
-        return f"pid {self._run.pid}" + (f", without an application: {note}" if note else "")
+        return f"pid {self._run.pid}" if self._run.is_ready else "being loaded"
 
     async def close(self) -> None:
         """End it; what it was forked into goes on."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
         if self._starting is not None:
             await asyncio.wait([self._starting])
         if self._run is not None:
@@ -213,9 +210,9 @@ class Zygote:
             self._failures, self._reason = 0, ""
             run.find()
             run.let_others_first(0)
-            extra = {"pid": run.pid, "duration_ms": run.age_ms()}
-            log.info("zygote loaded", extra=extra | ({"reason": said.note} if said.note else {}))
-            run.is_ready, run.note = True, said.note
+            log.info("zygote loaded", extra={"pid": run.pid, "duration_ms": run.age_ms()})
+            run.is_ready = True
+            self._begin_idling()
             run.settled.set()
             return
         asyncio.get_running_loop().remove_reader(run.number)
@@ -233,14 +230,33 @@ class Zygote:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._start_if_none)
 
+    def _begin_idling(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if seconds := self._rules.idle_seconds:
+            loop = asyncio.get_running_loop()
+            self._idle_timer = loop.call_later(seconds, self._end_idle)
+
+    def _end_idle(self) -> None:
+        run = self._run
+        if run is None or not run.is_ready:
+            return
+        self._reason = f"ended after {self._rules.idle_seconds:g} s without a start"
+        log.info("zygote ended", extra={"pid": run.pid, "reason": self._reason})
+        self._let_go(run)
+        asyncio.get_running_loop().run_in_executor(None, run.end)
+
+    def _let_go(self, run: "_Run") -> None:
+        self._run = None
+        asyncio.get_running_loop().remove_reader(run.number)
+
     def _start_if_none(self) -> None:
         if self._run is None and self._may_start():
             self._starting = self._start()
 
     async def _drop(self, run: "_Run") -> None:
         if self._run is run:
-            self._run = None
-            asyncio.get_running_loop().remove_reader(run.number)
+            self._let_go(run)
             await reach(run.end)
 
 
@@ -253,7 +269,6 @@ class _Run:
         self.number = number
         self.made_of = made_of
         self.is_ready = False
-        self.note = ""
         self._space = -1
         """The user namespace that it is in, if it is the server's own user."""
         self.settled = asyncio.Event()
@@ -355,12 +370,12 @@ def _spawn(rules: Rules, how: Confinement) -> _Run:
     made_of = fingerprint()
     user = _User(how.users)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    top = f"{bubblewrap.TEMP}/agentsvc-zygote-{new_id()}"
     with ours, theirs, bubblewrap.Files() as files:
         try:
             files.put("python", _copy_of_python())
-            command = [sys.executable, "-c", _code(), str(_CONTROL), str(rules.memory_bytes), top]
-            command = _confined(how, user.number, files, [*command, _what(rules)])
+            told = [str(_CONTROL), str(rules.memory_bytes), rules.program, rules.preload]
+            command = [sys.executable, "-c", _code(), *told]
+            command = _confined(how, user.number, files, command)
             pid = _start(how.program, command, rules.env, theirs.fileno(), files)
         except BaseException:
             user.give_up()
@@ -398,7 +413,7 @@ def _confined(
     )
     told = b"".join(files.put_in(one).encode() + b"\0" for one in arguments)
     first = [how.program, "--args", str(files.add("arguments", told))]
-    before = bubblewrap.running("unprivileged")
+    before = bubblewrap.running("joining")
     return [*first, *before, str(user), str(files.number("python")), *command]
 
 
@@ -410,7 +425,7 @@ def _start(
         return os.posix_spawn(
             path,
             command,
-            {**env, _SPACE: "-" * 256},
+            env,
             file_actions=[
                 *((os.POSIX_SPAWN_DUP2, number, number) for number in files.numbers()),
                 *((os.POSIX_SPAWN_DUP2, null, target) for target in range(_CONTROL)),
@@ -420,11 +435,6 @@ def _start(
         )
     finally:
         os.close(null)
-
-
-def _what(rules: Rules) -> str:
-    """Return what is to be loaded, for a process that has the standard library alone."""
-    return json.dumps([rules.program, msgspec.to_builtins(rules.ahead)])
 
 
 def _copy_of_python() -> int:

@@ -14,7 +14,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 _BUFFER_MAX: Final = 65536
@@ -73,14 +73,52 @@ class Relay:
         self._targets[listener] = (port, b"")
         self._selector.register(listener, selectors.EVENT_READ, None)
 
+    def open(self, arguments: Sequence[str]) -> list[int]:
+        """Listen on what the arguments say; return the ports, 0 for one that cannot be had."""
+        ports = []
+        for argument in arguments:
+            port, _, rest = argument.partition("=")
+            if port.startswith("@"):
+                self.admit(socket.socket(fileno=int(port[1:])), int(rest))
+                continue
+            path, _, target = rest.partition("=")
+            try:
+                ports.append(self.listen(int(port), path, target))
+            except OSError as exc:
+                # One that cannot be had here, such as a low one, must not cost the others.
+                sys.stderr.write(f"port {port} cannot be offered: {exc.strerror}\n")
+                ports.append(0)
+        return ports
+
+    def watch(self, descriptor: int, act: Callable[[], None]) -> None:
+        """Call a function whenever something can be read there."""
+        self._selector.register(descriptor, selectors.EVENT_READ, act)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Do that no longer."""
+        self._selector.unregister(descriptor)
+
     def run(self) -> None:
         """Serve for ever."""
         while True:
-            for key, events in self._selector.select():
-                if key.data is None:
-                    self._accept(key.fileobj)  # type: ignore[arg-type]  # a listener
-                else:
-                    self._move(key.data, events)
+            self.serve()
+
+    def serve(self) -> None:
+        """Wait until there is something to do, and do it."""
+        for key, events in self._selector.select():
+            if key.data is None:
+                self._accept(key.fileobj)  # type: ignore[arg-type]  # a listener
+            elif isinstance(key.data, Side):
+                self._move(key.data, events)
+            else:
+                key.data()
+
+    def close(self) -> None:
+        """Let go of all sockets, in a process that was forked from the one that serves them."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -185,19 +223,7 @@ class Relay:
 def main(arguments: Sequence[str]) -> None:
     """Listen on what the arguments say, tell so on standard output, and serve."""
     relay = Relay()
-    ports = []
-    for argument in arguments:
-        port, _, rest = argument.partition("=")
-        if port.startswith("@"):
-            relay.admit(socket.socket(fileno=int(port[1:])), int(rest))
-            continue
-        path, _, target = rest.partition("=")
-        try:
-            ports.append(relay.listen(int(port), path, target))
-        except OSError as exc:
-            # One that cannot be had here, such as a low one, must not cost the others.
-            sys.stderr.write(f"port {port} cannot be offered: {exc.strerror}\n")
-            ports.append(0)
+    ports = relay.open(arguments)
     sys.stdout.write(" ".join(["ready", *map(str, ports)]) + "\n")
     sys.stdout.flush()
     relay.run()

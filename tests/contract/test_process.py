@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agentsvc.backend import RuntimeBackend
-from agentsvc.backends.ahead import Ahead
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.testing import WORKLOAD, KitOptions, backend_contract
@@ -51,7 +50,7 @@ class LoadedBackend(ProcessBackend):
     """Makes sandboxes that are forks of a process that has loaded the kit's program."""
 
     program: ClassVar[str] = "tests.contract.forked_workload"
-    ahead: ClassVar[Ahead] = Ahead()
+    preload: ClassVar[str] = program
 
 
 FORKED = KitOptions(

@@ -11,20 +11,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 import pytest
 
 import tests
 from agentsvc.backend import Handle, Order, Phase, Port, Report
 from agentsvc.backends import bubblewrap
-from agentsvc.backends.ahead import Ahead, Application
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.backends.shim import ZYGOTE
-from agentsvc.backends.tree import MARK
 from agentsvc.errors import Conflict, OrderRejected
 from agentsvc.testing.rig import ask, web_url
-from agentsvc.values import Secret, monotonic
+from agentsvc.values import Secret
 from tests.core.bench import Bench, no_save, on_bench, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -38,21 +35,21 @@ class ProbeBackend(ProcessBackend):
     """Loads a program of ours instead of the agent server."""
 
     program: ClassVar[str] = PROGRAM
-    ahead: ClassVar[Ahead] = Ahead(loaded=("not_installed", "tests.core.zygote_later"))
+    preload: ClassVar[str] = "tests.core.zygote_preload"
 
 
 class PatientBackend(ProcessBackend):
     """Loads one that only goes on once it is waited for."""
 
     program: ClassVar[str] = "tests.core.zygote_patient"
-    ahead: ClassVar[Ahead] = Ahead()
+    preload: ClassVar[str] = program
 
 
 class EndlessBackend(ProcessBackend):
     """Loads one that never gets to its end."""
 
     program: ClassVar[str] = "tests.core.zygote_endless"
-    ahead: ClassVar[Ahead] = Ahead()
+    preload: ClassVar[str] = program
 
 
 class Probes(Bench):
@@ -131,9 +128,7 @@ async def test_a_fork_is_what_a_plain_start_gives(tmp_path: Path) -> None:
         assert fork.how == ZYGOTE
         assert plain.how == "a plain start: the spec has no zygote"
         assert nature(bench, fork) == nature(bench, plain)
-        assert fork.told["environ"].rstrip("\0").split("\0") == [
-            f"{MARK}={bench.instance_id}/{fork.handle.sandbox_id}"
-        ]
+        assert "MORE" not in fork.told["environ"]
 
 
 async def test_forks_differ_in_all_that_is_left_to_chance(tmp_path: Path) -> None:
@@ -151,7 +146,7 @@ async def test_no_fork_knows_the_server_or_another(
         first = await bench.probe(secret_env={"KEY": Secret("first-sandbox-key")})
         second = await bench.probe(secret_env={"KEY": Secret("second-sandbox-key")})
         members = [process.pid for process in bench.processes(second.handle)]
-        (command,) = await asyncio.to_thread(running_program, members)
+        (command,) = await asyncio.to_thread(forks_among, members)
         zygote = await bench.zygote()
         hidden = [CANARY, "first-sandbox-key"]
         assert first.told["nature"]["environment"]["KEY"] == "first-sandbox-key"
@@ -199,6 +194,19 @@ async def test_a_zygote_that_has_ended_is_replaced_by_itself(tmp_path: Path) -> 
 async def test_a_zygote_is_there_before_the_first_sandbox(tmp_path: Path) -> None:
     async with probes(tmp_path, zygote_delay_seconds=0.01) as bench:
         await bench.loaded()
+
+
+async def test_a_zygote_that_nobody_needs_ends_and_the_next_start_loads_another(
+    tmp_path: Path,
+) -> None:
+    async with probes(tmp_path, zygote_idle_seconds=0.5) as bench:
+        before = await bench.probe()
+        zygote = await bench.zygote()
+        await until(lambda: not is_alive(zygote))
+        reason = (await bench.backend.probe()).facts["zygote"]
+        assert reason == "ended after 0.5 s without a start"
+        assert (await bench.wait(before.handle, Phase.RUNNING)).phase is Phase.RUNNING
+        assert (await bench.probe()).how == ZYGOTE
 
 
 async def test_a_zygote_that_somebody_waits_for_is_not_slowed_down(tmp_path: Path) -> None:
@@ -271,7 +279,6 @@ async def test_a_zygote_that_is_being_loaded_ends_with_a_server_that_is_killed(
         server.kill()
         await server.wait()
     await until(lambda: not any(map(is_alive, zygotes)))
-    await until(lambda: list(tmp_path.glob("agentsvc-zygote-*")) == [])
 
 
 async def test_a_change_of_what_is_installed_replaces_the_zygote(
@@ -291,22 +298,6 @@ async def test_a_change_of_what_is_installed_replaces_the_zygote(
         assert not is_alive(zygote)
 
 
-class HastyBackend(ProbeBackend):
-    """Loads ahead what is for each sandbox to load."""
-
-    ahead: ClassVar[Ahead] = Ahead(
-        loaded=("tests.core.zygote_later",), alone=("tests.core.zygote_later",)
-    )
-
-
-async def test_a_zygote_that_has_loaded_what_is_for_each_sandbox_is_not_used(
-    tmp_path: Path,
-) -> None:
-    async with probes(tmp_path, HastyBackend) as bench:
-        probe = await bench.probe()
-        assert "it has loaded tests.core.zygote_later" in probe.how
-
-
 async def test_what_is_loaded_ahead_is_there_in_forks_only(tmp_path: Path) -> None:
     async with probes(tmp_path) as bench:
         fork = await bench.probe()
@@ -314,66 +305,11 @@ async def test_what_is_loaded_ahead_is_there_in_forks_only(tmp_path: Path) -> No
         assert (fork.told["is loaded ahead"], plain.told["is loaded ahead"]) == (True, False)
 
 
-APPLICATION = Application(
-    name="tests.core.zygote_application",
-    make="create_app",
-    routes="add_routes",
-    kin="tests.core.zygote_application",
-    taken={"tests.core.zygote_application": {"app": "create_app"}},
-    forgotten=(("tests.core.zygote_application", "_settings"),),
-    asked_again=("PROBE_NAME",),
-)
-
-
-class BuildingBackend(ProbeBackend):
-    """Builds an application ahead."""
-
-    ahead: ClassVar[Ahead] = Ahead(
-        application=APPLICATION, moments=(("tests.core.zygote_settings", "BEGAN"),)
-    )
-
-
-class HoardingBackend(ProbeBackend):
-    """Builds one, and does not know of all that is kept of its environment."""
-
-    ahead: ClassVar[Ahead] = Ahead(application=msgspec.structs.replace(APPLICATION, forgotten=()))
-
-
-async def test_an_application_built_ahead_is_made_of_the_environment_of_each_fork(
-    tmp_path: Path,
-) -> None:
-    async with probes(tmp_path, BuildingBackend) as bench:
-        first, second = [
-            (await bench.probe(env={"PROBE_NAME": name})).told["application"]
-            for name in ("first", "second")
-        ]
-        expected = {"is there": False, "is the only one": True, "routes": 1}
-        expected["routes looked at"] = True
-        assert first.items() >= {**expected, "name": "first", "routes made here": False}.items()
-        assert second.items() >= {**expected, "name": "second", "routes made here": False}.items()
-
-
-async def test_routes_of_another_kind_are_made_in_the_fork(tmp_path: Path) -> None:
-    async with probes(tmp_path, BuildingBackend) as bench:
-        other = (await bench.probe(env={"PROBE_NAME": "other"})).told["application"]
-        assert (other["registry"], other["routes made here"]) == ("OtherRegistry", True)
-
-
-async def test_a_fork_begins_when_it_is_forked(tmp_path: Path) -> None:
-    async with probes(tmp_path, BuildingBackend, zygote_delay_seconds=0.01) as bench:
-        await bench.loaded()
-        before = monotonic()
-        probe = await bench.probe()
-        assert probe.how == ZYGOTE
-        assert probe.told["age"] <= monotonic() - before
-
-
-async def test_an_application_that_is_kept_in_part_is_built_in_each_fork(tmp_path: Path) -> None:
-    async with probes(tmp_path, HoardingBackend) as bench:
-        told = (await bench.probe(env={"PROBE_NAME": "own"})).told["application"]
-        assert (told["name"], told["routes made here"]) == ("own", True)
-        found = (await bench.backend.probe()).facts["zygote"]
-        assert "without an application: Kept: a Settings is kept" in found
+async def test_each_fork_is_set_up_with_its_own_environment(tmp_path: Path) -> None:
+    async with probes(tmp_path) as bench:
+        for name in ("first", "second"):
+            probe = await bench.probe(env={"PROBE_NAME": name, "PROBE_AGAIN_AND_AGAIN": name})
+            assert (probe.how, probe.told["set up"]) == (ZYGOTE, [name])
 
 
 async def test_a_zygote_that_takes_too_much_is_not_used(tmp_path: Path) -> None:
@@ -447,7 +383,7 @@ def nature(bench: Probes, probe: Probe) -> dict[str, Any]:
     """Return what a program told of its nature, but for what is its sandbox's own."""
     record = json.loads((bench.directory(probe.handle) / "record.json").read_text())
     told = probe.told["nature"]
-    port = told["arguments"][0][-1]
+    port = told["arguments"][-1]
     namespaces = {
         name: link == os.readlink(f"/proc/self/ns/{name}")  # noqa: PTH115  # a text is wanted
         for name, link in told.pop("namespaces").items()
@@ -461,13 +397,13 @@ def nature(bench: Probes, probe: Probe) -> dict[str, Any]:
     return shown
 
 
-def running_program(pids: list[int]) -> list[int]:
-    """Return those that the process table shows as the program of a sandbox."""
+def forks_among(pids: list[int]) -> list[int]:
+    """Return those whose command line is that of the fork server."""
     found = []
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            found += [pid] * (PROGRAM.encode() in arguments)
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+            found += [pid] * (b"agentsvc.backends.warm" in arguments)
     return found
 
 

@@ -17,7 +17,6 @@ import pytest
 
 from agentsvc.backend import Limits
 from agentsvc.backends import landlock
-from agentsvc.backends.ahead import Ahead
 from agentsvc.backends.shim import ZYGOTE
 from tests.core.bench import Bench
 from tests.core.test_zygote import Probe, ProbeBackend, is_alive, probes
@@ -36,7 +35,7 @@ NAMESPACES = ("mnt", "net", "ipc", "uts", "cgroup")
 class HostileBackend(ProbeBackend):
     """Loads a package ahead that takes what it can get."""
 
-    ahead: ClassVar[Ahead] = Ahead(loaded=("tests.core.zygote_hostile",))
+    preload: ClassVar[str] = "tests.core.zygote_hostile"
 
 
 @contextlib.contextmanager

@@ -10,6 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tests.core.zygote_preload import READ_AGAIN, load, set_up
+
+__all__ = ["READ_AGAIN", "load", "set_up"]
+
 TARGET = Path(os.environ["PATH"].rpartition(":")[2])
 """A directory of the server's, whose name is a port that it listens on and its pid."""
 

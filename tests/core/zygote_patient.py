@@ -1,9 +1,20 @@
 """A program that is loaded only once somebody waits for it, and then waits itself."""
 
+import importlib
 import signal
+from typing import Final
 
-from tests.core import zygote_awaited
+READ_AGAIN: Final = ()
+
+
+def load() -> None:
+    """Wait until somebody does."""
+    importlib.import_module("tests.core.zygote_awaited")
+
+
+def set_up() -> None:
+    """Do nothing."""
+
 
 if __name__ == "__main__":
-    del zygote_awaited
     signal.pause()

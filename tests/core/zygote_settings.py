@@ -3,7 +3,6 @@
 import logging
 import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ os.environ.setdefault("PROBE_DEFAULT", "of the program")
 os.environ["PROBE_OWN"] = "of the program"
 OWN = os.environ["PROBE_DEFAULT"], os.environ["PROBE_OWN"]
 SEEN = set(os.environ)
-BEGAN = time.clock_gettime(time.CLOCK_REALTIME)
+NAMES: list[str] = []
 
 logging.basicConfig(format="%(process)d %(message)s")
 

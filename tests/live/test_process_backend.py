@@ -199,25 +199,6 @@ def test_the_browser_package_makes_no_directory_outside_the_sandbox(tmp_path: Pa
     assert [path for path in made if not path.is_relative_to(tmp_path)] == []
 
 
-def test_a_fork_has_a_directory_for_downloads_of_its_own(tmp_path: Path) -> None:
-    code = (
-        "import os, tempfile; from agentsvc.backends import browser;"
-        "import openhands.tools.browser_use.impl, browser_use.browser.session as session;"
-        "print(session.DEFAULT_BROWSER_PROFILE.downloads_path);"
-        "os.environ['TMPDIR'] = 'fork'; os.mkdir('fork'); tempfile.tempdir = None;"
-        "browser.settle_here();"
-        "print(session.DEFAULT_BROWSER_PROFILE.downloads_path.resolve(strict=True));"
-        "print(session.BrowserProfile().downloads_path.resolve(strict=True))"
-    )
-    env = {**DEFAULT_SPEC.env, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-Bc", code]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, check=True)
-    first, *others = map(Path, done.stdout.decode().splitlines()[-3:])
-    assert first.parent == tmp_path
-    assert [path.parent for path in others] == [tmp_path / "fork"] * 2
-    assert others[0] != others[1]
-
-
 async def test_a_missing_agent_server_is_a_failure_that_says_so(tmp_path: Path) -> None:
     async with on_host(tmp_path) as host:
         # Without its site directory this Python has no agent server.

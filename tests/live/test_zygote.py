@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import shutil
 from pathlib import Path
 
 import pytest
 
-from agentsvc.backends import uplink
+from agentsvc.backends import launch, uplink
 from agentsvc.backends.look import OWN_NETWORK, PROXIED_NETWORK
 from agentsvc.backends.shim import ZYGOTE
 from agentsvc.values import monotonic
@@ -45,14 +46,13 @@ async def test_conversations_run_in_forks_and_go_on_without_what_they_were_forke
             unavailable("bubblewrap does not work here")
         assert sandbox["facts"]["network"] == (OWN_NETWORK if has_uplink else PROXIED_NETWORK)
     conversations = [await work(client, server, sandbox_id) for sandbox_id in ids]
-    # Nothing of the agent server's application was left for the forks to build.
-    (loaded,) = [line for line in server.log.splitlines() if "zygote loaded" in line]
-    assert "reason" not in loaded, loaded
     assert await uptime(client, conversations[0]) <= monotonic() - began
 
     (zygote,) = await asyncio.to_thread(zygotes, server.pid)
-    # What agent servers load at each start only because of their browser tool.
-    assert "cygrpc" in await asyncio.to_thread(Path(f"/proc/{zygote}/maps").read_text)
+    # What agent servers load only to look for a browser is loaded where there is one.
+    has_browser = any(map(shutil.which, launch.BROWSERS))
+    maps = await asyncio.to_thread(Path(f"/proc/{zygote}/maps").read_text)
+    assert ("cygrpc" in maps) is has_browser
     await server.restart()
     await eventually(lambda: not is_alive(zygote), "the zygote has ended with its server")
     client = server.client()

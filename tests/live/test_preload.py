@@ -1,0 +1,106 @@
+"""Forks of the loaded agent server are what it is when it is started in the usual way.
+
+When one of these fails after an upgrade of the agent server, FastAPI or uvicorn, `agentsvc.backends.preload`
+relies on something that has changed: each message says on what. Setting `zygote = false` in
+`[backends.process]` is the way out until it is mended.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentsvc.backends.specs import DEFAULT_SPEC
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+
+PROGRAM = """
+import json, os, sys
+from pathlib import Path
+
+def told():
+    api = sys.modules["openhands.agent_server.api"]
+    app, config = api.api, api.api.state.config
+    document = app.openapi()
+    # In which order they are does not count: no two of them match the same path.
+    document["paths"] = dict(sorted(document["paths"].items()))
+    return {
+        "document": document,
+        "sockets": sorted(
+            context.original_route.path
+            for route in app.routes
+            for context in getattr(route, "effective_route_contexts", list)()
+            if "ebSocket" in type(context.original_route).__name__
+        ),
+        "middleware": [[one.cls.__name__, str(one.kwargs)] for one in app.user_middleware],
+        "handlers": sorted(map(str, app.exception_handlers)),
+        "config": json.loads(config.model_dump_json()),
+        "key": config.secret_key.get_secret_value(),
+        "default config is the same": api.get_default_config() is config,
+        "service": type(api.get_default_bash_event_service()).__name__,
+        "bash events": str(api.get_default_bash_event_service().bash_events_dir),
+    }
+
+if sys.argv[1] == "plain":
+    import openhands.agent_server.api
+    print(json.dumps(told()))
+    sys.exit()
+
+mine = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("OH_")}
+from agentsvc.backends import preload
+preload.load()
+threads = len(list(Path("/proc/self/task").iterdir()))
+os.environ.update(mine)
+sys.stdout.flush()
+if os.fork() == 0:
+    preload.set_up()
+    print(json.dumps({**told(), "threads before the fork": threads}), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def run(how: str, directory: Path) -> dict[str, Any]:
+    env = {
+        **DEFAULT_SPEC.env,
+        "PATH": os.environ["PATH"],
+        "HOME": str(directory),
+        "TMPDIR": str(directory),
+        "LOG_LEVEL": "ERROR",
+        "OH_SESSION_API_KEYS_0": "key-of-the-sandbox",
+        "OH_SECRET_KEY": "secret-of-the-sandbox",
+        "OH_ALLOW_CORS_ORIGINS_0": "https://example.org",
+        "OH_WEB_URL": "https://example.org/below",
+        "OH_BASH_EVENTS_DIR": str(directory / "events"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, how],
+        env=env,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"the agent server cannot be loaded ahead: {done.stderr}"
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_fork_is_the_agent_server_of_its_environment(tmp_path: Path) -> None:
+    plain = run("plain", tmp_path)
+    fork = run("fork", tmp_path)
+    threads = fork.pop("threads before the fork")
+    assert threads == 1, "a package starts a thread when it is imported: nothing can be forked"
+    assert fork["config"]["session_api_keys"] == plain["config"]["session_api_keys"], (
+        "the configuration was made before the fork: `get_default_config` is not asked where it was"
+    )
+    assert fork["document"]["paths"].keys() == plain["document"]["paths"].keys(), (
+        "routes are missing: they are not added by `include_router`, or not kept in `app.routes`"
+    )
+    assert fork == plain, "something else of the application was made before the fork"
+    assert fork["key"] == "secret-of-the-sandbox"
+    assert fork["bash events"] == str(tmp_path / "events")
