@@ -25,6 +25,8 @@ export function Card({ item, run, open, onToggle }) {
     case "system":
       return fold(html`<${Icon} name="gear" /><span class="fold-title">System prompt, ${item.tools.length} tools</span>`,
         () => html`<pre class="output" tabindex="0">${cut(item.text)}</pre><p class="hint">${item.tools.join(", ")}</p>`, "quiet");
+    case "refusal":
+      return html`<div class="problem passing"><${Icon} name="warn" /><div><strong>The model does not answer</strong> <${At} item=${item} /><p>${item.text}</p></div></div>`;
     case "error":
       return html`<div class="problem"><${Icon} name="warn" /><div><strong>${item.title ?? "Error"}</strong>
         <p class="pre">${item.text}</p>${item.remedy && html`<p>${item.remedy} ${item.isSettings && html`<a href="#/setup">Open the settings</a>`}</p>`}</div></div>`;
@@ -123,10 +125,10 @@ export function Call({ action, output }) {
 
 function Edit({ action, output }) {
   const after = output?.new_content;
-  if (after != null) return html`<${Diff} before=${output.old_content ?? ""} after=${after} />`;
-  if (action.command === "create") return html`<${Diff} before="" after=${action.file_text} />`;
+  if (after != null) return html`<${Diff} before=${output.old_content ?? ""} after=${after} path=${action.path} />`;
+  if (action.command === "create") return html`<${Diff} before="" after=${action.file_text} path=${action.path} />`;
   if (action.command === "undo_edit") return null;
-  return html`<${Diff} before=${action.old_str ?? ""} after=${action.new_str ?? ""} />`;
+  return html`<${Diff} before=${action.old_str ?? ""} after=${action.new_str ?? ""} path=${action.path} />`;
 }
 
 function cut(text) {

@@ -1,10 +1,11 @@
 // One conversation, live: what happened, what can be done now, and the workspace beside it.
-import { agentPath, call, conversationPath, download, get, patch, post, remove, textContent, V1 } from "./api.js";
+import { agentPath, conversationPath, download, get, patch, post, remove, V1 } from "./api.js";
 import { Call, Card } from "./cards.js";
+import { Composer, Pending, useDraft } from "./composer.js";
 import { conversationState, count, money } from "./format.js";
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
-import { refusal } from "./me.js";
 import { Markdown } from "./markdown.js";
+import { useOutbox } from "./outbox.js";
 import { store, useStore } from "./store.js";
 import { Stream } from "./stream.js";
 import { Terminal } from "./terminal.js";
@@ -14,8 +15,6 @@ import { VirtualList } from "./virtual.js";
 import { Changes, Files, Ports } from "./workspace.js";
 
 const DRAW_MS = 50;
-const ENDING_MS = 20_000;
-const LOOK_MS = 300;
 const PARTS = [
   ["", "Conversation"],
   ["changes", "Changes"],
@@ -42,6 +41,7 @@ function useTimeline(id) {
       if (type === "event") timeline.current.add(data);
       else if (type === "delta") timeline.current.addDelta(data);
       else if (type === "ready") setState((old) => ({ ...old, isLoaded: true }));
+      else if (type === "resync" && data.last_event_id === null) timeline.current = new Timeline();
       else if (type === "end") setState({ isLoaded: true, isGone: data.reason === "deleted" });
       draw();
     });
@@ -166,6 +166,8 @@ function Rename({ conversation, onClose }) {
 function Talk({ conversation, run, live: { timeline, isLoaded } }) {
   const [open, setOpen] = useState(() => new Set());
   const [error, setError] = useState(null);
+  const [text, setText] = useDraft(conversation.id);
+  const outbox = useOutbox(conversation, timeline, isLoaded);
   const toggle = useCallback((key) => setOpen((old) => {
     const next = new Set(old);
     if (!next.delete(key)) next.add(key);
@@ -185,13 +187,14 @@ function Talk({ conversation, run, live: { timeline, isLoaded } }) {
     ${!isLoaded && !timeline.items.length && html`<${Spinner} label="Loading the events" />`}
     <${VirtualList} items=${timeline.items} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
       <${Draft} timeline=${timeline} />
+      <${Pending} outbox=${outbox} conversation=${conversation} setText=${setText} />
       ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}
     <//>
     <p class="hidden" role="status">${announcement(run, timeline)}</p>
     <div class="dock">
       <${Problem} error=${error} />
       <${Confirmation} conversation=${conversation} timeline=${timeline} attempt=${attempt} />
-      <${Composer} conversation=${conversation} run=${run} attempt=${attempt} />
+      <${Composer} conversation=${conversation} run=${run} timeline=${timeline} attempt=${attempt} outbox=${outbox} text=${text} setText=${setText} />
     </div>
   `;
 }
@@ -236,62 +239,5 @@ function Confirmation({ conversation, timeline, attempt }) {
         <${Button} kind="primary" icon="check" needs="run" onPress=${answer(true)} label="Confirm" />
       </div>
     </section>
-  `;
-}
-
-/** Have the agent go on. What it was stopped in may still be ending, though it is paused already. */
-async function goOn(agent) {
-  const deadline = Date.now() + ENDING_MS;
-  for (;;) {
-    try {
-      return await post(`${agent}/run`);
-    } catch (error) {
-      if (error.status !== 409) throw error;
-      if (Date.now() > deadline) throw new Error("The step that the agent was paused in is not over yet. Try again when it is.");
-    }
-    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
-  }
-}
-
-const waiting = (number) => (number === 1 ? "A message is queued: the agent gets it as soon as it can take it" : `${number} messages are queued: the agent gets them as soon as it can take them`);
-
-function Composer({ conversation, run, attempt }) {
-  const [text, setText] = useState("");
-  const status = conversation.sandbox_status;
-  const agent = agentPath(conversation);
-  const send = async () => {
-    if (!text.trim()) return;
-    const isSent = await attempt(() => post(`${conversationPath(conversation.id)}/send-message`, { role: "user", content: textContent(text.trim()) }));
-    if (isSent) setText("");
-  };
-  const onKey = (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    send();
-  };
-  if (refusal("run")) return null;
-  if (["MISSING", "ERROR"].includes(status)) {
-    return html`<p class="banner"><${Icon} name="box" /><span>The sandbox is gone${status === "ERROR" ? " or has failed" : ""}. What happened stays here to be read.</span></p>`;
-  }
-  const act = (name) => () => attempt(() => post(`${agent}/${name}`));
-  const wake = () => attempt(() => call("POST", `${V1}/sandboxes/${conversation.sandbox_id}/resume`));
-  return html`
-    ${status === "PAUSED" && html`
-      <p class="banner"><${Icon} name="pause" /><span>The sandbox is paused. A message wakes it, too.</span>
-      <${Button} kind="primary" icon="play" onPress=${wake} label="Resume the sandbox" /></p>`}
-    ${status === "STARTING" && html`<p class="banner"><span class="spinner">The sandbox starts</span></p>`}
-    ${conversation.queued_messages > 0 && html`<p class="banner" role="status"><span class="spinner">${waiting(conversation.queued_messages)}</span></p>`}
-    <form class="composer" onSubmit=${(event) => event.preventDefault()}>
-      <textarea rows="2" aria-label="Message to the agent" placeholder="Message to the agent" value=${text}
-        onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
-      <div class="composer-actions">
-        ${run === "running" && status === "RUNNING" && html`
-          <${Button} icon="pause" onPress=${act("pause")} label="Pause" title="Pause after the step that is under way" />
-          <${Button} icon="stop" onPress=${act("interrupt")} label="Interrupt" title="Stop at once" />`}
-        ${["paused", "idle"].includes(run) && status === "RUNNING" && html`<${Button} icon="play" onPress=${() => attempt(() => goOn(agent))} label="Resume" />`}
-        <span class="grow"></span>
-        <${Button} kind="primary" icon="send" onPress=${send} label="Send" />
-      </div>
-    </form>
   `;
 }

@@ -1,5 +1,5 @@
 // Starting a conversation: what to ask for, and how far the start has come.
-import { get, getAll, post, textContent, V1 } from "./api.js";
+import { get, getAll, keep, kept, newId, post, textContent, V1 } from "./api.js";
 import { firstText } from "./conversations.js";
 import { STAGES } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
@@ -7,27 +7,36 @@ import { store, useLoaded, useStore } from "./store.js";
 import { Button, Empty, Head, Icon, Problem, SelectField, Spinner, TextField, go } from "./ui.js";
 
 const SEARCH_WAIT_MS = 300;
-let draft = {};
+const DRAFT = "draft new";
+const EMPTY = { message: "", repository: "", branch: "", spec: "", provider: "" };
 
 export function NewConversation({ settings }) {
-  const [form, setForm] = useState(() => ({ message: "", repository: "", branch: "", spec: "", provider: "", ...draft }));
+  const [form, setForm] = useState(() => ({ ...EMPTY, ...kept(DRAFT) }));
+  const starting = useRef(null);
   const [error, setError] = useState(null);
   const specs = useLoaded(() => getAll(`${V1}/sandbox-specs/search`));
   const change = (name) => (value) => setForm((old) => ({ ...old, [name]: value }));
   useEffect(() => {
-    draft = form;
+    if (!starting.current) keep(DRAFT, form);
   }, [form]);
-  const start = async () => {
+  /** Start once, however often this is called meanwhile: what nobody answered is asked again with the same key. */
+  const begin = async () => {
     setError(null);
+    const key = form.key ?? newId();
+    change("key")(key);
+    keep(DRAFT, { ...form, key });
     try {
-      const task = await post(`${V1}/app-conversations`, await toOrder(form));
-      draft = {};
+      const task = await post(`${V1}/app-conversations`, await toOrder(form, key), key);
+      keep(DRAFT, null);
       store.tasks.set(task.id, task);
       go(`/start/${task.id}`);
     } catch (problem) {
+      if (problem.status) change("key")(undefined);
+      starting.current = null;
       setError(problem);
     }
   };
+  const start = () => (starting.current ??= begin());
   const onKey = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start();
   };
@@ -57,7 +66,7 @@ export function NewConversation({ settings }) {
 }
 
 /** A spec is named by a sandbox that follows it. */
-async function toOrder({ message, repository, branch, spec, provider }) {
+async function toOrder({ message, repository, branch, spec, provider }, key) {
   const order = { trigger: "gui" };
   if (message.trim()) order.initial_message = { role: "user", content: textContent(message.trim()) };
   if (repository.trim()) {
@@ -65,7 +74,7 @@ async function toOrder({ message, repository, branch, spec, provider }) {
     order.selected_branch = branch.trim() || null;
     order.git_provider = provider || null;
   }
-  if (spec) order.sandbox_id = (await post(`${V1}/sandboxes?sandbox_spec_id=${encodeURIComponent(spec)}`)).id;
+  if (spec) order.sandbox_id = (await post(`${V1}/sandboxes?sandbox_spec_id=${encodeURIComponent(spec)}`, {}, `${key}-sandbox`)).id;
   return order;
 }
 
@@ -135,7 +144,7 @@ export function StartProgress({ id }) {
   const isFailed = task.status === "ERROR";
   const again = () => {
     const { selected_repository, selected_branch, git_provider } = task.request;
-    draft = { message: firstText(task), repository: selected_repository ?? "", branch: selected_branch ?? "", provider: git_provider ?? "" };
+    keep(DRAFT, { message: firstText(task), repository: selected_repository ?? "", branch: selected_branch ?? "", provider: git_provider ?? "" });
     go("/new");
   };
   return html`

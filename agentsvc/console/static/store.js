@@ -1,7 +1,7 @@
 // What the page knows of the user's conversations, starts and sandboxes, kept fresh by one stream.
 import { getAll, V1 } from "./api.js";
 import { useEffect, useState } from "./html.js";
-import { Stream } from "./stream.js";
+import { followTogether } from "./stream.js";
 
 const RECENT_MS = 20 * 60 * 1000;
 
@@ -16,7 +16,9 @@ class Store {
   version = 0;
 
   begin() {
-    this.stream ??= new Stream(
+    if (this.isBegun) return;
+    this.isBegun = true;
+    followTogether(
       `${V1}/events/stream`,
       (type, data) => this.take(type, data),
       (isConnected) => {

@@ -7,6 +7,12 @@ const REMEDIES = {
   retry: "Send a message to try again.",
 };
 
+const REFUSALS = {
+  429: "The provider of the model is overloaded, or its limit is reached (429).",
+  500: "The provider of the model has an error (500).",
+  503: "The model is not available now (503).",
+};
+
 /** Collects events, each once, in the order in which they come. */
 export class Timeline {
   items = [];
@@ -39,6 +45,12 @@ export class Timeline {
   get waiting() {
     if (this.run !== "waiting_for_confirmation") return [];
     return this.items.filter((item) => item.type === "tool" && !item.output && !item.error && !item.rejected).slice(-10);
+  }
+
+  /** Whether the last that happened is that somebody rejected what the agent asked for. */
+  get isRejected() {
+    const last = this.items.findLast(({ type }) => ["tool", "user", "agent"].includes(type));
+    return Boolean(last?.rejected);
   }
 
   #push(event, type, label, more) {
@@ -123,10 +135,21 @@ export class Timeline {
   onConversationStateUpdateEvent({ key, value, timestamp }) {
     if (key === "execution_status") this.#learn(value, timestamp);
     else if (key === "stats") this.#count(value, timestamp);
+    else if (key === "model_refusal") this.#noteRefusal(value, timestamp);
     else if (key === "full_state") {
       this.#learn(value?.execution_status, timestamp);
       this.#count(value?.stats, timestamp);
     }
+  }
+
+  /** The agent asks again by itself; refusals in a row are shown as one. */
+  #noteRefusal({ status, message }, at) {
+    this.#endDraft();
+    const last = this.items.at(-1);
+    const times = last?.type === "refusal" ? last.times + 1 : 1;
+    const text = `${REFUSALS[status] ?? message} The agent tries again by itself${times > 1 ? `; so far it was refused ${times} times` : ""}.`;
+    if (times > 1) this.items.pop();
+    this.items.push({ key: `refusal-${at}`, type: "refusal", label: "The model does not answer", text, at, times, status });
   }
 
   /** What was told later may have come before: the state at a start is often reported after the run has begun. */

@@ -1,4 +1,5 @@
 // The parts that views are made of: buttons, fields, icons, messages, dialogs.
+import { onAnswer } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
 
@@ -81,9 +82,12 @@ export const Pill = ({ state: [word, tone] }) => html`<span class="pill ${tone}"
 
 export const Spinner = ({ label = "Loading" }) => html`<p class="spinner" role="status">${label}</p>`;
 
-/** What went wrong, and what to do about it. */
+/** What went wrong, and what to do about it. That the server does not answer is shown until it does. */
 export function Problem({ error, title, onAgain }) {
-  if (!error) return null;
+  const [over, setOver] = useState(null);
+  const isUnreachable = error?.status === 0;
+  useEffect(() => (isUnreachable ? onAnswer(() => setOver(error)) : undefined), [error]);
+  if (!error || over === error) return null;
   return html`
     <div class="problem" role="alert">
       <${Icon} name="warn" />
@@ -186,6 +190,16 @@ export function Copyable({ text }) {
       <${Button} icon=${isCopied ? "check" : "copy"} isIcon label=${isCopied ? "Copied" : "Copy"} onPress=${copy} />
     </div>
   `;
+}
+
+/** What is shown once, such as a new key: it comes into sight, and is read out. */
+export function Once({ title, text }) {
+  const ref = useRef(null);
+  useEffect(() => {
+    ref.current.focus({ preventScroll: true });
+    ref.current.scrollIntoView({ block: "center" });
+  }, [text]);
+  return html`<div class="success" role="status" tabindex="-1" ref=${ref}><div><strong>${title}</strong><${Copyable} text=${text} /></div></div>`;
 }
 
 export const Empty = ({ icon, title, children }) => html`

@@ -35,9 +35,13 @@ export function Changes({ conversation }) {
 
 function FileDiff({ conversation, path }) {
   const diff = useLoaded(() => get(`${conversationPath(conversation.id)}/git/diff`, { path }), [path]);
-  if (diff.error) return html`<${Problem} error=${diff.error} />`;
-  if (!diff.value) return html`<${Spinner} />`;
-  return html`<${Diff} before=${diff.value.original} after=${diff.value.modified} />`;
+  // Files that are no text, or too large, are refused or come without any text on both sides.
+  if (diff.error && ![400, 422, 502].includes(diff.error.status)) return html`<${Problem} error=${diff.error} />`;
+  if (diff.isLoading) return html`<${Spinner} />`;
+  if (diff.error || (diff.value.original ?? "") === (diff.value.modified ?? "")) {
+    return html`<p class="hint binary"><${Icon} name="file" /> This file is binary, empty or too large, so its lines are not compared.</p>`;
+  }
+  return html`<${Diff} before=${diff.value.original} after=${diff.value.modified} path=${path} />`;
 }
 
 export function Files({ conversation }) {

@@ -1,5 +1,6 @@
 """Conversations in the console: a real browser, real agents and a scripted model."""
 
+import re
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
@@ -280,14 +281,23 @@ async def test_files_and_changes_of_the_workspace_are_shown(console: Console) ->
     await page.get_by_role("button", name="new.txt").click()
     await expect(page.locator(".output", has_text="first")).to_be_visible()
     await page.get_by_role("link", name="Terminal").click()
-    session = page.get_by_role("list", name="Commands").get_by_role("listitem")
-    await expect(session.filter(has_text="git status --short")).to_contain_text("?? sub/")
-    await page.get_by_label("Command", exact=True).fill("cat sub/new.txt; exit 3")
-    await page.get_by_role("button", name="Run").click()
-    await expect(session.filter(has_text="you $ cat")).to_contain_text("first")
-    await expect(session.filter(has_text="you $ cat")).to_contain_text("Exit code 3")
+    agents = page.get_by_role("group", name="The agent's commands").locator(".xterm-rows")
+    await expect(agents).to_contain_text("$ mkdir -p sub")
+    await expect(agents).to_contain_text("?? sub/")
     assert await serious(page) == []
     await picture(page, "terminal")
+    await page.get_by_role("button", name="Your shell").click()
+    shell = page.get_by_role("group", name="Your shell")
+    await expect(shell.locator(".xterm-rows")).to_contain_text(re.compile(r"[$#]"))
+    await page.keyboard.type("test -t 0 && echo on-$((40 + 2)); cat sub/new.txt; tput cols\n")
+    await expect(shell.locator(".xterm-rows")).to_contain_text("on-42")
+    await expect(shell.locator(".xterm-rows")).to_contain_text("first")
+    await page.keyboard.type("printf '\\033[31mred\\033[0m\\n'; top -b -n 1 | head -3\n")
+    await expect(shell.locator(".xterm-rows .xterm-fg-1", has_text="red")).to_be_visible()
+    await page.keyboard.type("exit\n")
+    await expect(page.get_by_text("The shell has ended.")).to_be_visible()
+    assert await serious(page) == []
+    await picture(page, "shell")
     await page.get_by_role("link", name="Ports").click()
     await expect(page.get_by_role("link", name="Worker 1")).to_be_visible()
 
