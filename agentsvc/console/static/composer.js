@@ -1,5 +1,6 @@
 // What is said to an agent: the draft, what is on its way, and what can be done with the run.
 import { agentPath, call, get, keep, kept, post, V1 } from "./api.js";
+import { Attachments, attach, withFiles } from "./attachments.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
 import { Markdown } from "./markdown.js";
@@ -55,16 +56,39 @@ const waiting = (number) => (number === 1 ? "A message is queued: the agent gets
 
 export function Composer({ conversation, run, timeline, attempt, outbox, text, setText }) {
   const field = useRef(null);
+  const chooser = useRef(null);
   const status = conversation.sandbox_status;
   const agent = agentPath(conversation);
   const isRejected = timeline.isRejected && run !== "running" && !outbox.messages.length;
   useEffect(() => {
     if (isRejected) field.current?.focus();
   }, [isRejected]);
+  const [files, setFiles] = useState([]);
+  const [isOver, setOver] = useState(false);
   const send = () => {
-    if (!text.trim()) return;
-    outbox.send(text.trim());
+    const said = withFiles(text.trim(), files);
+    if (!said) return;
+    outbox.send(said, files.map(({ image }) => image).filter(Boolean));
     setText("");
+    setFiles([]);
+  };
+  const add = (chosen) => chosen.length > 0 && attempt(async () => {
+    const added = await attach(conversation, chosen);
+    setFiles((old) => [...old, ...added]);
+  });
+  const onPaste = (event) => {
+    if (!event.clipboardData.files.length) return;
+    event.preventDefault();
+    add(event.clipboardData.files);
+  };
+  const onDrop = (event) => {
+    event.preventDefault();
+    setOver(false);
+    add(event.dataTransfer.files);
+  };
+  const onOver = (event) => {
+    event.preventDefault();
+    setOver(true);
   };
   const onKey = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -85,8 +109,9 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
       <p class="banner" role="status"><${Icon} name="cross" /><span>You rejected this step, and the agent waits. Tell it what to do instead, or let it find another way.</span>
       <${Button} icon="play" onPress=${resume} label="Continue without it" /></p>`}
     ${conversation.queued_messages > outbox.messages.length && html`<p class="banner" role="status"><span class="spinner">${waiting(conversation.queued_messages)}</span></p>`}
-    <form class="composer" onSubmit=${(event) => event.preventDefault()}>
-      <textarea rows="2" ref=${field} aria-label="Message to the agent" placeholder=${isRejected ? "What should the agent do instead?" : "Message to the agent"} value=${text}
+    <form class="composer ${isOver ? "over" : ""}" onSubmit=${(event) => event.preventDefault()} onDragOver=${onOver} onDragLeave=${() => setOver(false)} onDrop=${onDrop}>
+      <${Attachments} files=${files} onRemove=${(file) => setFiles((old) => old.filter((one) => one !== file))} />
+      <textarea rows="2" ref=${field} data-key="message" onPaste=${onPaste} aria-label="Message to the agent" placeholder=${isRejected ? "What should the agent do instead?" : "Message to the agent"} value=${text}
         onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
       <div class="composer-actions">
         ${run === "running" && status === "RUNNING" && html`
@@ -94,6 +119,8 @@ export function Composer({ conversation, run, timeline, attempt, outbox, text, s
           <${Button} icon="stop" onPress=${act("interrupt")} label="Interrupt" title="Stop at once" />`}
         ${["paused", "idle"].includes(run) && !isRejected && status === "RUNNING" && html`<${Button} icon="play" onPress=${resume} label="Resume" />`}
         <span class="grow"></span>
+        <input type="file" multiple hidden ref=${chooser} onChange=${(event) => { add(event.target.files); event.target.value = ""; }} />
+        <${Button} kind="bare" icon="clip" isIcon label="Attach files" onPress=${() => chooser.current.click()} />
         <${Button} kind="primary" icon="send" onPress=${send} label="Send" />
       </div>
     </form>

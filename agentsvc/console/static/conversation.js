@@ -1,15 +1,17 @@
 // One conversation, live: what happened, what can be done now, and the workspace beside it.
 import { agentPath, conversationPath, download, get, patch, post, remove, V1 } from "./api.js";
+import { useAttention } from "./attention.js";
 import { Call, Card } from "./cards.js";
 import { Composer, Pending, useDraft } from "./composer.js";
 import { conversationState, count, money } from "./format.js";
-import { html, useCallback, useEffect, useRef, useState } from "./html.js";
+import { html, useCallback, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Markdown } from "./markdown.js";
 import { useOutbox } from "./outbox.js";
 import { store, useStore } from "./store.js";
 import { Stream } from "./stream.js";
 import { Terminal } from "./terminal.js";
-import { Timeline } from "./timeline.js";
+import { Split } from "./split.js";
+import { Timeline, grouped } from "./timeline.js";
 import { Button, Dialog, Empty, Icon, Pill, Problem, Question, Spinner, TextField, go } from "./ui.js";
 import { VirtualList } from "./virtual.js";
 import { Changes, Files, Ports } from "./workspace.js";
@@ -66,12 +68,18 @@ function useConversation(id) {
 
 export function ConversationView({ id, part, settings }) {
   const { conversation, error } = useConversation(id);
+  const [text, setText] = useDraft(id);
+  useAttention(conversation?.title);
   const live = useTimeline(id);
   if (live.isGone || error?.status === 404) {
     return html`<${Empty} icon="chat" title="This conversation is not here"><a href="#/new">Start another one</a><//>`;
   }
   if (!conversation) return error ? html`<div class="page"><${Problem} error=${error} /></div>` : html`<${Spinner} />`;
   const run = live.timeline.run ?? conversation.execution_status;
+  const comment = (place) => {
+    setText((old) => `${old ? `${old.trimEnd()}\n\n` : ""}${place}\n`);
+    document.querySelector("[data-key=message]")?.focus();
+  };
   const Part = { changes: Changes, files: Files, terminal: Terminal, ports: Ports }[part];
   return html`
     <div class="conversation">
@@ -81,9 +89,9 @@ export function ConversationView({ id, part, settings }) {
           <a href=${`#/c/${id}${name && `/${name}`}`} aria-current=${part === name ? "page" : null}>${label}</a>
         `)}
       </nav>
-      ${Part
-        ? html`<div class="page wide-page"><${Part} key=${part} conversation=${conversation} sandbox=${store.sandboxes.get(conversation.sandbox_id)} timeline=${live.timeline} /></div>`
-        : html`<${Talk} conversation=${conversation} run=${run} live=${live} />`}
+      <${Split} name="conversation" left=${html`<${Talk} conversation=${conversation} run=${run} live=${live} text=${text} setText=${setText} />`}
+        right=${Part && html`<div class="page wide-page"><${Part} key=${part} conversation=${conversation} sandbox=${store.sandboxes.get(conversation.sandbox_id)}
+          timeline=${live.timeline} onComment=${comment} /></div>`} />
     </div>
   `;
 }
@@ -106,6 +114,7 @@ function Top({ conversation, run, live, settings }) {
         </p>
       </div>
       <div class="head-side">
+        <${Button} kind="bare" icon="search" isIcon label="Find" title="Find in the conversation (F)" onPress=${() => document.querySelector("button[data-key=find]")?.click()} />
         <${Button} kind="bare" icon="pen" isIcon needs="run" label="Rename" onPress=${() => setAsked("rename")} />
         <${Button} kind="bare" icon="down" isIcon label="Download" onPress=${() => save(`${conversationPath(conversation.id)}/download`)} />
         <${Button} kind="bare" icon="trash" isIcon needs="run" label="Delete" onPress=${() => setAsked("delete")} />
@@ -163,10 +172,12 @@ function Rename({ conversation, onClose }) {
   `;
 }
 
-function Talk({ conversation, run, live: { timeline, isLoaded } }) {
+function Talk({ conversation, run, text, setText, live: { timeline, isLoaded } }) {
   const [open, setOpen] = useState(() => new Set());
   const [error, setError] = useState(null);
-  const [text, setText] = useDraft(conversation.id);
+  const items = useMemo(() => grouped(timeline.items, run === "running"), [timeline.count, run]);
+  const [find, setFind] = useState(null);
+  const list = useRef(null);
   const outbox = useOutbox(conversation, timeline, isLoaded);
   const toggle = useCallback((key) => setOpen((old) => {
     const next = new Set(old);
@@ -185,7 +196,9 @@ function Talk({ conversation, run, live: { timeline, isLoaded } }) {
   };
   return html`
     ${!isLoaded && !timeline.items.length && html`<${Spinner} label="Loading the events" />`}
-    <${VirtualList} items=${timeline.items} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
+    ${find !== null && html`<${Find} items=${items} words=${find} onWords=${setFind} onGo=${(key) => list.current?.(key)} onOpen=${setOpen} />`}
+    <button type="button" class="hidden" tabindex="-1" data-key="find" onClick=${() => setFind("")}>Find in the conversation</button>
+    <${VirtualList} items=${items} goTo=${list} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
       <${Draft} timeline=${timeline} />
       <${Pending} outbox=${outbox} conversation=${conversation} setText=${setText} />
       ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}
@@ -198,6 +211,44 @@ function Talk({ conversation, run, live: { timeline, isLoaded } }) {
     </div>
   `;
 }
+
+/** Looks for words in what happened, and goes from one place to the next. */
+function Find({ items, words, onWords, onGo, onOpen }) {
+  const [at, setAt] = useState(0);
+  const field = useRef(null);
+  useEffect(() => field.current.focus(), []);
+  const found = useMemo(() => {
+    const wanted = words.toLowerCase();
+    return wanted ? items.filter((item) => textOfItem(item).includes(wanted)) : [];
+  }, [items, words]);
+  const go = (next) => {
+    if (!found.length) return;
+    const place = (next + found.length) % found.length;
+    setAt(place);
+    const item = found[place];
+    if (["tool", "group", "thought"].includes(item.type)) onOpen((old) => new Set([...old, item.key]));
+    onGo(item.key);
+  };
+  const onKey = (event) => {
+    if (event.key === "Escape") onWords(null);
+    else if (event.key === "Enter") go(event.shiftKey ? at - 1 : at + 1);
+    else return;
+    event.preventDefault();
+  };
+  return html`
+    <div class="find" role="search">
+      <input ref=${field} aria-label="Find in the conversation" placeholder="Find in the conversation" value=${words} onKeyDown=${onKey}
+        onInput=${(event) => { onWords(event.target.value); setAt(-1); }} />
+      <span class="hint" role="status">${words ? (found.length ? `${Math.max(at, 0) + 1} of ${found.length}` : "Not found") : ""}</span>
+      <${Button} icon="up" isIcon kind="bare" label="The one before" onPress=${() => go(at - 1)} />
+      <${Button} icon="downward" isIcon kind="bare" label="The next one" onPress=${() => go(at + 1)} />
+      <${Button} icon="cross" isIcon kind="bare" label="Close" onPress=${() => onWords(null)} />
+    </div>
+  `;
+}
+
+const textOfItem = ({ text, action, output, error, steps, summary }) => (steps ? steps.map(textOfItem).join("\n")
+  : [text, summary, action?.command, action?.path, action?.file_text, output?.text, error].filter((one) => typeof one === "string").join("\n").toLowerCase());
 
 function announcement(run, timeline) {
   if (run === "waiting_for_confirmation") return "The agent asks for your confirmation";
@@ -234,9 +285,9 @@ function Confirmation({ conversation, timeline, attempt }) {
           <${Call} action=${item.action} /></div>
       `)}
       <div class="confirm-actions">
-        <input aria-label="Reason, if you reject" placeholder="Reason, if you reject" value=${reason} onInput=${(event) => setReason(event.target.value)} />
-        <${Button} kind="danger" icon="cross" needs="run" onPress=${answer(false)} label="Reject" />
-        <${Button} kind="primary" icon="check" needs="run" onPress=${answer(true)} label="Confirm" />
+        <input data-key="reason" aria-label="Reason, if you reject" placeholder="Reason, if you reject" value=${reason} onKeyDown=${(event) => event.key === "Enter" && answer(false)()} onInput=${(event) => setReason(event.target.value)} />
+        <${Button} kind="danger" icon="cross" needs="run" onPress=${answer(false)} label="Reject" title="Reject (R)" />
+        <${Button} kind="primary" icon="check" needs="run" data-key="confirm" onPress=${answer(true)} label="Confirm" title="Confirm (A)" />
       </div>
     </section>
   `;

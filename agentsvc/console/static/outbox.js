@@ -35,9 +35,9 @@ class Outbox {
   }
 
   /** Keep a message and send it; `told` is how often the conversation has one of this text. */
-  add(conversation, text, told) {
+  add(conversation, text, told, images) {
     const before = this.messages.filter((one) => one.text === text).length;
-    const message = { key: newId(), text, at: new Date().toISOString(), state: SENDING, seen: told + before };
+    const message = { key: newId(), text, images, at: new Date().toISOString(), state: SENDING, seen: told + before };
     this.write([...this.messages, message]);
     this.deliver(conversation, message);
   }
@@ -54,11 +54,11 @@ class Outbox {
     for (const message of this.messages) if (message.state === SENDING) this.deliver(conversation, message);
   }
 
-  async deliver(conversation, { key, text, isQueued }) {
+  async deliver(conversation, { key, text, images, isQueued }) {
     if (this.sending.has(key)) return;
     this.sending.add(key);
     const path = conversationPath(this.id);
-    const content = textContent(text);
+    const content = [...textContent(text), ...(images?.length ? [{ type: "image", image_urls: images }] : [])];
     const queue = () => {
       this.change(key, { isQueued: true });
       return post(`${V1}/conversations/${this.id}/pending-messages`, { role: "user", content }, key);
@@ -103,7 +103,7 @@ export function useOutbox(conversation, timeline, isLoaded) {
   const told = (text) => timeline.items.filter((item) => item.type === "user" && item.text === text).length;
   return {
     messages: outbox.messages,
-    send: (text) => outbox.add(conversation, text, told(text)),
+    send: (text, images = []) => outbox.add(conversation, text, told(text), images),
     retry: (key) => outbox.retry(conversation, key),
     drop: useCallback((key) => outbox.drop(key), [outbox]),
   };

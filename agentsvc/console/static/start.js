@@ -8,6 +8,12 @@ import { Button, Empty, Head, Icon, Problem, SelectField, Spinner, TextField, go
 
 const SEARCH_WAIT_MS = 300;
 const DRAFT = "draft new";
+const EXAMPLES = [
+  ["Explain a repository", "Read this repository, and write down what it does, how it is built and tested, and where to begin reading."],
+  ["Mend failing tests", "Run the tests. Find out why some fail, mend the cause and not the test, and show that all pass."],
+  ["Add tests", "Find the part of the code that is tested least but used most, and write tests for it in the style of those that are there."],
+  ["Update dependencies", "Bring the dependencies up to date one by one. Run the tests after each, and leave out what breaks them, with the reason."],
+];
 const EMPTY = { message: "", repository: "", branch: "", spec: "", provider: "" };
 
 export function NewConversation({ settings }) {
@@ -49,6 +55,9 @@ export function NewConversation({ settings }) {
         <textarea id="first-message" rows="6" value=${form.message} onKeyDown=${onKey}
           placeholder="Describe the task. Name files, and say how to tell that it is done."
           onInput=${(event) => change("message")(event.target.value)}></textarea>
+        ${!form.message && html`<ul class="examples" aria-label="Examples">
+          ${EXAMPLES.map(([name, text]) => html`<li key=${name}><button type="button" onClick=${() => { change("message")(text); document.getElementById("first-message").focus(); }}>${name}</button></li>`)}
+        </ul>`}
         <${Repository} form=${form} change=${change} providers=${Object.keys(settings?.provider_tokens_set ?? {})} />
         ${(specs.value?.length ?? 0) > 1 && html`
           <${SelectField} label="Sandbox spec" hint="What the sandbox is made from: its image, limits and network."

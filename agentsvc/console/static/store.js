@@ -52,8 +52,9 @@ class Store {
       this.tasks = byId(tasks);
       this.sandboxes = byId(sandboxes);
       this.isLoaded = true;
-    } catch (error) {
-      if (!this.isLoaded) setTimeout(() => this.load(), 2000);
+    } catch {
+      // Whatever came meanwhile is missing until this has worked out.
+      setTimeout(() => this.load(), 2000);
     }
     this.tell();
   }

@@ -65,7 +65,7 @@ export class Timeline {
   }
 
   onMessageEvent(event) {
-    const text = textOf(event.llm_message?.content);
+    const text = textOf((event.llm_message?.content ?? []).filter((part) => part.text !== undefined));
     const images = (event.llm_message?.content ?? []).flatMap((part) => part.image_urls ?? []);
     if (event.source === "user") return void this.#push(event, "user", "You", { text, images });
     this.#endDraft();
@@ -100,6 +100,7 @@ export class Timeline {
     if (!item) return;
     const { observation } = event;
     item.output = { text: textOf(observation.content), ...observation };
+    item.seconds = (Date.parse(event.timestamp) - Date.parse(item.at)) / 1000;
     this.#touch(item);
   }
 
@@ -204,6 +205,47 @@ export class Timeline {
   #touch(item) {
     item.version = (item.version ?? 0) + 1;
   }
+}
+
+const COMMANDS = ["TerminalAction", "ExecuteBashAction"];
+const LEAST_IN_GROUP = 3;
+
+const isStep = ({ type }) => type === "tool" || type === "thought";
+const isDone = ({ type, output, error, rejected }) => type !== "tool" || output || error || rejected;
+
+/** Put steps in a row that are done into groups; those that go on, and the last while the agent works, are left alone. */
+export function grouped(items, isRunning) {
+  const shown = [];
+  for (let at = 0; at < items.length; at += 1) {
+    let end = at;
+    while (end < items.length && isStep(items[end]) && isDone(items[end])) end += 1;
+    const steps = items.slice(at, end);
+    const isLast = isRunning && end === items.length;
+    if (steps.filter(({ type }) => type === "tool").length < LEAST_IN_GROUP || isLast) {
+      shown.push(...(steps.length ? steps : [items[at]]));
+    } else {
+      shown.push({ key: `group-${steps[0].key}`, type: "group", label: groupLabel(steps), at: steps[0].at, steps });
+    }
+    at = Math.max(at, end - 1);
+  }
+  return shown;
+}
+
+/** Return what a group of steps did, such as "Ran 12 commands, edited 3 files, 41 s". */
+function groupLabel(steps) {
+  const tools = steps.filter(({ type }) => type === "tool");
+  const commands = tools.filter(({ action }) => COMMANDS.includes(action?.kind)).length;
+  const edited = new Set(tools.filter(({ action }) => action?.kind === "FileEditorAction" && action.command !== "view").map(({ action }) => action.path)).size;
+  const read = new Set(tools.filter(({ action }) => action?.kind === "FileEditorAction" && action.command === "view").map(({ action }) => action.path)).size;
+  const others = tools.filter(({ action }) => !COMMANDS.includes(action?.kind) && action?.kind !== "FileEditorAction").length;
+  const count = (number, one, many) => (number ? `${number} ${number === 1 ? one : many}` : "");
+  const parts = [
+    commands && `ran ${count(commands, "command", "commands")}`, read && `read ${count(read, "file", "files")}`,
+    edited && `edited ${count(edited, "file", "files")}`, others && `used ${count(others, "other tool", "other tools")}`,
+  ].filter(Boolean);
+  const seconds = Math.round(tools.reduce((sum, one) => sum + (one.seconds ?? 0), 0));
+  const text = parts.join(", ") + (seconds ? `, ${seconds} s` : "");
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 function readArguments(call) {

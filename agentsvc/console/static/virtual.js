@@ -37,9 +37,9 @@ class Heights {
 
 /**
  * Show items, each with a `key`. Who is at the end stays there as items are added; who reads further up
- * stays where they are.
+ * stays where they are. `goTo`, a reference, gets what brings the item of a key into sight.
  */
-export function VirtualList({ items, show, label, children }) {
+export function VirtualList({ items, show, label, goTo, children }) {
   const box = useRef(null);
   const heights = useRef(new Heights()).current;
   const isAtEnd = useRef(true);
@@ -60,6 +60,19 @@ export function VirtualList({ items, show, label, children }) {
     box.current.scrollTop = box.current.scrollHeight;
     redraw((count) => count + 1);
   }, []);
+
+  if (goTo) {
+    goTo.current = (key) => {
+      const at = items.findIndex((item) => item.key === key);
+      if (at < 0) return;
+      isAtEnd.current = false;
+      seen.current.isLetGo = true;
+      box.current.scrollTop = Math.max(0, heights.offsets[at] - 40);
+      redraw((count) => count + 1);
+      // What comes into sight is measured, and may move it.
+      setTimeout(() => box.current?.querySelector(`[data-key="${CSS.escape(key)}"]`)?.scrollIntoView({ block: "center" }), 120);
+    };
+  }
 
   const observer = useRef(null);
   observer.current ??= new ResizeObserver((entries) => {
