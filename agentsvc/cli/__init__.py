@@ -76,9 +76,9 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            if close and "mean" not in exc.message.lower():
-                exc.message += f" Did you mean `{close[0]}`?"
-            raise
+            if not close or "mean" in exc.message.lower():
+                raise
+            raise click.UsageError(f"{exc.message} Did you mean `{close[0]}`?", ctx) from exc
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the subcommands in their groups."""

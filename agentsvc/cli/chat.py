@@ -180,4 +180,6 @@ class Chat:
                 self._view.say("the conversation is over")
                 self._lines.put(None)
                 return False
+            case _:
+                pass
         return True

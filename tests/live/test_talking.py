@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from agentsvc.cli import cli
 from tests.live.client import LiveClient
+from tests.live.events import outputs
 from tests.live.scripts import WORDS, run
 
 pytestmark = [
@@ -32,11 +33,7 @@ async def test_what_an_agent_asks_is_confirmed_and_rejected(client: LiveClient) 
     assert conversation_id in json.loads(status.stdout)["waiting"]
     confirmed = await called(client, "conversations", "confirm", short)
     assert confirmed.exit_code == 0, confirmed.output
-    async with asyncio.timeout(client.patience):
-        while not any(
-            one["kind"] == "ObservationEvent" for one in await client.events(conversation_id)
-        ):
-            await asyncio.sleep(0.2)
+    await client.until(conversation_id, lambda events: len(outputs(events)) == 1)
     await client.wait_for_execution(conversation_id, "waiting_for_confirmation")
     rejected = await called(client, "conversations", "reject", short, "--reason", "not that")
     assert rejected.exit_code == 0, rejected.output
@@ -80,6 +77,4 @@ async def test_a_chat_takes_messages_and_orders(client: LiveClient) -> None:
     assert "finished, " in talked.stderr
     assert "there is no `/nonsense`" in talked.stderr
     await client.wait_for_execution(conversation_id, "finished")
-    async with asyncio.timeout(client.patience):
-        while WORDS not in json.dumps(await client.events(conversation_id)):
-            await asyncio.sleep(0.2)
+    await client.until(conversation_id, lambda events: WORDS in json.dumps(events))
