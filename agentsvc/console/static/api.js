@@ -54,13 +54,23 @@ export async function logOut() {
 
 const KEPT = `agentsvc-kept ${BASE.pathname} `;
 
+/** What the browser has no room for is kept as long as the page. */
+const unkept = new Map();
+
 /** Keep a value in this browser until the log-out, under a name; null removes it. */
 export function keep(name, value) {
-  if (value === null) localStorage.removeItem(KEPT + name);
-  else localStorage.setItem(KEPT + name, JSON.stringify(value));
+  unkept.delete(name);
+  localStorage.removeItem(KEPT + name);
+  if (value === null) return;
+  try {
+    localStorage.setItem(KEPT + name, JSON.stringify(value));
+  } catch {
+    unkept.set(name, value);
+  }
 }
 
 export function kept(name) {
+  if (unkept.has(name)) return unkept.get(name);
   try {
     return JSON.parse(localStorage.getItem(KEPT + name));
   } catch {

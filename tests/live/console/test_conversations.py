@@ -258,6 +258,7 @@ async def test_two_tabs_and_a_reload_in_the_middle_see_the_same(console: Console
     await first.reload()
     for page in (first, second):
         await expect(the_end(page)).to_have_count(1)
+        await page.locator(".fold-head").filter(has_text="Ran 6 commands").click()
         for i in range(6):
             await expect(page.locator(".fold-head").filter(has_text=f"step-{i}-")).to_have_count(1)
         await expect(state_of(page)).to_have_text("Finished")
