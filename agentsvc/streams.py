@@ -75,10 +75,13 @@ class Streams:
         self._beat_seconds = beat_seconds
 
     async def of_conversation(
-        self, user_id: str, conversation_id: str, *, after: int
+        self, user_id: str, conversation_id: str, *, after: int, latest: int | None = None
     ) -> "ConversationStream":
-        """Return the events behind a number, -1 for all; raises NotFound."""
+        """Return the events behind a number, -1 for all, or `latest` of them; raises NotFound."""
         await self._conversations.get(user_id, conversation_id, include_starting=True)
+        if latest is not None:
+            last = await self._events.find_last(conversation_id)
+            after = max(-1, (-1 if last is None else last) - latest)
         return ConversationStream(
             self._announcements,
             self._events,

@@ -8,7 +8,7 @@ import { html, useCallback, useEffect, useMemo, useRef, useState } from "./html.
 import { Markdown } from "./markdown.js";
 import { useOutbox } from "./outbox.js";
 import { store, useStore } from "./store.js";
-import { Stream } from "./stream.js";
+import { Stream, readEvents } from "./stream.js";
 import { Terminal } from "./terminal.js";
 import { Split } from "./split.js";
 import { Timeline, grouped } from "./timeline.js";
@@ -17,6 +17,8 @@ import { VirtualList } from "./virtual.js";
 import { Changes, Files, Ports } from "./workspace.js";
 
 const DRAW_MS = 50;
+/** How many events are loaded at once. */
+const PART = 500;
 const PARTS = [
   ["", "Conversation"],
   ["changes", "Changes"],
@@ -25,13 +27,46 @@ const PARTS = [
   ["ports", "Ports"],
 ];
 
+/** The events of a conversation that are loaded: the last ones first, those before them when they are asked for. */
+class History {
+  timeline = new Timeline();
+  events = [];
+  first = null;
+  isLoading = false;
+
+  add(event, id) {
+    this.first ??= id;
+    this.events.push(event);
+    this.timeline.add(event);
+  }
+
+  get hasMore() {
+    return this.first > 0;
+  }
+
+  async loadOlder(path) {
+    if (this.isLoading || !this.hasMore) return;
+    this.isLoading = true;
+    const from = Math.max(0, this.first - PART);
+    const older = await readEvents(path, from, this.first - 1);
+    this.events = [...older, ...this.events];
+    this.first = from;
+    const timeline = new Timeline();
+    for (const event of this.events) timeline.add(event);
+    timeline.takeDraft(this.timeline);
+    this.timeline = timeline;
+    this.isLoading = false;
+  }
+}
+
 /** Follow the events of a conversation; they are drawn together, however fast they come. */
 function useTimeline(id) {
-  const timeline = useRef(null);
+  const history = useRef(null);
   const [state, setState] = useState({ isLoaded: false, isGone: false });
   const [, redraw] = useState(0);
+  const path = `${V1}/conversation/${id}/events/stream`;
   useEffect(() => {
-    timeline.current = new Timeline();
+    history.current = new History();
     let timer = null;
     const draw = () => {
       timer ??= setTimeout(() => {
@@ -39,21 +74,22 @@ function useTimeline(id) {
         redraw((turn) => turn + 1);
       }, DRAW_MS);
     };
-    const stream = new Stream(`${V1}/conversation/${id}/events/stream`, (type, data) => {
-      if (type === "event") timeline.current.add(data);
-      else if (type === "delta") timeline.current.addDelta(data);
+    const stream = new Stream(path, (type, data, number) => {
+      if (type === "event") history.current.add(data, number);
+      else if (type === "delta") history.current.timeline.addDelta(data);
       else if (type === "ready") setState((old) => ({ ...old, isLoaded: true }));
-      else if (type === "resync" && data.last_event_id === null) timeline.current = new Timeline();
+      else if (type === "resync" && data.last_event_id === null) history.current = new History();
       else if (type === "end") setState({ isLoaded: true, isGone: data.reason === "deleted" });
       draw();
-    });
+    }, () => {}, { latest: PART });
     return () => {
       clearTimeout(timer);
       stream.close();
     };
   }, [id]);
-  timeline.current ??= new Timeline();
-  return { timeline: timeline.current, ...state };
+  history.current ??= new History();
+  const loadOlder = useCallback(() => history.current.loadOlder(path).then(() => redraw((turn) => turn + 1)), [path]);
+  return { timeline: history.current.timeline, hasMore: history.current.hasMore, loadOlder, ...state };
 }
 
 /** Return a conversation as the list has it; asked for by itself until that is there. */
@@ -172,10 +208,10 @@ function Rename({ conversation, onClose }) {
   `;
 }
 
-function Talk({ conversation, run, text, setText, live: { timeline, isLoaded } }) {
+function Talk({ conversation, run, text, setText, live: { timeline, isLoaded, hasMore, loadOlder } }) {
   const [open, setOpen] = useState(() => new Set());
   const [error, setError] = useState(null);
-  const items = useMemo(() => grouped(timeline.items, run === "running"), [timeline.count, run]);
+  const items = useMemo(() => grouped(timeline.items, run === "running"), [timeline, timeline.count, run]);
   const [find, setFind] = useState(null);
   const list = useRef(null);
   const outbox = useOutbox(conversation, timeline, isLoaded);
@@ -198,7 +234,7 @@ function Talk({ conversation, run, text, setText, live: { timeline, isLoaded } }
     ${!isLoaded && !timeline.items.length && html`<${Spinner} label="Loading the events" />`}
     ${find !== null && html`<${Find} items=${items} words=${find} onWords=${setFind} onGo=${(key) => list.current?.(key)} onOpen=${setOpen} />`}
     <button type="button" class="hidden" tabindex="-1" data-key="find" onClick=${() => setFind("")}>Find in the conversation</button>
-    <${VirtualList} items=${items} goTo=${list} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
+    <${VirtualList} items=${items} goTo=${list} onTop=${hasMore ? loadOlder : null} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
       <${Draft} timeline=${timeline} />
       <${Pending} outbox=${outbox} conversation=${conversation} setText=${setText} />
       ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}

@@ -12,11 +12,12 @@ const DELETED = 4004;
 
 /** A stream of one page; a page nobody sees lets go of its own after a while. */
 export class Stream {
-  constructor(path, onMessage, onState = () => {}, { isForHidden = false } = {}) {
+  constructor(path, onMessage, onState = () => {}, { isForHidden = false, after = null, latest = null } = {}) {
     this.path = path;
+    this.latest = latest;
     this.onMessage = onMessage;
     this.onState = onState;
-    this.last = null;
+    this.last = after;
     this.wait = FIRST_WAIT_MS;
     this.isOver = false;
     this.onVisible = () => this.heedVisibility();
@@ -29,6 +30,7 @@ export class Stream {
     const address = new URL(url(this.path));
     address.protocol = address.protocol.replace("http", "ws");
     if (this.last !== null) address.searchParams.set("after", this.last);
+    else if (this.latest !== null) address.searchParams.set("latest", this.latest);
     const socket = new WebSocket(address);
     this.socket = socket;
     socket.onopen = () => socket.send(JSON.stringify({ type: "auth", session_api_key: storedLogin() ?? "" }));
@@ -42,7 +44,7 @@ export class Stream {
       this.wait = FIRST_WAIT_MS;
       this.onState(true);
     }
-    this.onMessage(type, data);
+    this.onMessage(type, data, id);
   }
 
   end(code, reason) {
@@ -81,6 +83,21 @@ export class Stream {
     clearTimeout(this.hiding);
     document.removeEventListener("visibilitychange", this.onVisible);
   }
+}
+
+/** Return the events of a conversation from one number up to another. */
+export function readEvents(path, from, to) {
+  return new Promise((resolve) => {
+    const found = [];
+    const settle = () => {
+      stream.close();
+      resolve(found);
+    };
+    const stream = new Stream(path, (type, data, id) => {
+      if (type === "event" && id <= to) found.push(data);
+      if (type !== "event" || id >= to) settle();
+    }, () => {}, { isForHidden: true, after: from > 0 ? from - 1 : null });
+  });
 }
 
 /**

@@ -41,6 +41,12 @@ export class Timeline {
     this.draftThought += reasoning_content ?? "";
   }
 
+  /** Go on with what another timeline has of what is being said. */
+  takeDraft({ draft, draftThought }) {
+    this.draft = draft;
+    this.draftThought = draftThought;
+  }
+
   /** Return the calls that wait to be confirmed. */
   get waiting() {
     if (this.run !== "waiting_for_confirmation") return [];
