@@ -105,6 +105,7 @@ function useConversation(id) {
 export function ConversationView({ id, part, settings }) {
   const { conversation, error } = useConversation(id);
   const [text, setText] = useDraft(id);
+  const [find, setFind] = useState(null);
   useAttention(conversation?.title);
   const live = useTimeline(id);
   if (live.isGone || error?.status === 404) {
@@ -119,20 +120,20 @@ export function ConversationView({ id, part, settings }) {
   const Part = { changes: Changes, files: Files, terminal: Terminal, ports: Ports }[part];
   return html`
     <div class="conversation">
-      <${Top} conversation=${conversation} run=${run} live=${live} settings=${settings} />
+      <${Top} conversation=${conversation} run=${run} live=${live} settings=${settings} onFind=${() => setFind("")} />
       <nav class="tabs" aria-label="Parts of the conversation">
         ${PARTS.map(([name, label]) => html`
           <a href=${`#/c/${id}${name && `/${name}`}`} aria-current=${part === name ? "page" : null}>${label}</a>
         `)}
       </nav>
-      <${Split} name="conversation" left=${html`<${Talk} conversation=${conversation} run=${run} live=${live} text=${text} setText=${setText} />`}
+      <${Split} name="conversation" left=${html`<${Talk} conversation=${conversation} run=${run} live=${live} text=${text} setText=${setText} find=${find} setFind=${setFind} />`}
         right=${Part && html`<div class="page wide-page"><${Part} key=${part} conversation=${conversation} sandbox=${store.sandboxes.get(conversation.sandbox_id)}
           timeline=${live.timeline} onComment=${comment} /></div>`} />
     </div>
   `;
 }
 
-function Top({ conversation, run, live, settings }) {
+function Top({ conversation, run, live, settings, onFind }) {
   const [asked, setAsked] = useState("");
   const [error, setError] = useState(null);
   const close = () => setAsked("");
@@ -150,7 +151,7 @@ function Top({ conversation, run, live, settings }) {
         </p>
       </div>
       <div class="head-side">
-        <${Button} kind="bare" icon="search" isIcon label="Find" title="Find in the conversation (F)" onPress=${() => document.querySelector("button[data-key=find]")?.click()} />
+        <${Button} kind="bare" icon="search" isIcon label="Find" title="Find in the conversation (F)" data-key="find" onPress=${onFind} />
         <${Button} kind="bare" icon="pen" isIcon needs="run" label="Rename" onPress=${() => setAsked("rename")} />
         <${Button} kind="bare" icon="down" isIcon label="Download" onPress=${() => save(`${conversationPath(conversation.id)}/download`)} />
         <${Button} kind="bare" icon="trash" isIcon needs="run" label="Delete" onPress=${() => setAsked("delete")} />
@@ -208,11 +209,10 @@ function Rename({ conversation, onClose }) {
   `;
 }
 
-function Talk({ conversation, run, text, setText, live: { timeline, isLoaded, hasMore, loadOlder } }) {
+function Talk({ conversation, run, text, setText, find, setFind, live: { timeline, isLoaded, hasMore, loadOlder } }) {
   const [open, setOpen] = useState(() => new Set());
   const [error, setError] = useState(null);
   const items = useMemo(() => grouped(timeline.items, run === "running"), [timeline, timeline.count, run]);
-  const [find, setFind] = useState(null);
   const list = useRef(null);
   const outbox = useOutbox(conversation, timeline, isLoaded);
   const toggle = useCallback((key) => setOpen((old) => {
@@ -233,7 +233,6 @@ function Talk({ conversation, run, text, setText, live: { timeline, isLoaded, ha
   return html`
     ${!isLoaded && !timeline.items.length && html`<${Spinner} label="Loading the events" />`}
     ${find !== null && html`<${Find} items=${items} words=${find} onWords=${setFind} onGo=${(key) => list.current?.(key)} onOpen=${setOpen} />`}
-    <button type="button" class="hidden" tabindex="-1" data-key="find" onClick=${() => setFind("")}>Find in the conversation</button>
     <${VirtualList} items=${items} goTo=${list} onTop=${hasMore ? loadOlder : null} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
       <${Draft} timeline=${timeline} />
       <${Pending} outbox=${outbox} conversation=${conversation} setText=${setText} />

@@ -109,7 +109,7 @@ export function Shell({ conversation, place }) {
   }, [turn]);
   return html`
     <${Problem} error=${state.error} />
-    <div class="terminal" ref=${box} role="group" aria-label="Your shell"></div>
+    <div class="terminal-box" ref=${box} role="group" aria-label="Your shell"></div>
     ${state.isOver && html`<p class="actions"><span class="hint">The shell has ended.</span><${Button} icon="play" onPress=${() => setTurn(turn + 1)} label="Start another one" /></p>`}
     <p class="hint">The agent does not see this shell, but its files are the same.</p>
   `;

@@ -76,6 +76,6 @@ function AgentTerminal({ commands }) {
   useEffect(write);
   return html`
     ${!commands.length && html`<${Empty} icon="terminal" title="No commands">The agent has run none so far.<//>`}
-    <div class="terminal" ref=${box} role="group" aria-label="The agent's commands"></div>
+    <div class="terminal-box" ref=${box} role="group" aria-label="The agent's commands"></div>
   `;
 }

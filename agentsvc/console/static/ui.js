@@ -145,13 +145,18 @@ export const Toggle = ({ label, hint, value, onValue, needs }) => html`
 /** A dialog over the page; Escape closes it, and the focus goes back to where it was. */
 export function Dialog({ title, onClose, children }) {
   const ref = useRef(null);
+  const isThere = useRef(true);
   useEffect(() => {
     const dialog = ref.current;
     dialog.showModal();
-    return () => dialog.close();
+    return () => {
+      // That it is closed is told later, when it may be open anew.
+      isThere.current = false;
+      dialog.close();
+    };
   }, []);
   return html`
-    <dialog ref=${ref} aria-labelledby="dialog-title" onClose=${onClose} onCancel=${onClose}>
+    <dialog ref=${ref} aria-labelledby="dialog-title" onClose=${() => isThere.current && onClose()}>
       <h2 id="dialog-title">${title}</h2>
       ${children}
     </dialog>

@@ -71,7 +71,7 @@ async def test_changes_are_beside_the_conversation_and_are_commented_on(console:
 
 
 async def test_steps_in_a_row_are_one_group_and_words_are_found_in_it(console: Console) -> None:
-    page = await opened(console, run(*(f"echo part-{i}-$((i * 7))" for i in range(5))))
+    page = await opened(console, run(*(f"echo part-{i}-$(({i} * 7))" for i in range(5))))
     group = page.locator(".fold-head", has_text="Ran 5 commands")
     await expect(group).to_be_visible()
     await expect(page.locator(".fold-head", has_text="part-3")).to_have_count(0)
@@ -158,7 +158,7 @@ async def test_secrets_are_deleted_when_that_is_confirmed_and_keys_are_shown_in_
 
     await page.goto(f"{console.client.base_url}/#/settings/keys")
     for number in range(12):
-        answer = await console.client.post("/api/v1/api/keys", json={"name": f"key-{number}"})
+        answer = await console.client.post("/api/keys", json={"name": f"key-{number}"})
         assert answer.status in {200, 201}, answer.text
     await page.reload()
     await page.get_by_label("Name of the key").fill("seen")
