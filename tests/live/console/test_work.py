@@ -18,7 +18,7 @@ pytestmark = [
 
 FIELD = "Message to the agent"
 MANY_LINES = 6000
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAFklEQVR42mMw9LhGEmIY1TCqYfhqAAB0EE8QAgoN7wAAAABJRU5ErkJggg=="
 DROP = """([target, data]) => {
   const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
   const files = new DataTransfer();
@@ -126,7 +126,7 @@ async def test_every_action_is_found_by_its_name(console: Console) -> None:
 
 async def test_files_are_attached_and_put_into_the_workspace(console: Console) -> None:
     page = await opened(console)
-    await page.evaluate(DROP, [".composer", PIXEL])
+    await page.evaluate(DROP, [".composer", PICTURE])
     attached = page.get_by_role("list", name="Attached files")
     await expect(attached).to_contain_text("a-picture.png")
     await picture(page, "attached")
