@@ -5,7 +5,8 @@ or not able to answer now), AgentRefused (it answered and said no), NotFound, Co
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -28,6 +29,8 @@ from agentsvc.values import Secret
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 _PART_BYTES: Final = 256 * 1024
+_LARGEST_BATCH: Final = 100
+_HEARTBEAT_SECONDS: Final = 30.0
 
 _NOT_CONFIRMED: Final = (BackendBroken, BackendUnavailable, PortUnavailable)
 
@@ -137,6 +140,35 @@ class AgentCalls:
         except _NOT_CONFIRMED as exc:
             raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
         except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
+            raise AgentUnavailable(
+                "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
+            ) from exc
+
+    async def _listen(self, path: str, *, gather_seconds: float) -> AsyncIterator[list[bytes]]:
+        """Yield the text messages of a WebSocket, those that come within a moment together."""
+        headers = {"X-Session-API-Key": self._key.reveal()}
+        where = f"GET {path}"
+        CONFIRM.set(self._confirm)
+        try:
+            async with self._session.ws_connect(
+                yarl.URL(self.url + path, encoded=True),
+                headers=headers,
+                heartbeat=_HEARTBEAT_SECONDS,
+                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+            ) as socket:
+                while (first := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
+                    batch = [first.data.encode()]
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(gather_seconds):
+                            while len(batch) < _LARGEST_BATCH:
+                                more = await socket.receive()
+                                if more.type is not aiohttp.WSMsgType.TEXT:
+                                    break
+                                batch.append(more.data.encode())
+                    yield batch
+        except _NOT_CONFIRMED as exc:
+            raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
             raise AgentUnavailable(
                 "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
             ) from exc
