@@ -459,6 +459,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     runtime_api: RuntimeApiConfig = RuntimeApiConfig()
     v0: V0Config = V0Config()
     plugins: PluginsConfig = PluginsConfig()
+    extensions: dict[str, dict[str, Any]] = {}
+    """The settings of plugins by their names: what was set, without defaults."""
     backends: dict[str, dict[str, Any]] = {}
     specs: dict[str, SpecConfig] = {}
 
@@ -471,26 +473,46 @@ class Loaded(Struct, frozen=True, kw_only=True):
     """For every key, dotted, the layer its value is from."""
     path: Path | None
     """The config file that was read, if one was."""
+    sections: Mapping[str, type[Struct]] = {}
+    """The sections of plugins: what is set in them is in `config.extensions`."""
 
 
-def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Loaded:
+def load(
+    file: Path | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Any],
+    *,
+    sections: Mapping[str, type[Struct]] | None = None,
+) -> Loaded:
     """Read all layers and return the checked configuration.
 
-    `file` is what the command line names; without it the file is looked for as `find_file` says.
+    `sections` are those of plugins, each with the struct of its keys. `file` is what the command line names; without it the file is looked for as `find_file` says.
     `overrides` maps dotted keys to values of the command line; None stands for an option not
     given. Raises StartFailed, naming key, value and source, at the first thing that is wrong.
     """
     path = find_file(file, environ)
+    own = sections or {}
     found = layers.read(
-        Config,
+        with_sections(own),
         file=path,
         environ=environ,
         other_variables=OTHER_VARIABLES,
         overrides=overrides,
         retired=RETIRED_KEYS,
     )
-    config = _with_spec_ids(msgspec.convert(found.values, Config))
-    return Loaded(config=config, origins=found.origins, path=path)
+    values = dict(found.values)
+    of_plugins = {name: values.pop(name) for name in own if name in values}
+    values["extensions"] = {**values.get("extensions", {}), **of_plugins}
+    config = _with_spec_ids(msgspec.convert(values, Config))
+    return Loaded(config=config, origins=found.origins, path=path, sections=own)
+
+
+def with_sections(sections: Mapping[str, type[Struct]]) -> type[Struct]:
+    """Return what can be configured where plugins have these sections."""
+    if not sections:
+        return Config
+    fields = [(name, kind, kind()) for name, kind in sections.items()]
+    return msgspec.defstruct("Config", fields, bases=(Config,), kw_only=True)
 
 
 def find_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:

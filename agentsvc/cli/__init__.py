@@ -43,7 +43,10 @@ COMMANDS: Final = (
     "sbom",
     "completion",
 )
-"""The subcommands, in the order in which help lists them; each is `agentsvc.cli.NAME.command`."""
+"""The subcommands, in the order in which help lists them; each is `agentsvc.cli.NAME.command`.
+
+Those of plugins come after them.
+"""
 
 _MODULES: Final = {"import": "importing"}
 """The subcommands whose name no module can have."""
@@ -71,12 +74,16 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the subcommands."""
-        return list(COMMANDS)
+        from agentsvc.cli import plugincommands  # noqa: PLC0415  # few need it
+
+        return [*COMMANDS, *plugincommands.names()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a subcommand, or None if there is none of that name."""
         if cmd_name not in COMMANDS:
-            return None
+            from agentsvc.cli import plugincommands  # noqa: PLC0415  # few need it
+
+            return plugincommands.find(cmd_name)
         with _light_imports():
             module = importlib.import_module(f"agentsvc.cli.{_MODULES.get(cmd_name, cmd_name)}")
             command: click.Command = module.command

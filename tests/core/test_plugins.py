@@ -18,7 +18,8 @@ from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.config import Config
 from agentsvc.errors import BackendUnavailable, StartFailed
 from agentsvc.hookspecs import Event, hookimpl
-from agentsvc.plugins import BUILT_IN, FIRST_PARTY, Notifier, Plugin, PluginHost
+from agentsvc.pluginfiles import bundled
+from agentsvc.plugins import BUILT_IN, Notifier, Plugin, PluginHost
 from agentsvc.registry import BackendRegistry, kinds_of
 from agentsvc.sandboxconfig import LimitsConfig, SandboxesConfig, SpecConfig
 from agentsvc.testing import FakeBackend, FakeWorld
@@ -123,12 +124,15 @@ def test_a_disabled_plugin_is_not_even_imported(tmp_path: Path) -> None:
     assert host.plugins() == []
 
 
-def test_what_first_party_plugins_offer_is_known_without_them() -> None:
-    offered = {
-        plugin.name: frozenset(kind.name for kind in plugin.backends)
-        for plugin in PluginHost.load(disable=["process"], points=()).plugins()
+def test_manifests_say_what_first_party_plugins_offer() -> None:
+    host = PluginHost.load(disable=["process"], points=())
+    offered = {plugin.name: {kind.name for kind in plugin.backends} for plugin in host.plugins()}
+    said = {file.name: set(file.manifest.backends) for file in bundled() if file.manifest}
+    assert offered == said
+    commands = {(name, command.name) for name, command in host.commands()}
+    assert commands == {
+        (file.name, name) for file in bundled() if file.manifest for name in file.manifest.commands
     }
-    assert offered == FIRST_PARTY
 
 
 @pytest.mark.parametrize(
@@ -143,7 +147,7 @@ def test_what_first_party_plugins_offer_is_known_without_them() -> None:
 def test_first_party_plugins_of_no_configured_backend_are_left_out(
     kinds: set[str], loaded: list[str]
 ) -> None:
-    host = PluginHost.load(points=(), kinds=kinds)
+    host = PluginHost.load(points=(), kinds=frozenset(kinds))
     assert [plugin.name for plugin in host.plugins()] == loaded
 
 

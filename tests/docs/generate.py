@@ -12,6 +12,7 @@ from agentsvc import errors
 from agentsvc.configfile import render_default
 from agentsvc.dbfile import render_schema
 from agentsvc.errors import AgentsvcError, StartFailed
+from agentsvc.pluginfiles import sections
 from agentsvc.settings import FLAT_FIELDS, KEPT_ON_NULL, Settings
 from agentsvc.values import Secret
 
@@ -73,7 +74,7 @@ def _first_line(kind: type) -> str:
 
 
 GENERATED: Final[dict[Path, Callable[[], str]]] = {
-    TOP / "config.toml": render_default,
+    TOP / "config.toml": lambda: render_default(sections()),
     TOP / "agentsvc" / "migrations" / "schema.sql": render_schema,
     README: render_readme,
 }

@@ -1,24 +1,26 @@
-"""Traces of requests and of starts in OpenTelemetry, where the environment names a collector.
-
-The packages are the extra `otel`. Nothing of theirs is imported without such a variable, and nothing
-is set for the whole process, so that plugins may have traces of their own.
-"""
+"""The spans of a server, and what sends them to the collector."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from agentsvc import __version__
-from agentsvc.conversations.model import StartTask
 from agentsvc.errors import StartFailed
-from agentsvc.http.keys import CONVERSATIONS, REQUEST_ID
-from agentsvc.http.middleware import trace_request
-from agentsvc.http.routes import Handler, route_of
-from agentsvc.orders import StartStatus
+from agentsvc.extension.server import (
+    VERSION,
+    Extension,
+    Handler,
+    Middleware,
+    NoSettings,
+    Server,
+    StartStatus,
+    StartTask,
+)
+from agentsvc.extension.web import REQUEST_ID, route_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -40,42 +42,38 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
     return not is_off and any(environ.get(name) for name in _ENDPOINTS)
 
 
-def install(app: web.Application, environ: Mapping[str, str]) -> None:
-    """Trace what the application does, if the environment says so; called once it is complete.
+class Tracing(Extension[NoSettings]):
+    """Makes the spans of one server, and hands them to a provider.
 
-    Raises StartFailed where a collector is named and the packages are not installed.
+    Making one raises StartFailed where the packages are not installed.
     """
-    if not is_wanted(environ):
-        return
-    try:
-        tracing = Tracing(_make_provider(environ))
-    except ImportError as exc:
-        raise StartFailed(
-            "a collector for traces is named, but the extra `otel` is not installed",
-            hint=f"install agentsvc[otel], or unset {_ENDPOINTS[0]}",
-        ) from exc
-    # Behind what gives the request its id, and around what makes its answer.
-    app.middlewares.insert(app.middlewares.index(trace_request) + 1, tracing.trace)
-    app.cleanup_ctx.append(tracing.run)
 
-
-class Tracing:
-    """Makes the spans of one server, and hands them to a provider."""
-
-    def __init__(self, provider: "TracerProvider") -> None:
-        from opentelemetry import trace  # noqa: PLC0415  # an extra
-        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
-            TraceContextTextMapPropagator,
-        )
-
+    def __init__(self, config: NoSettings) -> None:
+        super().__init__(config)
+        try:
+            provider = _make_provider(os.environ)
+            from opentelemetry import trace  # noqa: PLC0415  # an extra
+            from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
+                TraceContextTextMapPropagator,
+            )
+        except ImportError as exc:
+            raise StartFailed(
+                "a collector for traces is named, but the extra `otel` is not installed",
+                hint=f"install agentsvc[otel], or unset {_ENDPOINTS[0]}",
+            ) from exc
         self._api = trace
         self._provider = provider
-        self._tracer = provider.get_tracer("agentsvc", __version__)
+        self._tracer = provider.get_tracer("agentsvc", VERSION)
         self._propagator = TraceContextTextMapPropagator()
 
-    async def run(self, app: web.Application) -> AsyncIterator[None]:
+    def middlewares(self) -> Iterable[Middleware]:
+        """Return what makes a span of each request."""
+        return (self.trace,)
+
+    @contextlib.asynccontextmanager
+    async def run(self, server: Server) -> AsyncIterator[None]:
         """Listen for starts that end; at the end, send what was not sent yet."""
-        app[CONVERSATIONS].on_start_change(self.note_start)
+        server.conversations.on_start_change(self.note_start)
         yield
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_SECONDS):
@@ -150,7 +148,7 @@ def _make_provider(environ: Mapping[str, str]) -> "TracerProvider":
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    told = {"service.version": __version__}
+    told = {"service.version": VERSION}
     # What is given here would win over the environment.
     if not environ.get(_NAMED[0]) and "service.name=" not in environ.get(_NAMED[1], ""):
         told["service.name"] = "agentsvc"
