@@ -30,7 +30,6 @@ COMMANDS: Final = (
     "doctor",
     "backup",
     "restore",
-    "import",
     "db",
     "systemd",
     "deploy",
@@ -47,9 +46,6 @@ COMMANDS: Final = (
 
 Those of plugins come after them.
 """
-
-_MODULES: Final = {"import": "importing"}
-"""The subcommands whose name no module can have."""
 
 
 class CommandFailed(click.ClickException):
@@ -85,7 +81,7 @@ class LazyGroup(click.Group):
 
             return plugincommands.find(cmd_name)
         with _light_imports():
-            module = importlib.import_module(f"agentsvc.cli.{_MODULES.get(cmd_name, cmd_name)}")
+            module = importlib.import_module(f"agentsvc.cli.{cmd_name}")
             command: click.Command = module.command
         return command
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agentsvc.cli import COMMANDS, cli
+from agentsvc.cli import COMMANDS, cli, plugincommands
 from tests.docs.generate import render_readme
 
 TOP = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ def test_the_checks_run_the_readmes_own_test_command() -> None:
     assert COMMAND_BLOCKS[1].strip() in (TOP / ".ci" / "run").read_text()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *plugincommands.names()])
 def test_every_command_is_in_the_readme(name: str) -> None:
     assert f"agentsvc {name}" in README
 

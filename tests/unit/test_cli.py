@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import agentsvc
-from agentsvc.cli import COMMANDS, LazyGroup, cli
+from agentsvc.cli import COMMANDS, LazyGroup, cli, plugincommands
 from agentsvc.cli.text import columns
 from agentsvc.errors import Conflict, StartFailed
 
@@ -35,7 +35,7 @@ def test_the_extras_are_those_the_documents_name() -> None:
     assert {"agent", "cli", "dev", "docker"} <= set(extras)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *plugincommands.names()])
 def test_every_command_explains_itself(name: str) -> None:
     result = CliRunner().invoke(cli, [name, "--help"])
     assert result.exit_code == 0
@@ -46,7 +46,7 @@ def test_help_lists_every_command() -> None:
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
     listed = result.output.partition("Commands:")[2].split()
-    assert set(COMMANDS) <= set(listed)
+    assert {*COMMANDS, "import"} <= set(listed)
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.conversations.model import Generation
-from agentsvc.dbfile import read_foreign
 from agentsvc.errors import BadRequest
-from agentsvc.importing.files import Entry, Tree
-from agentsvc.importing.model import Found, History, Unreadable
-from agentsvc.importing.older import MOST_EVENT_BYTES, MOST_HISTORY_BYTES
-from agentsvc.importing.records import Reader, is_storable, shown
-from agentsvc.orders import ExecutionStatus, Provider, Trigger
+from agentsvc.extension.history import ExecutionStatus, Generation, Provider, Trigger
+from agentsvc.extension.storage import read_foreign
 from agentsvc.values import parse_time, parse_uuid
+
+from .files import Entry, Tree
+from .model import Found, History, Unreadable
+from .older import MOST_EVENT_BYTES, MOST_HISTORY_BYTES
+from .records import Reader, is_storable, shown
 
 DATABASE: Final = "openhands.db"
 EVENTS: Final = "v1_conversations"

@@ -7,21 +7,27 @@ from typing import Any
 import click
 import msgspec
 
-from agentsvc.auth import Role
-from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import (
+from agentsvc.cli.extension import (
+    CommandFailed,
+    Installation,
+    Role,
+    Users,
+    clean,
+    columns,
     config_option,
     data_dir_option,
     example,
     existing_data_dir,
     json_option,
+    json_text,
     load_config,
+    short,
 )
-from agentsvc.cli.text import clean, columns, json_text, short
-from agentsvc.db import Database
-from agentsvc.importing import Importer, Item, Outcome, Plan, Tree
-from agentsvc.installation import Installation
-from agentsvc.users import Users
+from agentsvc.extension.storage import Database
+
+from .files import Tree
+from .model import Item, Outcome
+from .service import Importer, Plan
 
 
 @click.group("import", epilog=example("agentsvc import openhands ~/.openhands --dry-run"))

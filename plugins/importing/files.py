@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.importing.model import Unreadable
+from .model import Unreadable
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe would keep whoever opens it waiting.

@@ -10,16 +10,24 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc import profiles
-from agentsvc.agentoptions import Llm, read_options
 from agentsvc.errors import BadRequest, Conflict, InvalidRequest
-from agentsvc.http.v1.types_agent_settings import LlmBody, to_llm
-from agentsvc.http.v1.types_settings import SettingsBody, to_change
-from agentsvc.importing.credentials import SecretOpener
-from agentsvc.importing.files import Tree
-from agentsvc.importing.records import decode_object
-from agentsvc.settings import Settings
-from agentsvc.usersecrets import SecretsPatch, read_secrets
+from agentsvc.extension.preferences import (
+    Llm,
+    LlmBody,
+    SecretsPatch,
+    Settings,
+    SettingsBody,
+    check_profile_name,
+    read_options,
+    read_secrets,
+    save_profile,
+    to_change,
+    to_llm,
+)
+
+from .credentials import SecretOpener
+from .files import Tree
+from .records import decode_object
 
 SETTINGS: Final = "settings.json"
 SECRETS: Final = "secrets.json"
@@ -187,13 +195,13 @@ def _profiles(record: Mapping[str, Any], left_out: list[str]) -> Iterator[Named]
     for name, item in listed.items() if isinstance(listed, dict) else ():
         try:
             llm = to_llm(read_options(item, LlmBody, loc=()), Llm(), keeps_secrets=False)
-            profiles.check_profile_name(name)
+            check_profile_name(name)
         except (InvalidRequest, msgspec.ValidationError) as exc:
             left_out.append(f"`llm_profiles.{name[:60]}` does not fit: {_message(exc)}")
             continue
         yield Named(
             name=f"llm_profiles.{name}",
-            change=partial(profiles.save_profile, name=name, llm=llm),
+            change=partial(save_profile, name=name, llm=llm),
         )
 
 

@@ -9,12 +9,17 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.conversations.model import Metrics, TokenUsage
 from agentsvc.errors import InvalidRequest
-from agentsvc.git import check_branch, check_repository
-from agentsvc.importing.model import Unreadable
-from agentsvc.orders import Provider
+from agentsvc.extension.history import (
+    Metrics,
+    Provider,
+    TokenUsage,
+    check_branch,
+    check_repository,
+)
 from agentsvc.values import MAX_INT, parse_time, parse_uuid
+
+from .model import Unreadable
 
 _LONGEST: Final = 4096
 _MOST_TAGS: Final = 100

@@ -5,8 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
-from agentsvc.conversations.model import Generation, Metrics
-from agentsvc.orders import ExecutionStatus, Provider, Trigger
+from agentsvc.extension.history import ExecutionStatus, Generation, Metrics, Provider, Trigger
 
 
 class Outcome(StrEnum):

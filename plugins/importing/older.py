@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.conversations.model import Generation
-from agentsvc.importing.files import Entry, Tree
-from agentsvc.importing.model import Found, History, Unreadable
-from agentsvc.importing.older_events import Converter
-from agentsvc.importing.records import Reader, decode_object, id_of, shown
-from agentsvc.orders import Provider, Trigger
+from agentsvc.extension.history import Generation, Provider, Trigger
+
+from .files import Entry, Tree
+from .model import Found, History, Unreadable
+from .older_events import Converter
+from .records import Reader, decode_object, id_of, shown
 
 MOST_RECORD_BYTES: Final = 1024 * 1024
 MOST_EVENT_BYTES: Final = 16 * 1024 * 1024

@@ -16,8 +16,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.fernet import Fernet, InvalidToken
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from agentsvc.importing.files import Tree
-from agentsvc.importing.model import Unreadable
+from .files import Tree
+from .model import Unreadable
 
 _MOST_BYTES: Final = 1024 * 1024
 _STARS: Final = re.compile(r"\*{6,}")

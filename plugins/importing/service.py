@@ -7,38 +7,31 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.announcements import Announcements
-from agentsvc.conversations.model import (
+from agentsvc.extension.history import (
     Conversation,
+    Conversations,
     Facts,
     Generation,
-    Stage,
-    StartTask,
     TitleSource,
     default_title,
 )
-from agentsvc.conversations.table import ConversationTable
-from agentsvc.conversations.task_table import StartTaskTable
-from agentsvc.db import Database, Transaction
-from agentsvc.events import EventLog
-from agentsvc.importing.credentials import SecretOpener
-from agentsvc.importing.files import Tree
-from agentsvc.importing.model import Found, History, Item, Outcome, Unreadable
-from agentsvc.importing.newer import find_newer, newer_users, read_newer
-from agentsvc.importing.older import find_older, read_older, users_of
-from agentsvc.importing.preferences import (
+from agentsvc.extension.preferences import SecretStore, Settings, SettingsStore
+from agentsvc.extension.storage import Database, Vault
+from agentsvc.values import now, parse_uuid
+
+from .credentials import SecretOpener
+from .files import Tree
+from .model import Found, History, Item, Outcome, Unreadable
+from .newer import find_newer, newer_users, read_newer
+from .older import find_older, read_older, users_of
+from .preferences import (
     Named,
     NamedSecret,
     apply_changes,
     read_settings,
     read_user_secrets,
 )
-from agentsvc.importing.records import id_within
-from agentsvc.orders import StartOrder, StartStatus
-from agentsvc.secretstore import SecretStore
-from agentsvc.settings import Settings, SettingsStore
-from agentsvc.values import now, parse_uuid
-from agentsvc.vault import Vault
+from .records import id_within
 
 _CONVERSATION: Final = "conversation"
 
@@ -58,14 +51,11 @@ class Importer:
     """Takes over what is below a directory, and tells of each thing what became of it."""
 
     def __init__(self, db: Database, vault: Vault, tree: Tree, plan: Plan) -> None:
-        announcements = Announcements()
         self._db = db
         self._vault = vault
         self._tree = tree
         self._plan = plan
-        self._events = EventLog(db, announcements, store_deltas=True)
-        self._table = ConversationTable(db, announcements)
-        self._tasks = StartTaskTable(db, vault, announcements)
+        self._conversations = Conversations(db, vault)
 
     async def run(self) -> AsyncIterator[Item]:
         """Do it, and yield a line for each thing as soon as it is stored."""
@@ -158,7 +148,7 @@ class Importer:
 
     async def _known(self, found: Found) -> Item | None:
         user_id = self._plan.user_id
-        there = await self._table.find(found.id)
+        there = await self._conversations.find(found.id)
         if there is not None and there.user_id != user_id:
             return _skipped(_CONVERSATION, found.source_id, "belongs to another user here")
         if there is not None:
@@ -168,22 +158,16 @@ class Importer:
                 outcome=Outcome.PRESENT,
                 title=there.title or "",
             )
-        if found.alias and await self._table.find_by_alias(user_id, found.alias):
+        if found.alias and await self._conversations.find_by_alias(user_id, found.alias):
             return _skipped(_CONVERSATION, found.source_id, "has the name of another one here")
         return None
 
     async def _store(self, found: Found, history: History) -> Item:
         conversation, notes = await self._conversation(found, history)
         left_out = 0
-
-        async def body(tx: Transaction) -> int:
-            await self._table.insert(tx, conversation)
-            if found.generation is Generation.V0:
-                await self._tasks.insert(tx, _started(conversation))
-            return await self._events.load(tx, conversation.id, history.bodies)
-
         if not self._plan.is_dry:
-            left_out = await self._db.write(body)
+            task_id = parse_uuid(id_within(found.id, "start")) or found.id
+            left_out = await self._conversations.add(conversation, history.bodies, task_id=task_id)
         if left_out:
             notes = (*notes, f"{left_out} events are left out: no events, or there twice")
         return Item(
@@ -199,7 +183,7 @@ class Importer:
         self, found: Found, history: History
     ) -> tuple[Conversation, tuple[str, ...]]:
         notes = tuple(chain(found.notes, history.notes))
-        parent = await self._table.find(found.parent_id) if found.parent_id else None
+        parent = await self._conversations.find(found.parent_id) if found.parent_id else None
         has_parent = parent is not None and parent.user_id == self._plan.user_id
         if found.parent_id and not has_parent and not self._plan.is_dry:
             notes = (*notes, "the conversation it belongs to is not here")
@@ -234,25 +218,6 @@ class Importer:
             created_at=created_at,
             updated_at=max(created_at, found.updated_at or history.last_at or created_at),
         ), notes
-
-
-def _started(conversation: Conversation) -> StartTask:
-    """Return the record of a start that is over: it says of which generation the conversation is."""
-    moment = conversation.created_at
-    return StartTask(
-        id=parse_uuid(id_within(conversation.id, "start")) or conversation.id,
-        user_id=conversation.user_id,
-        conversation_id=conversation.id,
-        status=StartStatus.READY,
-        detail=None,
-        sandbox_id=None,
-        agent_server_url=None,
-        request=StartOrder(conversation_id=conversation.id, alias=conversation.alias),
-        generation=Generation.V0,
-        stages=(Stage(status=StartStatus.READY, started_at=moment),),
-        created_at=moment,
-        updated_at=moment,
-    )
 
 
 def _skipped(kind: str, name: str, *notes: str) -> Item:

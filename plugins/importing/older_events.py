@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.events import IMPORTED_KEY
-from agentsvc.importing.older_tools import (
+from agentsvc.extension.history import IMPORTED_KEY
+from agentsvc.values import now, parse_time, to_stored
+
+from .older_tools import (
     ANSWERED,
     Fields,
     Use,
@@ -22,8 +24,7 @@ from agentsvc.importing.older_tools import (
     text_part,
     use_of,
 )
-from agentsvc.importing.records import id_within, is_storable
-from agentsvc.values import now, parse_time, to_stored
+from .records import id_within, is_storable
 
 _STATUSES: Final = {
     "loading": "idle",
