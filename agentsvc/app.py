@@ -41,7 +41,7 @@ from agentsvc.extension.server import Extension, Server, make_extensions, mount_
 from agentsvc.extension.tables import migrate
 from agentsvc.gateway.admission import Admission
 from agentsvc.gitproviders import GitProviders
-from agentsvc.http import description, llm, metrics, ops, runtime, v0, v1
+from agentsvc.http import description, llm, metrics, ops, v0, v1
 from agentsvc.http.console import mount_console
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
 from agentsvc.http.hosts import known_hosts
@@ -54,7 +54,6 @@ from agentsvc.http.keys import (
     CATALOGUE,
     CONFIG,
     CONVERSATIONS,
-    COURIER,
     DATABASE,
     DEPARTURES,
     DEVICES,
@@ -77,7 +76,6 @@ from agentsvc.http.keys import (
     SUPERVISOR,
     SURROUNDINGS,
     USERS,
-    WEBHOOKS,
 )
 from agentsvc.http.links import TRUSTED, prefix_of, to_networks
 from agentsvc.http.live import LIVE, LiveAnswers
@@ -86,8 +84,6 @@ from agentsvc.http.routes import Route, mount, mounted
 from agentsvc.installation import Installation
 from agentsvc.logins import Logins
 from agentsvc.modelproxy import ModelProxy
-from agentsvc.outgoing import Courier, Webhooks
-from agentsvc.outgoing.sender import Sender
 from agentsvc.plugins import Notifier, PluginHost
 from agentsvc.quotas import QuotaBook
 from agentsvc.registry import BackendRegistry, kinds_of
@@ -110,7 +106,6 @@ log = logging.getLogger(__name__)
 
 _LOOKS_IN_SILENCE: Final = 3
 _REMOVE_FAILED_SECONDS: Final = 60.0
-_FORGET_DELIVERIES_SECONDS: Final = 600.0
 _FORGET_AUDIT_SECONDS: Final = 3600.0
 _FORGET_ARCHIVES_SECONDS: Final = 60.0
 _FORGET_ANSWERS_SECONDS: Final = 600.0
@@ -123,7 +118,6 @@ _HOST: Final = web.AppKey("plugin_host", PluginHost)
 _EXTENSIONS: Final = web.AppKey("extensions", list[tuple[str, Extension[Any]]])
 _AGENTS: Final = web.AppKey("agents", AgentClient)
 _CULLER: Final = web.AppKey("culler", Culler)
-_SENDER: Final = web.AppKey("webhook_sender", Sender)
 
 
 async def build_app(
@@ -159,10 +153,8 @@ async def build_app(
             _backends,
             _agents,
             _git_providers,
-            _sender,
             _supervisor,
             _core,
-            _webhooks,
             _extensions,
             _loops,
             _gateway,
@@ -199,10 +191,8 @@ def _add_routes(app: web.Application, config: Config) -> None:
     mount_console(app, prefix=prefix_of(config.server.public_url))
     if config.server.device_login:
         mount(app, v1.LOGIN_ROUTES)
-    if config.runtime_api.enabled:
-        mount(app, runtime.ROUTES)
     v0.install(app, enabled=config.v0.enabled)
-    gateway.mount_ports(app, for_runtimes=config.runtime_api.enabled)
+    gateway.mount_ports(app)
     for name, extension in app[_EXTENSIONS]:
         mount_extension(app, name, extension)
 
@@ -271,18 +261,6 @@ async def _git_providers(app: web.Application) -> AsyncIterator[None]:
     await providers.open()
     yield
     await providers.close()
-
-
-async def _sender(app: web.Application) -> AsyncIterator[None]:
-    config = app[CONFIG].webhooks
-    app[_SENDER] = sender = Sender(
-        time_limit=config.send_seconds,
-        allows_private=config.allow_private,
-        most=config.concurrency,
-        own=app[CONFIG].server.own_urls(),
-    )
-    yield
-    await sender.close()
 
 
 async def _supervisor(app: web.Application) -> AsyncIterator[None]:
@@ -415,26 +393,6 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
             await sandboxes.stop_all(Target.DELETED)
         case OnShutdown.LEAVE:
             pass
-
-
-async def _webhooks(app: web.Application) -> AsyncIterator[None]:
-    config, supervisor = app[CONFIG].webhooks, app[SUPERVISOR]
-    app[WEBHOOKS] = Webhooks(app[DATABASE], app[_VAULT], config)
-    app[COURIER] = courier = Courier(
-        db=app[DATABASE],
-        vault=app[_VAULT],
-        events=app[EVENTS],
-        announcements=app[ANNOUNCEMENTS],
-        supervisor=supervisor,
-        sender=app[_SENDER],
-        config=config,
-    )
-    supervisor.loop("webhooks", courier.look, every_seconds=0)
-    supervisor.loop(
-        "settled webhooks", courier.forget_settled, every_seconds=_FORGET_DELIVERIES_SECONDS
-    )
-    yield
-    courier.close()
 
 
 async def _extensions(app: web.Application) -> AsyncIterator[None]:

@@ -316,89 +316,12 @@ class IdempotencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 268_435_456
 
 
-class WebhooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `webhooks` section: how users' programs are told of events and changes."""
-
-    allow_private: Annotated[
-        bool,
-        Meta(
-            description="Deliver to loopback, private and link-local addresses, too;"
-            " users can then make the server send requests into its own network"
-        ),
-    ] = False
-    send_seconds: Annotated[
-        float, Meta(gt=0, le=300, description="Longest time a receiver may take to answer")
-    ] = 15.0
-    concurrency: Annotated[
-        int, Meta(ge=1, le=1000, description="Most deliveries that are made at a time")
-    ] = 16
-    first_retry_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=86400,
-            description="Longest time until a failed delivery is tried again;"
-            " it doubles with each try",
-        ),
-    ] = 5.0
-    longest_retry_seconds: Annotated[
-        float, Meta(gt=0, le=86400, description="What the time between two tries doubles up to")
-    ] = 600.0
-    give_up_seconds: Annotated[
-        float,
-        Meta(ge=0, le=10**9, description="Age at which a delivery that still fails is given up"),
-    ] = 259200.0
-    rotation_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="How long deliveries are signed with the former secret, too, after it was"
-            " replaced",
-        ),
-    ] = 86400.0
-    keep_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="How long deliveries that are made or given up can be seen and replayed",
-        ),
-    ] = 604800.0
-
-
 class V0Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `v0` section."""
 
     enabled: Annotated[
         bool, Meta(description="Serve the older API below /api too, for clients that need it")
     ] = True
-
-
-class RuntimeApiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `runtime_api` section: sandboxes for other control planes."""
-
-    enabled: Annotated[
-        bool,
-        Meta(
-            description="Serve the remote runtime API below /runtime, so that other control planes"
-            " can keep their sandboxes here"
-        ),
-    ] = False
-    spec: Annotated[
-        str,
-        Meta(
-            description="Spec of what they start with an image that no spec has;"
-            " empty refuses such images"
-        ),
-    ] = ""
-    at_root: Annotated[
-        bool,
-        Meta(
-            description="Give them URLs without a path, as the SDK's remote workspace needs them;"
-            " work ports then have none that they could derive"
-        ),
-    ] = False
 
 
 class GitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -454,9 +377,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     audit: AuditConfig = AuditConfig()
     limits: LimitsConfig = LimitsConfig()
     idempotency: IdempotencyConfig = IdempotencyConfig()
-    webhooks: WebhooksConfig = WebhooksConfig()
     git: GitConfig = GitConfig()
-    runtime_api: RuntimeApiConfig = RuntimeApiConfig()
     v0: V0Config = V0Config()
     plugins: PluginsConfig = PluginsConfig()
     extensions: dict[str, dict[str, Any]] = {}
@@ -505,6 +426,18 @@ def load(
     values["extensions"] = {**values.get("extensions", {}), **of_plugins}
     config = _with_spec_ids(msgspec.convert(values, Config))
     return Loaded(config=config, origins=found.origins, path=path, sections=own)
+
+
+def settings_of[T: Struct](config: Config, plugin: str, kind: type[T]) -> T:
+    """Return the settings of a plugin, with its defaults; raises StartFailed where they do not fit."""
+    try:
+        # Values from the environment are texts.
+        return msgspec.convert(config.extensions.get(plugin, {}), kind, strict=False)
+    except msgspec.ValidationError as exc:
+        raise StartFailed(
+            f"The settings of the plugin `{plugin}` do not fit: {exc}",
+            hint=f"its keys are: {', '.join(sorted(kind.__struct_fields__)) or 'none'}",
+        ) from exc
 
 
 def with_sections(sections: Mapping[str, type[Struct]]) -> type[Struct]:

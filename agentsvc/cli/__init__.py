@@ -34,7 +34,6 @@ COMMANDS: Final = (
     "systemd",
     "deploy",
     "prune",
-    "webhooks",
     "config",
     "plugins",
     "images",

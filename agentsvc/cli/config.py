@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from agentsvc.cli.options import config_option, data_dir_option, example, load_config
-from agentsvc.config import Loaded
+from agentsvc.config import Loaded, settings_of
 from agentsvc.configfile import render_default, to_toml
 from agentsvc.pluginfiles import sections
 from agentsvc.values import MASK
@@ -48,8 +48,7 @@ def lines_of(loaded: Loaded) -> Iterator[str]:
     """Yield one line of TOML for each key, with its origin as the comment."""
     tree = msgspec.to_builtins(loaded.config)
     for section, kind in loaded.sections.items():
-        settings = msgspec.convert(loaded.config.extensions.get(section, {}), kind)
-        tree[section] = msgspec.to_builtins(settings)
+        tree[section] = msgspec.to_builtins(settings_of(loaded.config, section, kind))
     for name, origin in loaded.origins.items():
         value = _at(tree, name.split(".", 2))
         is_secret = name.startswith(_FREE) and _SECRET.search(name) and value

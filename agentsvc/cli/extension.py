@@ -13,6 +13,7 @@ from agentsvc.cli.options import (
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.stored import places_of
 from agentsvc.cli.text import clean, columns, json_text, short
+from agentsvc.config import settings_of
 from agentsvc.installation import Installation
 from agentsvc.users import Users
 
@@ -34,5 +35,6 @@ __all__ = [
     "output_option",
     "places_of",
     "secret_output",
+    "settings_of",
     "short",
 ]

@@ -54,8 +54,8 @@ class Conversations:
         """Return a conversation, whoever owns it."""
         return await self._table.find(conversation_id)
 
-    async def find_by_alias(self, user_id: str, alias: str) -> Conversation | None:
-        """Return a user's conversation by the name its client gave it."""
+    async def find_by_alias(self, user_id: str, alias: str) -> str | None:
+        """Return the id of a user's conversation by the name its client gave it."""
         return await self._table.find_by_alias(user_id, alias)
 
     async def add(

@@ -9,8 +9,8 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from agentsvc import __version__
-from agentsvc.announcements import Announcements
-from agentsvc.config import Config
+from agentsvc.announcements import Announcement, Announcements, Subject
+from agentsvc.config import Config, settings_of
 from agentsvc.conversations import Conversations, StartTask
 from agentsvc.db import Database
 from agentsvc.errors import StartFailed
@@ -20,21 +20,34 @@ from agentsvc.http.routes import Handler, Route, mount, mounted
 from agentsvc.orders import StartStatus
 from agentsvc.pluginfiles import bundled
 from agentsvc.plugins import PluginHost, listed
-from agentsvc.sandboxes import Sandboxes
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.sandboxes.clients import ClientOrder
+from agentsvc.sandboxes.state import Target, status_of
 from agentsvc.supervisor import Supervisor
 from agentsvc.vault import Vault
 
 __all__ = [
     "VERSION",
+    "Announcement",
+    "Announcements",
+    "ClientOrder",
+    "EventLog",
     "Extension",
     "Handler",
     "Middleware",
     "NoSettings",
+    "Sandbox",
+    "SandboxStatus",
+    "Sandboxes",
     "Server",
     "StartStatus",
     "StartTask",
+    "Subject",
+    "Supervisor",
+    "Target",
     "make_extensions",
     "mount_extension",
+    "status_of",
 ]
 
 VERSION: Final = __version__
@@ -67,7 +80,8 @@ class Extension[Settings: msgspec.Struct]:
     """Something that a plugin adds to a server; one instance is made for each server."""
 
     Config: ClassVar[type[msgspec.Struct]] = NoSettings
-    """Its settings: a struct with `forbid_unknown_fields`, all of whose fields have defaults."""
+    """Its settings: a struct with `forbid_unknown_fields`, all of whose fields have defaults. Where
+    one is called `enabled`, that switches the extension on and off."""
     prefix: ClassVar[str] = ""
     """What the paths of its routes begin with, such as `/api/notes`."""
     migrations: ClassVar[Sequence[str]] = ()
@@ -104,21 +118,14 @@ def make_extensions(host: PluginHost, config: Config) -> list[tuple[str, Extensi
             f"There are settings for plugins that are not there: {listed(unknown)}",
             hint=f"remove [extensions.{min(unknown)}], or install the plugin",
         )
-    return [(name, _make(name, kind, config)) for name, kind in host.extensions()]
+    made = [(name, _make(name, kind, config)) for name, kind in host.extensions()]
+    return [(name, one) for name, one in made if getattr(one.config, "enabled", True)]
 
 
 def _make(name: str, kind: type, config: Config) -> Extension[Any]:
     if not issubclass(kind, Extension):
         raise StartFailed(f"Plugin `{name}` offers `{kind.__name__}`, which is no Extension")
-    try:
-        # Values from the environment are texts.
-        settings = msgspec.convert(config.extensions.get(name, {}), kind.Config, strict=False)
-    except msgspec.ValidationError as exc:
-        raise StartFailed(
-            f"The settings of the plugin `{name}` do not fit: {exc}",
-            hint=f"its keys are: {listed(kind.Config.__struct_fields__)}",
-        ) from exc
-    return kind(settings)
+    return kind(settings_of(config, name, kind.Config))
 
 
 def mount_extension(app: web.Application, name: str, extension: Extension[Any]) -> None:

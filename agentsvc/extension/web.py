@@ -1,5 +1,6 @@
 """What the routes of plugins are made of: tables of routes, requests read, answers written."""
 
+from agentsvc.gateway import mount_short_paths
 from agentsvc.http.keys import CONFIG, PRINCIPAL, REQUEST_ID
 from agentsvc.http.links import Links, links_of
 from agentsvc.http.routes import (
@@ -49,6 +50,7 @@ __all__ = [
     "Time",
     "json_response",
     "links_of",
+    "mount_short_paths",
     "path_text",
     "read_json",
     "read_query",

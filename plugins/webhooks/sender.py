@@ -14,8 +14,9 @@ from yarl import URL
 
 from agentsvc import values
 from agentsvc.errors import InvalidRequest
-from agentsvc.outgoing.targets import check_url
-from agentsvc.reach import Lookup, Reach, refusal_in
+from agentsvc.extension.network import Lookup, Reach, refusal_in
+
+from .targets import check_url
 
 ANSWER_MAX: Final = 16 * 1024
 """How much of an answer is read; none of it is kept."""

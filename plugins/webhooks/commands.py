@@ -7,28 +7,26 @@ from typing import Final
 
 import click
 
-from agentsvc.auth import KeyRing
-from agentsvc.cli import CommandFailed
-from agentsvc.cli.options import (
+from agentsvc.cli.extension import (
+    CommandFailed,
+    Installation,
+    KeyRing,
+    columns,
     config_option,
     data_dir_option,
     example,
     existing_data_dir,
     load_config,
-)
-from agentsvc.cli.secretoutput import output_option, secret_output
-from agentsvc.cli.stored import places_of
-from agentsvc.cli.text import columns
-from agentsvc.installation import Installation
-from agentsvc.outgoing import (
-    Change,
-    Delivery,
-    DeliveryState,
-    Subscription,
-    SubscriptionDraft,
-    Webhooks,
+    output_option,
+    places_of,
+    secret_output,
+    settings_of,
 )
 from agentsvc.values import Secret
+
+from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .service import Webhooks
+from .settings import WebhooksConfig
 
 _LIST_HINT: Final = "run `agentsvc webhooks list` to see them"
 _CHANGES: Final = click.Choice([change.value for change in Change])
@@ -284,7 +282,8 @@ def _run[T](
         installation = await Installation.open(places)
         try:
             database, vault = installation.database, installation.vault
-            webhooks = Webhooks(database, vault, loaded.config.webhooks)
+            settings = settings_of(loaded.config, "webhooks", WebhooksConfig)
+            webhooks = Webhooks(database, vault, settings)
             return await body(webhooks, KeyRing(database))
         finally:
             await installation.close()

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.db import Queryable, Row, Transaction
-from agentsvc.outgoing.model import Change, Delivery, DeliveryState, Subscription
+from agentsvc.extension.storage import Queryable, Row, Transaction
 from agentsvc.values import from_stored, moment_or_none, stored_or_none, to_stored
+
+from .model import Change, Delivery, DeliveryState, Subscription
 
 
 class SubscriptionTable:

@@ -7,17 +7,15 @@ import msgspec
 from msgspec import UNSET
 
 from agentsvc import values
-from agentsvc.config import WebhooksConfig
-from agentsvc.db import Database, Transaction
-from agentsvc.effects import note_effect
 from agentsvc.errors import Conflict, NotFound
-from agentsvc.outgoing.model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
-from agentsvc.outgoing.signing import new_secret
-from agentsvc.outgoing.table import DeliveryTable, SubscriptionTable
-from agentsvc.outgoing.targets import check_url
-from agentsvc.paging import cut
+from agentsvc.extension.storage import Database, Transaction, Vault, cut, note_effect
 from agentsvc.values import Secret
-from agentsvc.vault import Vault
+
+from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .settings import WebhooksConfig
+from .signing import new_secret
+from .table import DeliveryTable, SubscriptionTable
+from .targets import check_url
 
 MOST_SUBSCRIPTIONS: Final = 50
 """How many subscriptions a user may have; each costs something with every event."""

@@ -15,19 +15,17 @@ from typing import Final
 import msgspec
 
 from agentsvc import values
-from agentsvc.announcements import Announcement, Announcements, Subject
-from agentsvc.config import WebhooksConfig
-from agentsvc.db import Database, Transaction
-from agentsvc.events import EventLog
-from agentsvc.outgoing.model import Delivery, DeliveryState, Subscription
-from agentsvc.outgoing.payload import make_body
-from agentsvc.outgoing.sender import Outcome, Sender
-from agentsvc.outgoing.service import context_of
-from agentsvc.outgoing.signing import sign
-from agentsvc.outgoing.table import DeliveryTable, SubscriptionTable
-from agentsvc.supervisor import Supervisor
+from agentsvc.extension.server import Announcement, Announcements, EventLog, Subject, Supervisor
+from agentsvc.extension.storage import Database, Transaction, Vault
 from agentsvc.values import Secret
-from agentsvc.vault import Vault
+
+from .model import Delivery, DeliveryState, Subscription
+from .payload import make_body
+from .sender import Outcome, Sender
+from .service import context_of
+from .settings import WebhooksConfig
+from .signing import sign
+from .table import DeliveryTable, SubscriptionTable
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,15 @@ from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
 from agentsvc.errors import Conflict, NotFound
-from agentsvc.http.keys import COURIER, PRINCIPAL, WEBHOOKS
-from agentsvc.http.routes import Effect, Example, Route, Scope
-from agentsvc.http.wire import (
+from agentsvc.extension.web import (
+    PRINCIPAL,
     SUCCESS,
+    Effect,
+    Example,
     Limit,
     Page,
+    Route,
+    Scope,
     Success,
     Time,
     json_response,
@@ -20,12 +23,18 @@ from agentsvc.http.wire import (
     read_json,
     read_query,
 )
-from agentsvc.outgoing import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
 from agentsvc.values import Secret, ShownSecret, stored_or_none, to_stored
+
+from .courier import Courier
+from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .service import Webhooks
 
 PREFIX: Final = "/api/v1/webhook-subscriptions"
 
-_ONE: Final = f"{PREFIX}/{{subscription_id}}"
+WEBHOOKS: Final[web.AppKey[Webhooks]] = web.AppKey("webhooks")
+COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")
+
+_ONE: Final = "/{subscription_id}"
 _PAGE: Final = 50
 
 type Url = Annotated[str, Meta(min_length=1, max_length=2048)]
@@ -324,7 +333,7 @@ def from_delivery(delivery: Delivery) -> DeliveryInfo:
 ROUTES: Final = (
     Route(
         method="GET",
-        path=PREFIX,
+        path="",
         handler=get_webhook_subscriptions,
         scope=Scope.READ,
         rank="P2",
@@ -333,7 +342,7 @@ ROUTES: Final = (
     ),
     Route(
         method="POST",
-        path=PREFIX,
+        path="",
         handler=post_webhook_subscription,
         scope=Scope.RUN,
         rank="P2",

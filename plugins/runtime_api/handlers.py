@@ -1,15 +1,32 @@
 """Handlers of the remote runtime API."""
 
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import msgspec
 from aiohttp import hdrs, web
 
 from agentsvc.errors import BadRequest, NotFound, OrderRejected, SandboxLimitReached
-from agentsvc.http.keys import CONFIG, PRINCIPAL, SANDBOXES
-from agentsvc.http.links import links_of
-from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, Example, Handler, Route, Scope
-from agentsvc.http.runtime.types import (
+from agentsvc.extension.server import Extension, Sandbox, Sandboxes, SandboxStatus, Server
+from agentsvc.extension.web import (
+    EXAMPLE_ID,
+    OF_SANDBOXES,
+    PRINCIPAL,
+    Example,
+    Handler,
+    Route,
+    Scope,
+    json_response,
+    links_of,
+    mount_short_paths,
+    path_text,
+    read_json,
+    read_query,
+)
+
+from .settings import RuntimeApiConfig
+from .types import (
     DONE,
     Runtime,
     RuntimeChoice,
@@ -22,10 +39,9 @@ from agentsvc.http.runtime.types import (
     from_sandbox,
     to_client_order,
 )
-from agentsvc.http.wire import json_response, path_text, read_json, read_query
-from agentsvc.sandboxes import Sandbox, SandboxStatus
 
-PREFIX: Final = "/runtime"
+SANDBOXES: Final[web.AppKey[Sandboxes]] = web.AppKey("runtime_api_sandboxes")
+SETTINGS: Final[web.AppKey[RuntimeApiConfig]] = web.AppKey("runtime_api_settings")
 
 _START = msgspec.json.Decoder(RuntimeStart)
 _CHOICE = msgspec.json.Decoder(RuntimeChoice)
@@ -39,7 +55,7 @@ async def post_start(request: web.Request) -> web.Response:
     """
     start = await read_json(request, _START)
     sandboxes = request.app[SANDBOXES]
-    fallback = request.app[CONFIG].runtime_api.spec
+    fallback = request.app[SETTINGS].spec
     spec = choose_spec(sandboxes.specs(), start.image, fallback=fallback)
     sized = msgspec.structs.replace(spec, resource_factor=start.resource_factor)
     user_id = request[PRINCIPAL].user_id
@@ -120,7 +136,7 @@ async def post_stop(request: web.Request) -> web.Response:
 
 
 def _shown(request: web.Request, sandbox: Sandbox) -> Runtime:
-    at_root = request.app[CONFIG].runtime_api.at_root
+    at_root = request.app[SETTINGS].at_root
     return from_sandbox(sandbox, links_of(request), at_root=at_root)
 
 
@@ -140,7 +156,7 @@ def _route(method: str, path: str, handler: Handler, summary: str, **more: Any) 
     """Return a route for users, whose key is where clients of this API put it."""
     return Route(
         method=method,
-        path=PREFIX + path,
+        path=path,
         handler=handler,
         scope=Scope.READ if method == hdrs.METH_GET else Scope.RUN,
         rank="P2",
@@ -232,3 +248,25 @@ ROUTES: Final = (
         example=Example(body=_EXAMPLE_CHOICE),
     ),
 )
+
+
+class RuntimeApi(Extension[RuntimeApiConfig]):
+    """The routes of the API, and the short paths that its clients count on."""
+
+    Config = RuntimeApiConfig
+    prefix = "/runtime"
+
+    def routes(self) -> Iterable[Route]:
+        """Return the routes."""
+        return ROUTES
+
+    def install(self, app: web.Application) -> None:
+        """Let sandboxes be reached at short paths."""
+        mount_short_paths(app)
+
+    @asynccontextmanager
+    async def run(self, server: Server) -> AsyncIterator[None]:
+        """Give the handlers what they need."""
+        server.app[SANDBOXES] = server.sandboxes
+        server.app[SETTINGS] = self.config
+        yield

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 
 from agentsvc.backend import Phase
-from agentsvc.events import EventLog
-from agentsvc.outgoing.model import Delivery
-from agentsvc.sandboxes.state import Target, status_of
+from agentsvc.extension.server import EventLog, Target, status_of
 from agentsvc.values import to_stored
+
+from .model import Delivery
 
 
 class _EventData(msgspec.Struct, frozen=True, kw_only=True):

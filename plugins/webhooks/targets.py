@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from agentsvc.egress.addresses import BadHost, is_outside, parse_host
 from agentsvc.errors import InvalidRequest
+from agentsvc.extension.network import BadHost, is_outside, parse_host
 
 LONGEST_URL: Final = 2048
 

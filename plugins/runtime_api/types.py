@@ -9,10 +9,8 @@ from msgspec import Meta
 
 from agentsvc.backend import Isolation, Spec
 from agentsvc.errors import BadRequest
-from agentsvc.http.links import Links
-from agentsvc.http.wire import ClientId, EnvName, EnvValue, Time
-from agentsvc.sandboxes import Sandbox, SandboxStatus
-from agentsvc.sandboxes.clients import ClientOrder
+from agentsvc.extension.server import ClientOrder, Sandbox, SandboxStatus
+from agentsvc.extension.web import ClientId, EnvName, EnvValue, Links, Time
 from agentsvc.values import Secret, ShownSecret, to_stored
 
 IDS_MAX: Final = 100
