@@ -64,12 +64,19 @@ class Announcements:
 
     def __init__(self) -> None:
         self._listeners: defaultdict[_Place, dict[object, Tell]] = defaultdict(dict)
+        self._of_all: list[Tell] = []
 
     def announce(self, news: Announcement) -> None:
         """Tell everyone who listens; call it after the transaction has committed."""
         for place in _places(news):
             for tell in self._listeners.get(place, {}).values():
                 tell(news)
+        for tell in self._of_all:
+            tell(news)
+
+    def watch_all(self, tell: Tell) -> None:
+        """Have everybody's announcements told at once, from now on; `tell` never waits."""
+        self._of_all.append(tell)
 
     def subscribe(
         self,

@@ -7,10 +7,11 @@ decides anything.
 import logging
 import os
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -35,10 +36,12 @@ from agentsvc.datadir import DataDir
 from agentsvc.departures import Departures
 from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
+from agentsvc.extension.publishing import publish_to
+from agentsvc.extension.server import Extension, Server, make_extensions, mount_extension
+from agentsvc.extension.tables import migrate
 from agentsvc.gateway.admission import Admission
 from agentsvc.gitproviders import GitProviders
-from agentsvc.hookspecs import Event
-from agentsvc.http import description, llm, metrics, ops, runtime, tracing, v0, v1
+from agentsvc.http import description, llm, metrics, ops, v0, v1
 from agentsvc.http.console import mount_console
 from agentsvc.http.doorstep import DOORSTEP, Doorstep
 from agentsvc.http.guide import mount_guide
@@ -52,7 +55,6 @@ from agentsvc.http.keys import (
     CATALOGUE,
     CONFIG,
     CONVERSATIONS,
-    COURIER,
     DATABASE,
     DEPARTURES,
     DEVICES,
@@ -75,7 +77,6 @@ from agentsvc.http.keys import (
     SUPERVISOR,
     SURROUNDINGS,
     USERS,
-    WEBHOOKS,
 )
 from agentsvc.http.links import TRUSTED, prefix_of, to_networks
 from agentsvc.http.live import LIVE, LiveAnswers
@@ -84,8 +85,6 @@ from agentsvc.http.routes import Route, mount, mounted
 from agentsvc.installation import Installation
 from agentsvc.logins import Logins
 from agentsvc.modelproxy import ModelProxy
-from agentsvc.outgoing import Courier, Webhooks
-from agentsvc.outgoing.sender import Sender
 from agentsvc.plugins import Notifier, PluginHost
 from agentsvc.quotas import QuotaBook
 from agentsvc.registry import BackendRegistry, kinds_of
@@ -102,14 +101,12 @@ from agentsvc.settings import SettingsStore
 from agentsvc.streams import Streams
 from agentsvc.supervisor import Supervisor
 from agentsvc.users import Users
-from agentsvc.values import new_id, now
 from agentsvc.vault import Vault
 
 log = logging.getLogger(__name__)
 
 _LOOKS_IN_SILENCE: Final = 3
 _REMOVE_FAILED_SECONDS: Final = 60.0
-_FORGET_DELIVERIES_SECONDS: Final = 600.0
 _FORGET_AUDIT_SECONDS: Final = 3600.0
 _FORGET_ARCHIVES_SECONDS: Final = 60.0
 _FORGET_ANSWERS_SECONDS: Final = 600.0
@@ -119,9 +116,9 @@ _PLACES: Final = web.AppKey("places", DataDir)
 _INSTALLATION: Final = web.AppKey("installation", Installation)
 _VAULT: Final = web.AppKey("vault", Vault)
 _HOST: Final = web.AppKey("plugin_host", PluginHost)
+_EXTENSIONS: Final = web.AppKey("extensions", list[tuple[str, Extension[Any]]])
 _AGENTS: Final = web.AppKey("agents", AgentClient)
 _CULLER: Final = web.AppKey("culler", Culler)
-_SENDER: Final = web.AppKey("webhook_sender", Sender)
 
 
 async def build_app(
@@ -140,12 +137,8 @@ async def build_app(
     app[LIVE] = LiveAnswers()
     app[DOORSTEP] = Doorstep(time_limit=config.server.first_message_seconds)
     app[_PLACES] = DataDir(path=data_dir)
-    app[_HOST] = plugins or PluginHost.load(
-        dirs=[Path(folder) for folder in config.plugins.dirs],
-        disable=config.plugins.disable,
-        kinds=kinds_of(config),
-        is_traced=bool(os.environ.get(TRACE_PLUGINS_VARIABLE)),
-    )
+    app[_HOST] = plugins or _load_plugins(config)
+    app[_EXTENSIONS] = make_extensions(app[_HOST], config)
     install(
         app,
         cors_origins=config.server.cors_origins,
@@ -161,25 +154,35 @@ async def build_app(
             _backends,
             _agents,
             _git_providers,
-            _sender,
             _supervisor,
             _core,
-            _webhooks,
+            _extensions,
             _loops,
             _gateway,
         )
     )
     app.on_shutdown.append(_end_streams)
     _add_routes(app, config)
-    tracing.install(app, os.environ)
     return app
 
 
 def published_routes(config: Config) -> tuple[Route, ...]:
     """Return every route of a server with this configuration, without making one."""
     app = web.Application()
+    app[_EXTENSIONS] = make_extensions(_load_plugins(config), config)
     _add_routes(app, config)
     return mounted(app)
+
+
+def _load_plugins(config: Config) -> PluginHost:
+    return PluginHost.load(
+        dirs=[Path(folder) for folder in config.plugins.dirs],
+        disable=config.plugins.disable,
+        kinds=kinds_of(config),
+        settings=config.extensions,
+        environ=os.environ,
+        is_traced=bool(os.environ.get(TRACE_PLUGINS_VARIABLE)),
+    )
 
 
 def _add_routes(app: web.Application, config: Config) -> None:
@@ -190,10 +193,10 @@ def _add_routes(app: web.Application, config: Config) -> None:
     mount_console(app, prefix=prefix_of(config.server.public_url))
     if config.server.device_login:
         mount(app, v1.LOGIN_ROUTES)
-    if config.runtime_api.enabled:
-        mount(app, runtime.ROUTES)
     v0.install(app, enabled=config.v0.enabled)
-    gateway.mount_ports(app, for_runtimes=config.runtime_api.enabled)
+    gateway.mount_ports(app)
+    for name, extension in app[_EXTENSIONS]:
+        mount_extension(app, name, extension)
 
 
 async def _database(app: web.Application) -> AsyncIterator[None]:
@@ -260,18 +263,6 @@ async def _git_providers(app: web.Application) -> AsyncIterator[None]:
     await providers.open()
     yield
     await providers.close()
-
-
-async def _sender(app: web.Application) -> AsyncIterator[None]:
-    config = app[CONFIG].webhooks
-    app[_SENDER] = sender = Sender(
-        time_limit=config.send_seconds,
-        allows_private=config.allow_private,
-        most=config.concurrency,
-        own=app[CONFIG].server.own_urls(),
-    )
-    yield
-    await sender.close()
 
 
 async def _supervisor(app: web.Application) -> AsyncIterator[None]:
@@ -406,31 +397,35 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
             pass
 
 
-async def _webhooks(app: web.Application) -> AsyncIterator[None]:
-    config, supervisor = app[CONFIG].webhooks, app[SUPERVISOR]
-    app[WEBHOOKS] = Webhooks(app[DATABASE], app[_VAULT], config)
-    app[COURIER] = courier = Courier(
-        db=app[DATABASE],
+async def _extensions(app: web.Application) -> AsyncIterator[None]:
+    server = Server(
+        app=app,
+        config=app[CONFIG],
+        database=app[DATABASE],
         vault=app[_VAULT],
-        events=app[EVENTS],
+        supervisor=app[SUPERVISOR],
         announcements=app[ANNOUNCEMENTS],
-        supervisor=supervisor,
-        sender=app[_SENDER],
-        config=config,
+        events=app[EVENTS],
+        sandboxes=app[SANDBOXES],
+        conversations=app[CONVERSATIONS],
     )
-    supervisor.loop("webhooks", courier.look, every_seconds=0)
-    supervisor.loop(
-        "settled webhooks", courier.forget_settled, every_seconds=_FORGET_DELIVERIES_SECONDS
-    )
-    yield
-    courier.close()
+    async with AsyncExitStack() as running:
+        for name, extension in app[_EXTENSIONS]:
+            await migrate(app[DATABASE], name, extension.migrations)
+            await running.enter_async_context(extension.run(server))
+        yield
 
 
 async def _loops(app: web.Application) -> AsyncIterator[None]:
     config, supervisor = app[CONFIG], app[SUPERVISOR]
     registry, conversations = app[BACKENDS], app[CONVERSATIONS]
     notifier = Notifier(app[_HOST])
-    app[SANDBOXES].on_change(lambda before, after: notifier.publish(_changed(before, after)))
+    publish_to(
+        notifier,
+        announcements=app[ANNOUNCEMENTS],
+        conversations=conversations,
+        sandboxes=app[SANDBOXES],
+    )
     supervisor.spawn("plugin events", notifier.run)
     sweep_seconds = config.sandboxes.sweep_seconds
     supervisor.loop("backends", registry.open, every_seconds=sweep_seconds)
@@ -509,14 +504,3 @@ async def _end_streams(app: web.Application) -> None:
     app[LIVE].end()
     if gateway.GATEWAY in app:
         app[gateway.GATEWAY].end_streams()
-
-
-def _changed(before: Sandbox, after: Sandbox | None) -> Event:
-    status = after.status if after else "DELETED"
-    return Event(
-        id=new_id(),
-        kind="sandbox.changed",
-        at=now(),
-        subject_id=before.id,
-        data={"status": str(status), "backend": before.backend, "spec_id": before.spec_id},
-    )

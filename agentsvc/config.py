@@ -316,89 +316,12 @@ class IdempotencyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 268_435_456
 
 
-class WebhooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `webhooks` section: how users' programs are told of events and changes."""
-
-    allow_private: Annotated[
-        bool,
-        Meta(
-            description="Deliver to loopback, private and link-local addresses, too;"
-            " users can then make the server send requests into its own network"
-        ),
-    ] = False
-    send_seconds: Annotated[
-        float, Meta(gt=0, le=300, description="Longest time a receiver may take to answer")
-    ] = 15.0
-    concurrency: Annotated[
-        int, Meta(ge=1, le=1000, description="Most deliveries that are made at a time")
-    ] = 16
-    first_retry_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=86400,
-            description="Longest time until a failed delivery is tried again;"
-            " it doubles with each try",
-        ),
-    ] = 5.0
-    longest_retry_seconds: Annotated[
-        float, Meta(gt=0, le=86400, description="What the time between two tries doubles up to")
-    ] = 600.0
-    give_up_seconds: Annotated[
-        float,
-        Meta(ge=0, le=10**9, description="Age at which a delivery that still fails is given up"),
-    ] = 259200.0
-    rotation_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="How long deliveries are signed with the former secret, too, after it was"
-            " replaced",
-        ),
-    ] = 86400.0
-    keep_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="How long deliveries that are made or given up can be seen and replayed",
-        ),
-    ] = 604800.0
-
-
 class V0Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `v0` section."""
 
     enabled: Annotated[
         bool, Meta(description="Serve the older API below /api too, for clients that need it")
     ] = True
-
-
-class RuntimeApiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `runtime_api` section: sandboxes for other control planes."""
-
-    enabled: Annotated[
-        bool,
-        Meta(
-            description="Serve the remote runtime API below /runtime, so that other control planes"
-            " can keep their sandboxes here"
-        ),
-    ] = False
-    spec: Annotated[
-        str,
-        Meta(
-            description="Spec of what they start with an image that no spec has;"
-            " empty refuses such images"
-        ),
-    ] = ""
-    at_root: Annotated[
-        bool,
-        Meta(
-            description="Give them URLs without a path, as the SDK's remote workspace needs them;"
-            " work ports then have none that they could derive"
-        ),
-    ] = False
 
 
 class GitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -454,11 +377,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     audit: AuditConfig = AuditConfig()
     limits: LimitsConfig = LimitsConfig()
     idempotency: IdempotencyConfig = IdempotencyConfig()
-    webhooks: WebhooksConfig = WebhooksConfig()
     git: GitConfig = GitConfig()
-    runtime_api: RuntimeApiConfig = RuntimeApiConfig()
     v0: V0Config = V0Config()
     plugins: PluginsConfig = PluginsConfig()
+    extensions: dict[str, dict[str, Any]] = {}
+    """The settings of plugins by their names: what was set, without defaults."""
     backends: dict[str, dict[str, Any]] = {}
     specs: dict[str, SpecConfig] = {}
 
@@ -471,26 +394,58 @@ class Loaded(Struct, frozen=True, kw_only=True):
     """For every key, dotted, the layer its value is from."""
     path: Path | None
     """The config file that was read, if one was."""
+    sections: Mapping[str, type[Struct]] = {}
+    """The sections of plugins: what is set in them is in `config.extensions`."""
 
 
-def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Loaded:
+def load(
+    file: Path | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Any],
+    *,
+    sections: Mapping[str, type[Struct]] | None = None,
+) -> Loaded:
     """Read all layers and return the checked configuration.
 
-    `file` is what the command line names; without it the file is looked for as `find_file` says.
+    `sections` are those of plugins, each with the struct of its keys. `file` is what the command line names; without it the file is looked for as `find_file` says.
     `overrides` maps dotted keys to values of the command line; None stands for an option not
     given. Raises StartFailed, naming key, value and source, at the first thing that is wrong.
     """
     path = find_file(file, environ)
+    own = sections or {}
     found = layers.read(
-        Config,
+        with_sections(own),
         file=path,
         environ=environ,
         other_variables=OTHER_VARIABLES,
         overrides=overrides,
         retired=RETIRED_KEYS,
     )
-    config = _with_spec_ids(msgspec.convert(found.values, Config))
-    return Loaded(config=config, origins=found.origins, path=path)
+    values = dict(found.values)
+    of_plugins = {name: values.pop(name) for name in own if name in values}
+    values["extensions"] = {**values.get("extensions", {}), **of_plugins}
+    config = _with_spec_ids(msgspec.convert(values, Config))
+    return Loaded(config=config, origins=found.origins, path=path, sections=own)
+
+
+def settings_of[T: Struct](config: Config, plugin: str, kind: type[T]) -> T:
+    """Return the settings of a plugin, with its defaults; raises StartFailed where they do not fit."""
+    try:
+        # Values from the environment are texts.
+        return msgspec.convert(config.extensions.get(plugin, {}), kind, strict=False)
+    except msgspec.ValidationError as exc:
+        raise StartFailed(
+            f"The settings of the plugin `{plugin}` do not fit: {exc}",
+            hint=f"its keys are: {', '.join(sorted(kind.__struct_fields__)) or 'none'}",
+        ) from exc
+
+
+def with_sections(sections: Mapping[str, type[Struct]]) -> type[Struct]:
+    """Return what can be configured where plugins have these sections."""
+    if not sections:
+        return Config
+    fields = [(name, kind, kind()) for name, kind in sections.items()]
+    return msgspec.defstruct("Config", fields, bases=(Config,), kw_only=True)
 
 
 def find_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:

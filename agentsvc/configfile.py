@@ -1,13 +1,13 @@
 """Writes the config file that says nothing new: every key, its default and what it means."""
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
-from agentsvc.config import Config
+from agentsvc.config import with_sections
 from agentsvc.sandboxconfig import SpecConfig
 
 _HEAD: Final = """\
@@ -15,6 +15,11 @@ _HEAD: Final = """\
 # Copy what differs to ~/.config/agentsvc/config.toml, or name a file with --config or AGENTSVC_CONFIG.
 # AGENTSVC_<SECTION>__<KEY> in the environment wins over the file, and an option of the command over both.
 # A relative path starts at the directory of the file it is in.
+"""
+
+_EXTENSIONS: Final = """\
+# A plugin that is not among those above has a table of its own name; its keys are its own.
+#[extensions.example]
 """
 
 _BACKENDS: Final = """\
@@ -30,18 +35,18 @@ _SPECS: Final = """\
 """
 
 
-def render_default() -> str:
-    """Return the text of `config.toml`.
+def render_default(plugins: Mapping[str, type[Struct]] | None = None) -> str:
+    """Return the text of `config.toml`, with the sections of plugins.
 
     Lines that start with `#` and a space explain; those with `#` alone are examples.
     """
     sections = [
         "\n".join(_section(section.name, section.type)) + "\n"
-        for section in msgspec.structs.fields(Config)
+        for section in msgspec.structs.fields(with_sections(plugins or {}))
         if isinstance(section.type, type) and issubclass(section.type, Struct)
     ]
     spec = _SPECS + "\n".join(_keys(SpecConfig, "#")) + "\n"
-    return "\n".join([_HEAD, *sections, _BACKENDS, spec])
+    return "\n".join([_HEAD, *sections, _EXTENSIONS, _BACKENDS, spec])
 
 
 def _section(name: str, kind: type[Struct]) -> Iterator[str]:

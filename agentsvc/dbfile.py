@@ -135,15 +135,21 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _run_statements(connection: sqlite3.Connection, script: str) -> None:
-    # Not `executescript`: it commits the transaction it is in.
+def statements_of(script: str) -> Iterator[str]:
+    """Yield the statements of an SQL script."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
         if sqlite3.complete_statement(statement):
-            connection.execute(statement)
+            yield statement
             statement = ""
-    connection.execute(statement)
+    yield statement
+
+
+def _run_statements(connection: sqlite3.Connection, script: str) -> None:
+    # Not `executescript`: it commits the transaction it is in.
+    for statement in statements_of(script):
+        connection.execute(statement)
 
 
 def copy_to(path: Path, to: Path) -> None:
@@ -236,10 +242,14 @@ def check_schema(path: Path) -> list[str]:
 
 
 def _objects(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
-    """Return tables by their names, and what runs by itself with what it says."""
+    """Return tables by their names, and what runs by itself with what it says.
+
+    Tables of plugins are left out, where they are no more than tables.
+    """
     rows = connection.execute(
         "SELECT type, name, CASE WHEN type != 'table' THEN sql WHEN rootpage = 0 THEN 'virtual'"
         " ELSE '' END FROM sqlite_schema WHERE type != 'index' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+        " AND NOT (type = 'table' AND rootpage != 0 AND name LIKE 'plugin!_%' ESCAPE '!')"
     )
     return {(str(kind), str(name), str(sql)) for kind, name, sql in rows}
 

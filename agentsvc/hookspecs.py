@@ -6,12 +6,15 @@ request. A plugin implements a hook with a plain function of the same name, mark
 
 from collections.abc import Awaitable, Iterable
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pluggy
 
 from agentsvc.backend import RuntimeBackend, Spec
+
+if TYPE_CHECKING:
+    import click
 
 NAME: Final = "agentsvc"
 """The entry-point group of plugin packages and the name of the plugin manager."""
@@ -20,13 +23,24 @@ hookspec = pluggy.HookspecMarker(NAME)
 hookimpl = pluggy.HookimplMarker(NAME)
 
 
+EVENT_KINDS: Final = (
+    "conversation.started",
+    "conversation.start_failed",
+    "conversation.changed",
+    "conversation.deleted",
+    "conversation.events",
+    "sandbox.changed",
+)
+"""What events there are; `plugins/README.md` says what each has in its `data`."""
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """What a plugin sees of an event; the server's own event structs are richer."""
 
     id: str
     """Sorts by time; a plugin stores the last one it handled."""
     kind: str
-    """"sandbox.changed", "conversation.started", …"""
+    """One of `EVENT_KINDS`."""
     at: datetime
     subject_id: str
     data: dict[str, Any] = {}
@@ -48,6 +62,23 @@ def agentsvc_register_specs() -> Iterable[Spec]:  # type: ignore[empty-body]  # 
 
     Called once at start-up. The config file wins when an id is the same; two plugins with the
     same id stop the start.
+    """
+
+
+@hookspec
+def agentsvc_register_extensions() -> Iterable[type]:  # type: ignore[empty-body]  # only its signature is used
+    """Return what this plugin adds to the server: subclasses of `agentsvc.extension.Extension`.
+
+    Called once when a server is made, and not by the command line. Import them here, not before.
+    """
+
+
+@hookspec
+def agentsvc_register_commands() -> "Iterable[click.Command]":  # type: ignore[empty-body]  # only its signature is used
+    """Return subcommands of `agentsvc`.
+
+    Called by the command line only: when one of them is called, or all of them are listed. Import
+    them here, not before.
     """
 
 

@@ -7,16 +7,14 @@ Nothing else imports a plugin or a backend class by name. What a plugin may do i
 import asyncio
 import importlib.machinery
 import importlib.metadata
-import importlib.util
 import inspect
 import logging
 import os
-import stat
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +29,7 @@ from agentsvc.backend import (
 from agentsvc.backends import process
 from agentsvc.errors import StartFailed
 from agentsvc.hookspecs import NAME, Event
+from agentsvc.pluginfiles import PluginFile, bundled, import_file, is_needed, plugins_in
 from agentsvc.supervisor import is_cancelled
 
 log = logging.getLogger(__name__)
@@ -39,15 +38,7 @@ BUILT_IN: Final = "built-in"
 EVENT_SECONDS: Final = 5.0
 """How long a plugin may take over one event."""
 
-FIRST_PARTY: Final[Mapping[str, frozenset[str]]] = {
-    "docker": frozenset({"docker"}),
-    "kubernetes": frozenset({"kubernetes"}),
-    "remote": frozenset({"agentsvc", "remote"}),
-}
-"""What kinds of backends the plugins offer that come with the core, so that none is imported to ask."""
-
 _QUEUE_SIZE = 1000
-_PACKAGE = "agentsvc_plugins"
 _ENTRY_POINTS: Final = "entry_points.txt"
 
 type Backend = RuntimeBackend[Any]
@@ -99,7 +90,9 @@ class PluginHost:
         dirs: Sequence[Path] = (),
         disable: Collection[str] = (),
         points: Iterable[importlib.metadata.EntryPoint] | None = None,
-        kinds: Collection[str] | None = None,
+        kinds: frozenset[str] | None = None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        environ: Mapping[str, str] | None = None,
         is_traced: bool = False,
     ) -> "PluginHost":
         """Load the built-in plugins, those of installed packages, then those of each directory.
@@ -107,8 +100,8 @@ class PluginHost:
         Raises StartFailed for whatever does not import, does not fit, or exists twice: a plugin
         that is silently absent costs more than a start that fails. Names in `disable` are not
         even imported. `points` is what installed packages offer, for who has looked already.
-        With `kinds`, those of the backends that are configured, the plugins of our own are left
-        out that offer none of them.
+        With `kinds`, those of the backends that are configured, the plugins are left out whose
+        manifests say that a server with these settings and this environment needs them not.
         """
         host = cls(is_traced=is_traced)
         if "process" not in disable:
@@ -117,14 +110,13 @@ class PluginHost:
         for point in sorted(offered, key=lambda point: point.name):
             if point.name not in disable:
                 host._add_entry_point(point)
-        for directory in _bundled():
-            for name, file in _files(directory):
-                if name not in disable and _is_needed(name, kinds):
-                    host._add_file(name, file)
-        for directory in dirs:
-            for name, file in _files(directory):
-                if name not in disable:
-                    host._add_file(name, file)
+        found = [*bundled(), *chain.from_iterable(map(plugins_in, dirs))]
+        for file in found:
+            if file.name not in disable and (
+                kinds is None
+                or is_needed(file, kinds=kinds, settings=settings or {}, environ=environ or {})
+            ):
+                host.add_file(file)
         return host
 
     def add(self, name: str, plugin: object, *, version: str, origin: str) -> None:
@@ -150,6 +142,14 @@ class PluginHost:
         self._plugins[name] = added
         self._check_unique()
 
+    def add_file(self, file: PluginFile) -> None:
+        """Import a plugin and register it; raises StartFailed."""
+        origin = str(file.path)
+        with _blame(file.name, origin):
+            module = import_file(file.name, file.path)
+        version = str(getattr(module, "__version__", ""))
+        self.add(file.name, module, version=version, origin=origin)
+
     def plugins(self) -> list[Plugin]:
         """Return the plugins in the order they were loaded."""
         return list(self._plugins.values())
@@ -161,6 +161,14 @@ class PluginHost:
     def specs(self) -> list[Spec]:
         """Return the specs that plugins offer."""
         return [spec for plugin in self.plugins() for spec in plugin.specs]
+
+    def extensions(self) -> list[tuple[str, type]]:
+        """Return what plugins add to the server, each with the name of its plugin."""
+        return list(self._offered("agentsvc_register_extensions"))
+
+    def commands(self) -> list[tuple[str, Any]]:
+        """Return the subcommands that plugins offer, each with the name of its plugin."""
+        return list(self._offered("agentsvc_register_commands"))
 
     def listeners(self) -> list[tuple[str, pluggy.HookCaller]]:
         """Return a caller of `agentsvc_on_event` for each plugin that implements it."""
@@ -178,12 +186,6 @@ class PluginHost:
             plugin = point.load()
         self.add(point.name, plugin, version=version, origin=origin)
 
-    def _add_file(self, name: str, file: Path) -> None:
-        with _blame(name, str(file)):
-            module = _import(name, file)
-        version = str(getattr(module, "__version__", ""))
-        self.add(name, module, version=version, origin=str(file))
-
     def _callers(self, plugin: object) -> list[pluggy.HookCaller]:
         return self._manager.get_hookcallers(plugin) or []
 
@@ -194,6 +196,13 @@ class PluginHost:
     def _collect(self, name: str, hook: str) -> Iterator[Any]:
         for offered in self._only(name, hook)():
             yield from offered
+
+    def _offered(self, hook: str) -> Iterator[tuple[str, Any]]:
+        for plugin in self.plugins():
+            if hook in plugin.hooks:
+                with _blame(plugin.name, plugin.origin):
+                    offers = list(self._collect(plugin.name, hook))
+                yield from ((plugin.name, offer) for offer in offers)
 
     def _check_unique(self) -> None:
         seen: dict[tuple[str, str], str] = {}
@@ -215,6 +224,11 @@ class Notifier:
 
     def __init__(self, host: PluginHost, *, time_limit: float = EVENT_SECONDS) -> None:
         self._listeners = [_Listener(name, call, time_limit) for name, call in host.listeners()]
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether any plugin wants to hear events."""
+        return bool(self._listeners)
 
     def publish(self, event: Event) -> None:
         """Have an event told soon; call it after the event's transaction has committed."""
@@ -283,25 +297,6 @@ def _blame(name: str, origin: str) -> Iterator[None]:
         ) from exc
 
 
-def _bundled() -> list[Path]:
-    # In the wheel the first-party plugins lie inside the package, in a source tree beside it.
-    package = Path(__file__).parent
-    if (package / "_plugins").is_dir():
-        return [package / "_plugins"]
-    is_source_tree = (package.parent / "pyproject.toml").is_file()
-    beside = package.parent / "plugins"
-    return [beside] if is_source_tree and beside.is_dir() else []
-
-
-def _is_needed(name: str, kinds: Collection[str] | None) -> bool:
-    """Whether a plugin of our own offers one of these kinds of backends, or may be asked for."""
-    known = frozenset[str]({"process"}).union(*FIRST_PARTY.values())
-    # A kind of somebody else's may build on one of ours; one that nobody offers is told them all.
-    if kinds is None or not known.issuperset(kinds):
-        return True
-    return not FIRST_PARTY.get(name, known).isdisjoint(kinds)
-
-
 def _may_offer(entry: str) -> bool:
     """Whether what lies at an entry of the import path may offer plugins; False is certain.
 
@@ -335,52 +330,6 @@ def _has_other_finders() -> bool:
         finder is not importlib.machinery.PathFinder and hasattr(finder, "find_distributions")
         for finder in sys.meta_path
     )
-
-
-def _files(directory: Path) -> list[tuple[str, Path]]:
-    try:
-        info = directory.stat()
-        entries = sorted(directory.iterdir())
-    except OSError as exc:
-        raise StartFailed(
-            f"The plugins directory {directory} cannot be read: {exc.strerror}",
-            hint="correct plugins.dirs",
-        ) from exc
-    if info.st_mode & stat.S_IWOTH or info.st_uid not in (0, os.getuid()):
-        raise StartFailed(
-            f"The plugins directory {directory} can be written to by others",
-            hint=f"run `chmod o-w {directory}` and make sure it is yours",
-        )
-    found = []
-    for entry in entries:
-        if entry.name.startswith(("_", ".")):
-            continue
-        if entry.suffix == ".py":
-            found.append((entry.stem, entry))
-        elif (entry / "__init__.py").is_file():
-            found.append((entry.name, entry / "__init__.py"))
-    return found
-
-
-def _import(name: str, file: Path) -> ModuleType:
-    # The module is in sys.modules before it runs, so that annotations can be resolved, and under
-    # a name of ours, so that plugins/docker.py does not shadow a library called docker.
-    if _PACKAGE not in sys.modules:
-        package = ModuleType(_PACKAGE)
-        package.__path__ = []
-        sys.modules[_PACKAGE] = package
-    full_name = f"{_PACKAGE}.{name}"
-    spec = importlib.util.spec_from_file_location(full_name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[full_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[full_name]
-        raise
-    return module
 
 
 def _check_class(kind: BackendType) -> None:

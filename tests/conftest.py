@@ -10,7 +10,6 @@ from agentsvc.config import (
     Config,
     GitConfig,
     LimitsConfig,
-    RuntimeApiConfig,
 )
 from agentsvc.conversationconfig import ConversationsConfig, ModelsConfig
 from agentsvc.sandboxconfig import SandboxesConfig
@@ -35,7 +34,7 @@ FAST = Config(
     ),
     # No test may depend on what a real git hosting service says.
     git=GitConfig(check_tokens=False, api_seconds=3),
-    runtime_api=RuntimeApiConfig(enabled=True),
+    extensions={"runtime_api": {"enabled": True}},
     # What agents get is looked at as it was asked for; `test_model_proxy` turns it on.
     models=ModelsConfig(proxy=False),
     # Tests show bad keys without a pause; `test_limits` looks at what comes of that.

@@ -1,6 +1,7 @@
 """The plugins of servers in tests, and the parts of first-party plugins, for tests of them."""
 
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
@@ -12,9 +13,9 @@ _POINTS: Final = tuple(installed_points())
 PluginHost.load(points=_POINTS)
 
 
-def load_plugins(**added: object) -> PluginHost:
+def load_plugins(*, without: Sequence[str] = (), **added: object) -> PluginHost:
     """Return what a server loads, with plugins of the test in place of local processes."""
-    host = PluginHost.load(disable=["process"], points=_POINTS)
+    host = PluginHost.load(disable=["process", *without], points=_POINTS)
     for name, plugin in added.items():
         host.add(name, plugin, version="", origin="tests")
     return host

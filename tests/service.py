@@ -233,16 +233,16 @@ class Service:
         server = msgspec.structs.replace(self.config.server, port=self._port, internal_url=self.url)
         config = msgspec.structs.replace(self.config, server=server)
         await asyncio.to_thread(lay_database, self.data_dir)
-        app = await build_app(config, data_dir=self.data_dir, plugins=self.make_plugins())
-        self._watches.append(Watch(app))
-        self._runner = make_runner(
-            app,
-            grace_seconds=2,
-            prefix=prefix_of(server.public_url),
-            limits=server,
-            most_of_sandbox=config.limits.connections_per_sandbox,
-        )
         try:
+            app = await build_app(config, data_dir=self.data_dir, plugins=self.make_plugins())
+            self._watches.append(Watch(app))
+            self._runner = make_runner(
+                app,
+                grace_seconds=2,
+                prefix=prefix_of(server.public_url),
+                limits=server,
+                most_of_sandbox=config.limits.connections_per_sandbox,
+            )
             await self._runner.setup()
         except BaseException:
             listener.close()

@@ -23,16 +23,16 @@ GROUPS: Final = {
     "Conversations": ("run", "chat", "conversations", "sandboxes", "status", "open"),
     "Settings": ("settings", "secrets", "users", "keys", "webhooks"),
     "Server": ("serve", "demo", "config", "doctor", "systemd", "deploy", "images", "plugins"),
-    "Data": ("backup", "restore", "import", "prune", "db", "audit"),
+    "Data": ("backup", "restore", "prune", "db", "audit"),
     "Reference": ("openapi", "sbom", "completion"),
 }
 """The subcommands by what they are about, in the order in which help lists them."""
 
 COMMANDS: Final = tuple(name for names in GROUPS.values() for name in names)
-"""Each is `agentsvc.cli.NAME.command`."""
+"""Each is `agentsvc.cli.NAME.command`.
 
-_MODULES: Final = {"import": "importing"}
-"""The subcommands whose name no module can have."""
+Those of plugins come after them.
+"""
 
 
 class CommandFailed(click.ClickException):
@@ -62,14 +62,18 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the subcommands."""
-        return list(COMMANDS)
+        from agentsvc.cli import plugincommands  # noqa: PLC0415  # few need it
+
+        return [*COMMANDS, *plugincommands.names()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a subcommand, or None if there is none of that name."""
         if cmd_name not in COMMANDS:
-            return None
+            from agentsvc.cli import plugincommands  # noqa: PLC0415  # few need it
+
+            return plugincommands.find(cmd_name)
         with _light_imports():
-            module = importlib.import_module(f"agentsvc.cli.{_MODULES.get(cmd_name, cmd_name)}")
+            module = importlib.import_module(f"agentsvc.cli.{cmd_name}")
             command: click.Command = module.command
         return command
 
@@ -80,20 +84,22 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             if not close or "mean" in exc.message.lower():
                 raise
             raise click.UsageError(f"{exc.message} Did you mean `{close[0]}`?", ctx) from exc
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the subcommands in their groups."""
-        for title, names in GROUPS.items():
+        of_plugins = tuple(name for name in self.list_commands(ctx) if name not in COMMANDS)
+        for title, names in {**GROUPS, "Plugins": of_plugins}.items():
             rows = []
             for name in names:
                 found = self.get_command(ctx, name)
                 rows.append((name, found.get_short_help_str() if found else ""))
-            with formatter.section(title):
-                formatter.write_dl(rows)
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand; a deliberate error becomes CommandFailed."""

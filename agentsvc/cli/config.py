@@ -9,11 +9,14 @@ import click
 import msgspec
 
 from agentsvc.cli.options import config_option, data_dir_option, example, load_config
-from agentsvc.config import Loaded
+from agentsvc.config import Loaded, settings_of
 from agentsvc.configfile import render_default, to_toml
+from agentsvc.pluginfiles import sections
 from agentsvc.values import MASK
 
 _SECRET: Final = re.compile(r"[._](key|password|secret|token)s?$")
+
+_FREE: Final = ("backends.", "extensions.")
 
 
 @click.group("config", epilog=example("agentsvc config show"))
@@ -27,7 +30,7 @@ def command() -> None:
 def show(data_dir: str | None, config_file: Path | None) -> None:
     """Print every key with its value and where that is from.
 
-    Keys of backends that are named like a secret show as stars.
+    Keys of backends and plugins that are named like a secret show as stars.
     """
     loaded = load_config(config_file, server__data_dir=data_dir)
     click.echo(f"config file: {loaded.path or 'none'}", err=True)
@@ -38,15 +41,17 @@ def show(data_dir: str | None, config_file: Path | None) -> None:
 @command.command(epilog=example("agentsvc config default > ~/.config/agentsvc/config.toml"))
 def default() -> None:
     """Print the default config file, with a sentence on every key."""
-    click.echo(render_default(), nl=False)
+    click.echo(render_default(sections()), nl=False)
 
 
 def lines_of(loaded: Loaded) -> Iterator[str]:
     """Yield one line of TOML for each key, with its origin as the comment."""
     tree = msgspec.to_builtins(loaded.config)
+    for section, kind in loaded.sections.items():
+        tree[section] = msgspec.to_builtins(settings_of(loaded.config, section, kind))
     for name, origin in loaded.origins.items():
         value = _at(tree, name.split(".", 2))
-        is_secret = name.startswith("backends.") and _SECRET.search(name) and value
+        is_secret = name.startswith(_FREE) and _SECRET.search(name) and value
         yield f"{name} = {to_toml(MASK if is_secret else value)}  # {origin}"
 
 

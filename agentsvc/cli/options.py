@@ -11,6 +11,7 @@ from agentsvc import config
 from agentsvc.config import Loaded
 from agentsvc.datadir import DataDir
 from agentsvc.errors import StartFailed
+from agentsvc.pluginfiles import sections
 
 type Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -42,7 +43,8 @@ def load_config(
 ) -> Loaded:
     """Read the configuration; an override is named `section__key` and None means not given."""
     dotted = {name.replace("__", "."): value for name, value in overrides.items()}
-    return config.load(file, os.environ if environ is None else environ, dotted)
+    found = os.environ if environ is None else environ
+    return config.load(file, found, dotted, sections=sections())
 
 
 def data_dir_of(loaded: Loaded) -> DataDir:

@@ -6,6 +6,6 @@ a sandbox's session key is for that sandbox. `admission` decides who may pass, `
 request a sandbox gets, `forward` and `tunnel` carry it.
 """
 
-from agentsvc.gateway.service import GATEWAY, Gateway, divert, mount_ports
+from agentsvc.gateway.service import GATEWAY, Gateway, divert, mount_ports, mount_short_paths
 
-__all__ = ["GATEWAY", "Gateway", "divert", "mount_ports"]
+__all__ = ["GATEWAY", "Gateway", "divert", "mount_ports", "mount_short_paths"]

@@ -151,15 +151,17 @@ class Gateway:
 GATEWAY: Final[web.AppKey[Gateway]] = web.AppKey("gateway", Gateway)
 
 
-def mount_ports(app: web.Application, *, for_runtimes: bool = False) -> None:
+def mount_ports(app: web.Application) -> None:
     """Add the paths of all sandboxes to an application.
 
-    They are no part of the published description: what is there is the sandboxes' own. Callers of
-    the remote runtime API count on short paths, too: `/ID`, `/ID/work-1` and `/ID/vscode`.
+    They are no part of the published description: what is there is the sandboxes' own.
     """
-    if for_runtimes:
-        app.router.add_route("*", "/{sandbox_id:[0-9a-f]{32}}{path:(/.*)?}", get_runtime)
     app.router.add_route("*", MOUNT + "/{sandbox_id}/{port}{path:.*}", get_port)
+
+
+def mount_short_paths(app: web.Application) -> None:
+    """Add short paths of all sandboxes, too: `/ID`, `/ID/work-1` and `/ID/vscode`."""
+    app.router.add_route("*", "/{sandbox_id:[0-9a-f]{32}}{path:(/.*)?}", get_by_short_path)
 
 
 async def get_port(request: web.Request) -> web.StreamResponse:
@@ -170,7 +172,7 @@ async def get_port(request: web.Request) -> web.StreamResponse:
     return await request.app[GATEWAY].serve(request, place, sandbox_id)
 
 
-async def get_runtime(request: web.Request) -> web.StreamResponse:
+async def get_by_short_path(request: web.Request) -> web.StreamResponse:
     """Answer /ID/..., with any method: a work port or the editor by its name, else the agent."""
     _, sandbox_id, *rest = request.rel_url.raw_path.split("/", 2)
     path = "".join(rest)
@@ -193,7 +195,7 @@ async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[IS_ELSEWHERE] = True
         sandbox_id, place = find_place(request, origin)
         return await request.app[GATEWAY].serve(request, place, sandbox_id)
-    if request.match_info.handler in (get_port, get_runtime):
+    if request.match_info.handler in (get_port, get_by_short_path):
         # Who calls is found out by the gateway, and nothing else of what follows is for it.
         return await request.match_info.handler(request)
     raw_path = request.rel_url.raw_path

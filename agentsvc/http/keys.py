@@ -32,7 +32,6 @@ from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.sdk_versions import Version
 from agentsvc.logins import Logins
 from agentsvc.modelproxy import ModelProxy
-from agentsvc.outgoing import Courier, Webhooks
 from agentsvc.quotas import QuotaBook
 from agentsvc.registry import BackendRegistry
 from agentsvc.repeats import Repeats
@@ -72,8 +71,6 @@ MODELS: Final[web.AppKey[ModelProxy]] = web.AppKey("models")
 STREAMS: Final[web.AppKey[Streams]] = web.AppKey("streams")
 ARCHIVES: Final[web.AppKey[Archives]] = web.AppKey("archives", Archives)
 PENDING: Final[web.AppKey[PendingMessages]] = web.AppKey("pending_messages")
-WEBHOOKS: Final[web.AppKey[Webhooks]] = web.AppKey("webhooks")
-COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")
 REPEATS: Final[web.AppKey[Repeats]] = web.AppKey("repeats")
 MEASURES: Final[web.AppKey[Measures]] = web.AppKey("measures", Measures)
 

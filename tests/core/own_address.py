@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentsvc.agentoptions import Llm
 from agentsvc.db import Database
@@ -16,13 +17,19 @@ from agentsvc.errors import AgentsvcError, InvalidRequest
 from agentsvc.gitproviders import GitProviders
 from agentsvc.modelcheck import check_model
 from agentsvc.orders import Provider
-from agentsvc.outgoing.sender import Sender
-from agentsvc.outgoing.targets import check_url
 from agentsvc.reach import Found
 from agentsvc.secretstore import SecretStore
 from agentsvc.usersecrets import ProviderToken
 from agentsvc.values import Secret
 from agentsvc.vault import Vault
+from tests.plugins import part
+
+if TYPE_CHECKING:
+    from webhooks.sender import Sender
+    from webhooks.targets import check_url
+else:
+    Sender = part("webhooks.sender").Sender
+    check_url = part("webhooks.targets").check_url
 
 NAME = "public.example"
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.importing.files import Tree
-from agentsvc.importing.model import Unreadable
 from tests.core.test_importing import NEWER, Ours
 from tests.openhands_data import NEWER_ID, OLDER_ID, lay_newer, lay_older, recorded, write
+from tests.plugins import part
+
+Tree = part("importing.files").Tree
+Unreadable = part("importing.model").Unreadable
 
 MESSAGE = recorded("older-run-finish")[2]
 DEEP = "[" * 100_000

@@ -18,7 +18,8 @@ from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.config import Config
 from agentsvc.errors import BackendUnavailable, StartFailed
 from agentsvc.hookspecs import Event, hookimpl
-from agentsvc.plugins import BUILT_IN, FIRST_PARTY, Notifier, Plugin, PluginHost
+from agentsvc.pluginfiles import bundled
+from agentsvc.plugins import BUILT_IN, Notifier, Plugin, PluginHost
 from agentsvc.registry import BackendRegistry, kinds_of
 from agentsvc.sandboxconfig import LimitsConfig, SandboxesConfig, SpecConfig
 from agentsvc.testing import FakeBackend, FakeWorld
@@ -123,28 +124,44 @@ def test_a_disabled_plugin_is_not_even_imported(tmp_path: Path) -> None:
     assert host.plugins() == []
 
 
-def test_what_first_party_plugins_offer_is_known_without_them() -> None:
-    offered = {
-        plugin.name: frozenset(kind.name for kind in plugin.backends)
-        for plugin in PluginHost.load(disable=["process"], points=()).plugins()
+def test_manifests_say_what_first_party_plugins_offer() -> None:
+    host = PluginHost.load(disable=["process"], points=())
+    offered = {plugin.name: {kind.name for kind in plugin.backends} for plugin in host.plugins()}
+    said = {file.name: set(file.manifest.backends) for file in bundled() if file.manifest}
+    assert offered == said
+    commands = {(name, command.name) for name, command in host.commands()}
+    assert commands == {
+        (file.name, name) for file in bundled() if file.manifest for name in file.manifest.commands
     }
-    assert offered == FIRST_PARTY
 
 
 @pytest.mark.parametrize(
     ("kinds", "loaded"),
     [
-        (set(), ["process"]),
-        ({"process"}, ["process"]),
-        ({"docker", "agentsvc"}, ["process", "docker", "remote"]),
-        ({"process", "nobodys"}, ["process", "docker", "kubernetes", "remote"]),
+        (set(), []),
+        ({"process"}, []),
+        ({"docker", "agentsvc"}, ["docker", "remote"]),
+        ({"process", "nobodys"}, ["docker", "kubernetes", "remote"]),
     ],
 )
 def test_first_party_plugins_of_no_configured_backend_are_left_out(
     kinds: set[str], loaded: list[str]
 ) -> None:
-    host = PluginHost.load(points=(), kinds=kinds)
-    assert [plugin.name for plugin in host.plugins()] == loaded
+    host = PluginHost.load(points=(), kinds=frozenset(kinds))
+    assert [plugin.name for plugin in host.plugins()] == ["process", *loaded, "webhooks"]
+
+
+def test_settings_and_the_environment_say_which_plugins_a_server_needs() -> None:
+    def loaded(**options: Any) -> set[str]:
+        host = PluginHost.load(points=(), kinds=frozenset({"process"}), **options)
+        return {plugin.name for plugin in host.plugins()}
+
+    usual = {"process", "webhooks"}
+    assert loaded() == usual
+    assert loaded(settings={"runtime_api": {"enabled": True}}) == usual | {"runtime_api"}
+    assert loaded(settings={"runtime_api": {"enabled": False}, "webhooks": {}}) == usual
+    assert loaded(environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}) == usual | {"otel"}
+    assert loaded(disable=["webhooks"]) == {"process"}
 
 
 def test_the_kinds_of_the_configured_backends_are_known_without_plugins() -> None:
@@ -156,11 +173,12 @@ def test_the_kinds_of_the_configured_backends_are_known_without_plugins() -> Non
     assert kinds_of(Config(backends=tables)) == {"docker", "agentsvc"}
 
 
-def test_a_server_without_tables_of_backends_imports_none_of_their_plugins(tmp_path: Path) -> None:
+def test_a_server_imports_no_plugin_that_it_does_not_need(tmp_path: Path) -> None:
     program = (
         "import asyncio, sys; from pathlib import Path; from agentsvc.app import build_app;"
-        "from agentsvc.config import Config;"
-        f"asyncio.run(build_app(Config(), data_dir=Path({str(tmp_path)!r})));"
+        "from agentsvc.config import Config, PluginsConfig;"
+        "config = Config(plugins=PluginsConfig(disable=('webhooks',)));"
+        f"asyncio.run(build_app(config, data_dir=Path({str(tmp_path)!r})));"
         "print(*[name for name in sys.modules if name.startswith('agentsvc_plugins')])"
     )
     done = subprocess.run(

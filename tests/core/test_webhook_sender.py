@@ -3,12 +3,19 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from agentsvc.outgoing.sender import Outcome, Sender
 from agentsvc.reach import Found
+from tests.plugins import part
 from tests.receivers import Receiver
+
+if TYPE_CHECKING:
+    from webhooks.sender import Outcome, Sender
+else:
+    Outcome = part("webhooks.sender").Outcome
+    Sender = part("webhooks.sender").Sender
 
 LOOPBACK = "127.0.0.1"
 

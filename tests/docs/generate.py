@@ -22,6 +22,7 @@ from agentsvc.errors import AgentsvcError, StartFailed
 from agentsvc.http.openapi.operations import tag_of
 from agentsvc.http.openapi.texts import Source
 from agentsvc.http.routes import Route
+from agentsvc.pluginfiles import sections
 from agentsvc.plugins import PluginHost
 from agentsvc.sandboxconfig import SpecConfig
 from agentsvc.settings import FLAT_FIELDS, KEPT_ON_NULL, Settings
@@ -259,7 +260,7 @@ def _of_metrics() -> str:
 
 
 GENERATED: Final[dict[Path, Callable[[], str]]] = {
-    TOP / "config.toml": render_default,
+    TOP / "config.toml": lambda: render_default(sections()),
     TOP / "agentsvc" / "migrations" / "schema.sql": render_schema,
     REFERENCE / "metrics.md": _of_metrics,
     **{REFERENCE / name: _of_page(name) for name in PARTS},

@@ -5,27 +5,29 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.config import Config, load
+from agentsvc.config import Config, load, with_sections
 from agentsvc.configfile import render_default
 from agentsvc.layers import known_keys
+from agentsvc.pluginfiles import sections
 from agentsvc.sandboxconfig import SpecConfig
 
 FILE = Path(__file__).parents[2] / "config.toml"
+DEFAULTS = {name: msgspec.to_builtins(kind()) for name, kind in sections().items()}
 NO_HOME = {"HOME": "/nonexistent"}
 
 
 def test_the_shipped_config_file_is_the_generated_one() -> None:
-    assert FILE.read_text() == render_default()
+    assert FILE.read_text() == render_default(sections())
 
 
 def test_the_shipped_config_file_changes_nothing() -> None:
-    assert load(FILE, NO_HOME, {}).config == Config()
+    assert load(FILE, NO_HOME, {}, sections=sections()).config == Config(extensions=DEFAULTS)
 
 
 def test_the_shipped_config_file_has_every_key() -> None:
     tables = tomllib.loads(FILE.read_text())
     keys = [f"{section}.{key}" for section, table in tables.items() for key in table]
-    assert keys == known_keys(Config)
+    assert keys == known_keys(with_sections(sections()))
 
 
 def test_every_key_has_one_line_that_explains_it() -> None:
@@ -41,7 +43,7 @@ def test_every_key_has_one_line_that_explains_it() -> None:
 def test_the_examples_in_the_shipped_config_file_are_valid(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(re.sub(r"^#(?! )", "", FILE.read_text(), flags=re.MULTILINE))
-    config = load(file, NO_HOME, {}).config
+    config = load(file, NO_HOME, {}, sections=sections()).config
     assert config.backends == {"example": {"type": "process"}}
     example: dict[str, Any] = msgspec.to_builtins(config.specs["example"])
     assert list(example) == list(SpecConfig.__struct_fields__)

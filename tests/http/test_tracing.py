@@ -12,7 +12,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from agentsvc.auth import Role
 from agentsvc.errors import StartFailed
-from agentsvc.http import tracing
+from agentsvc.pluginfiles import bundled, is_needed
+from tests.plugins import part
 from tests.service import Service
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -128,16 +129,23 @@ async def test_a_server_whose_collector_is_away_serves_and_stops(
         await service.stop()
 
 
-def test_without_a_collector_there_are_no_traces() -> None:
+def test_without_a_collector_the_plugin_is_not_loaded() -> None:
+    [plugin] = [one for one in bundled() if one.name == "otel"]
+    whole: dict[str, Any] = {"kinds": frozenset({"process"}), "settings": {}}
+    assert not is_needed(plugin, environ={}, **whole)
+    assert is_needed(plugin, environ={ENDPOINT: "http://x"}, **whole)
+
+
+def test_traces_can_be_switched_off_by_the_environment() -> None:
+    tracing = part("otel.tracing")
+    assert tracing.is_wanted({ENDPOINT: "http://x"})
     assert not tracing.is_wanted({})
     assert not tracing.is_wanted({ENDPOINT: "http://x", "OTEL_SDK_DISABLED": "true"})
-    app = web.Application()
-    tracing.install(app, {})
-    assert (len(app.middlewares), len(app.cleanup_ctx)) == (0, 0)
 
 
 def test_a_collector_without_the_extra_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracing = part("otel.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(StartFailed, match="the extra `otel` is not installed") as caught:
-        tracing.install(web.Application(), {ENDPOINT: "http://127.0.0.1:4318"})
+        tracing.Tracing(tracing.NoSettings())
     assert "agentsvc[otel]" in caught.value.hint

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -17,12 +17,18 @@ from agentsvc.db import Database, Row
 from agentsvc.events import EventLog, EventQuery
 from agentsvc.eventtable import EventTable
 from agentsvc.orders import ConversationSort, StartSort
-from agentsvc.outgoing.model import DeliveryState
-from agentsvc.outgoing.table import DeliveryTable
 from agentsvc.paging import Page
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.values import encode_cursor, new_id
 from agentsvc.vault import Vault
+from tests.plugins import part
+
+if TYPE_CHECKING:
+    from webhooks.model import DeliveryState
+    from webhooks.table import DeliveryTable
+else:
+    DeliveryState = part("webhooks.model").DeliveryState
+    DeliveryTable = part("webhooks.table").DeliveryTable
 
 MOMENT: Final = datetime(2030, 1, 1, tzinfo=UTC)
 USER: Final = "0" * 32

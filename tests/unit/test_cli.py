@@ -38,7 +38,7 @@ def test_the_extras_are_those_the_documents_name() -> None:
     assert {"agent", "cli", "dev", "docker"} <= set(extras)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *plugincommands.names()])
 def test_every_command_explains_itself(name: str) -> None:
     result = CliRunner().invoke(cli, [name, "--help"])
     assert result.exit_code == 0
@@ -49,7 +49,7 @@ def test_help_lists_every_command() -> None:
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
     listed = re.findall(r"^  ([a-z]+)  ", result.output, re.MULTILINE)
-    assert set(COMMANDS) <= set(listed)
+    assert {*COMMANDS, "import"} <= set(listed)
 
 
 def test_a_command_that_is_not_there_names_the_one_that_may_be_meant() -> None:

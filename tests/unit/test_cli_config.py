@@ -6,6 +6,7 @@ from click.testing import CliRunner, Result
 
 from agentsvc.cli import cli
 from agentsvc.configfile import render_default
+from agentsvc.pluginfiles import sections
 
 
 def run(*arguments: str, **environment: str) -> Result:
@@ -14,7 +15,7 @@ def run(*arguments: str, **environment: str) -> Result:
 
 def test_the_default_file_is_printed_as_it_is() -> None:
     result = run("default")
-    assert (result.exit_code, result.stdout) == (0, render_default())
+    assert (result.exit_code, result.stdout) == (0, render_default(sections()))
 
 
 def test_every_value_is_shown_with_where_it_is_from(tmp_path: Path) -> None:

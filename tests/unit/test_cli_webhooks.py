@@ -1,6 +1,7 @@
 import asyncio
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
@@ -9,7 +10,12 @@ from agentsvc.cli import cli
 from agentsvc.datadir import DataDir
 from agentsvc.db import Transaction
 from agentsvc.installation import Installation
-from agentsvc.outgoing.service import context_of
+from tests.plugins import part
+
+if TYPE_CHECKING:
+    from webhooks.service import context_of
+else:
+    context_of = part("webhooks.service").context_of
 
 URL = "https://receiver.example/hook"
 

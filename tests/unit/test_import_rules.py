@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).parents[2]
-OPEN_TO_PLUGINS = ("backend", "backendparts", "errors", "hookspecs", "testing", "values")
+OPEN_TO_PLUGINS = (
+    "backend",
+    "backendparts",
+    "cli.extension",
+    "errors",
+    "extension",
+    "hookspecs",
+    "testing",
+    "values",
+)
 PLUGIN_FILES = sorted((TOP / "plugins").rglob("*.py"))
 
 

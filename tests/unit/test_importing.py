@@ -13,10 +13,13 @@ from cryptography.fernet import Fernet
 
 from agentsvc.events import IMPORTED_KEY
 from agentsvc.http.v0.translate import translate
-from agentsvc.importing import SecretOpener, Tree
-from agentsvc.importing.model import Unreadable
-from agentsvc.importing.older_events import Converter
 from tests.openhands_data import OLDER_ID, USES, every_event, sealed, write
+from tests.plugins import part
+
+SecretOpener = part("importing.credentials").SecretOpener
+Tree = part("importing.files").Tree
+Unreadable = part("importing.model").Unreadable
+Converter = part("importing.older_events").Converter
 
 type Event = dict[str, Any]
 

@@ -4,18 +4,35 @@ import base64
 import hashlib
 import hmac
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from agentsvc.config import WebhooksConfig
 from agentsvc.errors import InvalidRequest
-from agentsvc.outgoing.courier import after_try, back_off, may_send
-from agentsvc.outgoing.model import Delivery, DeliveryState, Subscription
-from agentsvc.outgoing.sender import Outcome, wait_seconds
-from agentsvc.outgoing.signing import new_secret, sign
-from agentsvc.outgoing.targets import check_url
 from agentsvc.values import Secret
+from tests.plugins import part
+
+if TYPE_CHECKING:
+    from webhooks.courier import after_try, back_off, may_send
+    from webhooks.model import Delivery, DeliveryState, Subscription
+    from webhooks.sender import Outcome, wait_seconds
+    from webhooks.settings import WebhooksConfig
+    from webhooks.signing import new_secret, sign
+    from webhooks.targets import check_url
+else:
+    after_try = part("webhooks.courier").after_try
+    back_off = part("webhooks.courier").back_off
+    may_send = part("webhooks.courier").may_send
+    Delivery = part("webhooks.model").Delivery
+    DeliveryState = part("webhooks.model").DeliveryState
+    Subscription = part("webhooks.model").Subscription
+    Outcome = part("webhooks.sender").Outcome
+    wait_seconds = part("webhooks.sender").wait_seconds
+    WebhooksConfig = part("webhooks.settings").WebhooksConfig
+    new_secret = part("webhooks.signing").new_secret
+    sign = part("webhooks.signing").sign
+    check_url = part("webhooks.targets").check_url
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 CONFIG = WebhooksConfig(first_retry_seconds=2, longest_retry_seconds=60, give_up_seconds=100)

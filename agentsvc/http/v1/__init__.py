@@ -28,7 +28,6 @@ from agentsvc.http.v1 import (
     streams,
     users,
     web_client,
-    webhook_subscriptions,
     webhooks,
 )
 
@@ -57,7 +56,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *web_client.ROUTES,
     *api_keys.ROUTES,
     *logins.ROUTES,
-    *webhook_subscriptions.ROUTES,
 )
 """Every operation of version 1 that is always there."""
 

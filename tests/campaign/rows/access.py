@@ -13,7 +13,7 @@ import msgspec
 import socketio
 
 from agentsvc.app import published_routes
-from agentsvc.config import Config, RuntimeApiConfig
+from agentsvc.config import Config
 from agentsvc.http.routes import OF_USERS, Scope
 from agentsvc.values import now, to_stored
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
@@ -22,7 +22,7 @@ from tests.description import Description, Operation, example_body, example_path
 from tests.http.gateway.steps import until
 from tests.service import Answer
 
-_CONFIG: Final = Config(runtime_api=RuntimeApiConfig(enabled=True))
+_CONFIG: Final = Config(extensions={"runtime_api": {"enabled": True}})
 OPERATIONS: Final = list(Description(published_routes(_CONFIG)).operations())
 
 _NOBODY: Final = frozenset({401})

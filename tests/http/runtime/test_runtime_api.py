@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from agentsvc.auth import Role
-from agentsvc.config import RuntimeApiConfig
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
@@ -229,19 +228,17 @@ async def test_too_many_sessions_at_once_are_refused(service: Service) -> None:
     assert (await plane.get(f"/sessions/batch?{query}")).status == 400
 
 
-@pytest.mark.parametrize(
-    "runtime_api", [RuntimeApiConfig(), RuntimeApiConfig(enabled=True, spec="fake")]
-)
+@pytest.mark.parametrize("runtime_api", [{}, {"enabled": True, "spec": "fake"}])
 async def test_it_is_off_unless_switched_on_and_one_spec_may_be_for_all_images(
-    tmp_path: Path, fake_world: FakeWorld, runtime_api: RuntimeApiConfig
+    tmp_path: Path, fake_world: FakeWorld, runtime_api: dict[str, Any]
 ) -> None:
-    config = msgspec.structs.replace(FAST, runtime_api=runtime_api)
+    config = msgspec.structs.replace(FAST, extensions={"runtime_api": runtime_api})
     service = Service(tmp_path / "data", config, lambda: load_plugins(fake=fake_world.plugin()))
     await service.start()
     try:
         plane = await make_plane(service)
         answer = await plane.post("/start", {**START, "image": "registry.example/other:1"})
-        assert answer.status == (200 if runtime_api.enabled else 404)
+        assert answer.status == (200 if runtime_api else 404)
     finally:
         await service.close()
 

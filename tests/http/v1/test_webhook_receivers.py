@@ -1,9 +1,11 @@
 """What receivers ask for: nothing more, some time, or a new secret."""
 
+from typing import TYPE_CHECKING
+
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from agentsvc.http.keys import COURIER, DATABASE
+from agentsvc.http.keys import DATABASE
 from agentsvc.values import now, parse_time, to_stored
 from tests.http.v1.streaming import Feeder, events, feeder
 from tests.http.v1.test_webhook_subscriptions import (
@@ -15,8 +17,14 @@ from tests.http.v1.test_webhook_subscriptions import (
     subscribe,
     wait_for,
 )
+from tests.plugins import part
 from tests.receivers import Received, Receiver
 from tests.service import Client, Service
+
+if TYPE_CHECKING:
+    from webhooks.routes import COURIER
+else:
+    COURIER = part("webhooks.routes").COURIER
 
 __all__ = ["feed", "receiver"]
 KINDS = {"event_kinds": ["MessageEvent"]}

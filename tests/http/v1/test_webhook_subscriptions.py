@@ -2,24 +2,38 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from agentsvc.announcements import Announcements
 from agentsvc.auth import Role
-from agentsvc.config import WebhooksConfig
 from agentsvc.datadir import DataDir
 from agentsvc.db import Transaction
 from agentsvc.errors import Conflict
 from agentsvc.events import EventLog
-from agentsvc.http.keys import COURIER, DATABASE, EVENTS, KEYRING
+from agentsvc.http.keys import DATABASE, EVENTS, KEYRING
 from agentsvc.installation import Installation
-from agentsvc.outgoing import SubscriptionDraft, Webhooks
+from agentsvc.plugins import PluginHost
+from agentsvc.testing import FakeWorld
+from tests.conftest import FAST
 from tests.http.v1.streaming import Feeder, events, feeder
+from tests.plugins import load_plugins, part
 from tests.receivers import WAIT_SECONDS, Received, Receiver
 from tests.service import Client, Service
+
+if TYPE_CHECKING:
+    from webhooks.model import SubscriptionDraft
+    from webhooks.routes import COURIER
+    from webhooks.service import Webhooks
+    from webhooks.settings import WebhooksConfig
+else:
+    SubscriptionDraft = part("webhooks.model").SubscriptionDraft
+    COURIER = part("webhooks.routes").COURIER
+    Webhooks = part("webhooks.service").Webhooks
+    WebhooksConfig = part("webhooks.settings").WebhooksConfig
 
 HOOKS = "/api/v1/webhook-subscriptions"
 MEMBERS = {
@@ -42,7 +56,8 @@ CONFIG = WebhooksConfig(
 
 async def configure(service: Service, **keys: Any) -> None:
     config = msgspec.structs.replace(CONFIG, **keys)
-    service.config = msgspec.structs.replace(service.config, webhooks=config)
+    extensions = {**service.config.extensions, "webhooks": msgspec.to_builtins(config)}
+    service.config = msgspec.structs.replace(service.config, extensions=extensions)
     await service.restart()
 
 
@@ -469,3 +484,21 @@ async def test_what_is_no_longer_allowed_is_not_sent(
     found = await wait_for(client, made, lambda seen: bool(seen) and seen[0]["attempts"] > 0)
     assert found[0]["reason"] == "The host should be a public address"
     assert receiver.received == []
+
+
+async def test_without_the_plugin_there_are_no_webhooks(
+    tmp_path: Path, fake_world: FakeWorld
+) -> None:
+    def make_plugins() -> PluginHost:
+        return load_plugins(without=["webhooks"], fake=fake_world.plugin())
+
+    service = Service(tmp_path / "data", FAST, make_plugins)
+    await service.start()
+    try:
+        client = await service.make_client()
+        assert (await client.get(HOOKS)).status == 404
+        assert HOOKS not in (await client.get("/openapi.json")).json()["paths"]
+        await client.save_settings()
+        await client.start_conversation()
+    finally:
+        await service.close()

@@ -1,0 +1,40 @@
+"""Public: what subcommands of plugins are made of."""
+
+from agentsvc.auth import KeyRing, Role
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.options import (
+    config_option,
+    data_dir_option,
+    example,
+    existing_data_dir,
+    json_option,
+    load_config,
+)
+from agentsvc.cli.secretoutput import output_option, secret_output
+from agentsvc.cli.stored import places_of
+from agentsvc.cli.text import clean, columns, json_text, short
+from agentsvc.config import settings_of
+from agentsvc.installation import Installation
+from agentsvc.users import Users
+
+__all__ = [
+    "CommandFailed",
+    "Installation",
+    "KeyRing",
+    "Role",
+    "Users",
+    "clean",
+    "columns",
+    "config_option",
+    "data_dir_option",
+    "example",
+    "existing_data_dir",
+    "json_option",
+    "json_text",
+    "load_config",
+    "output_option",
+    "places_of",
+    "secret_output",
+    "settings_of",
+    "short",
+]

@@ -1,0 +1,65 @@
+"""The subcommands that plugins offer, found when one of them is called or all are listed."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from agentsvc.config import Config, load
+from agentsvc.errors import StartFailed
+from agentsvc.pluginfiles import PluginFile, bundled, sections
+from agentsvc.plugins import PluginHost, installed_points
+
+
+def names() -> list[str]:
+    """Return the names of all subcommands of plugins."""
+    config = _config()
+    ours = [name for file in _enabled(config) for name in _commands_in(file)]
+    return [*ours, *(command.name or "" for command in _strangers(config))]
+
+
+def find(name: str) -> click.Command | None:
+    """Return a subcommand, or None if no plugin has it; raises StartFailed for a broken plugin."""
+    config = _config()
+    for file in _enabled(config):
+        if name in _commands_in(file):
+            host = PluginHost()
+            host.add_file(file)
+            return _first(name, (command for _, command in host.commands()))
+    return _first(name, _strangers(config))
+
+
+def _first(name: str, commands: Iterable[click.Command]) -> click.Command | None:
+    return next((command for command in commands if command.name == name), None)
+
+
+def _config() -> Config:
+    """Return the usual configuration; one that is wrong is complained of by whoever needs it."""
+    try:
+        return load(None, os.environ, {}, sections=sections()).config
+    except StartFailed:
+        return Config()
+
+
+def _enabled(config: Config) -> Iterator[PluginFile]:
+    return (file for file in bundled() if file.name not in config.plugins.disable)
+
+
+def _commands_in(file: PluginFile) -> tuple[str, ...]:
+    return file.manifest.commands if file.manifest is not None else ()
+
+
+def _strangers(config: Config) -> Iterator[click.Command]:
+    """Yield the subcommands of plugins that do not come with the server."""
+    points = tuple(installed_points())
+    if not points and not config.plugins.dirs:
+        return
+    ours = {file.name for file in bundled()} | {"process"}
+    host = PluginHost.load(
+        dirs=[Path(folder) for folder in config.plugins.dirs],
+        disable=ours | set(config.plugins.disable),
+        points=points,
+    )
+    for _, command in host.commands():
+        yield command

@@ -1,0 +1,94 @@
+"""Conversations that ended elsewhere, and how they become conversations of this server."""
+
+from collections.abc import Sequence
+
+from agentsvc.announcements import Announcements
+from agentsvc.conversations.model import (
+    Conversation,
+    Facts,
+    Generation,
+    Metrics,
+    Stage,
+    StartTask,
+    TitleSource,
+    TokenUsage,
+    default_title,
+)
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.task_table import StartTaskTable
+from agentsvc.db import Database, Transaction
+from agentsvc.events import IMPORTED_KEY, EventLog
+from agentsvc.git import check_branch, check_repository
+from agentsvc.orders import ExecutionStatus, Provider, StartOrder, StartStatus, Trigger
+from agentsvc.vault import Vault
+
+__all__ = [
+    "IMPORTED_KEY",
+    "Conversation",
+    "Conversations",
+    "ExecutionStatus",
+    "Facts",
+    "Generation",
+    "Metrics",
+    "Provider",
+    "TitleSource",
+    "TokenUsage",
+    "Trigger",
+    "check_branch",
+    "check_repository",
+    "default_title",
+]
+
+
+class Conversations:
+    """The stored conversations, for what adds to them while no server has them in hand."""
+
+    def __init__(self, db: Database, vault: Vault) -> None:
+        announcements = Announcements()
+        self._db = db
+        self._events = EventLog(db, announcements, store_deltas=True)
+        self._table = ConversationTable(db, announcements)
+        self._tasks = StartTaskTable(db, vault, announcements)
+
+    async def find(self, conversation_id: str) -> Conversation | None:
+        """Return a conversation, whoever owns it."""
+        return await self._table.find(conversation_id)
+
+    async def find_by_alias(self, user_id: str, alias: str) -> str | None:
+        """Return the id of a user's conversation by the name its client gave it."""
+        return await self._table.find_by_alias(user_id, alias)
+
+    async def add(
+        self, conversation: Conversation, bodies: Sequence[bytes], *, task_id: str
+    ) -> int:
+        """Store one that is over, with its events; return how many of these are no events or twice.
+
+        One of the first generation gets the record of a start with this id.
+        """
+
+        async def body(tx: Transaction) -> int:
+            await self._table.insert(tx, conversation)
+            if conversation.generation is Generation.V0:
+                await self._tasks.insert(tx, _ended_start(conversation, task_id))
+            return await self._events.load(tx, conversation.id, bodies)
+
+        return await self._db.write(body)
+
+
+def _ended_start(conversation: Conversation, task_id: str) -> StartTask:
+    """Return the record of a start that is over: it says of which generation the conversation is."""
+    moment = conversation.created_at
+    return StartTask(
+        id=task_id,
+        user_id=conversation.user_id,
+        conversation_id=conversation.id,
+        status=StartStatus.READY,
+        detail=None,
+        sandbox_id=None,
+        agent_server_url=None,
+        request=StartOrder(conversation_id=conversation.id, alias=conversation.alias),
+        generation=Generation.V0,
+        stages=(Stage(status=StartStatus.READY, started_at=moment),),
+        created_at=moment,
+        updated_at=moment,
+    )

@@ -1,0 +1,53 @@
+"""Tells plugins what happens, each thing once it is stored."""
+
+from typing import Any
+
+from agentsvc.announcements import Announcement, Announcements, Subject
+from agentsvc.conversations import Conversations, StartTask
+from agentsvc.hookspecs import Event
+from agentsvc.orders import StartStatus
+from agentsvc.plugins import Notifier
+from agentsvc.sandboxes import Sandbox, Sandboxes
+from agentsvc.values import new_id, now
+
+
+def publish_to(
+    notifier: Notifier,
+    *,
+    announcements: Announcements,
+    conversations: Conversations,
+    sandboxes: Sandboxes,
+) -> None:
+    """Have the notifier told of all kinds of events, if any plugin listens."""
+    if not notifier.has_listeners:
+        return
+
+    def tell(kind: str, subject_id: str, **data: Any) -> None:
+        notifier.publish(Event(id=new_id(), kind=kind, at=now(), subject_id=subject_id, data=data))
+
+    def on_sandbox(before: Sandbox, after: Sandbox | None) -> None:
+        status = str(after.status if after else "DELETED")
+        tell(
+            "sandbox.changed",
+            before.id,
+            status=status,
+            backend=before.backend,
+            spec_id=before.spec_id,
+        )
+
+    def on_start(task: StartTask) -> None:
+        if task.status is StartStatus.READY:
+            tell("conversation.started", task.conversation_id, sandbox_id=task.sandbox_id)
+        elif task.status is StartStatus.ERROR:
+            tell("conversation.start_failed", task.conversation_id, reason=task.detail or "")
+
+    def on_news(news: Announcement) -> None:
+        if news.subject is Subject.EVENTS:
+            tell("conversation.events", news.id, seq=news.seq)
+        elif news.subject is Subject.CONVERSATION:
+            kind = "conversation.deleted" if news.is_deleted else "conversation.changed"
+            tell(kind, news.id)
+
+    sandboxes.on_change(on_sandbox)
+    conversations.on_start_change(on_start)
+    announcements.watch_all(on_news)

@@ -1,0 +1,149 @@
+"""What a plugin may add to the server, and what it gets of it for that."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, ClassVar, Final
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from agentsvc import __version__
+from agentsvc.announcements import Announcement, Announcements, Subject
+from agentsvc.config import Config, settings_of
+from agentsvc.conversations import Conversations, StartTask
+from agentsvc.db import Database
+from agentsvc.errors import StartFailed
+from agentsvc.events import EventLog
+from agentsvc.http.middleware import trace_request
+from agentsvc.http.routes import Handler, Route, mount, mounted
+from agentsvc.orders import StartStatus
+from agentsvc.pluginfiles import bundled
+from agentsvc.plugins import PluginHost, listed
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.sandboxes.clients import ClientOrder
+from agentsvc.sandboxes.state import Target, status_of
+from agentsvc.supervisor import Supervisor
+from agentsvc.vault import Vault
+
+__all__ = [
+    "VERSION",
+    "Announcement",
+    "Announcements",
+    "ClientOrder",
+    "EventLog",
+    "Extension",
+    "Handler",
+    "Middleware",
+    "NoSettings",
+    "Sandbox",
+    "SandboxStatus",
+    "Sandboxes",
+    "Server",
+    "StartStatus",
+    "StartTask",
+    "Subject",
+    "Supervisor",
+    "Target",
+    "make_extensions",
+    "mount_extension",
+    "status_of",
+]
+
+VERSION: Final = __version__
+"""The version of the server."""
+
+
+class NoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of an extension that has none."""
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """What an extension gets of a server that is about to run."""
+
+    app: web.Application
+    """Where it keeps what its handlers need, by typed keys of its own."""
+    config: Config
+    database: Database
+    vault: Vault
+    """Seals what must not be readable in the database."""
+    supervisor: Supervisor
+    """Runs its loops and tasks: `loop(name, body, every_seconds=60)`."""
+    announcements: Announcements
+    """Told of each change, once it is stored."""
+    events: EventLog
+    sandboxes: Sandboxes
+    conversations: Conversations
+
+
+class Extension[Settings: msgspec.Struct]:
+    """Something that a plugin adds to a server; one instance is made for each server."""
+
+    Config: ClassVar[type[msgspec.Struct]] = NoSettings
+    """Its settings: a struct with `forbid_unknown_fields`, all of whose fields have defaults. Where
+    one is called `enabled`, that switches the extension on and off."""
+    prefix: ClassVar[str] = ""
+    """What the paths of its routes begin with, such as `/api/notes`."""
+    migrations: ClassVar[Sequence[str]] = ()
+    """SQL scripts that make its tables, in their order: add to them, change none. The names of its
+    tables and indexes begin with `plugin_NAME_`."""
+
+    def __init__(self, config: Settings) -> None:
+        self.config = config
+
+    def routes(self) -> Iterable[Route]:
+        """Return its routes, whose paths come behind the prefix."""
+        return ()
+
+    def middlewares(self) -> Iterable[Middleware]:
+        """Return what runs around all requests, once these have their ids."""
+        return ()
+
+    def install(self, app: web.Application) -> None:
+        """Add what is no route of the API."""
+
+    def run(self, server: Server) -> AbstractAsyncContextManager[None]:
+        """Return a context that is entered before the server listens, and left when it stops.
+
+        It may start loops; the supervisor stops them.
+        """
+        return nullcontext()
+
+
+def make_extensions(host: PluginHost, config: Config) -> list[tuple[str, Extension[Any]]]:
+    """Make what the plugins add, each with the name of its plugin; raises StartFailed."""
+    known = {plugin.name for plugin in host.plugins()} | {plugin.name for plugin in bundled()}
+    if unknown := config.extensions.keys() - known - set(config.plugins.disable):
+        raise StartFailed(
+            f"There are settings for plugins that are not there: {listed(unknown)}",
+            hint=f"remove [extensions.{min(unknown)}], or install the plugin",
+        )
+    made = [(name, _make(name, kind, config)) for name, kind in host.extensions()]
+    return [(name, one) for name, one in made if getattr(one.config, "enabled", True)]
+
+
+def _make(name: str, kind: type, config: Config) -> Extension[Any]:
+    if not issubclass(kind, Extension):
+        raise StartFailed(f"Plugin `{name}` offers `{kind.__name__}`, which is no Extension")
+    return kind(settings_of(config, name, kind.Config))
+
+
+def mount_extension(app: web.Application, name: str, extension: Extension[Any]) -> None:
+    """Add the routes and middlewares of an extension; raises StartFailed where a route is taken."""
+    routes = [
+        msgspec.structs.replace(route, path=extension.prefix + route.path)
+        for route in extension.routes()
+    ]
+    if routes and not extension.prefix.startswith("/"):
+        raise StartFailed(f"Plugin `{name}` has routes and no `prefix` that begins with a slash")
+    taken = {(route.method, route.path) for route in mounted(app)}
+    for route in routes:
+        if (route.method, route.path) in taken:
+            raise StartFailed(
+                f"Plugin `{name}` has the route {route.method} {route.path}, which there is already"
+            )
+    mount(app, routes)
+    extension.install(app)
+    for middleware in extension.middlewares():
+        # Behind what gives the request its id, and around what makes its answer.
+        app.middlewares.insert(app.middlewares.index(trace_request) + 1, middleware)

@@ -1,0 +1,22 @@
+"""`agentsvc import openhands`: takes over what an OpenHands server has kept on disk.
+
+`files` reads below a directory that nobody vouches for, `older` and `newer` find what the two
+generations of that server have written there, `older_events` says the events of the first one in
+words of the second, `credentials` opens what that server has encrypted and `preferences` reads its
+settings. `service` stores all of it: each conversation in one transaction, nothing twice, and with a
+line for each thing that says what became of it.
+"""
+
+from collections.abc import Iterable
+
+import click
+
+from agentsvc.hookspecs import hookimpl
+
+
+@hookimpl
+def agentsvc_register_commands() -> Iterable[click.Command]:
+    """Offer `agentsvc import`."""
+    from .commands import command  # noqa: PLC0415  # what it imports takes time
+
+    return [command]

@@ -1,0 +1,133 @@
+"""`agentsvc import`: takes over what another server has kept; also while the server runs."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from agentsvc.cli.extension import (
+    CommandFailed,
+    Installation,
+    Role,
+    Users,
+    clean,
+    columns,
+    config_option,
+    data_dir_option,
+    example,
+    existing_data_dir,
+    json_option,
+    json_text,
+    load_config,
+    short,
+)
+from agentsvc.extension.storage import Database
+
+from .files import Tree
+from .model import Item, Outcome
+from .service import Importer, Plan
+
+
+@click.group("import", epilog=example("agentsvc import openhands ~/.openhands --dry-run"))
+def command() -> None:
+    """Take over what another server has kept."""
+
+
+@command.command(
+    epilog=example(
+        "agentsvc import openhands ~/.openhands --dry-run",
+        "agentsvc import openhands ~/.openhands --user ann",
+    )
+)
+@click.argument(
+    "path", metavar="PATH", type=click.Path(path_type=Path, exists=True, file_okay=False)
+)
+@click.option("--user", metavar="NAME", help="Whose it is here; otherwise the only administrator.")
+@click.option(
+    "--of", "source_user", metavar="ID", help="Of which user there, where that server had several."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be taken over, and store nothing.")
+@json_option
+@data_dir_option
+@config_option
+def openhands(
+    *,
+    path: Path,
+    user: str | None,
+    source_user: str | None,
+    dry_run: bool,
+    as_json: bool,
+    data_dir: str | None,
+    config_file: Path | None,
+) -> None:
+    """Take over conversations, settings and secrets of an OpenHands server.
+
+    PATH is its data directory, such as ~/.openhands. Conversations of both of its generations come
+    with their events, titles, times and costs; what was in sandboxes does not. Nothing in PATH is
+    changed. What is here already stays as it is, so that the command can be called again, also after
+    it was broken off. The exit code is 1 if anything was skipped.
+    """
+    places = existing_data_dir(load_config(config_file, server__data_dir=data_dir))
+
+    async def work() -> tuple[list[Item], list[str]]:
+        installation = await Installation.open(places)
+        try:
+            plan = Plan(
+                user_id=await _user_id(installation.database, user),
+                source_user=source_user,
+                is_dry=dry_run,
+            )
+            importer = Importer(installation.database, installation.vault, Tree(path), plan)
+            items = [item async for item in importer.run()]
+            return items, await importer.other_users()
+        finally:
+            await installation.close()
+
+    items, others = asyncio.run(work())
+    for line in [json_text(msgspec.to_builtins(items))] if as_json else _table(items):
+        click.echo(line)
+    if others:
+        click.echo(f"users there whose data is left: {', '.join(map(clean, others))}", err=True)
+    _sum_up(items, is_dry=dry_run)
+
+
+async def _user_id(database: Database, name: str | None) -> str:
+    users = Users(database)
+    if name is not None:
+        return (await users.get_named(name)).id
+    admins = [one for one in await users.list_all() if one.role is Role.ADMIN]
+    if len(admins) != 1:
+        raise CommandFailed(
+            f"there are {len(admins)} administrators", "name the user with --user NAME"
+        )
+    return admins[0].id
+
+
+def _table(items: list[Item]) -> list[str]:
+    rows = [
+        (
+            item.kind,
+            short(item.name),
+            item.outcome.value,
+            str(item.events) if item.events else "",
+            "; ".join(filter(None, [short(item.title), *map(clean, item.notes)])),
+        )
+        for item in items
+    ]
+    return list(columns(("WHAT", "NAME", "OUTCOME", "EVENTS", "TITLE AND NOTES"), rows))
+
+
+def _sum_up(items: list[Item], *, is_dry: bool) -> None:
+    counts: dict[Any, int] = dict.fromkeys(Outcome, 0)
+    for item in items:
+        counts[item.outcome] += 1
+    said = "would be imported" if is_dry else "imported"
+    click.echo(
+        f"{counts[Outcome.IMPORTED]} {said}, {counts[Outcome.PRESENT]} are here already,"
+        f" {counts[Outcome.SKIPPED]} skipped",
+        err=True,
+    )
+    if counts[Outcome.SKIPPED]:
+        raise CommandFailed("not everything could be taken over; the lines above say why")

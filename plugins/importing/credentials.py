@@ -1,0 +1,134 @@
+"""Opens what an OpenHands server has encrypted, with the keys it has kept beside it.
+
+It writes values as JWE (direct, AES-256-GCM, the key is the SHA-256 of a secret), and has written
+Fernet before; most of its files hold their values plainly.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.fernet import Fernet, InvalidToken
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from .files import Tree
+from .model import Unreadable
+
+_MOST_BYTES: Final = 1024 * 1024
+_STARS: Final = re.compile(r"\*{6,}")
+_JWE: Final = re.compile(r"eyJ[\w-]+\.\.[\w-]+\.[\w-]*\.[\w-]+")
+_FERNET: Final = re.compile(r"gAAAA[\w-]{90,}={0,2}")
+
+
+class _Key(msgspec.Struct, frozen=True, kw_only=True):
+    id: str = ""
+    key: str
+
+
+class _JweHead(msgspec.Struct, frozen=True, kw_only=True):
+    alg: str
+    enc: str
+
+
+class _Payload(msgspec.Struct, frozen=True, kw_only=True):
+    v: str
+
+
+_keys: Final = msgspec.json.Decoder(list[_Key])
+_jwe_head: Final = msgspec.json.Decoder(_JweHead)
+_payload: Final = msgspec.json.Decoder(_Payload)
+
+
+class SecretOpener:
+    """The secrets with which values were encrypted."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._keys = [hashlib.sha256(secret.encode()).digest() for secret in secrets]
+
+    @classmethod
+    def of(cls, tree: Tree) -> "SecretOpener":
+        """Return what opens the values of a server; a file of keys that is broken has none."""
+        return cls([*_listed(tree), *_single(tree)])
+
+    def open(self, text: str) -> str:
+        """Return a value as it was; raises Unreadable where it is hidden, or no key opens it."""
+        if _STARS.fullmatch(text):
+            raise Unreadable("was hidden before it was stored")
+        if _JWE.fullmatch(text):
+            return self._first(text, _open_jwe)
+        if _FERNET.fullmatch(text):
+            return self._first(text, _open_fernet)
+        return text
+
+    def open_all(self, value: Any, left_out: list[str], path: str = "") -> Any:
+        """Return a JSON value with each text in it opened; what cannot be is gone, and named."""
+        if isinstance(value, dict):
+            opened = {
+                name: self.open_all(item, left_out, f"{path}.{name}" if path else name)
+                for name, item in value.items()
+            }
+            return {name: item for name, item in opened.items() if item is not msgspec.UNSET}
+        if isinstance(value, list):
+            items = [self.open_all(item, left_out, path) for item in value]
+            return [item for item in items if item is not msgspec.UNSET]
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.open(value)
+        except Unreadable as exc:
+            left_out.append(f"`{path[:100]}` {exc}")
+            return msgspec.UNSET
+
+    def _first(self, text: str, opened: Any) -> str:
+        for key in self._keys:
+            found: str | None = opened(text, key)
+            if found is not None:
+                return found
+        raise Unreadable("is encrypted, and its key is not there")
+
+
+def _listed(tree: Tree) -> list[str]:
+    try:
+        data = tree.find(".keys", most_bytes=_MOST_BYTES)
+        return [] if data is None else [one.key for one in _keys.decode(data)]
+    except (Unreadable, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+
+
+def _single(tree: Tree) -> list[str]:
+    try:
+        data = tree.find(".jwt_secret", most_bytes=_MOST_BYTES)
+        return [] if data is None else [data.decode().strip()]
+    except (Unreadable, UnicodeDecodeError):
+        return []
+
+
+def _open_jwe(text: str, key: bytes) -> str | None:
+    head, _, nonce, body, tag = text.split(".")
+    try:
+        said = _jwe_head.decode(_bytes(head))
+        if (said.alg, said.enc) != ("dir", "A256GCM"):
+            return None
+        plain = AESGCM(key).decrypt(_bytes(nonce), _bytes(body) + _bytes(tag), head.encode())
+        return _payload.decode(plain).v
+    except (InvalidTag, ValueError, msgspec.DecodeError):
+        return None
+
+
+def _open_fernet(text: str, key: bytes) -> str | None:
+    try:
+        return Fernet(base64.urlsafe_b64encode(key)).decrypt(text.encode()).decode()
+    except (InvalidToken, UnicodeDecodeError):
+        return None
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error as exc:
+        raise ValueError("no base64") from exc

@@ -1,0 +1,133 @@
+"""Reads files below a directory whose content nobody vouches for.
+
+No link is followed, in no part of a path; what is no regular file is not opened, and of none more
+is read than was asked for.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from .model import Unreadable
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A pipe would keep whoever opens it waiting.
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PIECE: Final = 1024 * 1024
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a directory: its name, whether it is a directory, its size and when it was written."""
+
+    name: str
+    is_directory: bool
+    size: int
+    written_ns: int
+
+
+class Tree:
+    """The files below one directory, by paths with slashes."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def entries(self, path: str = "") -> list[Entry]:
+        """Return the directories and regular files in a directory by name; nothing of what is none.
+
+        Links and special files are left out. Raises Unreadable where it cannot be listed.
+        """
+        try:
+            with self._opened(path, _DIRECTORY) as descriptor, os.scandir(descriptor) as found:
+                listed = [_entry(one) for one in found]
+        except FileNotFoundError:
+            return []
+        except OSError as exc:
+            raise Unreadable(_why(exc)) from exc
+        return sorted((one for one in listed if one is not None), key=lambda one: one.name)
+
+    def read(self, path: str, *, most_bytes: int) -> bytes:
+        """Return the content of a file; raises Unreadable, also for one that is larger."""
+        with self._file(path) as descriptor:
+            return b"".join(_pieces(descriptor, most_bytes))
+
+    def find(self, path: str, *, most_bytes: int) -> bytes | None:
+        """Return the content of a file, or None if there is nothing; raises as `read`."""
+        directory, _, name = path.rpartition("/")
+        if any(one.name == name for one in self.entries(directory)):
+            return self.read(path, most_bytes=most_bytes)
+        if self._is_there(path):
+            raise Unreadable("is a link or no regular file")
+        return None
+
+    def copy(self, path: str, to: Path, *, most_bytes: int) -> None:
+        """Write what a file has to another one; raises as `read`."""
+        with self._file(path) as descriptor, to.open("xb") as copy:
+            for part in _pieces(descriptor, most_bytes):
+                copy.write(part)
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            with self._opened(path.rpartition("/")[0], _DIRECTORY) as descriptor:
+                os.stat(path.rpartition("/")[2], dir_fd=descriptor, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _file(self, path: str) -> Iterator[int]:
+        try:
+            with self._opened(path, _FILE) as descriptor:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise Unreadable("is no regular file")
+                yield descriptor
+        except OSError as exc:
+            raise Unreadable(_why(exc)) from exc
+
+    @contextlib.contextmanager
+    def _opened(self, path: str, flags: int) -> Iterator[int]:
+        steps = [step for step in path.split("/") if step]
+        if ".." in steps:
+            raise Unreadable("leads out of the directory")
+        with contextlib.ExitStack() as opened:
+            descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, descriptor)
+            for number, step in enumerate(steps, 1):
+                wanted = flags if number == len(steps) else _DIRECTORY
+                descriptor = os.open(step, wanted, dir_fd=descriptor)
+                opened.callback(os.close, descriptor)
+            yield descriptor
+
+
+def _pieces(descriptor: int, most_bytes: int) -> Iterator[bytes]:
+    left = most_bytes
+    while part := os.read(descriptor, min(left + 1, _PIECE)):
+        left -= len(part)
+        if left < 0:
+            raise Unreadable(f"is larger than {most_bytes} bytes")
+        yield part
+
+
+def _entry(found: os.DirEntry[str]) -> Entry | None:
+    try:
+        seen = found.stat(follow_symlinks=False)
+        found.name.encode()
+    except (OSError, UnicodeEncodeError):
+        return None
+    is_directory = stat.S_ISDIR(seen.st_mode)
+    if not is_directory and not stat.S_ISREG(seen.st_mode):
+        return None
+    return Entry(
+        name=found.name,
+        is_directory=is_directory,
+        size=seen.st_size,
+        written_ns=seen.st_mtime_ns,
+    )
+
+
+def _why(exc: OSError) -> str:
+    return f"cannot be read: {exc.strerror or type(exc).__name__}"

@@ -1,0 +1,196 @@
+"""Conversations as the second generation keeps them: rows of a database, and a file for each event.
+
+The database is `openhands.db`. Events are in `v1_conversations/ID`, or `USER/v1_conversations/ID`,
+with ids plain or dashed; what their files are called has changed between releases.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.errors import BadRequest
+from agentsvc.extension.history import ExecutionStatus, Generation, Provider, Trigger
+from agentsvc.extension.storage import read_foreign
+from agentsvc.values import parse_time, parse_uuid
+
+from .files import Entry, Tree
+from .model import Found, History, Unreadable
+from .older import MOST_EVENT_BYTES, MOST_HISTORY_BYTES
+from .records import Reader, is_storable, shown
+
+DATABASE: Final = "openhands.db"
+EVENTS: Final = "v1_conversations"
+
+_MOST_DATABASE_BYTES: Final = 8 * 1024 * 1024 * 1024
+_MOST_CONVERSATIONS: Final = 100_000
+_BESIDE: Final = ("", "-journal", "-wal")
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    kind: str
+    timestamp: str
+
+
+_head: Final = msgspec.json.Decoder(_Head)
+_object: Final = msgspec.json.Decoder(dict[str, Any])
+
+
+def find_newer(tree: Tree, user: str | None) -> Iterator[Found | tuple[str, str]]:
+    """Yield each conversation of a user, parents first, or the name of one and why it is none."""
+    parent = EVENTS if user is None else f"{user}/{EVENTS}"
+    directories = {
+        known: f"{parent}/{entry.name}"
+        for entry in tree.entries(parent)
+        if entry.is_directory and (known := parse_uuid(entry.name)) is not None
+    }
+    rows, problem = _rows(tree)
+    if problem:
+        yield DATABASE, problem
+    own = {known: row for known, row in rows.items() if (row.get("user_id") or None) == user}
+    found = [_found(known, directories.pop(known, ""), row) for known, row in own.items()]
+    for known, directory in directories.items():
+        if known in rows:
+            continue
+        notes = (f"{DATABASE} does not know it",)
+        found.append(
+            Found(
+                generation=Generation.V1,
+                directory=directory,
+                source_id=known,
+                id=known,
+                notes=notes,
+            )
+        )
+    yield from _parents_first(found)
+
+
+def newer_users(tree: Tree) -> list[str]:
+    """Return the users that have conversations of their own there."""
+    return [
+        entry.name
+        for entry in tree.entries()
+        if entry.is_directory and any(one.name == EVENTS for one in tree.entries(entry.name))
+    ]
+
+
+def read_newer(tree: Tree, found: Found) -> History:
+    """Return the events of a conversation; raises Unreadable where they are more than fits."""
+    listed: list[tuple[datetime, int, str, bytes]] = []
+    broken: list[str] = []
+    size = 0
+    entries = tree.entries(found.directory) if found.directory else []
+    for entry in entries:
+        if entry.is_directory:
+            continue
+        try:
+            moment, body = _read_event(tree, found.directory, entry)
+        except Unreadable as exc:
+            broken.append(f"{entry.name} {exc}")
+            continue
+        size += len(body)
+        if size > MOST_HISTORY_BYTES:
+            raise Unreadable(f"has events of more than {MOST_HISTORY_BYTES} bytes")
+        listed.append((moment, entry.written_ns, entry.name, body))
+    listed.sort(key=lambda one: one[:3])
+    notes = (f"{len(broken)} events are left out: {shown(broken)}",) if broken else ()
+    return History(
+        bodies=[body for *_, body in listed],
+        count=len(listed),
+        notes=notes,
+        first_at=listed[0][0] if listed else None,
+        last_at=listed[-1][0] if listed else None,
+    )
+
+
+def _read_event(tree: Tree, directory: str, entry: Entry) -> tuple[datetime, bytes]:
+    data = tree.read(f"{directory}/{entry.name}", most_bytes=MOST_EVENT_BYTES)
+    try:
+        _object.decode(data)
+        head = _head.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise Unreadable("is no event") from exc
+    moment = parse_time(head.timestamp)
+    if moment is None or not is_storable(moment):
+        raise Unreadable("has no time")
+    return moment, msgspec.json.format(data, indent=-1)
+
+
+def _rows(tree: Tree) -> tuple[dict[str, Mapping[str, Any]], str]:
+    """Return the conversations that the database knows by id, and what is wrong with it."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="agentsvc-import-") as place:
+            if not _copied(tree, Path(place)):
+                return {}, ""
+            rows = read_foreign(
+                Path(place, DATABASE), "conversation_metadata", most_rows=_MOST_CONVERSATIONS
+            )
+    except Unreadable as exc:
+        return {}, str(exc)
+    except BadRequest as exc:
+        return {}, exc.message
+    known = ((parse_uuid(str(row.get("conversation_id"))), row) for row in rows)
+    return {
+        conversation_id: row
+        for conversation_id, row in known
+        if conversation_id is not None and row.get("conversation_version") == "V1"
+    }, ""
+
+
+def _copied(tree: Tree, to: Path) -> bool:
+    """Copy the database, with what a server that runs or was killed has beside it."""
+    names = {entry.name for entry in tree.entries() if not entry.is_directory}
+    for suffix in _BESIDE:
+        if DATABASE + suffix in names:
+            tree.copy(DATABASE + suffix, to / (DATABASE + suffix), most_bytes=_MOST_DATABASE_BYTES)
+    return DATABASE in names
+
+
+def _found(conversation_id: str, directory: str, row: Mapping[str, Any]) -> Found:
+    reader = Reader(row)
+    model = reader.text("llm_model")
+    provider = reader.choice("git_provider", Provider)
+    repository, branch = reader.repository(provider)
+    parent = reader.text("parent_conversation_id")
+    missing = () if directory else ("its events are not there",)
+    return Found(
+        generation=Generation.V1,
+        directory=directory,
+        source_id=conversation_id,
+        id=conversation_id,
+        title=reader.text("title"),
+        repository=repository,
+        branch=branch,
+        provider=provider,
+        trigger=reader.choice("trigger", Trigger),
+        pr_number=reader.numbers("pr_number"),
+        llm_model=model,
+        agent_kind=reader.text("agent_kind") or "openhands",
+        metrics=reader.metrics(model),
+        parent_id=parse_uuid(parent) if parent else None,
+        is_public=reader.flag("public"),
+        tags=reader.texts_by_name("tags"),
+        execution_status=reader.choice("execution_status", ExecutionStatus),
+        max_budget=reader.number("max_budget_per_task") or None,
+        created_at=reader.time("created_at"),
+        updated_at=reader.time("last_updated_at"),
+        notes=(*missing, *reader.notes),
+    )
+
+
+def _parents_first(found: list[Found]) -> Iterator[Found]:
+    """Yield the conversations so that each comes behind its parent; a ring of them is cut."""
+    by_id = {one.id: one for one in found}
+    seen: set[str] = set()
+    for one in found:
+        line: list[Found] = []
+        at: Found | None = one
+        while at is not None and at.id not in seen:
+            seen.add(at.id)
+            line.append(at)
+            at = by_id.get(at.parent_id or "")
+        yield from reversed(line)

@@ -1,0 +1,127 @@
+"""Conversations as the first generation keeps them: a directory each, with a file for each event.
+
+Such a directory is `sessions/ID`, or `users/USER/conversations/ID`. In it are `metadata.json` and
+`events/NUMBER.json`, numbered from 0.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.extension.history import Generation, Provider, Trigger
+
+from .files import Entry, Tree
+from .model import Found, History, Unreadable
+from .older_events import Converter
+from .records import Reader, decode_object, id_of, shown
+
+MOST_RECORD_BYTES: Final = 1024 * 1024
+MOST_EVENT_BYTES: Final = 16 * 1024 * 1024
+MOST_HISTORY_BYTES: Final = 256 * 1024 * 1024
+
+_EVENT: Final = re.compile(r"(0|[1-9][0-9]{0,8})\.json")
+_SOURCE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_MOST_MISSING: Final = 1000
+_KINDS: Final[Mapping[str, type]] = {
+    "timestamp": str,
+    "source": str,
+    "observation": str,
+    "extras": dict,
+}
+
+
+def find_older(tree: Tree, user: str | None) -> Iterator[Found | tuple[str, str]]:
+    """Yield each conversation of a user, or the name of a directory and why it is none."""
+    parent = "sessions" if user is None else f"users/{user}/conversations"
+    for entry in tree.entries(parent):
+        if not entry.is_directory:
+            continue
+        if not _SOURCE_ID.fullmatch(entry.name):
+            yield entry.name, "is no name of a conversation"
+            continue
+        yield _found(tree, f"{parent}/{entry.name}", entry.name)
+
+
+def users_of(tree: Tree) -> list[str]:
+    """Return the users that have conversations of their own there."""
+    return [entry.name for entry in tree.entries("users") if entry.is_directory]
+
+
+def read_older(tree: Tree, found: Found) -> History:
+    """Return the events of a conversation; raises Unreadable where they are more than fits."""
+    files = _numbered(tree.entries(f"{found.directory}/events"))
+    last = len(files) * 2 + _MOST_MISSING
+    converter = Converter(found.id)
+    size, broken = 0, []
+    for number, entry in sorted(files.items()):
+        name = f"events/{entry.name}"
+        if number > last:
+            broken.append(f"{name} has a number far behind the others")
+            continue
+        try:
+            data = tree.read(f"{found.directory}/{name}", most_bytes=MOST_EVENT_BYTES)
+            event = _event_of(data, number)
+        except Unreadable as exc:
+            broken.append(f"{name} {exc}")
+            continue
+        size += len(data)
+        if size > MOST_HISTORY_BYTES:
+            raise Unreadable(f"has events of more than {MOST_HISTORY_BYTES} bytes")
+        converter.add(number, event, msgspec.Raw(msgspec.json.format(data, indent=-1)))
+    notes = (f"{len(broken)} events are left out: {shown(broken)}",) if broken else ()
+    return History(
+        bodies=converter.bodies,
+        count=len(files) - len(broken),
+        notes=notes,
+        first_at=converter.first_at,
+        last_at=converter.last_at,
+    )
+
+
+def _found(tree: Tree, directory: str, source_id: str) -> Found:
+    try:
+        data = tree.find(f"{directory}/metadata.json", most_bytes=MOST_RECORD_BYTES)
+        record = {} if data is None else decode_object(data)
+        notes = ["there is no metadata.json"] if data is None else []
+    except Unreadable as exc:
+        record, notes = {}, [f"metadata.json {exc}"]
+    reader = Reader(record)
+    model = reader.text("llm_model")
+    provider = reader.choice("git_provider", Provider)
+    repository, branch = reader.repository(provider)
+    return Found(
+        generation=Generation.V0,
+        directory=directory,
+        source_id=source_id,
+        id=id_of(source_id),
+        title=reader.text("title"),
+        repository=repository,
+        branch=branch,
+        provider=provider,
+        trigger=reader.choice("trigger", Trigger),
+        pr_number=reader.numbers("pr_number"),
+        llm_model=model,
+        metrics=reader.metrics(model),
+        created_at=reader.time("created_at"),
+        updated_at=reader.time("last_updated_at"),
+        notes=(*notes, *reader.notes),
+    )
+
+
+def _numbered(entries: list[Entry]) -> dict[int, Entry]:
+    found = ((_EVENT.fullmatch(one.name), one) for one in entries if not one.is_directory)
+    return {int(match[1]): one for match, one in found if match is not None}
+
+
+def _event_of(data: bytes, number: int) -> dict[str, Any]:
+    event = decode_object(data)
+    if type(event.get("id")) is not int or event["id"] != number:
+        raise Unreadable("has another number inside")
+    if not isinstance(event.get("action"), str) and not isinstance(event.get("observation"), str):
+        raise Unreadable("is neither an action nor an observation")
+    for name, kind in _KINDS.items():
+        if not isinstance(event.get(name, kind()), kind) or "timestamp" not in event:
+            raise Unreadable(f"has another `{name}` than events have")
+    return event

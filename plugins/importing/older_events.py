@@ -1,0 +1,287 @@
+"""Events of the first generation in words of the second, so that both of its readers have them.
+
+Each event becomes a change of the state `imported_event` that holds it as it was, and behind that,
+where the second generation has something like it, a twin: that is what its clients show and what an
+agent goes on with. The first generation is told the event itself, and not the twin. Pure.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.extension.history import IMPORTED_KEY
+from agentsvc.values import now, parse_time, to_stored
+
+from .older_tools import (
+    ANSWERED,
+    Fields,
+    Use,
+    list_of,
+    observation_of,
+    string_of,
+    text_part,
+    use_of,
+)
+from .records import id_within, is_storable
+
+_STATUSES: Final = {
+    "loading": "idle",
+    "running": "running",
+    "awaiting_user_input": "idle",
+    "paused": "paused",
+    "stopped": "paused",
+    "finished": "finished",
+    "error": "error",
+    "rate_limited": "error",
+    "awaiting_user_confirmation": "waiting_for_confirmation",
+    "user_confirmed": "running",
+}
+_NOT_SEEN: Final = frozenset({"null", "change_agent_state", "agent_state_changed"})
+"""Events that no agent of the first generation sees."""
+_SEEN: Final = frozenset(
+    {
+        "SystemPromptEvent",
+        "MessageEvent",
+        "ActionEvent",
+        "ObservationEvent",
+        "UserRejectObservation",
+        "AgentErrorEvent",
+    }
+)
+"""Events that an agent of the second one sees."""
+_RISKS: Final = {0: "LOW", 1: "MEDIUM", 2: "HIGH"}
+
+type Twin = dict[str, Any] | None
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A use of a tool: which event tells of it, and how it was asked for."""
+
+    event_id: str
+    use: Use
+    call_id: str
+
+
+class Converter:
+    """The fold over the events of one conversation; give it each of them once, in their order."""
+
+    def __init__(self, conversation_id: str) -> None:
+        self.bodies: list[bytes] = []
+        self.first_at: datetime | None = None
+        self.last_at: datetime | None = None
+        self._conversation_id = conversation_id
+        self._next_number = 0
+        self._asked: dict[int, _Asked] = {}
+        self._by_call: dict[str, _Asked] = {}
+        self._seen: list[tuple[int, bool]] = []
+        self._time = ""
+
+    def add(self, number: int, event: Fields, original: msgspec.Raw) -> None:
+        """Take one event; numbers that are missing before it are taken by events that say nothing."""
+        self._set_time(event)
+        while self._next_number < number:
+            nothing = {
+                "id": self._next_number,
+                "timestamp": self._time,
+                "source": "environment",
+                "message": "",
+                "action": "null",
+                "args": {},
+            }
+            self._store(self._next_number, msgspec.Raw(msgspec.json.encode(nothing)), None)
+        twin = self._twin(number, event)
+        name = string_of(event, "action") or string_of(event, "observation")
+        if name not in _NOT_SEEN:
+            self._seen.append((number, twin is not None and twin["kind"] in _SEEN))
+        self._store(number, original, twin)
+
+    def _store(self, number: int, original: msgspec.Raw, twin: Twin) -> None:
+        self._next_number = number + 1
+        twin_id = id_within(self._conversation_id, f"twin {number}") if twin else None
+        value = {"event": original, "twin": twin_id}
+        whole = self._head(id_within(self._conversation_id, str(number)), "environment") | {
+            "key": IMPORTED_KEY,
+            "value": value,
+            "kind": "ConversationStateUpdateEvent",
+        }
+        self.bodies.append(msgspec.json.encode(whole))
+        if twin is not None and twin_id is not None:
+            head = self._head(twin_id, str(twin.pop("source", "environment")))
+            self.bodies.append(msgspec.json.encode(head | twin))
+
+    def _head(self, event_id: str, source: str) -> dict[str, Any]:
+        return {"id": event_id, "timestamp": self._time, "source": source}
+
+    def _set_time(self, event: Fields) -> None:
+        text = string_of(event, "timestamp")
+        moment = parse_time(text) if len(text) < 64 and text.isprintable() else None  # noqa: PLR2004
+        if moment is not None and is_storable(moment):
+            self.first_at = self.first_at or moment
+            self.last_at = moment
+            self._time = text
+        elif not self._time:
+            self._time = to_stored(now()).removesuffix("Z")
+
+    def _twin(self, number: int, event: Fields) -> Twin:
+        args = event.get("args")
+        if isinstance(event.get("action"), str):
+            return self._action(number, event, args if isinstance(args, dict) else {})
+        return self._observation(number, event)
+
+    # What somebody does
+
+    def _action(self, number: int, event: Fields, args: Fields) -> Twin:
+        name = string_of(event, "action")
+        if (say := _SAYINGS.get(name)) is not None:
+            return say(event, args)
+        if name == "condensation":
+            return self._condense(args)
+        use = use_of(name, args)
+        return None if use is None else self._use(number, event, args, use)
+
+    def _use(self, number: int, event: Fields, args: Fields, use: Use) -> Twin:
+        call_id = _call_id(event) or f"imported-{number}"
+        earlier = self._by_call.get(call_id)
+        if earlier is not None:
+            # It was told again once the user had allowed it.
+            self._asked[number] = earlier
+            return None
+        asked = _Asked(
+            event_id=id_within(self._conversation_id, f"twin {number}"), use=use, call_id=call_id
+        )
+        self._asked[number] = self._by_call[call_id] = asked
+        arguments = {key: value for key, value in use.action.items() if key != "kind"}
+        thought = string_of(args, "thought")
+        risk = args.get("security_risk")
+        return {
+            "source": "agent",
+            "thought": [text_part(thought)] if thought else [],
+            "thinking_blocks": [],
+            "action": use.action,
+            "tool_name": use.tool,
+            "tool_call_id": call_id,
+            "tool_call": {
+                "id": call_id,
+                "name": use.tool,
+                "arguments": msgspec.json.encode(arguments).decode(),
+                "origin": "completion",
+            },
+            "llm_response_id": asked.event_id,
+            "security_risk": _RISKS.get(risk, "UNKNOWN") if isinstance(risk, int) else "UNKNOWN",
+            "kind": "ActionEvent",
+        }
+
+    def _condense(self, args: Fields) -> Twin:
+        listed = list_of(args, "forgotten_event_ids")
+        first, last = args.get("forgotten_events_start_id"), args.get("forgotten_events_end_id")
+        if not listed and isinstance(first, int) and isinstance(last, int):
+            listed = list(range(max(first, 0), min(last + 1, self._next_number)))
+        numbers = {
+            number for number in listed if type(number) is int and number < self._next_number
+        }
+        offset = args.get("summary_offset")
+        left = [is_seen for number, is_seen in self._seen if number not in numbers]
+        return {
+            "source": "environment",
+            "forgotten_event_ids": [
+                id_within(self._conversation_id, f"twin {number}") for number in sorted(numbers)
+            ],
+            "summary": string_of(args, "summary") or None,
+            # It counts what the agent sees, which are fewer events here.
+            "summary_offset": sum(left[: max(offset, 0)]) if type(offset) is int else None,
+            "llm_response_id": f"imported-{self._next_number}",
+            "kind": "Condensation",
+        }
+
+    # What comes of it
+
+    def _observation(self, number: int, event: Fields) -> Twin:
+        name = string_of(event, "observation")
+        content = string_of(event, "content")
+        extras = event.get("extras")
+        if name == "agent_state_changed":
+            return _state(extras if isinstance(extras, dict) else {})
+        cause = event.get("cause")
+        asked = self._asked.get(cause) if isinstance(cause, int) else None
+        if asked is None:
+            return _unasked(name, content)
+        self._by_call.pop(asked.call_id, None)
+        answer = {"tool_name": asked.use.tool, "tool_call_id": asked.call_id}
+        if name == "error":
+            return {**answer, "error": content, "kind": "AgentErrorEvent"}
+        answer["action_id"] = asked.event_id
+        if name == "user_rejected":
+            return {**answer, "rejection_reason": content, "kind": "UserRejectObservation"}
+        built = observation_of(
+            asked.use, content, extras if isinstance(extras, dict) else {}, event
+        )
+        return {**answer, "observation": built, "kind": "ObservationEvent"}
+
+
+def _message(event: Fields, args: Fields) -> Twin:
+    is_agent = event.get("source") == "agent"
+    images = [url for url in list_of(args, "image_urls") if isinstance(url, str)]
+    content: list[dict[str, Any]] = [text_part(string_of(args, "content"))]
+    if images:
+        content.append({"type": "image", "cache_prompt": False, "image_urls": images})
+    return _said("agent" if is_agent else "user", content)
+
+
+def _said(source: str, content: list[dict[str, Any]]) -> Twin:
+    role = "assistant" if source == "agent" else "user"
+    return {
+        "source": source,
+        "llm_message": {"role": role, "content": content, "thinking_blocks": []},
+        "activated_skills": [],
+        "kind": "MessageEvent",
+    }
+
+
+def _system(_event: Fields, args: Fields) -> Twin:
+    return {
+        "source": "agent",
+        "system_prompt": text_part(string_of(args, "content")),
+        "tools": [],
+        "kind": "SystemPromptEvent",
+    }
+
+
+def _wish(_event: Fields, args: Fields) -> Twin:
+    kind = {"paused": "PauseEvent", "stopped": "InterruptEvent"}.get(string_of(args, "agent_state"))
+    return {"source": "user", "kind": kind} if kind else None
+
+
+def _ask_to_shorten(_event: Fields, _args: Fields) -> Twin:
+    return {"source": "environment", "kind": "CondensationRequest"}
+
+
+def _state(extras: Fields) -> Twin:
+    status = _STATUSES.get(string_of(extras, "agent_state"))
+    if status is None:
+        return None
+    return {"key": "execution_status", "value": status, "kind": "ConversationStateUpdateEvent"}
+
+
+def _unasked(name: str, content: str) -> Twin:
+    """Return what stands for an observation of which nobody knows what it answers."""
+    if name == "error":
+        return {"code": "ImportedError", "detail": content, "kind": "ConversationErrorEvent"}
+    if name not in ANSWERED or not content:
+        return None
+    return _said("environment", [text_part(content)])
+
+
+def _call_id(event: Fields) -> str:
+    metadata = event.get("tool_call_metadata")
+    text = string_of(metadata, "tool_call_id") if isinstance(metadata, dict) else ""
+    return text if text.isprintable() and len(text) <= 200 else ""  # noqa: PLR2004
+
+
+_SAYINGS: Final[Mapping[str, Callable[[Fields, Fields], Twin]]] = {
+    "message": _message,
+    "system": _system,
+    "change_agent_state": _wish,
+    "condensation_request": _ask_to_shorten,
+}

@@ -1,0 +1,213 @@
+"""Settings and secrets of an OpenHands server, field by field, as changes to a user's own.
+
+Both generations keep them in `settings.json` and `secrets.json`: flat at first, later with the
+objects `agent_settings`, `conversation_settings` and `llm_profiles`. What a user has set here stays.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.errors import BadRequest, Conflict, InvalidRequest
+from agentsvc.extension.preferences import (
+    Llm,
+    LlmBody,
+    SecretsPatch,
+    Settings,
+    SettingsBody,
+    check_profile_name,
+    read_options,
+    read_secrets,
+    save_profile,
+    to_change,
+    to_llm,
+)
+
+from .credentials import SecretOpener
+from .files import Tree
+from .records import decode_object
+
+SETTINGS: Final = "settings.json"
+SECRETS: Final = "secrets.json"
+
+_MOST_BYTES: Final = 4 * 1024 * 1024
+_DIFFS: Final = {
+    "agent_settings": "agent_settings_diff",
+    "conversation_settings": "conversation_settings_diff",
+}
+_SILENT: Final = frozenset(
+    {
+        "schema_version",
+        "secrets_store",
+        "llm_profiles",
+        "registered_marketplaces",
+        "inherited_marketplaces",
+        "active_agent_profile_id",
+        "active_agent_profile_revision",
+    }
+)
+"""What is no setting of its own, or is of no use here."""
+_DEFAULTS: Final = Settings()
+
+type Change = Callable[[Settings], Settings]
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """One change, and the field it comes from."""
+
+    name: str
+    change: Change
+
+
+class NamedSecret(msgspec.Struct, frozen=True, kw_only=True):
+    """One secret: what it is called, and the change that stores it."""
+
+    kind: str
+    name: str
+    patch: SecretsPatch
+
+
+def read_settings(tree: Tree, opener: SecretOpener) -> tuple[list[Named], list[str]] | None:
+    """Return the changes that the settings there ask for, and what is left out; None without any.
+
+    Raises Unreadable where the file cannot be read.
+    """
+    record = _read(tree, SETTINGS)
+    if record is None:
+        return None
+    left_out: list[str] = []
+    opened = opener.open_all(record, left_out)
+    changes: list[Named] = []
+    for name, value in _parts(opened):
+        try:
+            changes.append(Named(name=name, change=_change_of(name, value)))
+        except (InvalidRequest, msgspec.ValidationError) as exc:
+            left_out.append(f"`{name[:100]}` does not fit: {_message(exc)}")
+    return [*changes, *_profiles(opened, left_out)], left_out
+
+
+def apply_changes(old: Settings, changes: list[Named], notes: list[str]) -> Settings:
+    """Return settings with the changes to what was not set; says what was, and what does not fit."""
+    settings = old
+    for one in changes:
+        try:
+            changed = one.change(settings)
+        except (BadRequest, Conflict, InvalidRequest) as exc:
+            notes.append(f"`{one.name[:100]}` does not fit: {exc.message}")
+            continue
+        touched = [
+            name
+            for name in Settings.__struct_fields__
+            if getattr(changed, name) != getattr(settings, name)
+        ]
+        if any(getattr(old, name) != getattr(_DEFAULTS, name) for name in touched):
+            notes.append(f"`{one.name[:100]}` is set here, and stays")
+        else:
+            settings = changed
+    return settings
+
+
+def read_user_secrets(
+    tree: Tree, opener: SecretOpener
+) -> tuple[list[NamedSecret], list[tuple[str, str, str]]]:
+    """Return the secrets there, and those that are left out: kind, name and reason.
+
+    Raises Unreadable where a file cannot be read.
+    """
+    found: list[NamedSecret] = []
+    left_out: list[tuple[str, str, str]] = []
+    inside = (_read(tree, SETTINGS) or {}).get("secrets_store")
+    for store in (_read(tree, SECRETS) or {}, inside if isinstance(inside, dict) else {}):
+        for kind, name, item in _secrets_in(store):
+            if any((one.kind, one.name) == (kind, name) for one in found):
+                continue
+            problems: list[str] = []
+            opened = opener.open_all(item, problems)
+            if problems:
+                left_out.append((kind, name, problems[0].partition("` ")[2]))
+                continue
+            try:
+                patch = read_secrets({_FIELDS[kind]: {name: opened}})
+            except InvalidRequest as exc:
+                left_out.append((kind, name, exc.message))
+            else:
+                found.append(NamedSecret(kind=kind, name=name, patch=patch))
+    return found, left_out
+
+
+_FIELDS: Final = {"token": "provider_tokens", "secret": "custom_secrets"}
+
+
+def _secrets_in(store: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    for kind, field in _FIELDS.items():
+        listed = store.get(field)
+        for name, item in listed.items() if isinstance(listed, dict) else ():
+            value = item.get("token" if kind == "token" else "secret") if _is_map(item) else item
+            if value:
+                yield kind, name, item
+
+
+def _read(tree: Tree, name: str) -> dict[str, Any] | None:
+    data = tree.find(name, most_bytes=_MOST_BYTES)
+    return None if data is None else decode_object(data)
+
+
+def _parts(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each setting under its name, with dots in it for those inside of others."""
+    for name, value in record.items():
+        if name in _SILENT or value is None:
+            continue
+        if name in _DIFFS and isinstance(value, dict):
+            yield from _nested(name, value)
+        elif name in SettingsBody.__struct_fields__:
+            yield name, value
+
+
+def _nested(path: str, record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in record.items():
+        if name in _SILENT or value is None:
+            continue
+        # Tool servers are one setting, and so is whatever has no fields of its own.
+        if isinstance(value, dict) and name in (
+            "llm",
+            "condenser",
+            "verification",
+            "agent_context",
+        ):
+            yield from _nested(f"{path}.{name}", value)
+        else:
+            yield f"{path}.{name}", value
+
+
+def _change_of(path: str, value: Any) -> Change:
+    head, *steps = path.split(".")
+    body: Any = value
+    for step in reversed(steps):
+        body = {step: body}
+    return to_change(msgspec.convert({_DIFFS.get(head, head): body}, SettingsBody))
+
+
+def _profiles(record: Mapping[str, Any], left_out: list[str]) -> Iterator[Named]:
+    saved = record.get("llm_profiles")
+    listed = saved.get("profiles") if isinstance(saved, dict) else None
+    for name, item in listed.items() if isinstance(listed, dict) else ():
+        try:
+            llm = to_llm(read_options(item, LlmBody, loc=()), Llm(), keeps_secrets=False)
+            check_profile_name(name)
+        except (InvalidRequest, msgspec.ValidationError) as exc:
+            left_out.append(f"`llm_profiles.{name[:60]}` does not fit: {_message(exc)}")
+            continue
+        yield Named(
+            name=f"llm_profiles.{name}",
+            change=partial(save_profile, name=name, llm=llm),
+        )
+
+
+def _is_map(item: object) -> bool:
+    return isinstance(item, dict)
+
+
+def _message(exc: Exception) -> str:
+    return exc.message if isinstance(exc, InvalidRequest) else str(exc)

@@ -1,0 +1,186 @@
+"""Reads the fields of a conversation's record, whoever wrote it; what does not fit is left out. Pure."""
+
+import math
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.errors import InvalidRequest
+from agentsvc.extension.history import (
+    Metrics,
+    Provider,
+    TokenUsage,
+    check_branch,
+    check_repository,
+)
+from agentsvc.values import MAX_INT, parse_time, parse_uuid
+
+from .model import Unreadable
+
+_LONGEST: Final = 4096
+_MOST_TAGS: Final = 100
+_TOKENS: Final = (
+    "prompt_tokens",
+    "completion_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "reasoning_tokens",
+    "context_window",
+    "per_turn_token",
+)
+_IDS: Final = uuid.UUID("6d0c1c4e-4f0b-5d6c-9f0e-5f7a2f1b9a41")
+"""The namespace of ids that are made of what another server called a thing."""
+
+type Fields = Mapping[str, Any]
+
+
+class Reader:
+    """The fields of one record, and what is to be said of those that were left out."""
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+        self.notes: list[str] = []
+
+    def text(self, name: str) -> str | None:
+        """Return a text without control characters, or None."""
+        value = self._fields.get(name)
+        if value is None or value == "":
+            return None
+        if not isinstance(value, str):
+            self._left_out(name)
+            return None
+        known = "".join(char if char.isprintable() else " " for char in value).strip()
+        return known[:_LONGEST] or None
+
+    def choice[T: StrEnum](self, name: str, kind: type[T]) -> T | None:
+        """Return a member of an enumeration, or None."""
+        value = self.text(name)
+        if value is None or value in set(kind):
+            return None if value is None else kind(value)
+        self._left_out(name, value)
+        return None
+
+    def number(self, name: str) -> float:
+        """Return a finite number that is not negative, 0 without one."""
+        value = self._fields.get(name) or 0
+        if isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= MAX_INT:
+            return float(value)
+        self._left_out(name)
+        return 0.0
+
+    def flag(self, name: str) -> bool | None:
+        """Return a truth value, as a database may write it, or None."""
+        value = self._fields.get(name)
+        return bool(value) if value in (0, 1) else None
+
+    def time(self, name: str) -> datetime | None:
+        """Return a moment, naive taken as UTC, or None."""
+        text = self.text(name)
+        moment = None if text is None else parse_time(text)
+        if text is None or (moment is not None and is_storable(moment)):
+            return moment
+        self._left_out(name, text)
+        return None
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """Return a list of whole numbers, which may be written as JSON text."""
+        value = _from_text(self._fields.get(name)) or []
+        if isinstance(value, list) and all(_is_whole(one) for one in value):
+            return tuple(value[:_MOST_TAGS])
+        self._left_out(name)
+        return ()
+
+    def texts_by_name(self, name: str) -> dict[str, str]:
+        """Return a map of texts, which may be written as JSON text."""
+        value = _from_text(self._fields.get(name)) or {}
+        if isinstance(value, dict) and len(value) <= _MOST_TAGS:
+            return {
+                key[:_LONGEST]: text[:_LONGEST] for key, text in value.items() if _is_text(text)
+            }
+        self._left_out(name)
+        return {}
+
+    def metrics(self, model: str | None) -> Metrics | None:
+        """Return what the conversation has cost, or None where nothing is said."""
+        cost = self.number("accumulated_cost")
+        used = {name: int(self.number(name)) for name in _TOKENS}
+        if not cost and not any(used.values()):
+            return None
+        return Metrics(
+            model_name=model or "default",
+            accumulated_cost=cost,
+            max_budget_per_task=self.number("max_budget_per_task") or None,
+            accumulated_token_usage=msgspec.convert({"model": model or "", **used}, TokenUsage),
+        )
+
+    def repository(self, provider: Provider | None) -> tuple[str | None, str | None]:
+        """Return a repository and a branch of it, None for what could not be cloned."""
+        repository, branch = self.text("selected_repository"), self.text("selected_branch")
+        try:
+            if repository is not None and "://" not in repository:
+                check_repository(repository, provider)
+        except InvalidRequest:
+            self._left_out("selected_repository", repository)
+            return None, None
+        try:
+            if branch is not None:
+                check_branch(branch)
+        except InvalidRequest:
+            self._left_out("selected_branch", branch)
+            return repository, None
+        return repository, branch
+
+    def _left_out(self, name: str, value: object = "") -> None:
+        shown = f" `{str(value)[:60]}`" if value else ""
+        self.notes.append(f"`{name}`{shown} is left out")
+
+
+def decode_object(data: bytes) -> dict[str, Any]:
+    """Return a JSON object; raises Unreadable for anything else."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise Unreadable("is no JSON object") from exc
+
+
+def id_of(source_id: str) -> str:
+    """Return the id that something has here: its own if that is a UUID."""
+    return parse_uuid(source_id) or uuid.uuid5(_IDS, source_id).hex
+
+
+def id_within(conversation_id: str, name: str) -> str:
+    """Return the id of a part of a conversation, the same each time; dashed."""
+    return str(uuid.uuid5(uuid.UUID(conversation_id), name))
+
+
+def is_storable(moment: datetime) -> bool:
+    """Whether a moment is one that a conversation can have."""
+    return datetime(2000, 1, 1, tzinfo=UTC) <= moment <= datetime(9000, 1, 1, tzinfo=UTC)
+
+
+def shown(names: Iterable[str], *, most: int = 3) -> str:
+    """Return some names as one text, with how many more there are."""
+    listed = list(names)
+    rest = len(listed) - most
+    return ", ".join(listed[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _from_text(value: object) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError):
+        return value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INT
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()

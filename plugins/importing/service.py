@@ -1,0 +1,224 @@
+"""Stores what another server has kept as a user's own: each conversation in one transaction."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import chain
+from typing import Final
+
+import msgspec
+
+from agentsvc.extension.history import (
+    Conversation,
+    Conversations,
+    Facts,
+    Generation,
+    TitleSource,
+    default_title,
+)
+from agentsvc.extension.preferences import SecretStore, Settings, SettingsStore
+from agentsvc.extension.storage import Database, Vault
+from agentsvc.values import now, parse_uuid
+
+from .credentials import SecretOpener
+from .files import Tree
+from .model import Found, History, Item, Outcome, Unreadable
+from .newer import find_newer, newer_users, read_newer
+from .older import find_older, read_older, users_of
+from .preferences import (
+    Named,
+    NamedSecret,
+    apply_changes,
+    read_settings,
+    read_user_secrets,
+)
+from .records import id_within
+
+_CONVERSATION: Final = "conversation"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to take over, and for whom."""
+
+    user_id: str
+    """Whose it is here."""
+    source_user: str | None = None
+    """Whose it is there, where that server kept users apart."""
+    is_dry: bool = False
+    """Nothing is stored."""
+
+
+class Importer:
+    """Takes over what is below a directory, and tells of each thing what became of it."""
+
+    def __init__(self, db: Database, vault: Vault, tree: Tree, plan: Plan) -> None:
+        self._db = db
+        self._vault = vault
+        self._tree = tree
+        self._plan = plan
+        self._conversations = Conversations(db, vault)
+
+    async def run(self) -> AsyncIterator[Item]:
+        """Do it, and yield a line for each thing as soon as it is stored."""
+        opener = await asyncio.to_thread(SecretOpener.of, self._tree)
+        async for item in self._settings(opener):
+            yield item
+        async for item in self._secrets(opener):
+            yield item
+        for found in await asyncio.to_thread(self._find):
+            yield await self._take(found)
+
+    async def other_users(self) -> list[str]:
+        """Return the users there of whom nothing is taken over."""
+        known = await asyncio.to_thread(lambda: {*users_of(self._tree), *newer_users(self._tree)})
+        return sorted(known - {self._plan.source_user})
+
+    # Settings and secrets
+
+    async def _settings(self, opener: SecretOpener) -> AsyncIterator[Item]:
+        try:
+            read = await asyncio.to_thread(read_settings, self._tree, opener)
+        except Unreadable as exc:
+            yield _skipped("settings", "settings.json", str(exc))
+            return
+        if read is not None:
+            yield await self._take_settings(*read)
+
+    async def _take_settings(self, changes: list[Named], left_out: list[str]) -> Item:
+        notes: list[str] = list(left_out)
+        user_id = self._plan.user_id
+        store = SettingsStore(self._db, self._vault)
+        old = await store.get(user_id)
+        new = apply_changes(old, changes, notes)
+        if new != old and not self._plan.is_dry:
+            # It may have been changed since.
+            await store.change(user_id, lambda now_: apply_changes(now_ or Settings(), changes, []))
+        outcome = Outcome.PRESENT if new == old else Outcome.IMPORTED
+        return Item(kind="settings", name="settings.json", outcome=outcome, notes=tuple(notes))
+
+    async def _secrets(self, opener: SecretOpener) -> AsyncIterator[Item]:
+        try:
+            found, left_out = await asyncio.to_thread(read_user_secrets, self._tree, opener)
+        except Unreadable as exc:
+            yield _skipped("secret", "secrets.json", str(exc))
+            return
+        for kind, name, reason in left_out:
+            yield _skipped(kind, name, reason)
+        store = SecretStore(self._db, self._vault)
+        hosts = await store.provider_hosts(self._plan.user_id)
+        names = await store.custom_secret_names(self._plan.user_id)
+        known = {"token": set(hosts), "secret": set(names)}
+        for one in found:
+            yield await self._take_secret(store, one, is_known=one.name in known[one.kind])
+
+    async def _take_secret(self, store: SecretStore, one: NamedSecret, *, is_known: bool) -> Item:
+        if not is_known and not self._plan.is_dry:
+            await store.patch(self._plan.user_id, one.patch)
+        outcome = Outcome.PRESENT if is_known else Outcome.IMPORTED
+        return Item(kind=one.kind, name=one.name, outcome=outcome)
+
+    # Conversations
+
+    def _find(self) -> list[Found | tuple[str, str]]:
+        user = self._plan.source_user
+        sources: list[Callable[[], Iterator[Found | tuple[str, str]]]]
+        sources = [lambda: find_older(self._tree, user), lambda: find_newer(self._tree, user)]
+        listed: list[Found | tuple[str, str]] = []
+        for source in sources:
+            try:
+                listed.extend(source())
+            except Unreadable as exc:
+                listed.append(("directory", str(exc)))
+        return listed
+
+    async def _take(self, found: Found | tuple[str, str]) -> Item:
+        if not isinstance(found, Found):
+            return _skipped(_CONVERSATION, *found)
+        known = await self._known(found)
+        if known is not None:
+            return known
+        read = read_older if found.generation is Generation.V0 else read_newer
+        try:
+            history = await asyncio.to_thread(read, self._tree, found)
+        except Unreadable as exc:
+            return _skipped(_CONVERSATION, found.source_id, str(exc))
+        if not history.bodies:
+            notes = (*found.notes, *history.notes, "has no events")
+            return _skipped(_CONVERSATION, found.source_id, *notes)
+        return await self._store(found, history)
+
+    async def _known(self, found: Found) -> Item | None:
+        user_id = self._plan.user_id
+        there = await self._conversations.find(found.id)
+        if there is not None and there.user_id != user_id:
+            return _skipped(_CONVERSATION, found.source_id, "belongs to another user here")
+        if there is not None:
+            return Item(
+                kind=_CONVERSATION,
+                name=found.source_id,
+                outcome=Outcome.PRESENT,
+                title=there.title or "",
+            )
+        if found.alias and await self._conversations.find_by_alias(user_id, found.alias):
+            return _skipped(_CONVERSATION, found.source_id, "has the name of another one here")
+        return None
+
+    async def _store(self, found: Found, history: History) -> Item:
+        conversation, notes = await self._conversation(found, history)
+        left_out = 0
+        if not self._plan.is_dry:
+            task_id = parse_uuid(id_within(found.id, "start")) or found.id
+            left_out = await self._conversations.add(conversation, history.bodies, task_id=task_id)
+        if left_out:
+            notes = (*notes, f"{left_out} events are left out: no events, or there twice")
+        return Item(
+            kind=_CONVERSATION,
+            name=found.source_id,
+            outcome=Outcome.IMPORTED,
+            title=conversation.title or "",
+            events=history.count - left_out,
+            notes=notes,
+        )
+
+    async def _conversation(
+        self, found: Found, history: History
+    ) -> tuple[Conversation, tuple[str, ...]]:
+        notes = tuple(chain(found.notes, history.notes))
+        parent = await self._conversations.find(found.parent_id) if found.parent_id else None
+        has_parent = parent is not None and parent.user_id == self._plan.user_id
+        if found.parent_id and not has_parent and not self._plan.is_dry:
+            notes = (*notes, "the conversation it belongs to is not here")
+        created_at = found.created_at or history.first_at or now()
+        return Conversation(
+            id=found.id,
+            user_id=self._plan.user_id,
+            alias=found.alias,
+            sandbox_id=None,
+            title=found.title or default_title(found.id),
+            title_source=TitleSource.USER if found.title else TitleSource.DEFAULT,
+            selected_repository=found.repository,
+            selected_branch=found.branch,
+            git_provider=found.provider,
+            trigger=found.trigger,
+            pr_number=found.pr_number,
+            llm_model=found.llm_model,
+            agent_kind=found.agent_kind,
+            metrics=found.metrics,
+            facts=Facts(),
+            parent_id=found.parent_id if has_parent else None,
+            is_public=found.is_public,
+            tags=found.tags,
+            working_dir="",
+            generation=found.generation,
+            execution_status=found.execution_status,
+            max_budget=found.max_budget,
+            is_ready=True,
+            start_failed=False,
+            start_detail=None,
+            sub_ids=(),
+            created_at=created_at,
+            updated_at=max(created_at, found.updated_at or history.last_at or created_at),
+        ), notes
+
+
+def _skipped(kind: str, name: str, *notes: str) -> Item:
+    return Item(kind=kind, name=name, outcome=Outcome.SKIPPED, notes=notes)

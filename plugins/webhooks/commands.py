@@ -1,0 +1,291 @@
+"""`agentsvc webhooks`: keeps and shows outgoing webhooks; also while the server runs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import click
+
+from agentsvc.cli.extension import (
+    CommandFailed,
+    Installation,
+    KeyRing,
+    columns,
+    config_option,
+    data_dir_option,
+    example,
+    existing_data_dir,
+    load_config,
+    output_option,
+    places_of,
+    secret_output,
+    settings_of,
+)
+from agentsvc.values import Secret
+
+from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .service import Webhooks
+from .settings import WebhooksConfig
+
+_LIST_HINT: Final = "run `agentsvc webhooks list` to see them"
+_CHANGES: Final = click.Choice([change.value for change in Change])
+_STATES: Final = click.Choice([state.value for state in DeliveryState])
+
+
+@click.group(
+    "webhooks", epilog=example("agentsvc webhooks add https://ci.example.com/hook --user ann")
+)
+def command() -> None:
+    """Have events and changes delivered to URLs, and see and repeat deliveries.
+
+    A subscription belongs to a user and tells of what is theirs. A server that runs takes notice
+    within seconds.
+    """
+
+
+@command.command("list", epilog=example("agentsvc webhooks list"))
+@data_dir_option
+@config_option
+def list_webhooks(data_dir: str | None, config_file: Path | None) -> None:
+    """List the webhooks of all users; their secrets are not shown."""
+
+    async def body(webhooks: Webhooks, users: KeyRing) -> list[tuple[str, ...]]:
+        names = {await users.find_user(name): name for name in await users.list_users()}
+        return [_line(one, names[one.user_id]) for one in await webhooks.list_all()]
+
+    rows = _run(data_dir, config_file, body)
+    for line in columns(("ID", "USER", "URL", "KINDS", "CHANGES", "STATE"), rows):
+        click.echo(line)
+
+
+@command.command(
+    epilog=example(
+        "agentsvc webhooks add https://ci.example.com/hook --user ann --change conversation"
+    )
+)
+@click.argument("url", metavar="URL")
+@click.option("--user", required=True, metavar="NAME", help="Whose events and changes are told.")
+@click.option("--kind", multiple=True, metavar="KIND", help="A kind of events; otherwise all.")
+@click.option("--no-events", is_flag=True, help="Tell of no events.")
+@click.option("--change", multiple=True, type=_CHANGES, help="What changes; otherwise everything.")
+@click.option("--no-changes", is_flag=True, help="Tell of no changes.")
+@click.option("--description", default="", metavar="TEXT", help="What the webhook is for.")
+@output_option
+@data_dir_option
+@config_option
+def add(
+    *,
+    url: str,
+    user: str,
+    kind: tuple[str, ...],
+    no_events: bool,
+    change: tuple[str, ...],
+    no_changes: bool,
+    description: str,
+    output: str | None,
+    data_dir: str | None,
+    config_file: Path | None,
+) -> None:
+    """Deliver to URL and show the secret of its signatures; it cannot be shown again."""
+    if (kind and no_events) or (change and no_changes):
+        raise click.UsageError("nothing and something cannot be told at a time")
+    draft = SubscriptionDraft(
+        url=url,
+        description=description,
+        event_kinds=() if no_events else kind or None,
+        changes=() if no_changes else tuple(map(Change, change)) or tuple(Change),
+    )
+
+    async def body(webhooks: Webhooks, users: KeyRing) -> tuple[Subscription, Secret]:
+        user_id = await users.find_user(user)
+        if user_id is None:
+            raise CommandFailed(f"there is no user `{user}`", "run `agentsvc keys list`")
+        return await webhooks.add(user_id, draft)
+
+    directory = places_of(data_dir, config_file).path
+    with secret_output(output, directory, "webhook-secret") as shown:
+        made, secret = _run(data_dir, config_file, body)
+        shown.tell(f"webhook {made.id} of user `{user}`, its secret", secret.reveal())
+
+
+@command.command(epilog=example("agentsvc webhooks enable ID"))
+@click.argument("webhook_id", metavar="ID")
+@data_dir_option
+@config_option
+def enable(webhook_id: str, data_dir: str | None, config_file: Path | None) -> None:
+    """Deliver again to the webhook with this ID, first what was left when it was disabled."""
+    _switch(webhook_id, data_dir, config_file, is_enabled=True)
+
+
+@command.command(epilog=example("agentsvc webhooks disable ID"))
+@click.argument("webhook_id", metavar="ID")
+@data_dir_option
+@config_option
+def disable(webhook_id: str, data_dir: str | None, config_file: Path | None) -> None:
+    """Deliver nothing more to the webhook with this ID until it is enabled."""
+    _switch(webhook_id, data_dir, config_file, is_enabled=False)
+
+
+@command.command(epilog=example("agentsvc webhooks rotate ID"))
+@click.argument("webhook_id", metavar="ID")
+@output_option
+@data_dir_option
+@config_option
+def rotate(
+    webhook_id: str, output: str | None, data_dir: str | None, config_file: Path | None
+) -> None:
+    """Replace the secret of the webhook with this ID and show the new one, which is shown once.
+
+    The former secret signs as well for `webhooks.rotation_seconds`, so that the receiver has time to
+    take the new one.
+    """
+
+    async def body(webhooks: Webhooks, _users: KeyRing) -> tuple[Subscription, Secret]:
+        return await webhooks.rotate(await _owner(webhooks, webhook_id), webhook_id)
+
+    directory = places_of(data_dir, config_file).path
+    with secret_output(output, directory, "webhook-secret") as shown:
+        changed, secret = _run(data_dir, config_file, body)
+        until = f"{changed.former_until:%Y-%m-%d %H:%M:%S} UTC"
+        what = f"webhook {webhook_id}, the former secret signs as well until {until}; the new one"
+        shown.tell(what, secret.reveal())
+
+
+@command.command(epilog=example("agentsvc webhooks remove ID"))
+@click.argument("webhook_id", metavar="ID")
+@data_dir_option
+@config_option
+def remove(webhook_id: str, data_dir: str | None, config_file: Path | None) -> None:
+    """Delete the webhook with an ID of `agentsvc webhooks list`, and its deliveries."""
+
+    async def body(webhooks: Webhooks, _users: KeyRing) -> None:
+        await webhooks.remove(await _owner(webhooks, webhook_id), webhook_id)
+
+    _run(data_dir, config_file, body)
+    click.echo(f"webhook {webhook_id} is removed", err=True)
+
+
+@command.command(epilog=example("agentsvc webhooks deliveries ID --state failed"))
+@click.argument("webhook_id", metavar="ID")
+@click.option("--state", type=_STATES, help="Only those in this state.")
+@click.option("--limit", default=50, type=click.IntRange(1, 1000), help="How many; otherwise 50.")
+@data_dir_option
+@config_option
+def deliveries(
+    webhook_id: str, state: str | None, limit: int, data_dir: str | None, config_file: Path | None
+) -> None:
+    """List the newest deliveries of the webhook with this ID."""
+
+    async def body(webhooks: Webhooks, _users: KeyRing) -> list[Delivery]:
+        found, _ = await webhooks.deliveries(
+            await _owner(webhooks, webhook_id),
+            webhook_id,
+            state=DeliveryState(state) if state else None,
+            page_id=None,
+            limit=limit,
+        )
+        return found
+
+    rows = [
+        (
+            one.id,
+            f"{one.created_at:%Y-%m-%d %H:%M:%S}",
+            one.type,
+            one.lane,
+            "" if one.seq is None else str(one.seq),
+            one.state.value,
+            str(one.attempts),
+            one.reason,
+        )
+        for one in _run(data_dir, config_file, body)
+    ]
+    head = ("ID", "CREATED (UTC)", "TYPE", "ABOUT", "EVENT", "STATE", "TRIES", "REASON")
+    for line in columns(head, rows):
+        click.echo(line)
+
+
+@command.command(epilog=example("agentsvc webhooks replay ID --failed"))
+@click.argument("webhook_id", metavar="ID")
+@click.argument("delivery_id", metavar="[DELIVERY]", required=False)
+@click.option("--failed", is_flag=True, help="Every delivery that was given up.")
+@data_dir_option
+@config_option
+def replay(
+    webhook_id: str,
+    delivery_id: str | None,
+    failed: bool,
+    data_dir: str | None,
+    config_file: Path | None,
+) -> None:
+    """Make a delivery of the webhook with this ID again, or all that were given up."""
+    if failed == bool(delivery_id):
+        raise click.UsageError("name a delivery, or all that were given up with --failed")
+
+    async def body(webhooks: Webhooks, _users: KeyRing) -> int:
+        owner = await _owner(webhooks, webhook_id)
+        if delivery_id is None:
+            return await webhooks.replay_failed(owner, webhook_id)
+        await webhooks.replay(owner, webhook_id, delivery_id)
+        return 1
+
+    count = _run(data_dir, config_file, body)
+    click.echo(f"deliveries that are made again: {count}", err=True)
+
+
+def _line(subscription: Subscription, user: str) -> tuple[str, ...]:
+    kinds = subscription.event_kinds
+    return (
+        subscription.id,
+        user,
+        subscription.url,
+        "all" if kinds is None else ",".join(kinds) or "none",
+        ",".join(subscription.changes) or "none",
+        _state(subscription),
+    )
+
+
+def _state(subscription: Subscription) -> str:
+    if subscription.is_enabled:
+        return "active"
+    reason = subscription.disabled_reason
+    return f"disabled: {reason}" if reason else "disabled"
+
+
+def _switch(
+    webhook_id: str, data_dir: str | None, config_file: Path | None, *, is_enabled: bool
+) -> None:
+    async def body(webhooks: Webhooks, _users: KeyRing) -> None:
+        draft = SubscriptionDraft(is_enabled=is_enabled)
+        await webhooks.update(await _owner(webhooks, webhook_id), webhook_id, draft)
+
+    _run(data_dir, config_file, body)
+    click.echo(f"webhook {webhook_id} is {'enabled' if is_enabled else 'disabled'}", err=True)
+
+
+async def _owner(webhooks: Webhooks, webhook_id: str) -> str:
+    found = await webhooks.find(webhook_id)
+    if found is None:
+        raise CommandFailed(f"there is no webhook {webhook_id}", _LIST_HINT)
+    return found.user_id
+
+
+def _run[T](
+    data_dir: str | None,
+    config_file: Path | None,
+    body: Callable[[Webhooks, KeyRing], Awaitable[T]],
+) -> T:
+    loaded = load_config(config_file, server__data_dir=data_dir)
+    places = existing_data_dir(loaded)
+
+    async def opened() -> T:
+        installation = await Installation.open(places)
+        try:
+            database, vault = installation.database, installation.vault
+            settings = settings_of(loaded.config, "webhooks", WebhooksConfig)
+            webhooks = Webhooks(database, vault, settings)
+            return await body(webhooks, KeyRing(database))
+        finally:
+            await installation.close()
+
+    return asyncio.run(opened())

@@ -1,0 +1,440 @@
+"""Handlers of outgoing webhooks: where a user wants to be told of events and changes."""
+
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
+
+from agentsvc.errors import Conflict, NotFound
+from agentsvc.extension.web import (
+    PRINCIPAL,
+    SUCCESS,
+    Effect,
+    Example,
+    Limit,
+    Page,
+    Route,
+    Scope,
+    Success,
+    Time,
+    json_response,
+    path_text,
+    read_json,
+    read_query,
+)
+from agentsvc.values import Secret, ShownSecret, stored_or_none, to_stored
+
+from .courier import Courier
+from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .service import Webhooks
+
+PREFIX: Final = "/api/v1/webhook-subscriptions"
+
+WEBHOOKS: Final[web.AppKey[Webhooks]] = web.AppKey("webhooks")
+COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")
+
+_ONE: Final = "/{subscription_id}"
+_PAGE: Final = 50
+
+type Url = Annotated[str, Meta(min_length=1, max_length=2048)]
+type Description = Annotated[str, Meta(max_length=255)]
+type Kind = Annotated[str, Meta(min_length=1, max_length=255)]
+type Kinds = Annotated[list[Kind], Meta(max_length=100)] | None
+type Changes = Annotated[list[Change], Meta(max_length=len(Change))] | None
+
+
+class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A new subscription; without `event_kinds` or `changes`, or with null, all of them are told."""
+
+    url: Url
+    """http or https URL that deliveries are posted to, at most 2048 characters"""
+    description: Description = ""
+    """What it is for; shown only"""
+    event_kinds: Kinds = None
+    """Kinds of events to tell of, such as `MessageEvent`; null: all kinds, empty: none"""
+    changes: Changes = None
+    """Kinds of things whose changes to tell of; null: all, empty: none"""
+    is_enabled: bool = True
+    """Whether anything is delivered"""
+
+
+class WebhookUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """What to change of a subscription; what is not sent stays."""
+
+    url: Url | UnsetType = UNSET
+    """http or https URL that deliveries are posted to; left out: unchanged"""
+    description: Description | UnsetType = UNSET
+    """What it is for; left out: unchanged"""
+    event_kinds: Kinds | UnsetType = UNSET
+    """Kinds of events to tell of; null: all kinds, empty: none, left out: unchanged"""
+    changes: Changes | UnsetType = UNSET
+    """Kinds of things whose changes to tell of; null: all, empty: none, left out: unchanged"""
+    is_enabled: bool | UnsetType = UNSET
+    """Whether anything is delivered; true also clears `disabled_reason`. Left out: unchanged"""
+
+
+class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A subscription; its secret is not shown again.
+
+    `disabled_reason` says why it was disabled, if not by the user: the receiver answered 410. Nothing
+    is sent before `quiet_until`, as the receiver asked by `Retry-After`. Until `former_secret_until`
+    there is a signature with the former secret, too.
+    """
+
+    id: str
+    """Id of the subscription"""
+    url: str
+    """URL that deliveries are posted to"""
+    description: str
+    """What it is for; empty if that was not said"""
+    event_kinds: list[str] | None
+    """Kinds of events that are told of; null: all kinds"""
+    changes: list[Change]
+    """Kinds of things whose changes are told of"""
+    is_enabled: bool
+    """Whether anything is delivered"""
+    disabled_reason: str
+    """Why the server has disabled it, such as an answer 410; empty if it has not"""
+    quiet_until: Time | None
+    """Nothing is sent before this moment, as the receiver has asked by `Retry-After`; null: at once
+    """
+    former_secret_until: Time | None
+    """Until when deliveries are signed with the former secret, too; null if they are not"""
+    created_at: Time
+    updated_at: Time
+
+
+class NewWebhookInfo(WebhookInfo, frozen=True, kw_only=True):
+    """A subscription at the only moment its secret can be seen."""
+
+    secret: ShownSecret
+    """Key of the signatures (Standard Webhooks, `whsec_` and base64); it is shown here only"""
+
+
+class DeliveryQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which deliveries to list."""
+
+    state: DeliveryState | None = None
+    """Only deliveries in this state; left out: all"""
+    page_id: str | None = None
+    limit: Limit = _PAGE
+
+
+class DeliveryInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A delivery; `id` is the `webhook-id` the receiver sees, `status` what it last answered.
+
+    `about_id` is the conversation it is about, or the sandbox; `seq` the number of its event.
+    """
+
+    id: str
+    """Id of the delivery, which the receiver sees as `webhook-id`; the same in every attempt"""
+    type: str
+    """What it tells, as in the `type` of its body"""
+    about_id: str
+    """Id of the conversation, sandbox or start task it is about"""
+    seq: int | None
+    """Number of the event it tells of, within its conversation; null if it tells of a change"""
+    state: DeliveryState
+    """How far it is"""
+    attempts: int
+    """Number of attempts so far"""
+    status: int | None
+    """HTTP status the receiver answered last; null if it has not answered yet"""
+    reason: str
+    """Why the last attempt failed, for people; empty if it did not"""
+    created_at: Time
+    next_attempt_at: Time | None
+    """When it is tried next, in UTC; null if it is not"""
+    settled_at: Time | None
+    """When it was delivered or given up, in UTC; null before"""
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """How many deliveries are made again."""
+
+    replayed: int
+    """Number of deliveries that are made again"""
+
+
+_ORDER = msgspec.json.Decoder(WebhookOrder)
+_UPDATE = msgspec.json.Decoder(WebhookUpdate)
+
+
+async def get_webhook_subscriptions(request: web.Request) -> web.Response:
+    """GET /webhook-subscriptions.
+
+    In the order they were made, without their secrets.
+    """
+    found = await request.app[WEBHOOKS].list_of(request[PRINCIPAL].user_id)
+    return json_response([from_subscription(one) for one in found])
+
+
+async def post_webhook_subscription(request: web.Request) -> web.Response:
+    """POST /webhook-subscriptions.
+
+    Deliveries follow Standard Webhooks: signed with the secret, tried again until the receiver
+    answers 2xx or the tries are over. The answer is the only one that has the secret. A URL in a
+    private network is refused unless the operator allows it.
+    """
+    order = await read_json(request, _ORDER)
+    made = await request.app[WEBHOOKS].add(request[PRINCIPAL].user_id, to_draft(order))
+    request.app[COURIER].wake()
+    return _answer_new(request, made)
+
+
+def _answer_new(_request: web.Request, made: tuple[Subscription, Secret]) -> web.Response:
+    return json_response(_with_secret(*made), status=201)
+
+
+async def get_webhook_subscription(request: web.Request) -> web.Response:
+    """GET /webhook-subscriptions/{subscription_id}.
+
+    Without its secret.
+    """
+    found = await request.app[WEBHOOKS].get(*_named(request))
+    return json_response(from_subscription(found))
+
+
+async def patch_webhook_subscription(request: web.Request) -> web.Response:
+    """PATCH /webhook-subscriptions/{subscription_id}.
+
+    Only what is sent is changed. What is waiting is delivered as the subscription says then.
+    """
+    wanted = await read_json(request, _UPDATE)
+    changed = await request.app[WEBHOOKS].update(*_named(request), to_draft(wanted))
+    request.app[COURIER].wake()
+    return json_response(from_subscription(changed))
+
+
+async def post_webhook_secret(request: web.Request) -> web.Response:
+    """POST /webhook-subscriptions/{subscription_id}/rotate-secret.
+
+    The answer is the only one that has the new secret. Deliveries are signed with both until
+    `former_secret_until`.
+    """
+    return _answer_rotated(request, await request.app[WEBHOOKS].rotate(*_named(request)))
+
+
+def _answer_rotated(_request: web.Request, made: tuple[Subscription, Secret]) -> web.Response:
+    return json_response(_with_secret(*made))
+
+
+def _with_secret(subscription: Subscription, secret: Secret) -> NewWebhookInfo:
+    shown = msgspec.structs.asdict(from_subscription(subscription))
+    return NewWebhookInfo(**shown, secret=secret.reveal())
+
+
+async def delete_webhook_subscription(request: web.Request) -> web.Response:
+    """DELETE /webhook-subscriptions/{subscription_id}.
+
+    What is waiting is not delivered any more.
+    """
+    await request.app[WEBHOOKS].remove(*_named(request))
+    return json_response(SUCCESS)
+
+
+async def search_webhook_deliveries(request: web.Request) -> web.Response:
+    """GET /webhook-subscriptions/{subscription_id}/deliveries.
+
+    They are kept for some days after they were delivered or given up.
+    """
+    query = read_query(request, DeliveryQuery)
+    found, next_page_id = await request.app[WEBHOOKS].deliveries(
+        *_named(request), state=query.state, page_id=query.page_id, limit=query.limit
+    )
+    items = [from_delivery(one) for one in found]
+    return json_response(Page[DeliveryInfo](items=items, next_page_id=next_page_id))
+
+
+async def post_webhook_replay(request: web.Request) -> web.Response:
+    """POST /webhook-subscriptions/{subscription_id}/deliveries/{delivery_id}/replay.
+
+    Under the same id, also one that was delivered; one that is still to be made is made at once.
+    """
+    delivery_id = path_text(request, "delivery_id")
+    delivery = await request.app[WEBHOOKS].replay(*_named(request), delivery_id)
+    request.app[COURIER].wake()
+    return _answer_delivery(request, delivery)
+
+
+def _answer_delivery(_request: web.Request, delivery: Delivery) -> web.Response:
+    return json_response(from_delivery(delivery))
+
+
+async def post_webhook_replay_failed(request: web.Request) -> web.Response:
+    """POST /webhook-subscriptions/{subscription_id}/replay-failed.
+
+    At once, each under the id it had.
+    """
+    count = await request.app[WEBHOOKS].replay_failed(*_named(request))
+    request.app[COURIER].wake()
+    return _answer_count(request, count)
+
+
+def _answer_count(_request: web.Request, count: int) -> web.Response:
+    return json_response(Replayed(replayed=count))
+
+
+def _named(request: web.Request) -> tuple[str, str]:
+    """Return who is calling and which subscription is meant."""
+    return request[PRINCIPAL].user_id, path_text(request, "subscription_id")
+
+
+def to_draft(wanted: WebhookOrder | WebhookUpdate) -> SubscriptionDraft:
+    """Return what the core is asked for."""
+    kinds = wanted.event_kinds
+    changes = Change if wanted.changes is None else wanted.changes
+    return SubscriptionDraft(
+        url=wanted.url,
+        description=wanted.description,
+        event_kinds=tuple(kinds) if isinstance(kinds, list) else kinds,
+        changes=UNSET if changes is UNSET else tuple(dict.fromkeys(changes)),
+        is_enabled=wanted.is_enabled,
+    )
+
+
+def from_subscription(subscription: Subscription) -> WebhookInfo:
+    """Return what is shown of a subscription."""
+    kinds = subscription.event_kinds
+    return WebhookInfo(
+        id=subscription.id,
+        url=subscription.url,
+        description=subscription.description,
+        event_kinds=None if kinds is None else list(kinds),
+        changes=list(subscription.changes),
+        is_enabled=subscription.is_enabled,
+        disabled_reason=subscription.disabled_reason,
+        quiet_until=stored_or_none(subscription.quiet_until),
+        former_secret_until=stored_or_none(subscription.former_until),
+        created_at=to_stored(subscription.created_at),
+        updated_at=to_stored(subscription.updated_at),
+    )
+
+
+def from_delivery(delivery: Delivery) -> DeliveryInfo:
+    """Return what is shown of a delivery."""
+    is_pending = delivery.state is DeliveryState.PENDING
+    return DeliveryInfo(
+        id=delivery.id,
+        type=delivery.type,
+        about_id=delivery.lane,
+        seq=delivery.seq,
+        state=delivery.state,
+        attempts=delivery.attempts,
+        status=delivery.status,
+        reason=delivery.reason,
+        created_at=to_stored(delivery.created_at),
+        next_attempt_at=stored_or_none(delivery.due_at if is_pending else None),
+        settled_at=stored_or_none(delivery.settled_at),
+    )
+
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="",
+        handler=get_webhook_subscriptions,
+        scope=Scope.READ,
+        rank="P2",
+        summary="List your webhook subscriptions",
+        answer=list[WebhookInfo],
+    ),
+    Route(
+        method="POST",
+        path="",
+        handler=post_webhook_subscription,
+        scope=Scope.RUN,
+        rank="P2",
+        summary="Have events and changes of yours delivered to a URL",
+        body=WebhookOrder,
+        answer=NewWebhookInfo,
+        status=201,
+        effect=Effect(kind=tuple, answer=_answer_new),
+        errors=(Conflict,),
+        example=Example(
+            body={
+                "url": "https://receiver.example/hook",
+                "event_kinds": ["MessageEvent"],
+                "changes": [],
+            }
+        ),
+    ),
+    Route(
+        method="GET",
+        path=_ONE,
+        handler=get_webhook_subscription,
+        scope=Scope.READ,
+        rank="P2",
+        summary="Show a webhook subscription",
+        answer=WebhookInfo,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="PATCH",
+        path=_ONE,
+        handler=patch_webhook_subscription,
+        scope=Scope.RUN,
+        rank="P2",
+        summary="Change a webhook subscription",
+        body=WebhookUpdate,
+        answer=WebhookInfo,
+        errors=(NotFound,),
+        example=Example(body={"description": "build server"}),
+    ),
+    Route(
+        method="POST",
+        path=f"{_ONE}/rotate-secret",
+        handler=post_webhook_secret,
+        scope=Scope.RUN,
+        rank="P2",
+        summary="Replace the secret of a webhook subscription; both sign for some time",
+        answer=NewWebhookInfo,
+        effect=Effect(kind=tuple, answer=_answer_rotated),
+        errors=(NotFound,),
+    ),
+    Route(
+        method="DELETE",
+        path=_ONE,
+        handler=delete_webhook_subscription,
+        scope=Scope.RUN,
+        rank="P2",
+        summary="Delete a webhook subscription and its deliveries",
+        answer=Success,
+        errors=(NotFound,),
+    ),
+    Route(
+        method="GET",
+        path=f"{_ONE}/deliveries",
+        handler=search_webhook_deliveries,
+        scope=Scope.READ,
+        rank="P2",
+        summary="List the deliveries of a webhook subscription, newest first",
+        query=DeliveryQuery,
+        answer=Page[DeliveryInfo],
+        errors=(NotFound,),
+        example=Example(query={"state": "failed"}),
+    ),
+    Route(
+        method="POST",
+        path=f"{_ONE}/deliveries/{{delivery_id}}/replay",
+        handler=post_webhook_replay,
+        scope=Scope.RUN,
+        rank="P2",
+        summary="Make a webhook delivery again",
+        answer=DeliveryInfo,
+        effect=Effect(kind=Delivery, answer=_answer_delivery),
+        errors=(NotFound,),
+    ),
+    Route(
+        method="POST",
+        path=f"{_ONE}/replay-failed",
+        handler=post_webhook_replay_failed,
+        scope=Scope.RUN,
+        rank="P2",
+        summary="Make every webhook delivery again that was given up",
+        answer=Replayed,
+        effect=Effect(kind=int, answer=_answer_count),
+        errors=(NotFound,),
+    ),
+)

@@ -1,0 +1,135 @@
+"""One request to a receiver: to a checked address, once, with little time and a short answer."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import msgspec
+from aiohttp import hdrs
+from yarl import URL
+
+from agentsvc import values
+from agentsvc.errors import InvalidRequest
+from agentsvc.extension.network import Lookup, Reach, refusal_in
+
+from .targets import check_url
+
+ANSWER_MAX: Final = 16 * 1024
+"""How much of an answer is read; none of it is kept."""
+
+_LONGEST_REASON: Final = 300
+_WAIT_DIGITS: Final = 9
+_REFUSAL: Final = "the name leads to an address that is not public"
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a try ended; `status` is the receiver's, if it answered.
+
+    `wait_seconds` is how long the receiver wants to be left alone.
+    """
+
+    is_delivered: bool
+    status: int | None = None
+    reason: str = ""
+    wait_seconds: float = 0.0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the receiver wants nothing any more."""
+        return self.status == HTTPStatus.GONE
+
+
+class Sender:
+    """Sends to receivers; open it first, close it last."""
+
+    def __init__(
+        self,
+        *,
+        time_limit: float,
+        allows_private: bool,
+        most: int,
+        own: Iterable[str] = (),
+        lookup: Lookup | None = None,
+    ) -> None:
+        self._time_limit = time_limit
+        self._allows_private = allows_private
+        self._most = most
+        self._reach = Reach(anywhere=allows_private, own=own, refusal=_REFUSAL, lookup=lookup)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close every connection; safe to call twice."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Outcome:
+        """Send one body and return how it went; never raises for what a receiver does."""
+        try:
+            check_url(url, allows_private=self._allows_private)
+            async with asyncio.timeout(self._time_limit):
+                return await self._post(url, body, headers)
+        except InvalidRequest as exc:
+            return _failure(exc.message)
+        except TimeoutError:
+            return _failure("the receiver took too long to answer")
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            return _failure(_reason(exc))
+
+    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Outcome:
+        if self._session is None:
+            self._session = self._reach.session(limit=self._most, keepalive_seconds=5)
+        sent = {"Content-Type": "application/json", "User-Agent": "agentsvc", **headers}
+        async with self._session.post(
+            URL(url), data=body, headers=sent, allow_redirects=False
+        ) as response:
+            read = 0
+            async for chunk in response.content.iter_any():
+                read += len(chunk)
+                if read > ANSWER_MAX:
+                    response.close()
+                    break
+            asked = response.headers.get(hdrs.RETRY_AFTER, "")
+            return _outcome(response.status, asked)
+
+
+def wait_seconds(status: int, asked: str, now: datetime) -> float:
+    """Return how long a receiver wants to be left alone by its `Retry-After`, 0 if it does not."""
+    text = asked.strip()
+    if status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        return 0.0
+    if text.isascii() and text.isdigit():
+        return float(text[:_WAIT_DIGITS])
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return 0.0
+    return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - now).total_seconds())
+
+
+def _outcome(status: int, asked: str) -> Outcome:
+    if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+        return Outcome(is_delivered=True, status=status)
+    is_redirect = status < HTTPStatus.BAD_REQUEST
+    more = "; redirects are not followed" if is_redirect else ""
+    return Outcome(
+        is_delivered=False,
+        status=status,
+        reason=f"the receiver answered {status}{more}",
+        wait_seconds=wait_seconds(status, asked, values.now()),
+    )
+
+
+def _failure(reason: str) -> Outcome:
+    return Outcome(is_delivered=False, reason=reason[:_LONGEST_REASON])
+
+
+def _reason(exc: Exception) -> str:
+    if refusal := refusal_in(exc):
+        return str(refusal)
+    inner = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
+    return f"the receiver cannot be reached: {str(inner) or type(inner).__name__}"

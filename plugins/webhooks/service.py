@@ -1,0 +1,198 @@
+"""Subscriptions and their deliveries, as their owner sees them."""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+from msgspec import UNSET
+
+from agentsvc import values
+from agentsvc.errors import Conflict, NotFound
+from agentsvc.extension.storage import Database, Transaction, Vault, cut, note_effect
+from agentsvc.values import Secret
+
+from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
+from .settings import WebhooksConfig
+from .signing import new_secret
+from .table import DeliveryTable, SubscriptionTable
+from .targets import check_url
+
+MOST_SUBSCRIPTIONS: Final = 50
+"""How many subscriptions a user may have; each costs something with every event."""
+
+
+class Webhooks:
+    """Every subscription; what one user does is about what is theirs."""
+
+    def __init__(self, db: Database, vault: Vault, config: WebhooksConfig) -> None:
+        self._db = db
+        self._vault = vault
+        self._allows_private = config.allow_private
+        self._overlap_seconds = config.rotation_seconds
+
+    async def add(self, user_id: str, draft: SubscriptionDraft) -> tuple[Subscription, Secret]:
+        """Make a subscription; its secret can be seen now and never again.
+
+        Raises InvalidRequest for a URL that may not be used, Conflict for one too many.
+        """
+        now = values.now()
+        blank = Subscription(
+            id=values.new_id(),
+            user_id=user_id,
+            url="",
+            description="",
+            event_kinds=None,
+            changes=tuple(Change),
+            is_enabled=True,
+            created_at=now,
+            updated_at=now,
+        )
+        made, secret = self._changed(blank, draft, now), new_secret()
+        check_url(made.url, allows_private=self._allows_private)
+        sealed = self._vault.seal(secret.reveal().encode(), context_of(made.id))
+
+        async def body(tx: Transaction) -> None:
+            if len(await SubscriptionTable.of_user(tx, user_id)) >= MOST_SUBSCRIPTIONS:
+                raise Conflict(f"a user has at most {MOST_SUBSCRIPTIONS} webhook subscriptions")
+            await SubscriptionTable.insert(tx, made, sealed)
+            await note_effect(tx, (made, secret))
+
+        await self._db.write(body)
+        return made, secret
+
+    async def update(
+        self, user_id: str, subscription_id: str, draft: SubscriptionDraft
+    ) -> Subscription:
+        """Change what a draft says; raises NotFound or InvalidRequest.
+
+        What is pending goes to the new URL, and at once if it was put off; what a disabled subscription misses is not made up for.
+        """
+
+        async def body(tx: Transaction) -> Subscription:
+            found = await SubscriptionTable.find(tx, subscription_id)
+            changed = self._changed(_owned(found, user_id), draft, values.now())
+            await SubscriptionTable.update(tx, changed)
+            return changed
+
+        return await self._db.write(body)
+
+    async def rotate(self, user_id: str, subscription_id: str) -> tuple[Subscription, Secret]:
+        """Give a subscription a new secret, which can be seen now and never again.
+
+        What is delivered is signed with the former one, too, for some time. Raises NotFound.
+        """
+        secret = new_secret()
+        sealed = self._vault.seal(secret.reveal().encode(), context_of(subscription_id))
+
+        async def body(tx: Transaction) -> tuple[Subscription, Secret]:
+            _owned(await SubscriptionTable.find(tx, subscription_id), user_id)
+            now = values.now()
+            until = now + timedelta(seconds=self._overlap_seconds)
+            await SubscriptionTable.rotate(tx, subscription_id, sealed, now, until)
+            made = _owned(await SubscriptionTable.find(tx, subscription_id), user_id), secret
+            await note_effect(tx, made)
+            return made
+
+        return await self._db.write(body)
+
+    async def remove(self, user_id: str, subscription_id: str) -> None:
+        """Delete a subscription and all of its deliveries; raises NotFound."""
+
+        async def body(tx: Transaction) -> None:
+            if not await SubscriptionTable.delete(tx, user_id, subscription_id):
+                raise _no_subscription()
+
+        await self._db.write(body)
+
+    async def get(self, user_id: str, subscription_id: str) -> Subscription:
+        """Return a subscription; raises NotFound."""
+        return _owned(await SubscriptionTable.find(self._db, subscription_id), user_id)
+
+    async def list_of(self, user_id: str) -> list[Subscription]:
+        """Return a user's subscriptions in the order they were made."""
+        return await SubscriptionTable.of_user(self._db, user_id)
+
+    async def list_all(self) -> list[Subscription]:
+        """Return everybody's subscriptions, for who operates the server."""
+        return await SubscriptionTable.all(self._db)
+
+    async def find(self, subscription_id: str) -> Subscription | None:
+        """Return a subscription, whoever owns it, for who operates the server."""
+        return await SubscriptionTable.find(self._db, subscription_id)
+
+    async def deliveries(
+        self,
+        user_id: str,
+        subscription_id: str,
+        *,
+        state: DeliveryState | None,
+        page_id: str | None,
+        limit: int,
+    ) -> tuple[list[Delivery], str | None]:
+        """Return a page of deliveries, newest first, and the id of the next page.
+
+        Raises NotFound, or InvalidRequest for a page id that this server did not give.
+        """
+        before = values.MAX_INT if page_id is None else values.decode_cursor(page_id, int)[0]
+        await self.get(user_id, subscription_id)
+        found = await DeliveryTable.search(
+            self._db, subscription_id, state=state, before=before, limit=limit + 1
+        )
+        return cut(found, limit, lambda one: (one.number,))
+
+    async def replay(self, user_id: str, subscription_id: str, delivery_id: str) -> Delivery:
+        """Make a delivery again, or at once if it is pending; raises NotFound."""
+        await self.get(user_id, subscription_id)
+
+        async def body(tx: Transaction) -> Delivery:
+            await DeliveryTable.replay(tx, subscription_id, delivery_id, values.now())
+            found = await DeliveryTable.find(tx, subscription_id, delivery_id)
+            if found is None:
+                raise NotFound("no such delivery")
+            await note_effect(tx, found)
+            return found
+
+        return await self._db.write(body)
+
+    async def replay_failed(self, user_id: str, subscription_id: str) -> int:
+        """Make every delivery again that was given up, and return how many; raises NotFound."""
+        await self.get(user_id, subscription_id)
+
+        async def body(tx: Transaction) -> int:
+            count = await DeliveryTable.replay(tx, subscription_id, None, values.now())
+            await note_effect(tx, count)
+            return count
+
+        return await self._db.write(body)
+
+    def _changed(
+        self, subscription: Subscription, draft: SubscriptionDraft, now: datetime
+    ) -> Subscription:
+        given = {
+            name: value
+            for name, value in msgspec.structs.asdict(draft).items()
+            if value is not UNSET
+        }
+        changed = msgspec.structs.replace(subscription, **given, updated_at=now)
+        if changed.is_enabled:
+            changed = msgspec.structs.replace(changed, disabled_reason="")
+        if changed.url != subscription.url or not subscription.is_enabled:
+            changed = msgspec.structs.replace(changed, quiet_until=None)
+        if changed.url != subscription.url:
+            check_url(changed.url, allows_private=self._allows_private)
+        return changed
+
+
+def context_of(subscription_id: str) -> str:
+    """Return the context in which the secret of a subscription is sealed."""
+    return f"webhook subscription {subscription_id}"
+
+
+def _owned(found: Subscription | None, user_id: str) -> Subscription:
+    if found is None or found.user_id != user_id:
+        raise _no_subscription()
+    return found
+
+
+def _no_subscription() -> NotFound:
+    return NotFound("no such webhook subscription")

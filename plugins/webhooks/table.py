@@ -1,0 +1,346 @@
+"""The SQL of subscriptions and deliveries. Deliveries are made by triggers: see the migration."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from agentsvc.extension.storage import Queryable, Row, Transaction
+from agentsvc.values import from_stored, moment_or_none, stored_or_none, to_stored
+
+from .model import Change, Delivery, DeliveryState, Subscription
+
+
+class SubscriptionTable:
+    """The SQL of subscriptions."""
+
+    @staticmethod
+    async def insert(tx: Transaction, subscription: Subscription, sealed: bytes) -> None:
+        """Add a subscription."""
+        sql = """
+            INSERT INTO webhook_subscriptions
+                (id, user_id, url, description, event_kinds, changes, is_enabled, sealed,
+                 created_at, updated_at)
+            VALUES
+                (:id, :user_id, :url, :description, :event_kinds, :changes, :is_enabled, :sealed,
+                 :created_at, :updated_at)
+        """
+        await tx.run(sql, {**_to_row(subscription), "sealed": sealed})
+
+    @staticmethod
+    async def update(tx: Transaction, subscription: Subscription) -> None:
+        """Store what a subscription is now."""
+        sql = """
+            UPDATE webhook_subscriptions
+            SET url = :url, description = :description, event_kinds = :event_kinds,
+                changes = :changes, is_enabled = :is_enabled, updated_at = :updated_at,
+                disabled_reason = :disabled_reason, quiet_until = :quiet_until
+            WHERE id = :id
+        """
+        await tx.run(sql, _to_row(subscription))
+
+    @staticmethod
+    async def rotate(
+        tx: Transaction, subscription_id: str, sealed: bytes, now: datetime, until: datetime
+    ) -> int:
+        """Store a new secret; the one before it signs as well until a moment."""
+        sql = """
+            UPDATE webhook_subscriptions
+            SET former_sealed = sealed, former_until = :until, sealed = :sealed, updated_at = :now
+            WHERE id = :id
+        """
+        params = {
+            "id": subscription_id,
+            "sealed": sealed,
+            "now": to_stored(now),
+            "until": to_stored(until),
+        }
+        return await tx.run(sql, params)
+
+    @staticmethod
+    async def has_former(source: Queryable, now: datetime) -> bool:
+        """Tell whether there is a former secret that has become useless."""
+        sql = "SELECT 1 FROM webhook_subscriptions WHERE former_until <= :now LIMIT 1"
+        return await source.one(sql, {"now": to_stored(now)}) is not None
+
+    @staticmethod
+    async def drop_former(tx: Transaction, now: datetime) -> int:
+        """Forget former secrets that have become useless."""
+        sql = """
+            UPDATE webhook_subscriptions
+            SET former_sealed = NULL, former_until = NULL
+            WHERE former_until <= :now
+        """
+        return await tx.run(sql, {"now": to_stored(now)})
+
+    @staticmethod
+    async def disable(tx: Transaction, told: Subscription, reason: str, now: datetime) -> int:
+        """Disable a subscription unless it has another receiver by now."""
+        sql = """
+            UPDATE webhook_subscriptions
+            SET is_enabled = 0, disabled_reason = :reason, updated_at = :now
+            WHERE id = :id
+              AND url = :url
+              AND is_enabled
+        """
+        params = {"id": told.id, "url": told.url, "reason": reason, "now": to_stored(now)}
+        return await tx.run(sql, params)
+
+    @staticmethod
+    async def put_off(tx: Transaction, told: Subscription, until: datetime) -> int:
+        """Send nothing before a moment, unless there is another receiver by now."""
+        sql = """
+            UPDATE webhook_subscriptions
+            SET quiet_until = :until
+            WHERE id = :id
+              AND url = :url
+        """
+        return await tx.run(sql, {"id": told.id, "url": told.url, "until": to_stored(until)})
+
+    @staticmethod
+    async def delete(tx: Transaction, user_id: str, subscription_id: str) -> bool:
+        """Delete a subscription and its deliveries; return False if there is none."""
+        sql = "DELETE FROM webhook_subscriptions WHERE id = :id AND user_id = :user_id"
+        return await tx.run(sql, {"id": subscription_id, "user_id": user_id}) == 1
+
+    @staticmethod
+    async def find(source: Queryable, subscription_id: str) -> Subscription | None:
+        """Return a subscription, whoever owns it."""
+        sql = _SUBSCRIPTION + " WHERE id = :id"
+        row = await source.one(sql, {"id": subscription_id})
+        return _to_subscription(row) if row else None
+
+    @staticmethod
+    async def find_sealed(source: Queryable, subscription_id: str, now: datetime) -> list[bytes]:
+        """Return the sealed secrets of a subscription that sign, the newest first."""
+        sql = """
+            SELECT sealed, CASE WHEN former_until > :now THEN former_sealed END AS former_sealed
+            FROM webhook_subscriptions
+            WHERE id = :id
+        """
+        row = await source.one(sql, {"id": subscription_id, "now": to_stored(now)})
+        return [] if row is None else [one for one in (row["sealed"], row["former_sealed"]) if one]
+
+    @staticmethod
+    async def of_user(source: Queryable, user_id: str) -> list[Subscription]:
+        """Return a user's subscriptions in the order they were made."""
+        sql = _SUBSCRIPTION + " WHERE user_id = :user_id ORDER BY created_at, id"
+        return [_to_subscription(row) for row in await source.all(sql, {"user_id": user_id})]
+
+    @staticmethod
+    async def all(source: Queryable) -> list[Subscription]:
+        """Return every subscription in the order they were made."""
+        sql = _SUBSCRIPTION + " ORDER BY created_at, id"
+        return [_to_subscription(row) for row in await source.all(sql)]
+
+
+class DeliveryTable:
+    """The SQL of deliveries."""
+
+    @staticmethod
+    async def heads(source: Queryable, subscription_id: str, limit: int) -> list[Delivery]:
+        """Return the first pending delivery of each lane, those that are due first."""
+        rows = await source.all(_HEADS, {"subscription_id": subscription_id, "limit": limit})
+        return [_to_delivery(row) for row in rows]
+
+    @staticmethod
+    async def note(tx: Transaction, delivery: Delivery) -> int:
+        """Store how a try ended, unless the delivery is gone or settled."""
+        sql = """
+            UPDATE webhook_deliveries
+            SET state = :state, attempts = :attempts, status = :status, reason = :reason,
+                due_at = :due_at, settled_at = :settled_at
+            WHERE number = :number
+              AND id = :id
+              AND state = 'pending'
+        """
+        params = {
+            "number": delivery.number,
+            "id": delivery.id,
+            "state": delivery.state,
+            "attempts": delivery.attempts,
+            "status": delivery.status,
+            "reason": delivery.reason,
+            "due_at": to_stored(delivery.due_at),
+            "settled_at": stored_or_none(delivery.settled_at),
+        }
+        return await tx.run(sql, params)
+
+    @staticmethod
+    async def give_up(tx: Transaction, failed: Delivery, cutoff: datetime, now: datetime) -> int:
+        """Give up what waits behind a failed delivery since before a moment; return how many."""
+        sql = """
+            UPDATE webhook_deliveries
+            SET state = 'failed', reason = :reason, settled_at = :now
+            WHERE subscription_id = :subscription_id
+              AND lane = :lane
+              AND state = 'pending'
+              AND begun_at <= :cutoff
+        """
+        params = {
+            "subscription_id": failed.subscription_id,
+            "lane": failed.lane,
+            "cutoff": to_stored(cutoff),
+            "reason": f"given up with one before it: {failed.reason}",
+            "now": to_stored(now),
+        }
+        return await tx.run(sql, params)
+
+    @staticmethod
+    async def replay(
+        tx: Transaction, subscription_id: str, delivery_id: str | None, now: datetime
+    ) -> int:
+        """Make one delivery, or all that were given up, due again; return how many."""
+        sql = """
+            UPDATE webhook_deliveries
+            SET state = 'pending', attempts = 0, reason = '', status = NULL, begun_at = :now,
+                due_at = :now, settled_at = NULL
+            WHERE subscription_id = :subscription_id
+        """
+        which = "AND state = 'failed'" if delivery_id is None else "AND id = :id"
+        params = {"subscription_id": subscription_id, "id": delivery_id, "now": to_stored(now)}
+        return await tx.run(f"{sql} {which}", params)
+
+    @staticmethod
+    async def find(source: Queryable, subscription_id: str, delivery_id: str) -> Delivery | None:
+        """Return a delivery of a subscription."""
+        sql = _DELIVERY + " WHERE id = :id AND subscription_id = :subscription_id"
+        row = await source.one(sql, {"id": delivery_id, "subscription_id": subscription_id})
+        return _to_delivery(row) if row else None
+
+    @staticmethod
+    async def search(
+        source: Queryable,
+        subscription_id: str,
+        *,
+        state: DeliveryState | None,
+        before: int,
+        limit: int,
+    ) -> list[Delivery]:
+        """Return deliveries of a subscription before a number, newest first."""
+        conditions = " WHERE subscription_id = :subscription_id AND number < :before"
+        if state is not None:
+            conditions += " AND state = :state"
+        sql = _DELIVERY + conditions + " ORDER BY number DESC LIMIT :limit"
+        params = {
+            "subscription_id": subscription_id,
+            "state": state,
+            "before": before,
+            "limit": limit,
+        }
+        return [_to_delivery(row) for row in await source.all(sql, params)]
+
+    @staticmethod
+    async def has_settled(source: Queryable, before: datetime) -> bool:
+        """Tell whether a delivery was settled before a moment."""
+        sql = "SELECT 1 FROM webhook_deliveries WHERE settled_at < :before LIMIT 1"
+        return await source.one(sql, {"before": to_stored(before)}) is not None
+
+    @staticmethod
+    async def delete_settled(tx: Transaction, before: datetime) -> int:
+        """Delete the deliveries that were settled before a moment."""
+        sql = "DELETE FROM webhook_deliveries WHERE settled_at < :before"
+        return await tx.run(sql, {"before": to_stored(before)})
+
+
+_SUBSCRIPTION = """
+    SELECT id, user_id, url, description, event_kinds, changes, is_enabled, created_at, updated_at,
+           disabled_reason, quiet_until, former_until
+    FROM webhook_subscriptions
+"""
+_DELIVERY = """
+    SELECT number, id, subscription_id, lane, type, seq, data, state, attempts, status, reason,
+           created_at, begun_at, due_at, settled_at
+    FROM webhook_deliveries
+"""
+# From lane to lane along the index: however much waits, only the first of each is read.
+_HEADS = """
+    WITH RECURSIVE lanes (lane) AS (
+        SELECT MIN(lane)
+        FROM webhook_deliveries
+        WHERE subscription_id = :subscription_id
+          AND state = 'pending'
+        UNION ALL
+        SELECT (
+            SELECT MIN(next.lane)
+            FROM webhook_deliveries AS next
+            WHERE next.subscription_id = :subscription_id
+              AND next.state = 'pending'
+              AND next.lane > lanes.lane
+        )
+        FROM lanes
+        WHERE lanes.lane IS NOT NULL
+    )
+    SELECT d.number, d.id, d.subscription_id, d.lane, d.type, d.seq, d.data, d.state, d.attempts,
+           d.status, d.reason, d.created_at, d.begun_at, d.due_at, d.settled_at
+    FROM lanes
+    JOIN webhook_deliveries AS d ON d.number = (
+        SELECT MIN(first.number)
+        FROM webhook_deliveries AS first
+        WHERE first.subscription_id = :subscription_id
+          AND first.state = 'pending'
+          AND first.lane = lanes.lane
+    )
+    ORDER BY d.due_at, d.number
+    LIMIT :limit
+"""
+
+
+def _to_row(subscription: Subscription) -> Mapping[str, Any]:
+    kinds = subscription.event_kinds
+    return {
+        **msgspec.structs.asdict(subscription),
+        "event_kinds": None if kinds is None else _to_json(kinds),
+        "changes": _to_json(subscription.changes),
+        "created_at": to_stored(subscription.created_at),
+        "updated_at": to_stored(subscription.updated_at),
+        "quiet_until": stored_or_none(subscription.quiet_until),
+        "former_until": stored_or_none(subscription.former_until),
+    }
+
+
+def _to_json(items: tuple[str, ...]) -> str:
+    return msgspec.json.encode(items).decode()
+
+
+def _to_subscription(row: Row) -> Subscription:
+    kinds = row["event_kinds"]
+    return Subscription(
+        id=row["id"],
+        user_id=row["user_id"],
+        url=row["url"],
+        description=row["description"],
+        event_kinds=None if kinds is None else _kinds.decode(kinds),
+        changes=_changes.decode(row["changes"]),
+        is_enabled=bool(row["is_enabled"]),
+        created_at=from_stored(row["created_at"]),
+        updated_at=from_stored(row["updated_at"]),
+        disabled_reason=row["disabled_reason"],
+        quiet_until=moment_or_none(row["quiet_until"]),
+        former_until=moment_or_none(row["former_until"]),
+    )
+
+
+def _to_delivery(row: Row) -> Delivery:
+    return Delivery(
+        number=row["number"],
+        id=row["id"],
+        subscription_id=row["subscription_id"],
+        lane=row["lane"],
+        type=row["type"],
+        seq=row["seq"],
+        data=row["data"],
+        state=DeliveryState(row["state"]),
+        attempts=row["attempts"],
+        status=row["status"],
+        reason=row["reason"],
+        created_at=from_stored(row["created_at"]),
+        begun_at=from_stored(row["begun_at"]),
+        due_at=from_stored(row["due_at"]),
+        settled_at=moment_or_none(row["settled_at"]),
+    )
+
+
+_kinds = msgspec.json.Decoder(tuple[str, ...])
+_changes = msgspec.json.Decoder(tuple[Change, ...])
