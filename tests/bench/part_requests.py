@@ -162,4 +162,3 @@ def _figures(
 
 def _of(name: str, unit: str, value: float, target: Target | None) -> Figure:
     return Figure(name=name, unit=unit, ours=(value,), target=target)
-
