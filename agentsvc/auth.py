@@ -26,6 +26,10 @@ KEY_PREFIX: Final = "asvc_"
 SHORTEST_KEY: Final = 32
 """Characters a key brought from outside must have."""
 
+_KNOWN_SECONDS: Final = 0.5
+"""How long a key is known without another look: a command in another process may revoke it."""
+_MOST_KNOWN: Final = 4096
+
 _SHOWN: Final = len(KEY_PREFIX) + 4
 _LONGEST_NAME: Final = 100
 USE_IS_NOTED_EVERY: Final = timedelta(minutes=1)
@@ -96,11 +100,24 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: datetime | None
 
 
+class _Known(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as it was read, when, and after how many commits of this process."""
+
+    row: Row
+    at: float
+    commits: int
+
+
 class KeyRing:
-    """Every user and every API key."""
+    """Every user and every API key.
+
+    A key that was just read is not read again until this process has stored something, whatever it
+    was, or a moment has passed.
+    """
 
     def __init__(self, db: Database) -> None:
         self._db = db
+        self._known: dict[str, _Known] = {}
 
     async def identify(self, key: str) -> Principal:
         """Return whose key this is and note its use, at most once a minute.
@@ -111,7 +128,7 @@ class KeyRing:
         if not key.isascii():
             raise NotAuthenticated
         digest = values.sha256(key)
-        row = await KeyTable.find(self._db, digest)
+        row = await self._find(digest)
         if row is None or not secrets.compare_digest(row["hash"], digest) or not _is_valid(row):
             raise NotAuthenticated
         await self._note_use(row["id"], values.moment_or_none(row["last_used_at"]))
@@ -210,6 +227,18 @@ class KeyRing:
     async def has_keys(self) -> bool:
         """Tell whether a key was ever issued; a revoked one counts."""
         return await KeyTable.has_any(self._db)
+
+    async def _find(self, digest: str) -> Row | None:
+        moment, commits = values.monotonic(), self._db.commits
+        known = self._known.get(digest)
+        if known and known.commits == commits and moment - known.at < _KNOWN_SECONDS:
+            return known.row
+        row = await KeyTable.find(self._db, digest)
+        if row is not None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[digest] = _Known(row=row, at=moment, commits=commits)
+        return row
 
     async def _note_use(self, key_id: int, last_used_at: datetime | None) -> None:
         now = values.now()

@@ -151,7 +151,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(gt=0, description="Longest time a connection may take to send the head of a request"),
     ] = 75.0
     stall_seconds: Annotated[
-        float, Meta(gt=0, description="Longest time a client may take nothing of an answer")
+        float,
+        Meta(
+            gt=0,
+            description="Longest time a client may take nothing of an answer, or send nothing of a body",
+        ),
     ] = 30.0
     max_connections: Annotated[
         int,

@@ -11,7 +11,6 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Coroutine,
@@ -25,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import aiosqlite
 import msgspec
 
 from agentsvc.dbfile import MIGRATIONS, copy_to, prepare, primary_code, uri
@@ -33,6 +31,7 @@ from agentsvc.errors import (
     CapacityExceeded,
     Conflict,
 )
+from agentsvc.values import monotonic
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +40,15 @@ Row = sqlite3.Row
 IntegrityError = sqlite3.IntegrityError
 
 _READERS = 3
+_STEPS = 1000
+"""Instructions of SQLite's between two looks at a query: some twenty microseconds."""
+_MOST_LOOKS = 50
+"""How long a query may keep the event loop, in such looks: about one millisecond.
+
+It is no time on the clock, since on a busy machine all take longer, and a thread does not help then.
+"""
+_SLOW_SECONDS = 10.0
+"""How long a statement that took longer is not tried on the event loop again."""
 _LARGEST_BATCH = 64
 _NO_PARAMS: Params = {}
 # SQLite takes a disk that cannot be read for a damaged database, as it cannot tell.
@@ -75,7 +83,7 @@ class _Apart:
     async def open(cls, path: Path, busy_seconds: float) -> "_Apart":
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
         loop = asyncio.get_running_loop()
-        return cls(thread, await loop.run_in_executor(thread, _connect, path, busy_seconds))
+        return cls(thread, await loop.run_in_executor(thread, _connect_writer, path, busy_seconds))
 
     async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
         # What is begun is done in order even if nobody waits for it any more.
@@ -100,8 +108,8 @@ class _Here:
 class Reader:
     """Queries in one snapshot of the database."""
 
-    def __init__(self, fetch: Callable[[str, Params], Awaitable[Iterable[Row]]]) -> None:
-        self._fetch = fetch
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
 
     async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
         """Return the first row of a query, or None."""
@@ -110,15 +118,85 @@ class Reader:
 
     async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
         """Return every row of a query."""
-        return list(await self._fetch(sql, params))
+        return await self._connection.call(lambda raw: raw.execute(sql, params).fetchall())
+
+
+class _TooLong(Exception):
+    """A query was broken off, to be run again in a thread."""
+
+
+class _Readers:
+    """Connections that only read: one of the event loop, and some of threads.
+
+    An indexed query takes less time than it takes to hand it to a thread and the rows back, so it is
+    run right here. One that takes longer than a moment is broken off, and run again in a thread; for
+    a while, the same statement then goes there at once.
+    """
+
+    def __init__(self, raw: sqlite3.Connection, others: list[sqlite3.Connection]) -> None:
+        self._raw = raw
+        self._others = others
+        self._threads = ThreadPoolExecutor(len(others), thread_name_prefix="database reader")
+        self._looks = 0
+        self._slow: dict[str, float] = {}
+        raw.set_progress_handler(self._look, _STEPS)
+
+    @classmethod
+    def open(cls, path: Path, busy_seconds: float) -> "_Readers":
+        """Connect; nothing waits for a lock on the event loop."""
+        made = [
+            _connect(path, "ro", 0),
+            *(_connect(path, "ro", busy_seconds) for _ in range(_READERS)),
+        ]
+        return cls(made[0], made[1:])
+
+    async def read[T](self, name: str, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what the work returns; it may be begun twice. The name is that of its kind."""
+        if monotonic() >= self._slow.get(name, 0.0):
+            try:
+                return self._read_here(work)
+            except _TooLong:
+                self._slow[name] = monotonic() + _SLOW_SECONDS
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._read_apart, work
+        )
+
+    def close(self) -> None:
+        """Wait for the threads and disconnect."""
+        self._threads.shutdown()
+        for raw in (self._raw, *self._others):
+            raw.close()
+
+    def _look(self) -> bool:
+        self._looks += 1
+        return self._looks > _MOST_LOOKS
+
+    def _read_here[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._looks = 0
+        try:
+            return work(self._raw)
+        except sqlite3.OperationalError as exc:
+            if primary_code(exc) in (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_BUSY):
+                raise _TooLong from exc
+            raise
+        finally:
+            _end_snapshot(self._raw)
+
+    def _read_apart[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
+        # There is one for each thread.
+        raw = self._others.pop()
+        try:
+            return work(raw)
+        finally:
+            _end_snapshot(raw)
+            self._others.append(raw)
 
 
 class Transaction(Reader):
     """Queries and changes that become durable together, or not at all."""
 
     def __init__(self, connection: _Connection) -> None:
-        super().__init__(partial(_fetch, connection))
-        self._connection = connection
+        super().__init__(connection)
         self.callbacks: list[Callable[[], None]] = []
 
     async def run(self, sql: str, params: Params = _NO_PARAMS) -> int:
@@ -186,16 +264,16 @@ class _Batch:
 class Database:
     """One SQLite file: a queue of writers that share commits, and a pool of readers."""
 
-    def __init__(self, path: Path, writer: _Apart, readers: list[aiosqlite.Connection]) -> None:
+    def __init__(self, path: Path, writer: _Apart, readers: _Readers) -> None:
         self._path = path
         self._writer = writer
         self._readers = readers
-        self._idle: asyncio.LifoQueue[aiosqlite.Connection] = asyncio.LifoQueue()
-        for reader in readers:
-            self._idle.put_nowait(reader)
         self._jobs: deque[_Job] = deque()
         self._wake = asyncio.Event()
         self._is_open = True
+        self._is_closed = False
+        self.commits = 0
+        """How many transactions have become durable: what was read before the last is perhaps old."""
         self._body: asyncio.Task[Any] | None = None
         self._writing = asyncio.create_task(self._write_until_closed(), name="database writer")
 
@@ -213,21 +291,9 @@ class Database:
         A file with data is copied before it is migrated. Raises StartFailed, with a hint, for
         a file that is newer than the code, is no database of ours, is locked or not writable.
         """
-        # At debug level it would log every statement with its values.
-        logging.getLogger("aiosqlite").setLevel(logging.WARNING)
         await asyncio.to_thread(prepare, path, migrations, busy_seconds)
-        async with contextlib.AsyncExitStack() as opened:
-            readers = [
-                await opened.enter_async_context(
-                    aiosqlite.connect(uri(path, "ro"), **_options(busy_seconds))
-                )
-                for _ in range(_READERS)
-            ]
-            writer = await _Apart.open(path, busy_seconds)
-            opened.pop_all()
-        for reader in readers:
-            reader.row_factory = Row
-        return cls(path, writer, readers)
+        readers = await asyncio.to_thread(_Readers.open, path, busy_seconds)
+        return cls(path, await _Apart.open(path, busy_seconds), readers)
 
     async def write[T](self, body: Callable[[Transaction], Awaitable[T]]) -> T:
         """Run the body in a transaction and return what it returns once that is durable.
@@ -252,28 +318,24 @@ class Database:
     async def read[T](self, body: Callable[[Reader], Awaitable[T]]) -> T:
         """Run queries that all see the same state; they never wait for writers.
 
-        Like every query, it raises CapacityExceeded when the disk cannot be read.
+        The body awaits nothing but the reader, and may be begun twice and run in a thread. Like every
+        query, it raises CapacityExceeded when the disk cannot be read.
         """
-        async with self._lend() as connection:
-            # What is sent to a connection is run in order even if nobody waits for it any
-            # more, so a cancelled reader still leaves it without an open transaction.
-            try:
-                await connection.execute("BEGIN")
-                return await body(_reader(connection))
-            finally:
-                # Where a fault of the disk keeps it from that, the next to have it does it.
-                with contextlib.suppress(sqlite3.Error):
-                    await connection.execute("COMMIT")
+
+        def work(raw: sqlite3.Connection) -> T:
+            raw.execute("BEGIN")
+            return _finish(_call(body, Reader(_Here(raw))))
+
+        return await self._read(getattr(body, "__qualname__", ""), work)
 
     async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
         """Return the first row of a query, or None."""
-        async with self._lend() as connection:
-            return await _reader(connection).one(sql, params)
+        rows = await self.all(sql, params)
+        return rows[0] if rows else None
 
     async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
         """Return every row of a query."""
-        async with self._lend() as connection:
-            return await _reader(connection).all(sql, params)
+        return await self._read(sql, lambda raw: raw.execute(sql, params).fetchall())
 
     async def backup(self, to: Path) -> None:
         """Write a whole and consistent copy, mode 0600; writers go on meanwhile.
@@ -294,26 +356,19 @@ class Database:
         self._is_open = False
         self._wake.set()
         await asyncio.wait([self._writing])
-        readers, self._readers = self._readers, []
-        for _ in readers:
-            await (await self._idle.get()).close()
-        if readers:
+        if not self._is_closed:
+            self._is_closed = True
+            await asyncio.to_thread(self._readers.close)
             await self._writer.close()
 
-    @contextlib.asynccontextmanager
-    async def _lend(self) -> AsyncIterator[aiosqlite.Connection]:
+    async def _read[T](self, name: str, work: Callable[[sqlite3.Connection], T]) -> T:
         self._check_open()
-        connection = await self._idle.get()
         try:
-            if connection.in_transaction:
-                await connection.rollback()
-            yield connection
+            return await self._readers.read(name, work)
         except sqlite3.Error as exc:
             if not _is_of_disk(exc):
                 raise
             raise _cannot_read(exc) from exc
-        finally:
-            self._idle.put_nowait(connection)
 
     async def _enqueue[T](
         self, body: Callable[[Transaction], Awaitable[T]], *, is_apart: bool
@@ -354,6 +409,7 @@ class Database:
                 if not job.done.done():
                     job.done.set_exception(_cannot_store(exc))
         else:
+            self.commits += 1
             for attempt in batch.attempts:
                 _settle(attempt)
 
@@ -397,7 +453,7 @@ type Queryable = Reader | Database
 """What answers a query: a snapshot, a transaction, or the database itself for just one."""
 
 
-async def _call[T](body: Callable[[Transaction], Awaitable[T]], tx: Transaction) -> T:
+async def _call[R: Reader, T](body: Callable[[R], Awaitable[T]], tx: R) -> T:
     return await body(tx)
 
 
@@ -419,7 +475,7 @@ def _finish[T](body: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     body.close()
-    raise RuntimeError("a body that is apart can wait for nothing but its transaction")
+    raise RuntimeError("this body can wait for nothing but the queries of its transaction")
 
 
 def _end_body(failure: BaseException | None, raw: sqlite3.Connection) -> None:
@@ -487,28 +543,28 @@ def _cannot_read(cause: sqlite3.Error) -> CapacityExceeded:
     )
 
 
-def _reader(connection: aiosqlite.Connection) -> Reader:
-    return Reader(connection.execute_fetchall)
+def _end_snapshot(raw: sqlite3.Connection) -> None:
+    if raw.in_transaction:
+        # Where a fault of the disk keeps it from that, the next to use it does it.
+        with contextlib.suppress(sqlite3.Error):
+            raw.rollback()
 
 
-def _fetch(connection: _Connection, sql: str, params: Params) -> Awaitable[list[Row]]:
-    return connection.call(lambda raw: raw.execute(sql, params).fetchall())
-
-
-def _options(busy_seconds: float) -> dict[str, Any]:
-    return {
-        "uri": True,
-        "isolation_level": None,
-        "timeout": busy_seconds,
-        "cached_statements": 256,
-    }
-
-
-def _connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
-    # The work of a closed server's last caller may end in another thread.
+def _connect(path: Path, mode: str, busy_seconds: float) -> sqlite3.Connection:
+    # A connection is used by several threads, one at a time.
     connection: sqlite3.Connection = sqlite3.connect(
-        uri(path, "rw"), check_same_thread=False, **_options(busy_seconds)
+        uri(path, mode),
+        uri=True,
+        isolation_level=None,
+        timeout=busy_seconds,
+        cached_statements=256,
+        check_same_thread=False,
     )
     connection.row_factory = Row
+    return connection
+
+
+def _connect_writer(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    connection = _connect(path, "rw", busy_seconds)
     connection.executescript(_WRITER_SETUP)
     return connection

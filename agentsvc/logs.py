@@ -20,7 +20,7 @@ CURRENT_REQUEST: Final[ContextVar[str]] = ContextVar("agentsvc_request_id", defa
 """The id of the request that is being served; background work has none."""
 
 _OURS: Final = "agentsvc"
-_QUIET: Final = ("aiohttp.access", "aiosqlite", "asyncio")
+_QUIET: Final = ("aiohttp.access", "asyncio")
 _CAUSES: Final = ("reason", "request_id")
 _MOST_ABOUT: Final = 50
 _LEAST_SECRET: Final = 8
@@ -34,6 +34,8 @@ _KEYS = re.compile(
     r"|(?<=://)[^/\s:@\"]*:[^/\s@\"]+(?=@)"
 )
 _ID = re.compile(r"\b[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}\b")
+_PARTS_OF_KEYS: Final = ("asvc_", "k-", "tvly-", "gh", "glpat-", "earer ", "://")
+"""Of these each text that `_KEYS` matches has one."""
 _UNSAFE = re.compile(r'[\s"=\0-\x1f\x7f]')
 _CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
@@ -68,7 +70,10 @@ class Masker:
         for value in tuple(self._values):
             if value in text:
                 text = text.replace(value, MASK)
-        return _KEYS.sub(MASK, text)
+        # Looking for these is much faster than the expression, and most lines have none of them.
+        if any(part in text for part in _PARTS_OF_KEYS):
+            text = _KEYS.sub(MASK, text)
+        return text
 
 
 class RequestFilter(logging.Filter):
@@ -96,7 +101,8 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record or count it; what is due of others is written first."""
-        self._write_due(monotonic() - self._seconds)
+        if self._seen:
+            self._write_due(monotonic() - self._seconds)
         cause = _cause_of(record)
         if cause is None:
             super().emit(record)
@@ -173,16 +179,27 @@ class TextFormatter(logging.Formatter):
     def __init__(self, masker: Masker) -> None:
         super().__init__()
         self._masker = masker
+        # What all lines of one second begin with.
+        self._second = -1
+        self._begin = self._offset = ""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        moment = _at(record).astimezone().isoformat(sep=" ", timespec="milliseconds")
+        moment = self._moment(record)
         pairs = "".join(f" {key}={_plain(value)}" for key, value in _facts(record).items())
         line = f"{moment} {record.levelname:<7} {_one_line(_encodable(record.getMessage()))}{pairs}"
         if record.name != _OURS and not record.name.startswith(f"{_OURS}."):
             line += f" logger={record.name}"
         trace = _trace(self, record)
         return self._masker.mask(f"{line}\n{trace}" if trace else line)
+
+    def _moment(self, record: logging.LogRecord) -> str:
+        second = int(record.created)
+        if second != self._second:
+            self._second = second
+            whole = datetime.fromtimestamp(second, UTC).astimezone().isoformat(sep=" ")
+            self._begin, self._offset = whole[:19], whole[19:]
+        return f"{self._begin}.{int(record.created * 1000) % 1000:03}{self._offset}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -227,7 +244,7 @@ def configure(level: str, format: str, *, stream: TextIO | None = None) -> Maske
     root.addHandler(handler)
     root.setLevel(level.upper())
     for name in _QUIET:
-        # At the debug level these write statements and requests with their values.
+        # At the debug level these write requests with their values.
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
     return masker
@@ -241,6 +258,13 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
     }
     request_id = getattr(record, "request_id", "")
     return {**facts, "request_id": request_id} if request_id else facts
+
+
+def write_fast(logger: logging.Logger, level: int, message: str, facts: dict[str, Any]) -> None:
+    """Do what `logger.log` does, without a look for the place in the code that calls."""
+    if logger.isEnabledFor(level):
+        record = logger.makeRecord(logger.name, level, "", 0, message, (), None, extra=facts)
+        logger.handle(record)
 
 
 def _at(record: logging.LogRecord) -> datetime:
@@ -265,8 +289,12 @@ def _plain(value: object) -> str:
 
 def _one_line(text: str) -> str:
     """Return the text with control characters written out, so that no caller can forge a line."""
+    if text.isprintable():
+        return text
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _encodable(text: str) -> str:
+    if text.isascii():
+        return text
     return text.encode(errors="backslashreplace").decode()

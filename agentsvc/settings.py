@@ -300,7 +300,7 @@ class SettingsStore:
                 await apply_secrets(tx, self._vault, user_id, patch.secrets_store)
             return settings
 
-        return await self._db.write(body)
+        return await self._db.write_apart(body)
 
     async def change(
         self,

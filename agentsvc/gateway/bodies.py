@@ -1,25 +1,15 @@
 """The body of a client's request, on its way to a sandbox."""
 
-import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from agentsvc.errors import AgentsvcError, MalformedBody
-from agentsvc.gateway.headers import passing_trailers, to_lines, was_decoded
-from agentsvc.gateway.splicing import splice
+from agentsvc.gateway.headers import was_decoded
 from agentsvc.gateway.upstream import Broken, Connection
-from agentsvc.http.connections import (
-    ask_for_body,
-    hand_over,
-    left_bytes,
-    skip,
-    take_back,
-    trailers_of,
-)
+from agentsvc.http.connections import ask_for_body
 from agentsvc.http.keys import AWAITS_CONTINUE
 
 LAST_CHUNK: Final = b"0\r\n"
@@ -99,15 +89,9 @@ class RequestBody:
 
     async def _pass(self, connection: Connection) -> None:
         content = self._request.content
-        flow = _Flow(self._request, connection, self._frame)
-        read_bytes = 0
         while data := await content.readany():
-            read_bytes += len(data)
             # It may come without being asked for.
             await connection.send(self._frame([data]))
-            if hand_over(self._request, flow, read_bytes=read_bytes):
-                await flow.wait()
-                break
         self._request[AWAITS_CONTINUE] = False
         if end := self._end():
             await connection.send(end)
@@ -121,7 +105,7 @@ class RequestBody:
     def _end(self) -> bytes:
         if self._length is not None:
             return b""
-        return LAST_CHUNK + to_lines(passing_trailers(trailers_of(self._request))) + b"\r\n"
+        return LAST_CHUNK + b"\r\n"
 
     def _malformed(self, exc: Exception) -> AgentsvcError:
         # Without this aiohttp reads on after the answer and logs the same error as its own.
@@ -130,56 +114,3 @@ class RequestBody:
             "The body is not what its headers say", detail=type(exc).__name__
         )
         return self.failure
-
-
-class _Flow:
-    """The rest of a body from a client's connection straight to a sandbox's.
-
-    The client is not read while the sandbox takes nothing.
-    """
-
-    def __init__(
-        self,
-        request: web.Request,
-        connection: Connection,
-        frame: Callable[[Sequence[memoryview]], bytes | memoryview],
-    ) -> None:
-        self._request = request
-        self._connection = connection
-        self._frame = frame
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def take(self, parts: Sequence[memoryview]) -> None:
-        """Write what has come, and stop the client if that is too much."""
-        if not self._connection.is_open:
-            # Who waits for the answer hears why.
-            return
-        self._connection.write(self._frame(parts))
-        if not self._connection.is_writable and self._request.transport is not None:
-            self._request.transport.pause_reading()
-
-    def end(self, failure: Exception | None) -> None:
-        """Take in that all has come, or why it has not."""
-        if self._over.done():
-            return
-        if failure is None:
-            self._over.set_result(None)
-        else:
-            self._over.set_exception(failure)
-
-    async def wait(self) -> None:
-        """Return once all has been written; raises RequestPayloadError for what is no body."""
-        request = self._request
-        try:
-            await splice(
-                request.transport, self._connection, left_bytes(request), partial(skip, request)
-            )
-            self._connection.on_writable = self._go_on
-            await self._over
-        finally:
-            self._connection.on_writable = None
-            take_back(self._request)
-
-    def _go_on(self) -> None:
-        if self._request.transport is not None:
-            self._request.transport.resume_reading()

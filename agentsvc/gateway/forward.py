@@ -177,17 +177,11 @@ class _Way:
         await self._writer.drain()
 
 
-class _Answer(web.StreamResponse):
-    """An answer whose head goes out together with what has come of its body."""
-
-    _send_headers_immediately = False
-
-
 def _begin(target: Target, head: Head) -> web.StreamResponse:
     """Return the answer, without its body; raises PortUnavailable for one that cannot be given."""
     if head.status < web.HTTPOk.status_code:
         raise PortUnavailable("The server in the sandbox does not answer in HTTP")
-    response = _Answer(
+    response = web.StreamResponse(
         status=head.status, reason=head.reason, headers=to_client(head.headers, target.confines)
     )
     response.headers.extend(target.more_headers)

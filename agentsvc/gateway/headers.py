@@ -181,7 +181,6 @@ def to_sandbox(
     if hdrs.TE in headers and _takes_trailers(headers):
         passed[hdrs.TE] = "trailers"
         passed[hdrs.CONNECTION] = "TE"
-    _announce_trailers(headers, passed)
     return passed
 
 
@@ -207,7 +206,7 @@ def to_client(headers: CIMultiDictProxy[str], confines: Confines) -> CIMultiDict
 
 
 def passing_trailers(trailers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the trailers that may pass, either way."""
+    """Return the trailers of an answer that may pass."""
     return [(name, legible(value)) for name, value in trailers if _may_trail(name)]
 
 

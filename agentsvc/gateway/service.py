@@ -67,9 +67,9 @@ class Gateway:
         """End what has no end of its own; the server is about to stop."""
         self._lifetimes.end()
 
-    async def find_for_root(self, request: web.Request, place: Place) -> Sandbox | None:
+    async def find_for_root(self, shown: Shown) -> Sandbox | None:
         """Return the sandbox that a request at the root is for, None if it is for the server."""
-        return await self._admission.find_by_key(shown_keys(request, place))
+        return await self._admission.find_by_key(shown)
 
     async def serve(
         self, request: web.Request, place: Place, sandbox_id: str
@@ -204,11 +204,12 @@ async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     query = request.rel_url.raw_query_string
     place = Place(port=AGENT_PORT, path=raw_path, query=query, is_at_root=True)
-    sandbox = await gateway.find_for_root(request, place)
+    shown = shown_keys(request, place)
+    if shown.is_empty and _may_show_key_later(request, place):
+        return await gateway.serve_late(request, place, None)
+    sandbox = await gateway.find_for_root(shown)
     if sandbox is not None:
         return await gateway.serve(request, place, sandbox.id)
-    if shown_keys(request, place).is_empty and _may_show_key_later(request, place):
-        return await gateway.serve_late(request, place, None)
     return await handler(request)
 
 

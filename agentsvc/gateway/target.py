@@ -14,7 +14,7 @@ from agentsvc.gateway import headers, own_origin, rewrite
 from agentsvc.gateway.address import Address, address_of
 from agentsvc.gateway.headers import Caller, Confines
 from agentsvc.http.authentication import keys_of, password_of
-from agentsvc.http.keys import CONFIG, REQUEST_ID, SANDBOXES
+from agentsvc.http.keys import CONFIG, REQUEST_ID, SANDBOXES, SENT_TARGET
 from agentsvc.http.links import Origin, WorkOrigin, is_from_proxy, links_of, mount_of, origin_of
 from agentsvc.http.login_cookie import login_token
 from agentsvc.http.origins import EDITOR_PORT, read_label
@@ -95,7 +95,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, Place]:
     """Return the sandbox and the place that are meant at an origin; raises NotFound."""
     found = read_label(origin.label)
-    target = request.raw_path.partition("#")[0]
+    target = request.get(SENT_TARGET, request.raw_path).partition("#")[0]
     if found is None or not target.startswith("/"):
         raise NotFound
     sandbox_id, port = found

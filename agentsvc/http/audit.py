@@ -8,9 +8,9 @@ from aiohttp import hdrs, web
 from agentsvc.audit import of_caller
 from agentsvc.http.keys import AUDIT, PRINCIPAL, REQUEST_ID
 from agentsvc.http.links import address_of
-from agentsvc.http.routes import Handler, route_of
+from agentsvc.http.routes import route_of
 
-_SAFE: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
+SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 _LARGEST_BYTES: Final = 64 * 1024
 _BROKEN_OFF: Final = 0
 """The status of an answer that the client did not take to its end."""
@@ -26,18 +26,12 @@ class _Made(msgspec.Struct, frozen=True, kw_only=True):
 _MADE = msgspec.json.Decoder(_Made)
 
 
-@web.middleware
-async def note_change(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Note who asked for a change and how it ended, before the answer is sent."""
-    if request.method in _SAFE:
-        return await handler(request)
-    try:
-        response = await handler(request)
-    except ConnectionError:
+async def note_change(request: web.Request, response: web.StreamResponse | None) -> None:
+    """Note who asked for a change and how it ended, before the answer is sent; None if it broke off."""
+    if response is None:
         await _note(request, "", _BROKEN_OFF)
-        raise
-    await _note(request, _made(response), response.status)
-    return response
+    elif PRINCIPAL in request:
+        await _note(request, _made(response), response.status)
 
 
 async def _note(request: web.Request, made: str, status: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from agentsvc.egress import SANDBOX_SOURCES
+from agentsvc.errors import CapacityExceeded, TooManyRequests
 from agentsvc.values import monotonic
 
 type Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -76,16 +77,18 @@ class ConnectionLimit:
     def __len__(self) -> int:
         return len(self._keyless) + len(self._with_key)
 
-    def admits(self, address: str) -> bool:
-        """Say whether one more connection is taken from an address."""
-        return self._has_room(self._origin_of(address))
+    def enter(self, address: str, evict: Callable[[], None]) -> Connection:
+        """Count a new connection, which has shown no key.
 
-    def enter(self, address: str, evict: Callable[[], None]) -> Connection | None:
-        """Count a new connection, which has shown no key; None if there is no room for any."""
+        Raises TooManyRequests if its address has too many, CapacityExceeded if there is no room at all.
+        """
+        origin = self._origin_of(address)
+        if not self._has_room(origin):
+            raise TooManyRequests("Too many connections come from this address")
         if len(self) >= self._most and not self._evict_first(self._keyless):
-            return None
+            raise CapacityExceeded("The server has too many connections now")
         made = Connection(evict)
-        self._add(made, self._origin_of(address))
+        self._add(made, origin)
         return made
 
     def begin_request(self, one: Connection, client: str | None = None) -> None:

@@ -90,6 +90,8 @@ IS_FORWARDED: Final[web.RequestKey[bool]] = web.RequestKey("is_forwarded", bool)
 """Whether the answer is a sandbox's; its headers are the sandbox's, too."""
 AWAITS_CONTINUE: Final[web.RequestKey[bool]] = web.RequestKey("awaits_continue", bool)
 """Whether the client waits to be told to send its body, and was not told yet."""
+SENT_TARGET: Final[web.RequestKey[str]] = web.RequestKey("sent_target", str)
+"""The target of the request as it was sent, where the path differs from it."""
 SDK_VERSION: Final[web.RequestKey[Version]] = web.RequestKey("sdk_version")
 """The version of the Python SDK that the client says it has, if it says so."""
 ON_LOST: Final[web.RequestKey[Callable[[], None]]] = web.RequestKey("on_lost")

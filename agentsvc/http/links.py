@@ -7,6 +7,7 @@ What a proxy says about the caller's own request counts only if the proxy is tru
 import ipaddress
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -193,16 +194,25 @@ def work_origin_of(request: web.Request) -> WorkOrigin | None:
     but for the host that `server.public_url` names.
     """
     config = request.app[CONFIG]
-    public = urlsplit(config.server.public_url)
     seen = _seen_origin(request)
+    own_host = _own_host(request)
+    sandbox_domain, public_url = config.gateway.sandbox_domain, config.server.public_url
+    return _find_work_origin(own_host, seen, sandbox_domain, public_url)
+
+
+@lru_cache(maxsize=256)
+def _find_work_origin(
+    own_host: str, seen: Origin, sandbox_domain: str, public_url: str
+) -> WorkOrigin | None:
+    public = urlsplit(public_url)
     # A page can make a browser send any header but Host.
     schemes = {
         LOCAL_DOMAIN: seen.scheme,
-        domain_of(config.gateway.sandbox_domain): public.scheme or seen.scheme,
+        domain_of(sandbox_domain): public.scheme or seen.scheme,
     }
-    for host in (_own_host(request), seen.host):
+    for host in (own_host, seen.host):
         name = name_of(host)
-        if config.server.public_url and name == name_of(public.netloc):
+        if public_url and name == name_of(public.netloc):
             continue
         for domain, scheme in schemes.items():
             label = label_below(name, domain)

@@ -1,7 +1,8 @@
-"""What surrounds every request: its id and log line, its errors, its caller.
+"""What every request passes: its id and log line, its errors, its caller.
 
-`install` puts the parts in order around an application. This is the one place where an error
-becomes a response; whose a key is, `authentication` finds out.
+The order is that of the functions: `trace_request`, `answer`, `_check_sender`, what stands before
+callers (the gateway), `_check_caller`, the handler. This is the one place where an error becomes a
+response; whose a key is, `authentication` finds out.
 """
 
 import asyncio
@@ -9,7 +10,8 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Final
+from http import HTTPStatus
+from typing import Final, NoReturn
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
@@ -28,7 +30,7 @@ from agentsvc.errors import (
     TooManyRequests,
     UnknownHost,
 )
-from agentsvc.http.audit import note_change
+from agentsvc.http.audit import SAFE_METHODS, note_change
 from agentsvc.http.authentication import has_good_key, identify
 from agentsvc.http.connections import ask_for_body, count_request, is_last, show_key
 from agentsvc.http.hosts import EVERY, KnownHosts
@@ -48,10 +50,11 @@ from agentsvc.http.links import address_of, is_from_proxy
 from agentsvc.http.measures import Measures, Refusal
 from agentsvc.http.parts import name_all_problems
 from agentsvc.http.patience import BENCH, IS_HELD, SELDOM, Bench, Seldom, hold_back
+from agentsvc.http.repeats import HEADER as IDEMPOTENCY_HEADER
 from agentsvc.http.repeats import answer_once
 from agentsvc.http.routes import Handler, Scope, check_scope, is_page, route_of
 from agentsvc.http.wire import CALLBACK_BODY_BYTES, ON_MORE_BODY, OnMoreBody, error_body
-from agentsvc.logs import CURRENT_REQUEST
+from agentsvc.logs import CURRENT_REQUEST, write_fast
 from agentsvc.values import monotonic, new_id, now
 
 log = logging.getLogger(__name__)
@@ -88,6 +91,7 @@ class Activity:
 ACTIVITY: Final[web.AppKey[Activity]] = web.AppKey("activity", Activity)
 
 _KNOWN_HOSTS: Final[web.AppKey[KnownHosts]] = web.AppKey("known_hosts", KnownHosts)
+_BEFORE_CALLERS: Final[web.AppKey[tuple[Middleware, ...]]] = web.AppKey("before_callers")
 _REQUEST_SECONDS: Final[web.AppKey[float]] = web.AppKey("request_seconds", float)
 _CORS_ORIGINS: Final[web.AppKey[frozenset[str]]] = web.AppKey("cors_origins")
 _ERROR_CODE: Final[web.RequestKey[str]] = web.RequestKey("error_code", str)
@@ -142,100 +146,138 @@ def install(
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_REQUEST_SECONDS] = request_seconds
     app[_KNOWN_HOSTS] = hosts
-    app.middlewares.extend((hold_back, trace_request, close_on_bad_body, note_change))
-    app.middlewares.extend((count_connection, map_errors, check_host, answer_preflight))
-    app.middlewares.extend((*before_callers, answer_options, authenticate))
-    app.middlewares.extend((limit_time, continue_body))
-    app.middlewares.extend((answer_once, name_all_problems))
+    app[_BEFORE_CALLERS] = tuple(before_callers)
+    app.middlewares.extend((trace_request, answer))
     app.on_response_prepare.extend((_add_headers, _close_if_last))
 
 
 @web.middleware
 async def trace_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request an id and write one access line when it is over."""
-    request[REQUEST_ID] = new_id()
-    CURRENT_REQUEST.set(request[REQUEST_ID])
+    """Give the request an id, count it, and write one access line when it is over."""
+    request_id = new_id()
+    request[REQUEST_ID] = request_id
+    CURRENT_REQUEST.set(request_id)
     if (task := asyncio.current_task()) is not None:
         # What is said of a task says for whom it works.
-        task.set_name(f"{request.method} {request.path} (request {request[REQUEST_ID]})")
+        task.set_name(f"{request.method} {request.path} (request {request_id})")
     if request.path not in _HEALTH_PATHS:
         request.app[ACTIVITY].note()
+    measures = request.app[MEASURES]
+    measures.running += 1
     began = monotonic()
     status = 0
-    request.app[MEASURES].running += 1
     try:
         response = await handler(request)
         status = response.status
     finally:
-        _measure(request, status, monotonic() - began)
-        _write_access_line(request, status, round((monotonic() - began) * 1000, 1))
+        measures.running -= 1
+        _note_end(request, status, monotonic() - began)
+    if request.get(IS_HELD, False) and not response.prepared:
+        await hold_back(request, response)
     return response
 
 
 @web.middleware
-async def close_on_bad_body(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Say that the connection ends, where a body nobody read may not be what its headers say."""
-    response = await handler(request)
-    body = request.content
-    is_coded = hdrs.CONTENT_ENCODING in request.headers
-    is_bad = body.exception() is not None or (is_coded and not body.is_eof())
-    if is_bad and not response.prepared:
-        response.force_close()
+async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer with what the handler returns, or with an error of the one shape."""
+    is_change = request.method not in SAFE_METHODS
+    try:
+        response = await _check_sender(request, handler)
+    except Exception as exc:  # noqa: BLE001  # the last resort: whatever escapes is a bug
+        try:
+            response = _answer_failure(request, exc)
+        except ConnectionError:
+            if is_change:
+                await note_change(request, None)
+            raise
+    if is_change:
+        await note_change(request, response)
+    if request.body_exists and not response.prepared:
+        _close_on_bad_body(request, response)
     return response
 
 
-@web.middleware
-async def count_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let a connection count for its latest request, and for the client that a proxy names."""
-    count_request(request, address_of(request) if is_from_proxy(request) else None)
+async def _check_sender(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Check where a request comes from and for which server it is."""
+    app = request.app
+    is_proxied = is_from_proxy(request)
+    count_request(request, address_of(request) if is_proxied else None)
+    host = request.headers.get(hdrs.HOST, "")
+    if host and not is_proxied and not app[_KNOWN_HOSTS].knows(host):
+        await _check_unknown_host(request, host)
+    if request.method == hdrs.METH_OPTIONS and _is_preflight(request):
+        return _answer_preflight(request)
+    handler = partial(_check_caller, handler=handler)
+    for around in app[_BEFORE_CALLERS]:
+        handler = partial(around, handler=handler)
     return await handler(request)
 
 
-@web.middleware
-async def map_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn whatever is raised into a response of the one error shape."""
-    try:
+async def _check_caller(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Find out who calls, as the scope of the route demands, and call the handler."""
+    route = route_of(request)
+    if route is None:
+        failure = request.match_info.http_exception
+        if request.method == hdrs.METH_OPTIONS and isinstance(failure, web.HTTPMethodNotAllowed):
+            return _answer_options(failure)
+        if failure is None:
+            ask_for_body(request)
         return await handler(request)
-    except (NotAuthenticated, UnknownHost) as exc:
-        failure: Exception = _count_stranger(request) or exc
-    except AgentsvcError as exc:
-        failure = exc
-    except web.HTTPException as exc:
-        if exc.status < web.HTTPBadRequest.status_code:
-            raise
-        failure = exc
-    except Exception as exc:  # noqa: BLE001  # the last resort: whatever escapes is a bug
-        failure = exc
-    has_gone = isinstance(failure, ConnectionError) and request.transport is None
-    if request.get(_HAS_BEGUN, False) or has_gone:
-        return _break_off(request, failure)
-    return _answer(request, failure)
+    if route.scope is not Scope.OPEN:
+        await identify(request, route.scope)
+        await _count_caller(request)
+        if PRINCIPAL in request:
+            enforce(request, request.app[LIMITS].keys.take(request[PRINCIPAL].key_id))
+            check_scope(route.scope, request[PRINCIPAL])
+    if IDEMPOTENCY_HEADER in request.headers:
+        handler = partial(answer_once, handler=handler)
+    if route.is_stream:
+        return await _call(request, handler)
+    limit = asyncio.timeout(request.app[_REQUEST_SECONDS])
+    try:
+        async with limit:
+            return await _call(request, handler)
+    except TimeoutError as exc:
+        if limit.expired():
+            raise TimedOut("The request took too long") from exc
+        raise
 
 
-@web.middleware
-async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _call(request: web.Request, handler: Handler) -> web.StreamResponse:
+    ask_for_body(request)
+    return await name_all_problems(request, handler)
+
+
+def _close_on_bad_body(request: web.Request, response: web.StreamResponse) -> None:
+    """Say that the connection ends, where a body nobody read may not be what its headers say."""
+    body = request.content
+    is_coded = hdrs.CONTENT_ENCODING in request.headers
+    if body.exception() is not None or (is_coded and not body.is_eof()):
+        response.force_close()
+
+
+async def _check_unknown_host(request: web.Request, host: str) -> None:
     """Answer nobody without a good key under a name that is not the server's; raises UnknownHost.
 
     That somebody is alive is told to whoever asks. A trusted proxy decides for itself which names
     it passes on. The key is checked here, since a page of that name can send any that it makes up.
     """
-    host = request.headers.get(hdrs.HOST, "")
-    is_known = not host or request.app[_KNOWN_HOSTS].knows(host) or is_from_proxy(request)
-    if not is_known and request.path not in _HEALTH_PATHS and not await has_good_key(request):
+    if request.path not in _HEALTH_PATHS and not await has_good_key(request):
         raise UnknownHost(
             "The server does not go by this name; `server.public_url` or `server.allowed_hosts`"
             " in its configuration can name it",
             detail=host,
         )
-    return await handler(request)
 
 
-@web.middleware
-async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer the question a browser asks before a request from another origin."""
-    wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
-    if request.method != hdrs.METH_OPTIONS or not wanted or not _allowed_origin(request):
-        return await handler(request)
+def _is_preflight(request: web.Request) -> bool:
+    """Whether a browser asks before a request from another origin, which may read the answer."""
+    return bool(
+        request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD) and _allowed_origin(request)
+    )
+
+
+def _answer_preflight(request: web.Request) -> web.Response:
     headers = {
         hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST, PUT, PATCH, DELETE, OPTIONS",
         hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(
@@ -246,46 +288,43 @@ async def answer_preflight(request: web.Request, handler: Handler) -> web.Stream
     return web.Response(status=204, headers=headers)
 
 
-@web.middleware
-async def answer_options(request: web.Request, handler: Handler) -> web.StreamResponse:
+def _answer_options(failure: web.HTTPMethodNotAllowed) -> web.Response:
     """Answer which methods a path takes, to whoever asks; what is for a sandbox is not asked here."""
-    failure = request.match_info.http_exception
-    if request.method != hdrs.METH_OPTIONS or not isinstance(failure, web.HTTPMethodNotAllowed):
-        return await handler(request)
     allowed = sorted({*failure.allowed_methods, hdrs.METH_OPTIONS})
     return web.Response(status=204, headers={hdrs.ALLOW: ", ".join(allowed)})
 
 
-@web.middleware
-async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Attach who is calling, as the scope of the route demands; raises NotAuthenticated."""
-    route = route_of(request)
-    scope = Scope.OPEN if route is None else route.scope
-    if scope is Scope.OPEN:
-        return await handler(request)
-    await identify(request, scope)
-    await _count_caller(request)
-    if PRINCIPAL in request:
-        enforce(request, request.app[LIMITS].keys.take(request[PRINCIPAL].key_id))
-        check_scope(scope, request[PRINCIPAL])
-    return await handler(request)
+def _answer_failure(request: web.Request, exc: Exception) -> web.Response:
+    """Turn whatever is raised into a response of the one error shape.
+
+    Raises what is no failure but a redirection, and ConnectionError where no answer can be given.
+    """
+    if isinstance(exc, NotAuthenticated | UnknownHost):
+        exc = _count_stranger(request) or exc
+    elif isinstance(exc, web.HTTPException) and exc.status < HTTPStatus.BAD_REQUEST:
+        raise exc
+    has_gone = isinstance(exc, ConnectionError) and request.transport is None
+    if request.get(_HAS_BEGUN, False) or has_gone:
+        _break_off(request, exc)
+    return _answer(request, exc)
 
 
 async def _count_caller(request: web.Request) -> None:
     """Count a request for whose key it shows; one of a sandbox that sends much waits here."""
     sandbox_id = _sandbox_of(request)
-    if sandbox_id:
-        show_key(request, sandbox_id)
-        allowance = Allowance(request.app[LIMITS], sandbox_id)
-        await _wait_for(request, allowance, Budget.REQUESTS, 1)
-        if SANDBOX in request:
-            # Before any of it is read, so that what waits is not in memory.
-            announced = min(request.content_length or 0, CALLBACK_BODY_BYTES)
-            await _wait_for(request, allowance, Budget.BYTES, announced)
-            wait: OnMoreBody = partial(_wait_for, request, allowance, Budget.BYTES)
-            request[ON_MORE_BODY] = wait
-    elif PRINCIPAL in request:
-        show_key(request)
+    if not sandbox_id:
+        if PRINCIPAL in request:
+            show_key(request)
+        return
+    show_key(request, sandbox_id)
+    allowance = Allowance(request.app[LIMITS], sandbox_id)
+    await _wait_for(request, allowance, Budget.REQUESTS, 1)
+    if SANDBOX in request:
+        # Before any of it is read, so that what waits is not in memory.
+        announced = min(request.content_length or 0, CALLBACK_BODY_BYTES)
+        await _wait_for(request, allowance, Budget.BYTES, announced)
+        wait: OnMoreBody = partial(_wait_for, request, allowance, Budget.BYTES)
+        request[ON_MORE_BODY] = wait
 
 
 def _sandbox_of(request: web.Request) -> str:
@@ -317,30 +356,6 @@ def _count_stranger(request: web.Request) -> TooManyRequests | None:
     except TooManyRequests as exc:
         return exc
     return None
-
-
-@web.middleware
-async def limit_time(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """End what takes too long, streams aside; raises TimedOut."""
-    route = route_of(request)
-    if route is None or route.is_stream:
-        return await handler(request)
-    limit = asyncio.timeout(request.app[_REQUEST_SECONDS])
-    try:
-        async with limit:
-            return await handler(request)
-    except TimeoutError as exc:
-        if limit.expired():
-            raise TimedOut("The request took too long") from exc
-        raise
-
-
-@web.middleware
-async def continue_body(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell a client that waits for it to send its body, now that it may."""
-    if request.match_info.http_exception is None:
-        ask_for_body(request)
-    return await handler(request)
 
 
 def _answer(request: web.Request, failure: Exception) -> web.Response:
@@ -412,7 +427,7 @@ def _foreseen(failure: Exception) -> AgentsvcError:
 
 
 def _write_failure(error: AgentsvcError, failure: Exception) -> None:
-    is_ours = error.status >= web.HTTPInternalServerError.status_code
+    is_ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     if is_ours and error is not failure:
         log.error("request failed on a bug", exc_info=failure)
     elif error.detail:
@@ -428,7 +443,7 @@ def _write_sandbox_line(request: web.Request, error: AgentsvcError, reason: Refu
         log.warning("sandbox is turned away", extra=extra)
 
 
-def _break_off(request: web.Request, failure: Exception) -> web.StreamResponse:
+def _break_off(request: web.Request, failure: Exception) -> NoReturn:
     """End a connection whose client has gone, or whose response had begun: there is no other answer."""
     if not isinstance(failure, ConnectionError):
         log.error("response broke off", exc_info=failure)
@@ -437,34 +452,32 @@ def _break_off(request: web.Request, failure: Exception) -> web.StreamResponse:
     raise ConnectionResetError("the response broke off") from failure
 
 
-def _measure(request: web.Request, status: int, seconds: float) -> None:
-    """Count a request by its route; whatever a client makes up is one route, and one method."""
-    measures, route = request.app[MEASURES], route_of(request)
-    measures.running -= 1
+def _note_end(request: web.Request, status: int, seconds: float) -> None:
+    """Count a request by its route, and write its line.
+
+    Whatever a client makes up is one route, and one method.
+    """
+    app, route = request.app, route_of(request)
     is_forwarded = request.get(IS_FORWARDED, False)
     name = "sandbox" if is_forwarded else "none"
-    measures.note(
+    app[MEASURES].note(
         method=request.method if route or request.method in _METHODS else "other",
         route=name if route is None else route.path,
         status=status,
         seconds=None if is_forwarded or (route is not None and route.is_stream) else seconds,
     )
-
-
-def _write_access_line(request: web.Request, status: int, duration_ms: float) -> None:
     is_dull = request.path in _HEALTH_PATHS or (
-        request.get(IS_HELD, False) and not request.app[SELDOM].is_due(address_of(request))
+        request.get(IS_HELD, False) and not app[SELDOM].is_due(address_of(request))
     )
-    level = logging.DEBUG if is_dull else logging.INFO
-    extra = {
+    facts = {
         "method": request.method,
         "path": request.rel_url.raw_path,
         "status": status,
-        "duration_ms": duration_ms,
+        "duration_ms": round(seconds * 1000, 1),
     }
     if _ERROR_CODE in request:
-        extra["code"] = request[_ERROR_CODE]
-    log.log(level, "request", extra=extra)
+        facts["code"] = request[_ERROR_CODE]
+    write_fast(log, logging.DEBUG if is_dull else logging.INFO, "request", facts)
 
 
 def _allowed_origin(request: web.Request) -> str:

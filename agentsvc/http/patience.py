@@ -10,7 +10,6 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.http.routes import Handler
 from agentsvc.values import monotonic, spread
 
 HOLD_SECONDS: Final = 1.0
@@ -64,11 +63,7 @@ IS_HELD: Final[web.RequestKey[bool]] = web.RequestKey("is_held", bool)
 """Whether the answer to a request is to be kept back."""
 
 
-@web.middleware
-async def hold_back(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Keep the answers back that are marked so."""
-    response = await handler(request)
-    is_held = request.get(IS_HELD, False) and not response.prepared
-    if is_held and not await request.app[BENCH].sit():
+async def hold_back(request: web.Request, response: web.StreamResponse) -> None:
+    """Keep an answer back for a while; where there is no place for it, the connection ends with it."""
+    if not await request.app[BENCH].sit():
         response.force_close()
-    return response

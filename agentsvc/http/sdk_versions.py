@@ -9,13 +9,11 @@ agent servers of today write. A client says at the end of its key which version 
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import yarl
-from aiohttp import hdrs
-from aiohttp.http_parser import RawRequestMessage
-from multidict import CIMultiDictProxy
+from aiohttp import hdrs, web
 
 type Version = tuple[int, int]
 
@@ -210,23 +208,23 @@ def unmark(key: str) -> tuple[str, Version | None]:
     return (found[1], (int(found[2]), int(found[3]))) if found else (key, None)
 
 
-def unmark_request(message: RawRequestMessage) -> tuple[RawRequestMessage, Version | None]:
+def unmark_request[R: web.BaseRequest](request: R) -> tuple[R, Version | None]:
     """Return a request with its keys as they are without a version, and the version.
 
     Keys count in the headers and the query parameter in which clients have them.
     """
     version = None
     for name in _KEY_HEADERS:
-        if _MARK in message.headers.get(name, ""):
-            headers = message.headers.copy()
+        if _MARK in request.headers.get(name, ""):
+            headers = request.headers.copy()
             key, version = unmark(headers[name].strip())
             headers[name] = key
-            message = message._replace(headers=CIMultiDictProxy(headers))
-    if found := _IN_QUERY.search(message.path):
+            request = cast("R", request.clone(headers=headers))
+    if found := _IN_QUERY.search(request.raw_path):
         version = (int(found[2]), int(found[3]))
-        url = yarl.URL(_IN_QUERY.sub(r"\1", str(message.url)), encoded=True)
-        message = message._replace(path=_IN_QUERY.sub(r"\1", message.path), url=url)
-    return message, version
+        url = yarl.URL(_IN_QUERY.sub(r"\1", str(request.rel_url)), encoded=True)
+        request = cast("R", request.clone(rel_url=url))
+    return request, version
 
 
 def _with_known_tools(prompt: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:

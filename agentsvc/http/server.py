@@ -6,26 +6,22 @@ offending line may hold a key. Here they get the one error shape with a fixed te
 line that names the kind of problem only.
 """
 
+import asyncio
 import logging
-import resource
 import socket
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, Final
 
 import yarl
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.http_parser import RawRequestMessage
-from multidict import CIMultiDictProxy
 
 from agentsvc.config import LimitsConfig, ServerConfig
 from agentsvc.errors import AgentsvcError, BadRequest, MalformedBody
 from agentsvc.http.connection_limit import LOOPBACK, ConnectionLimit, Network
-from agentsvc.http.connections import BoundedConnection, connection_options
-from agentsvc.http.door import Door, Outside
-from agentsvc.http.keys import AWAITS_CONTINUE, MEASURES, ON_LOST, REQUEST_ID, SDK_VERSION
+from agentsvc.http.connections import ClientConnection, Shared, connection_of
+from agentsvc.http.keys import AWAITS_CONTINUE, MEASURES, REQUEST_ID, SDK_VERSION, SENT_TARGET
 from agentsvc.http.links import to_networks
 from agentsvc.http.measures import Measures
 from agentsvc.http.sdk_versions import unmark_request
@@ -37,9 +33,10 @@ log = logging.getLogger(__name__)
 
 _LIMITS: Final = ServerConfig()
 _MOST_OF_SANDBOX: Final = LimitsConfig().connections_per_sandbox
+_ACCEPTED_AT_ONCE: Final = 2
+"""How many connections are accepted before those that are there have their turn."""
 _BACKLOG: Final = 1024
 """How many may have come that are not let in yet; those who come to more than that try again later."""
-_OUTSIDE_SHARE: Final = 4
 
 
 def make_runner(
@@ -63,44 +60,112 @@ def make_runner(
         shared=shared,
         proxies=to_networks(limits.trusted_proxies),
     )
-    measures = app.get(MEASURES) or Measures()
-    outside = Outside(_most_outside(limits))
-    options = connection_options(limits, measures, limit, outside)
-    runner = Runner(app, access_log=None, shutdown_timeout=grace_seconds, **options)
-    runner.prefix = prefix
-    runner.open_door = partial(Door, limit=limit, measures=measures, outside=outside)
-    return runner
+    return Runner(app, limits, limit, grace_seconds=grace_seconds, prefix=prefix)
 
 
-def _most_outside(limits: ServerConfig) -> int:
-    """Return how many may be outside that files and connections are left for those inside."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = 2 * limits.max_connections
-    return most if files == resource.RLIM_INFINITY else min(most, files // _OUTSIDE_SHARE)
+class Runner:
+    """Serves an application on connections that keep the limits."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        limits: ServerConfig,
+        limit: ConnectionLimit,
+        *,
+        grace_seconds: float,
+        prefix: str,
+    ) -> None:
+        self.app = app
+        self.addresses: list[Any] = []
+        """Where it listens."""
+        self._limits = limits
+        self._limit = limit
+        self._grace_seconds = grace_seconds
+        self._prefix = prefix
+        self._server: web.Server | None = None
+        self._listening: list[asyncio.Server] = []
+
+    @property
+    def connections(self) -> int:
+        """How many connections there are, without those that are being refused."""
+        return len(self._limit)
+
+    async def setup(self) -> None:
+        """Start the application; nobody is let in yet."""
+        runner = web.AppRunner(self.app, access_log=None)
+        await runner.setup()
+        plain = runner.server
+        if plain is None:
+            raise RuntimeError("the application did not start")
+        serve, make_plain = plain.request_handler, plain.request_factory
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            connection = connection_of(request)
+            if connection is not None:
+                connection.request = request
+            try:
+                return await serve(request)
+            except web.HTTPClientError as exc:
+                # Only an unknown expectation is refused before the middleware.
+                return _refuse(request, BadRequest(exc.reason), exc.status, exc)
+            finally:
+                if connection is not None:
+                    connection.request = None
+
+        def make_request(*parts: Any) -> web.BaseRequest:
+            return _prepared(make_plain(*parts), self._prefix)
+
+        self._server = _Server(
+            handle,
+            request_factory=make_request,
+            access_log=None,
+            # Until a request has come, aiohttp closes what is older than this.
+            keepalive_timeout=self._limits.idle_seconds,
+        )
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Serve at a socket that has its address; it is taken over, and closed by the cleanup."""
+        if self._server is None:
+            raise RuntimeError("the application was not set up")
+        measures = self.app.get(MEASURES) or Measures()
+        shared = Shared(self._server, self._limits, self._limit, measures)
+        listening = await asyncio.get_running_loop().create_server(
+            lambda: ClientConnection(shared), sock=listener, backlog=_ACCEPTED_AT_ONCE
+        )
+        # To asyncio this is also how many it accepts in one turn; the system may hold more.
+        listener.listen(_BACKLOG)
+        self._listening.append(listening)
+        self.addresses.append(listener.getsockname())
+
+    async def cleanup(self) -> None:
+        """Let nobody in any more, let requests end, and clean the application up."""
+        for listening in self._listening:
+            listening.close()
+        if self._server is not None:
+            # Those who are in already have their requests begun.
+            await asyncio.sleep(0)
+            self._server.pre_shutdown()
+            await self.app.shutdown()
+            await self._server.shutdown(self._grace_seconds)
+        await self.app.cleanup()
 
 
-class _Connection(BoundedConnection):
-    """One client's connection."""
+class _Server(web.Server):
+    """Makes what speaks HTTP, for each connection."""
+
+    def __init__(self, handler: Any, **options: Any) -> None:
+        super().__init__(handler, **options)
+        del options["request_factory"]
+        self._of_each = options
+
+    def __call__(self) -> web.RequestHandler:
+        return _Handler(self, loop=asyncio.get_running_loop(), **self._of_each)
+
+
+class _Handler(web.RequestHandler):
+    """Speaks HTTP with one client, and answers what the parser has refused."""
 
     __slots__ = ()
-
-    def data_received(self, data: bytes) -> None:
-        """Take in bytes; ones that are not HTTP end the body that is being read, too."""
-        super().data_received(data)
-        request = self._current_request
-        if request is None or not self._messages or request.content.is_eof():
-            return
-        if not isinstance(self._messages[-1][0], RawRequestMessage):
-            # aiohttp leaves the handler waiting for the rest of a body that it has given up.
-            request.content.set_exception(web.RequestPayloadError("the rest is not HTTP"))
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Tell who serves a request, and wants to know, that the client has gone."""
-        request = self._current_request
-        tell = request.get(ON_LOST) if request is not None else None
-        super().connection_lost(exc)
-        if tell is not None:
-            tell()
 
     def handle_error(
         self,
@@ -129,86 +194,33 @@ class _Connection(BoundedConnection):
             super().log_exception(*args, **kw)
 
 
-class _Server(web.Server):
-    """Makes a connection for each client."""
-
-    def __call__(self) -> web.RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
-
-
-class Runner(web.AppRunner):
-    """Serves an application on connections of our own kind.
-
-    An address has no limit of its own at sockets that are not given to `listen`.
-    """
-
-    __slots__ = ("open_door", "prefix")
-
-    open_door: Callable[[socket.socket], Door]
-    prefix: str
-
-    async def listen(self, listener: socket.socket) -> None:
-        """Serve at a socket that has its address; it is taken over, and closed by the cleanup."""
-        await web.SockSite(self, self.open_door(listener), backlog=_BACKLOG).start()
-
-    async def _make_server(self) -> web.Server:
-        made = await super()._make_server()
-        serve = made.request_handler
-
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            try:
-                return await serve(request)
-            except web.HTTPClientError as exc:
-                # Only an unknown expectation is refused before the middleware.
-                return _refuse(request, BadRequest(exc.reason), exc.status, exc)
-
-        make_plain, prefix = made.request_factory, self.prefix
-
-        def make_request(message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
-            message, version = unmark_request(message)
-            request = make_plain(message, *rest)
-            if version is not None:
-                request[SDK_VERSION] = version
-            return request
-
-        def make(message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
-            if hdrs.EXPECT in message.headers:
-                return _make_waiting(make_request, message, *rest)
-            return make_request(message, *rest)
-
-        def make_below(message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
-            return make(_without(prefix, message), *rest)
-
-        return _Server(handle, request_factory=make_below if prefix else make, **self._kwargs)
-
-
-def _make_waiting(
-    make_request: Callable[..., web.BaseRequest], message: RawRequestMessage, *rest: Any
-) -> web.BaseRequest:
-    """Make a request whose client waits for a word before it sends the body.
-
-    aiohttp would say it before anybody has looked at the request.
-    """
-    if message.headers[hdrs.EXPECT].lower() != "100-continue":
-        return make_request(message, *rest)
-    headers = message.headers.copy()
-    del headers[hdrs.EXPECT]
-    request = make_request(message._replace(headers=CIMultiDictProxy(headers)), *rest)
-    # Those of an older version do not know the word.
-    request[AWAITS_CONTINUE] = message.version >= HttpVersion11
+def _prepared(request: web.BaseRequest, prefix: str) -> web.BaseRequest:
+    """Return a request without what only says how it is to be taken."""
+    sent = request.raw_path
+    if prefix and request.rel_url.raw_path.startswith(f"{prefix}/"):
+        request = request.clone(rel_url=_without(prefix, request.rel_url))
+    request, version = unmark_request(request)
+    awaits_continue = False
+    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+        # aiohttp would say it before anybody has looked at the request. Those of an older version of
+        # HTTP do not know the word.
+        awaits_continue = request.version >= HttpVersion11
+        headers = request.headers.copy()
+        del headers[hdrs.EXPECT]
+        request = request.clone(headers=headers)
+    if request.raw_path != sent:
+        request[SENT_TARGET] = sent
+    if awaits_continue:
+        request[AWAITS_CONTINUE] = True
+    if version is not None:
+        request[SDK_VERSION] = version
     return request
 
 
-def _without(prefix: str, message: RawRequestMessage) -> RawRequestMessage:
-    """Return a request without the path below which the server is; `path` stays as it was sent."""
-    if not message.url.raw_path.startswith(f"{prefix}/"):
-        return message
-    url = yarl.URL.build(
-        path=message.url.raw_path.removeprefix(prefix),
-        query_string=message.url.raw_query_string,
-        encoded=True,
-    )
-    return message._replace(url=url)
+def _without(prefix: str, url: yarl.URL) -> yarl.URL:
+    """Return a URL without the path below which the server is."""
+    path = url.raw_path.removeprefix(prefix)
+    return yarl.URL.build(path=path, query_string=url.raw_query_string, encoded=True)
 
 
 def _refuse(

@@ -24,6 +24,7 @@ from tests.bench import (
     part_network,
     part_pages,
     part_reports,
+    part_requests,
     part_start,
     part_streams,
 )
@@ -37,6 +38,7 @@ type Part = Callable[[Sizes, Path], Awaitable[Section]]
 PARTS: Final[Mapping[str, Part]] = {
     "start": part_start.measure,
     "api": part_api.measure,
+    "requests": part_requests.measure,
     "pages": part_pages.measure,
     "reports": part_reports.measure,
     "streams": part_streams.measure,

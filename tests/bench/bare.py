@@ -7,7 +7,11 @@ import asyncio
 import sys
 from collections import defaultdict
 
+import msgspec
 from aiohttp import web
+
+from agentsvc.http.v1.types_conversations import AppConversation
+from agentsvc.http.wire import Page
 
 _PART = bytes(range(32, 127)) * 11
 
@@ -21,6 +25,27 @@ async def _data(request: web.Request) -> web.Response:
     size = int(request.query["bytes"])
     body = (_PART * (size // len(_PART) + 1))[:size]
     return web.Response(body=body, content_type="application/json")
+
+
+class _Structs:
+    """Answers with the structs of a page that it was given, encoded anew each time."""
+
+    def __init__(self) -> None:
+        self._page: object = None
+        self._encoder = msgspec.json.Encoder()
+
+    async def take(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        try:
+            self._page = msgspec.json.decode(body, type=Page[AppConversation])
+        except msgspec.ValidationError:
+            # Events are bytes to the server, too.
+            self._page = msgspec.json.decode(body, type=Page[msgspec.Raw])
+        return web.json_response({"success": True})
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = self._encoder.encode(self._page)
+        return web.Response(body=body, content_type="application/json")
 
 
 async def _sink(request: web.Request) -> web.Response:
@@ -56,10 +81,12 @@ class _Fan:
 
 def main(port: int) -> None:
     app = web.Application()
-    fan = _Fan()
+    fan, structs = _Fan(), _Structs()
     app.router.add_get("/alive", _alive)
     app.router.add_get("/data", _data)
     app.router.add_post("/sink", _sink)
+    app.router.add_post("/structs", structs.take)
+    app.router.add_get("/structs", structs.answer)
     app.router.add_get("/stream", fan.listen)
     app.router.add_post("/tell", fan.tell)
     web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)

@@ -48,8 +48,8 @@ async def measure(sizes: Sizes, folder: Path) -> Section:
     """Fill two sorts of logs and lists, then read all sizes of one sort in turns."""
     data_dir = folder / "pages"
     async with run("tests.bench.server", str(data_dir), "") as server, serve_bare() as bare:
-        events = [await _make_log(data_dir, count, sizes.event_bytes) for count in sizes.events]
-        lists = [await _make_list(data_dir, count) for count in sizes.conversations]
+        events = [await make_log(data_dir, count, sizes.event_bytes) for count in sizes.events]
+        lists = [await make_list(data_dir, count) for count in sizes.conversations]
         figures = []
         for what, shown, path in (
             ("events", events, "/api/v1/conversation/{id}/events/search?limit={n}"),
@@ -114,7 +114,7 @@ def _ms(took: list[float]) -> tuple[float, ...]:
     return tuple(seconds * 1000 for seconds in took)
 
 
-async def _make_log(data_dir: Path, count: int, size: int) -> _Owner:
+async def make_log(data_dir: Path, count: int, size: int) -> _Owner:
     """Store a conversation with so many events, past the server, which nobody reads yet."""
     [conversation], key = await _make_conversations(data_dir, 1)
     database = await Database.open(DataDir(path=data_dir).database)
@@ -132,7 +132,7 @@ async def _make_log(data_dir: Path, count: int, size: int) -> _Owner:
     return _Owner(count=count, key=key, conversation_id=conversation.id)
 
 
-async def _make_list(data_dir: Path, count: int) -> _Owner:
+async def make_list(data_dir: Path, count: int) -> _Owner:
     made, key = await _make_conversations(data_dir, count)
     return _Owner(count=count, key=key, conversation_id=made[0].id)
 

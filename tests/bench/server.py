@@ -16,7 +16,7 @@ import msgspec
 from agentsvc import logs
 from agentsvc.app import build_app
 from agentsvc.cli.serve import bind, ensure_first_key, with_addresses
-from agentsvc.config import Config, LogLevel
+from agentsvc.config import Config, LimitsConfig, LogFormat, LogLevel
 from agentsvc.datadir import DataDir
 from agentsvc.http.server import make_runner
 from agentsvc.plugins import PluginHost
@@ -33,6 +33,8 @@ _CONFIG: Final = msgspec.structs.replace(
     conversations=Config().conversations,
     backends={"fake": {}},
     server=msgspec.structs.replace(FAST.server, max_connections=5000),
+    # What is measured is the server, not the limit.
+    limits=LimitsConfig(requests_per_minute=0),
 )
 _SPEC: Final = SpecConfig(id="web", backend="fake", command=("agent",), ports=PORTS)
 
@@ -69,5 +71,5 @@ async def main(data_dir: Path, sandbox_url: str) -> None:
 if __name__ == "__main__":
     # Every line is made, as in earnest, and read by nobody; problems are told by the exit.
     with Path(os.devnull).open("w") as unread:
-        logs.configure(LogLevel.INFO, "json", stream=unread)
+        logs.configure(LogLevel.INFO, LogFormat.TEXT, stream=unread)
         asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

@@ -4,9 +4,11 @@ import asyncio
 import gzip
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -163,7 +165,9 @@ async def broken_url() -> AsyncIterator[str]:
     app.router.add_get("/late", fail_late)
     runner = make_runner(app, grace_seconds=1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    await runner.listen(listener)
     host, port = runner.addresses[0]
     yield f"http://{host}:{port}"
     await runner.cleanup()
@@ -235,6 +239,10 @@ async def test_a_packed_body_that_nobody_reads_leaves_the_connection_as_it_was(
 async def test_a_bad_chunk_that_comes_later_ends_the_request(
     service: Service,
 ) -> None:
+    # aiohttp tells nobody of it who waits for the body already, so that it is one that does not come.
+    limits = msgspec.structs.replace(service.config.server, stall_seconds=0.3)
+    service.config = msgspec.structs.replace(service.config, server=limits)
+    await service.restart()
     client = await service.make_client()
     raw = _request(
         *CHUNKED, f"X-Session-API-Key: {client.key}", first="POST /api/settings HTTP/1.1"

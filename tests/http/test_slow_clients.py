@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from agentsvc.config import ServerConfig
-from agentsvc.http.server import make_runner
+from agentsvc.http.server import Runner, make_runner
 from tests.core.troubles import eventually
 from tests.service import Service
 
@@ -18,7 +18,7 @@ MEGABYTES = 32
 PATIENCE = 20.0
 HEAD = b"GET / HTTP/1.1\r\nHost: test\r\n"
 
-type Serve = Callable[[ServerConfig], Awaitable[web.AppRunner]]
+type Serve = Callable[[ServerConfig], Awaitable[Runner]]
 type Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -41,9 +41,9 @@ async def _stream(request: web.Request) -> web.StreamResponse:
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
     """Return a function that serves a small application within limits."""
-    runners: list[web.AppRunner] = []
+    runners: list[Runner] = []
 
-    async def start(limits: ServerConfig) -> web.AppRunner:
+    async def start(limits: ServerConfig) -> Runner:
         app = web.Application()
         app.router.add_get("/", _greet)
         app.router.add_get("/full", _fill)
@@ -62,7 +62,7 @@ async def serve() -> AsyncIterator[Serve]:
         await runner.cleanup()
 
 
-async def connect(runner: web.AppRunner, *, source: str = "127.0.0.1") -> Streams:
+async def connect(runner: Runner, *, source: str = "127.0.0.1") -> Streams:
     """Connect as a client that has room for little."""
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -72,7 +72,7 @@ async def connect(runner: web.AppRunner, *, source: str = "127.0.0.1") -> Stream
     return await asyncio.open_connection(sock=raw, limit=4096)
 
 
-async def ask(runner: web.AppRunner, *, source: str = "127.0.0.1") -> bytes:
+async def ask(runner: Runner, *, source: str = "127.0.0.1") -> bytes:
     """Return the answer to a whole request."""
     reader, writer = await connect(runner, source=source)
     writer.write(HEAD + b"Connection: close\r\n\r\n")
@@ -82,9 +82,8 @@ async def ask(runner: web.AppRunner, *, source: str = "127.0.0.1") -> bytes:
         writer.close()
 
 
-def count(runner: web.AppRunner) -> int:
-    assert runner.server is not None
-    return len(runner.server.connections)
+def count(runner: Runner) -> int:
+    return runner.connections
 
 
 async def test_a_connection_without_a_request_is_closed(serve: Serve) -> None:

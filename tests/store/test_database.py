@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import logging
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from agentsvc.db import Database, IntegrityError, Reader, Row, Transaction
 from agentsvc.errors import CapacityExceeded
+from agentsvc.values import monotonic
 
 INSERT = """
     INSERT INTO users (id, name, role, created_at)
@@ -458,17 +460,52 @@ async def test_more_writers_than_a_batch_holds_are_all_served(db: Database) -> N
     assert await user_ids(db) == [f"{number:03}" for number in range(300)]
 
 
+COUNT = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :to) SELECT count(*) FROM n"
+LONG = {"to": 2_000_000}
+
+
 async def test_a_read_sees_one_state_from_beginning_to_end(db: Database) -> None:
     await db.write(adding("a"))
+    begun = threading.Event()
 
     async def body(reader: Reader) -> list[int]:
         first = await reader.all("SELECT id FROM users")
-        await db.write(adding("b"))
+        begun.set()
+        # It takes longer than a query may on the event loop, so that this goes on in a thread.
+        await reader.all(COUNT, LONG)
         second = await reader.all("SELECT id FROM users")
         return [len(first), len(second)]
 
-    assert await db.read(body) == [1, 1]
+    reading = asyncio.get_running_loop().create_task(db.read(body))
+    await asyncio.to_thread(begun.wait)
+    await db.write(adding("b"))
+    assert await reading == [1, 1]
     assert await user_ids(db) == ["a", "b"]
+
+
+async def test_a_long_query_does_not_keep_the_event_loop(db: Database) -> None:
+    reading = asyncio.get_running_loop().create_task(db.one(COUNT, LONG))
+    turns, longest = 0, 0.0
+    while not reading.done():
+        began = monotonic()
+        await asyncio.sleep(0)
+        longest = max(longest, monotonic() - began)
+        turns += 1
+    row = await reading
+    assert row is not None
+    assert row[0] == LONG["to"]
+    assert turns > 10
+    assert longest < 0.2
+
+
+async def test_a_body_that_waits_for_something_else_than_its_reader_is_refused(
+    db: Database,
+) -> None:
+    async def body(reader: Reader) -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="can wait for nothing but"):
+        await db.read(body)
 
 
 async def test_readers_do_not_wait_for_a_writer(db: Database) -> None:
@@ -541,23 +578,14 @@ async def test_close_finishes_what_is_queued(db_path: Path) -> None:
 
 async def test_close_waits_for_running_reads_and_may_be_called_twice(db_path: Path) -> None:
     db = await Database.open(db_path)
-    go = asyncio.Event()
-
-    async def slow(reader: Reader) -> list[Row]:
-        await go.wait()
-        return await reader.all("SELECT id FROM users")
-
-    loop = asyncio.get_running_loop()
-    reading = loop.create_task(db.read(slow))
+    reading = asyncio.get_running_loop().create_task(db.one(COUNT, LONG))
     await asyncio.sleep(0)
-    closing = loop.create_task(db.close())
-    await asyncio.sleep(0.01)
-    assert not closing.done()
-    go.set()
-    await closing
+    await db.close()
     await db.close()
 
-    assert await reading == []
+    row = await reading
+    assert row is not None
+    assert row[0] == LONG["to"]
 
 
 async def test_a_closed_database_answers_that_the_server_stops(db_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import agentsvc
-from agentsvc.cli import COMMANDS, CommandFailed, LazyGroup, cli
+from agentsvc.cli import COMMANDS, CommandFailed, LazyGroup, cli, plugincommands
 from agentsvc.cli.run.watch import View
 from agentsvc.cli.text import columns, json_line, json_text
 from agentsvc.errors import Conflict, StartFailed

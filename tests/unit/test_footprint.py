@@ -20,7 +20,6 @@ PACKAGES: Final = frozenset(
         "aiohappyeyeballs",
         "aiohttp",
         "aiosignal",
-        "aiosqlite",
         "attr",
         "attrs",
         "backports",

@@ -19,7 +19,7 @@ log = logging.getLogger("agentsvc.test")
 def restored_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    quiet = {name: logging.getLogger(name).level for name in ("aiosqlite", "asyncio")}
+    quiet = {name: logging.getLogger(name).level for name in ("aiohttp.access", "asyncio")}
     yield
     logging.captureWarnings(capture=False)
     root.handlers[:] = handlers
@@ -107,7 +107,7 @@ def test_lines_below_the_level_are_not_written() -> None:
 def test_libraries_that_log_values_stay_quiet_at_debug() -> None:
     stream = io.StringIO()
     logs.configure("debug", "text", stream=stream)
-    logging.getLogger("aiosqlite").debug("INSERT secret")
+    logging.getLogger("aiohttp.access").debug("GET /?key=secret")
     logging.getLogger("asyncio").debug("selector")
     log.debug("ours")
     assert stream.getvalue().count("\n") == 1

@@ -36,6 +36,8 @@ _SUCCESSORS: Final = {
     "/api/user": "/api/v1/git/repositories/search",
 }
 
+_OLD: Final = tuple(_SUCCESSORS)
+
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Say on an answer of the older generation that it is deprecated, and what follows it."""
@@ -57,6 +59,8 @@ async def refuse(_request: web.Request) -> web.Response:
 
 def find_successor(path: str) -> str | None:
     """Return the path of the newer generation for one of the older, None for any other path."""
+    if not path.startswith(_OLD):
+        return None
     for old, new in _SUCCESSORS.items():
         if path == old or path.startswith(f"{old}/"):
             return new
