@@ -21,7 +21,7 @@ from agentsvc.errors import HINT_ROOM, AgentsvcError, StartFailed, is_no_room
 
 GROUPS: Final = {
     "Conversations": ("run", "chat", "conversations", "sandboxes", "status", "open"),
-    "Settings": ("settings", "secrets", "users", "keys", "webhooks"),
+    "Settings": ("settings", "secrets", "users", "keys"),
     "Server": ("serve", "demo", "config", "doctor", "systemd", "deploy", "images", "plugins"),
     "Data": ("backup", "restore", "prune", "db", "audit"),
     "Reference": ("openapi", "sbom", "completion"),
