@@ -21,14 +21,18 @@ from agentsvc.http.wire import (
     read_query,
 )
 from agentsvc.outgoing import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
-from agentsvc.values import Secret, ShownSecret, stored_or_none, to_stored
+from agentsvc.outgoing.targets import LONGEST_URL
+from agentsvc.urls import WEBHOOK_URL
+from agentsvc.values import Secret, ShownSecret, stated, stored_or_none, to_stored
 
 PREFIX: Final = "/api/v1/webhook-subscriptions"
 
 _ONE: Final = f"{PREFIX}/{{subscription_id}}"
 _PAGE: Final = 50
 
-type Url = Annotated[str, Meta(min_length=1, max_length=2048)]
+type Url = Annotated[
+    str, Meta(min_length=1, max_length=LONGEST_URL), stated(pattern=rf"\A{WEBHOOK_URL}\Z")
+]
 type Description = Annotated[str, Meta(max_length=255)]
 type Kind = Annotated[str, Meta(min_length=1, max_length=255)]
 type Kinds = Annotated[list[Kind], Meta(max_length=100)] | None
