@@ -81,8 +81,9 @@ def _names(kind: mi.Type) -> set[str]:
 
 def _sample(kind: mi.Type) -> Any:
     """Return a value that fits, with no more in it than there must be."""
-    if isinstance(kind, mi.Metadata) and "pattern" in (kind.extra_json_schema or {}):
-        return next(one for one in TEXTS if re.search(kind.extra_json_schema["pattern"], one))
+    stated = (kind.extra_json_schema or {}) if isinstance(kind, mi.Metadata) else {}
+    if "pattern" in stated:
+        return next(one for one in TEXTS if re.search(stated["pattern"], one))
     [first, *_] = _plain(kind)
     found: Any = {"type": "text", "text": "hello"}
     match first:
