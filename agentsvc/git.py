@@ -6,14 +6,16 @@ whose token a URL may be given, so that no token reaches a host it was not issue
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import SplitResult, quote, urlsplit
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from agentsvc.errors import InvalidRequest
+from agentsvc.misfits import checked_by
 from agentsvc.orders import Provider
-from agentsvc.values import Secret
+from agentsvc.urls import CLONE_URL
+from agentsvc.values import Secret, stated
 
 DEFAULT_HOSTS: Final[Mapping[Provider, str]] = {
     Provider.GITHUB: "github.com",
@@ -50,6 +52,13 @@ BRANCH_PATTERN: Final = (
 )
 """What git takes as the name of a branch."""
 _BRANCH = re.compile(BRANCH_PATTERN)
+
+_NAME: Final = (
+    r"(?!-|\.+(?:/|\Z)|\.git(?:/|\Z))[A-Za-z0-9_.~+-](?:[A-Za-z0-9_.~+ -]*[A-Za-z0-9_.~+-])?"
+)
+_SOURCE_PATTERN: Final = rf"\A(?:{_NAME}(?:/{_NAME}){{1,20}}|{CLONE_URL})?\Z"
+"""What names a repository, or none; how many parts a name has depends on the provider."""
+_SOURCE = re.compile(_SOURCE_PATTERN)
 
 _NO_CREDENTIALS: Final = (
     "A repository URL is http(s), has a path, and carries no user name or password"
@@ -140,6 +149,29 @@ def check_branch(branch: str, *, loc: Sequence[str | int] = BRANCH_LOC) -> None:
     """Raise InvalidRequest unless git takes this as the name of a branch."""
     if len(branch.encode()) > MAX_BRANCH_BYTES or not _BRANCH.match(branch):
         raise InvalidRequest("This is not a name git takes for a branch", loc=loc)
+
+
+def _check_source(text: str, *, loc: Sequence[str | int]) -> None:
+    if not _SOURCE.match(text):
+        raise InvalidRequest("A repository looks like `owner/name` or is an https URL", loc=loc)
+
+
+def _check_branch(text: str, *, loc: Sequence[str | int]) -> None:
+    if text:
+        check_branch(text, loc=loc)
+
+
+type SentRepository = Annotated[
+    str, Meta(max_length=_MAX_LENGTH), stated(pattern=_SOURCE_PATTERN), checked_by(_check_source)
+]
+"""A repository to clone on the wire, empty for none."""
+type SentBranch = Annotated[
+    str,
+    Meta(max_length=MAX_BRANCH_BYTES),
+    stated(anyOf=[{"maxLength": 0}, {"pattern": BRANCH_PATTERN}]),
+    checked_by(_check_branch),
+]
+"""A branch to check out on the wire, empty for the default one."""
 
 
 def check_host(host: str, *, loc: Sequence[str | int] = ("body", "host")) -> str:

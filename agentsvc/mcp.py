@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from agentsvc.errors import InvalidRequest
-from agentsvc.misfits import Problems, convert, matching
-from agentsvc.values import MASK, Secret, has_control
+from agentsvc.misfits import Problems, checked_by, convert, matching
+from agentsvc.urls import TOOL_SERVER_URL
+from agentsvc.values import MASK, NO_CONTROL, Secret, SentSecret, has_control, stated
 
 DEFAULT_TIMEOUT_SECONDS: Final = 60
 MAX_TIMEOUT_SECONDS: Final = 3600
@@ -83,68 +84,124 @@ class McpConfig(Struct, frozen=True, kw_only=True):
 
 # As clients send it
 
-_Url = Annotated[str, Meta(max_length=8192)]
-_Key = Annotated[str, Meta(max_length=65536)]
+_Key = Annotated[SentSecret, Meta(max_length=65536)]
 _Text = Annotated[str, Meta(max_length=65536)]
-_List = Annotated[list[Any], Meta(max_length=100)]
+
+type ServerUrl = Annotated[str, Meta(max_length=8192), stated(pattern=rf"\A{TOOL_SERVER_URL}\Z")]
+type Command = Annotated[str, Meta(max_length=4096), stated(pattern=r"\A[^\s\0]+\Z")]
+type Arguments = (
+    Annotated[list[Annotated[_Text, stated(pattern=r"\A[^\0]*\Z")]], Meta(max_length=1000)]
+    | Annotated[
+        _Text,
+        stated(pattern=r"""\A(?:[^'"\\\0]|'[^'\0]*'|"(?:[^"\\\0]|\\[^\0])*"|\\[^\0])*\Z"""),
+    ]
+)
+type Variables = (
+    Annotated[
+        dict[
+            Annotated[str, stated(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")],
+            Annotated[SentSecret, Meta(max_length=65536), stated(pattern=r"\A[^\0]*\Z")],
+        ],
+        Meta(max_length=1000),
+    ]
+    | Annotated[_Key, stated(pattern=r"\A(?:[A-Za-z_][A-Za-z0-9_]*=[^,\0]*(?:,|\Z))*\Z")]
+)
 
 
-class _SseWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    url: _Url
-    api_key: _Key | None = None
+class SseServerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool server reached over server-sent events."""
+
+    url: ServerUrl
+    """http, https, ws or wss URL of the tool server, at most 8192 characters"""
+    api_key: Annotated[_Key, stated(pattern=NO_CONTROL)] | None = None
+    """Key it is sent as `Authorization: Bearer`; null or empty: none, stars: the stored one"""
 
 
-class _ShttpWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    url: _Url
-    api_key: _Key | None = None
+class ShttpServerBody(SseServerBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool server reached over HTTP; the time a call may take is in seconds."""
+
     timeout: Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_SECONDS)] | None = None
+    """Seconds one call may take, 1 to 3600; null: 60"""
 
 
-class _StdioWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StdioServerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool server that is a process in the sandbox; texts are split as a shell does."""
+
     name: Annotated[
         str,
         matching(r"\A[A-Za-z0-9_-]{1,100}\Z", "of 1 to 100 letters, digits, `_` and `-`"),
     ]
-    command: Annotated[str, Meta(max_length=4096)]
-    args: Annotated[list[_Text], Meta(max_length=1000)] | _Text = []
-    env: Annotated[dict[str, _Text], Meta(max_length=1000)] | _Text = {}
+    """What the server is called: 1 to 100 letters, digits, `_` and `-`"""
+    command: Command
+    """Program that is the server, without arguments"""
+    args: Arguments = []
+    """Its arguments; a text is split as a shell does"""
+    env: Variables = {}
+    """Its environment variables by name, stars for a stored value; a text is written `A=1,B=2`"""
 
 
-class _ConfigWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    sse_servers: _List = []
-    stdio_servers: _List = []
-    shttp_servers: _List = []
+def _check_sse(raw: Any, *, loc: Loc) -> None:
+    _to_sse(raw if isinstance(raw, str) else convert(raw, SseServerBody, loc=loc), loc)
 
 
-def read_mcp_config(raw: Any, *, loc: Sequence[str | int] = ("body", "mcp_config")) -> McpConfig:
-    """Return the tool servers a decoded JSON value describes.
+def _check_shttp(raw: Any, *, loc: Loc) -> None:
+    _to_shttp(raw if isinstance(raw, str) else convert(raw, ShttpServerBody, loc=loc), loc)
 
-    Raises InvalidRequest, located below `loc`, for an unknown field, a URL without scheme or
-    host, a second server of the same URL or name, and anything else that does not fit. Stars in
-    place of secrets are kept as they are; `restore_secrets` replaces them.
+
+def _check_stdio(raw: Any, *, loc: Loc) -> None:
+    _to_stdio(convert(raw, StdioServerBody, loc=loc), loc)
+
+
+_LIST: Final = Meta(max_length=100, extra_json_schema={"uniqueItems": True})
+
+
+class McpListsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tool servers in three lists; a URL alone is a server without a key.
+
+    No two of one list have the same URL, or the same name.
     """
-    where = tuple(loc)
-    wire = convert(raw, _ConfigWire, loc=where)
+
+    sse_servers: Annotated[
+        list[Annotated[SseServerBody | ServerUrl, checked_by(_check_sse)]], _LIST
+    ] = []
+    """Tool servers reached over server-sent events, at most 100"""
+    stdio_servers: Annotated[list[Annotated[StdioServerBody, checked_by(_check_stdio)]], _LIST] = []
+    """Tool servers that are processes in the sandbox, at most 100"""
+    shttp_servers: Annotated[
+        list[Annotated[ShttpServerBody | ServerUrl, checked_by(_check_shttp)]], _LIST
+    ] = []
+    """Tool servers reached over HTTP, at most 100"""
+
+
+def read_mcp_config(raw: Any, *, loc: Loc = ("body", "mcp_config")) -> McpConfig:
+    """Return the tool servers that decoded JSON describes, see `to_mcp_config`."""
+    return _to_config(convert(raw, McpListsBody, loc=loc), loc)
+
+
+def to_mcp_config(
+    given: McpListsBody | None, *, loc: Loc = ("body", "mcp_config")
+) -> McpConfig | None:
+    """Return the tool servers of a body, None for null.
+
+    Raises InvalidRequest, located below `loc`, for a URL without scheme or host, a second server of
+    the same URL or name, and the like. Stars in place of secrets are kept as they are;
+    `restore_secrets` replaces them.
+    """
+    return None if given is None else _to_config(given, loc)
+
+
+def _to_config(given: McpListsBody, loc: Loc) -> McpConfig:
     problems = Problems()
     config = McpConfig(
-        sse_servers=_each(wire.sse_servers, _to_sse, (*where, "sse_servers"), problems),
-        stdio_servers=_each(wire.stdio_servers, _to_stdio, (*where, "stdio_servers"), problems),
-        shttp_servers=_each(wire.shttp_servers, _to_shttp, (*where, "shttp_servers"), problems),
+        sse_servers=_each(given.sse_servers, _to_sse, (*loc, "sse_servers"), problems),
+        stdio_servers=_each(given.stdio_servers, _to_stdio, (*loc, "stdio_servers"), problems),
+        shttp_servers=_each(given.shttp_servers, _to_shttp, (*loc, "shttp_servers"), problems),
     )
     problems.refuse()
-    _refuse_twice([server.url for server in config.sse_servers], "url", (*where, "sse_servers"))
-    _refuse_twice([server.url for server in config.shttp_servers], "url", (*where, "shttp_servers"))
-    _refuse_twice(
-        [server.name for server in config.stdio_servers], "name", (*where, "stdio_servers")
-    )
+    _refuse_twice([server.url for server in config.sse_servers], "url", (*loc, "sse_servers"))
+    _refuse_twice([server.url for server in config.shttp_servers], "url", (*loc, "shttp_servers"))
+    _refuse_twice([server.name for server in config.stdio_servers], "name", (*loc, "stdio_servers"))
     return config
-
-
-def find_mcp_config(
-    raw: Any, *, loc: Sequence[str | int] = ("body", "mcp_config")
-) -> McpConfig | None:
-    """Return what `read_mcp_config` does, None for null."""
-    return None if raw is None else read_mcp_config(raw, loc=loc)
 
 
 def show_mcp_config(config: McpConfig, *, is_revealed: bool = False) -> dict[str, Any]:
@@ -272,8 +329,8 @@ def timeout_of(server: Server) -> float | None:
     return server.extras.timeout_seconds if server.extras else None
 
 
-def _each[T](
-    items: list[Any], read: Callable[[Any, Loc], T], loc: Loc, problems: Problems
+def _each[B, T](
+    items: list[B], read: Callable[[B, Loc], T], loc: Loc, problems: Problems
 ) -> tuple[T, ...]:
     """Return what could be read of a list; what could not is noted."""
     found: list[T] = []
@@ -283,44 +340,40 @@ def _each[T](
     return tuple(found)
 
 
-def _to_sse(raw: Any, loc: Loc) -> SseServer:
-    wire = convert(_as_server(raw), _SseWire, loc=loc)
-    url, key = _reached(wire, loc)
+def _to_sse(given: SseServerBody | str, loc: Loc) -> SseServer:
+    body = SseServerBody(url=given) if isinstance(given, str) else given
+    url, key = _reached(body, loc)
     return SseServer(url=url, api_key=key)
 
 
-def _to_shttp(raw: Any, loc: Loc) -> ShttpServer:
-    wire = convert(_as_server(raw), _ShttpWire, loc=loc)
-    url, key = _reached(wire, loc)
-    return ShttpServer(
-        url=url,
-        api_key=key,
-        timeout_seconds=DEFAULT_TIMEOUT_SECONDS if wire.timeout is None else wire.timeout,
-    )
+def _to_shttp(given: ShttpServerBody | str, loc: Loc) -> ShttpServer:
+    body = ShttpServerBody(url=given) if isinstance(given, str) else given
+    url, key = _reached(body, loc)
+    seconds = DEFAULT_TIMEOUT_SECONDS if body.timeout is None else body.timeout
+    return ShttpServer(url=url, api_key=key, timeout_seconds=seconds)
 
 
-def _reached(wire: _SseWire | _ShttpWire, loc: Loc) -> tuple[str, Secret | None]:
+def _reached(body: SseServerBody, loc: Loc) -> tuple[str, Secret | None]:
     """Return the URL and the key of a server."""
     problems = Problems()
     url, key = "", None
     with problems.noted():
-        url = _url(wire.url, loc)
+        url = _url(body.url, loc)
     with problems.noted():
-        key = _secret(wire.api_key, loc)
+        key = _secret(body.api_key, loc)
     problems.refuse()
     return url, key
 
 
-def _to_stdio(raw: Any, loc: Loc) -> StdioServer:
-    wire = convert(raw, _StdioWire, loc=loc)
-    made = StdioServer(name=wire.name, command="")
+def _to_stdio(body: StdioServerBody, loc: Loc) -> StdioServer:
     problems = Problems()
+    made = StdioServer(name=body.name, command="")
     with problems.noted():
-        made = msgspec.structs.replace(made, command=_command(wire.command, (*loc, "command")))
+        made = msgspec.structs.replace(made, command=_command(body.command, (*loc, "command")))
     with problems.noted():
-        made = msgspec.structs.replace(made, args=_args(wire.args, (*loc, "args")))
+        made = msgspec.structs.replace(made, args=_args(body.args, (*loc, "args")))
     with problems.noted():
-        made = msgspec.structs.replace(made, env=_env(wire.env, (*loc, "env")))
+        made = msgspec.structs.replace(made, env=_env(body.env, (*loc, "env")))
     problems.refuse()
     return made
 
@@ -334,10 +387,6 @@ def _command(text: str, loc: Loc) -> str:
             "Command must be a single program without spaces; its arguments go into args", loc=loc
         )
     return command
-
-
-def _as_server(raw: Any) -> Any:
-    return {"url": raw} if isinstance(raw, str) else raw
 
 
 def _url(text: str, loc: Loc) -> str:
@@ -356,7 +405,7 @@ def _url(text: str, loc: Loc) -> str:
         raise InvalidRequest("URL must include a scheme (http:// or https://)", loc=where)
     if scheme not in _SCHEMES:
         raise InvalidRequest("URL scheme must be http, https, ws, or wss", loc=where)
-    if not host:
+    if not host or not re.fullmatch(TOOL_SERVER_URL, url):
         raise InvalidRequest("URL must include a valid domain/host", loc=where)
     return url
 

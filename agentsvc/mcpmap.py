@@ -17,13 +17,17 @@ from agentsvc.errors import InvalidRequest
 from agentsvc.mcp import (
     DEFAULT_TIMEOUT_SECONDS,
     MAX_TIMEOUT_SECONDS,
+    Arguments,
+    Command,
     Extras,
     Loc,
     McpConfig,
     Server,
+    ServerUrl,
     ShttpServer,
     SseServer,
     StdioServer,
+    Variables,
     named_servers,
     read_mcp_config,
     server_headers,
@@ -31,7 +35,7 @@ from agentsvc.mcp import (
     transport_of,
 )
 from agentsvc.misfits import Problems, convert
-from agentsvc.values import MASK, Secret, has_control
+from agentsvc.values import MASK, NO_CONTROL, Secret, SentSecret, has_control, stated
 
 _SERVERS_MAX: Final = 100
 _BEARER: Final = "Bearer "
@@ -41,34 +45,96 @@ _NAME = re.compile(r"[^\0-\x1f\x7f]{1,100}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
 type _Text = Annotated[str, Meta(max_length=4096)]
-type _Value = Annotated[str, Meta(max_length=65536)]
+type _Value = Annotated[SentSecret, Meta(max_length=65536), stated(pattern=NO_CONTROL)]
+type _HeaderName = Annotated[
+    str, Meta(max_length=4096), stated(pattern=rf"\A(?:{_HEADER_NAME.pattern})?\Z")
+]
+type _Headers = Annotated[
+    dict[Annotated[str, stated(pattern=rf"\A{_HEADER_NAME.pattern}\Z")], _Value],
+    Meta(max_length=100),
+]
 type _Seconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_SECONDS)]
 
 
-class _AuthWire(Struct, frozen=True, kw_only=True):
-    strategy: Literal["none", "api_key", "bearer", "basic", "header", "oauth2"]
+class ServerAuth(Struct, frozen=True, kw_only=True):
+    """How a tool server is told who calls."""
+
+    strategy: Literal["none", "api_key", "bearer", "basic", "header"]
+    """Which of the fields below are sent, and how"""
     value: _Value | None = None
-    header_name: _Text | None = None
-    username: _Text = ""
+    """The key or token, for `api_key` and `bearer`; null: none"""
+    header_name: _HeaderName | None = None
+    """Header that has the key, for `api_key`; null: `Authorization`"""
+    username: Annotated[_Text, stated(pattern=NO_CONTROL)] = ""
+    """User name, for `basic`"""
     password: _Value | None = None
-    headers: Annotated[dict[str, _Value], Meta(max_length=100)] = {}
+    """Password, for `basic`; null: none"""
+    headers: _Headers = {}
+    """Headers by name, for `header`"""
 
 
-class _ServerWire(Struct, frozen=True, kw_only=True):
-    url: str | None = None
-    command: str | None = None
+class NamedServer(Struct, frozen=True, kw_only=True):
+    """A tool server with a URL, or a command if it is a process in the sandbox."""
+
+    url: ServerUrl | None = None
+    """http, https, ws or wss URL of the tool server; null if it is a process"""
+    command: Command | None = None
+    """Program that is the server, without arguments; null if it has a URL"""
     transport: Literal["stdio", "http", "streamable-http", "sse"] | None = None
-    args: list[_Value] | str | None = None
-    env: dict[str, _Value] | str | None = None
+    """How it is talked to; null: `stdio` for a process, else `streamable-http`"""
+    args: Arguments | None = None
+    """Arguments of the program; a text is split as a shell does. Null: none"""
+    env: Variables | None = None
+    """Environment variables of the program by name, stars for a stored value; a text is written
+    `A=1,B=2`. Null: none"""
     cwd: _Text | None = None
-    headers: Annotated[dict[str, _Value], Meta(max_length=100)] | None = None
-    auth: _AuthWire | str | None = None
+    """Directory the program works in; null: that of the agent"""
+    headers: _Headers | None = None
+    """Headers of each call by name, stars for a stored value; null: none"""
+    auth: ServerAuth | Annotated[_Value, stated(**{"not": {"const": "oauth"}})] | None = None
+    """How the server is told who calls: a key alone, or an object with a `strategy`; null: not at
+    all"""
     timeout: _Seconds | None = None
+    """Seconds one call may take, up to 3600; null: 60"""
     sse_read_timeout: _Seconds | None = None
+    """Seconds a stream of it may pause, up to 3600; null: no limit"""
     description: _Text | None = None
+    """What it is for; kept and shown only. Null: nothing"""
     icon: _Text | None = None
+    """Picture for a front end; kept and shown only. Null: none"""
     keep_alive: bool | None = None
+    """Whether the process goes on between two calls; null: as the agent server does"""
     enabled: bool = True
+    """Whether agents get it; false keeps it for later"""
+
+
+_EITHER: Final = stated(
+    anyOf=[
+        {
+            "required": ["url"],
+            "properties": {
+                "url": {"type": "string"},
+                "transport": {"enum": ["http", "streamable-http", "sse", None]},
+            },
+        },
+        {
+            "required": ["command"],
+            "properties": {
+                "command": {"type": "string"},
+                "transport": {"enum": ["stdio", None]},
+            },
+        },
+    ]
+)
+"""What makes a server: a URL, or a command that speaks over its own input and output."""
+_PROCESSES: Final = stated(
+    maxProperties=_SERVERS_MAX,
+    patternProperties={"[^A-Za-z0-9_-]": {"properties": {"command": {"type": "null"}}}},
+)
+"""What the agent server starts has a plain name."""
+
+type _ServerName = Annotated[str, stated(pattern=rf"\A{_NAME.pattern}\Z")]
+type NamedServers = Annotated[dict[_ServerName, Annotated[NamedServer, _EITHER]], _PROCESSES] | None
 
 
 def read_mcp_map(raw: Any, *, loc: Sequence[str | int]) -> McpConfig | None:
@@ -112,7 +178,7 @@ def show_mcp_map(config: McpConfig | None, *, is_revealed: bool = False) -> dict
 def _to_server(name: str, raw: Any, loc: Loc) -> Server:
     if not _NAME.fullmatch(name):
         raise InvalidRequest("A name has 1 to 100 printable characters", loc=loc)
-    wire = convert(raw, _ServerWire, loc=loc)
+    wire = convert(raw, NamedServer, loc=loc)
     if wire.command is not None and wire.transport in (None, "stdio"):
         return _to_stdio(name, wire, loc)
     if wire.url is not None and wire.transport != "stdio":
@@ -120,7 +186,7 @@ def _to_server(name: str, raw: Any, loc: Loc) -> Server:
     raise InvalidRequest("A server has a `url`, or a `command` if it is a process", loc=loc)
 
 
-def _to_stdio(name: str, wire: _ServerWire, loc: Loc) -> StdioServer:
+def _to_stdio(name: str, wire: NamedServer, loc: Loc) -> StdioServer:
     form = {"name": name, "command": wire.command, "args": wire.args or [], "env": wire.env or {}}
     # The lists know how the parts of a server are checked, so the map asks them.
     [server] = _read_list("stdio_servers", form, loc).stdio_servers
@@ -129,7 +195,7 @@ def _to_stdio(name: str, wire: _ServerWire, loc: Loc) -> StdioServer:
     return msgspec.structs.replace(server, extras=extras)
 
 
-def _to_remote(name: str, wire: _ServerWire, loc: Loc) -> Server:
+def _to_remote(name: str, wire: NamedServer, loc: Loc) -> Server:
     headers = _headers(wire, loc)
     key = _bearer(headers)
     extras = msgspec.structs.replace(_extras(wire), name=name, headers=headers)
@@ -147,7 +213,7 @@ def _to_remote(name: str, wire: _ServerWire, loc: Loc) -> Server:
     )
 
 
-def _extras(wire: _ServerWire) -> Extras:
+def _extras(wire: NamedServer) -> Extras:
     return Extras(
         sse_read_timeout_seconds=wire.sse_read_timeout,
         description=wire.description,
@@ -169,7 +235,7 @@ def _read_list(kind: str, form: dict[str, Any], loc: Loc) -> McpConfig:
         raise InvalidRequest.of(problems) from exc
 
 
-def _headers(wire: _ServerWire, loc: Loc) -> dict[str, Secret]:
+def _headers(wire: NamedServer, loc: Loc) -> dict[str, Secret]:
     """Return the headers of a server, those of its way to authenticate included."""
     headers = {**(wire.headers or {}), **_auth_headers(wire.auth, loc)}
     problems = Problems()
@@ -184,14 +250,14 @@ def _headers(wire: _ServerWire, loc: Loc) -> dict[str, Secret]:
     }
 
 
-def _auth_headers(auth: _AuthWire | str | None, loc: Loc) -> dict[str, str]:
+def _auth_headers(auth: ServerAuth | str | None, loc: Loc) -> dict[str, str]:
     if isinstance(auth, str):
-        auth = _AuthWire(strategy="oauth2" if auth == "oauth" else "bearer", value=auth)
-    match auth.strategy if auth else "none":
-        case "oauth2":
+        if auth == "oauth":
             raise InvalidRequest(
                 "Tool servers that want OAuth are not supported; use a token", loc=(*loc, "auth")
             )
+        auth = ServerAuth(strategy="bearer", value=auth)
+    match auth.strategy if auth else "none":
         case "header":
             return auth.headers if auth else {}
         case "basic":
@@ -200,7 +266,7 @@ def _auth_headers(auth: _AuthWire | str | None, loc: Loc) -> dict[str, str]:
             return _key_header(auth)
 
 
-def _key_header(auth: _AuthWire | None) -> dict[str, str]:
+def _key_header(auth: ServerAuth | None) -> dict[str, str]:
     if auth is None or not auth.value:
         return {}
     if auth.header_name and auth.strategy == "api_key":
@@ -208,7 +274,7 @@ def _key_header(auth: _AuthWire | None) -> dict[str, str]:
     return {"Authorization": MASK if auth.value == MASK else _BEARER + auth.value}
 
 
-def _basic(auth: _AuthWire) -> str:
+def _basic(auth: ServerAuth) -> str:
     if auth.password == MASK:
         return MASK
     pair = f"{auth.username}:{auth.password or ''}"

@@ -259,9 +259,9 @@ class _Search:
         self, value: dict[str, Any], option: _Option, options: list[_Option], loc: Loc
     ) -> None:
         self._look_at_bounds(value, dict, option, options, loc)
-        if self._fits(value, option.kind):
-            return
         of_key, of_value = get_args(option.kind) or (Any, Any)
+        if self._fits(value, option.kind) and not (_is_checked(of_key) or _is_checked(of_value)):
+            return
         for name, one in value.items():
             if self._looks > _MOST_LOOKS:
                 break
@@ -272,10 +272,8 @@ class _Search:
         self, value: list[Any], option: _Option, options: list[_Option], loc: Loc
     ) -> None:
         self._look_at_bounds(value, list, option, options, loc)
-        if self._fits(value, option.kind):
-            return
         [of_item, *_] = get_args(option.kind) or (Any,)
-        if _takes_all(of_item):
+        if not _is_checked(of_item) and (_takes_all(of_item) or self._fits(value, option.kind)):
             return
         for index, one in enumerate(value):
             if self._looks > _MOST_LOOKS:
@@ -367,9 +365,12 @@ def _check_of(options: list[_Option]) -> Callable[..., object] | None:
     return None
 
 
+def _is_checked(kind: Any) -> bool:
+    return _check_of(list(_options(kind))) is not None
+
+
 def _takes_all(kind: Any) -> bool:
-    options = list(_options(kind))
-    return any(option.kind in _ALL for option in options) and _check_of(options) is None
+    return any(option.kind in _ALL for option in _options(kind))
 
 
 def _is_struct(kind: Any) -> bool:

@@ -61,17 +61,6 @@ def provider_of(model: str) -> str:
     return _FAMILIES.get(family, "")
 
 
-def is_base_url(text: str) -> bool:
-    """Say whether a language model can be at a URL: one of http or https, with a host."""
-    try:
-        parts = urlsplit(text)
-        has_port = parts.port != 0
-    except ValueError:
-        return False
-    is_whole = text.isprintable() and " " not in text
-    return is_whole and has_port and parts.scheme in ("http", "https") and bool(parts.hostname)
-
-
 def host_of_url(url: str) -> str:
     """Return `host:port` of a URL; empty for one that has none."""
     try:

@@ -5,6 +5,7 @@ under the names of the first one, and holds beside them what only the second one
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -20,8 +21,8 @@ from agentsvc.effects import note_effect
 from agentsvc.errors import InvalidRequest
 from agentsvc.mcp import McpConfig, restore_secrets, show_mcp_config
 from agentsvc.misfits import Problems
-from agentsvc.modelhosts import is_base_url
 from agentsvc.secretstore import SecretStore, apply_secrets
+from agentsvc.urls import HTTP_URL
 from agentsvc.usersecrets import CustomSecret, ProviderToken, SecretsPatch
 from agentsvc.values import MASK, MAX_INT, NO_CONTROL, Secret, SentSecret, has_control, stated
 from agentsvc.vault import Vault
@@ -67,11 +68,15 @@ SECURITY_ANALYZERS: Final = ("llm", "none")
 
 _MAX_TEXT: Final = 4096
 _MAX_SKILLS: Final = 1000
+_BASE_URL: Final = re.compile(HTTP_URL)
 
 # As clients send it
 
 type FlatText = Annotated[str, Meta(max_length=_MAX_TEXT), stated(pattern=NO_CONTROL)]
 type FlatSecret = Annotated[SentSecret, Meta(max_length=_MAX_TEXT), stated(pattern=NO_CONTROL)]
+type BaseUrl = Annotated[str, Meta(max_length=_MAX_TEXT), stated(pattern=rf"\A(?:{HTTP_URL})?\Z")]
+type AgentName = Annotated[str, stated(enum=[*AGENTS, ""])]
+type AnalyzerName = Annotated[str, stated(enum=[*SECURITY_ANALYZERS, ""])]
 type Iterations = Annotated[int, Meta(ge=LEAST["max_iterations"], le=MAX_INT)]
 type CondenserSize = Annotated[int, Meta(ge=LEAST["condenser_max_size"], le=MAX_INT)]
 type ResourceFactor = Annotated[int, Meta(ge=LEAST["remote_runtime_resource_factor"], le=MAX_INT)]
@@ -216,7 +221,7 @@ def merge(old: Settings, patch: SettingsPatch) -> Settings:
 
 def check_base_url(url: str | None, *, loc: Sequence[str | int]) -> None:
     """Raise InvalidRequest unless a language model can be at a URL; none is fine."""
-    if url and not is_base_url(url):
+    if url and not _BASE_URL.fullmatch(url):
         raise InvalidRequest(
             "Input should be a URL of http or https, such as `http://localhost:11434/v1`",
             loc=loc,

@@ -5,14 +5,14 @@ checked on the way in.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from agentsvc import git
 from agentsvc.errors import InvalidRequest
-from agentsvc.misfits import Problems, convert
+from agentsvc.misfits import Problems, checked_by, convert
 from agentsvc.orders import Provider
 from agentsvc.values import MASK, Secret, SentSecret, has_control, stated
 
@@ -40,11 +40,6 @@ RESERVED_PREFIX: Final = "LLM_"
 
 _NAME_PATTERN: Final = r"\A[A-Za-z_][A-Za-z0-9_]*\Z"
 _NAME = re.compile(_NAME_PATTERN)
-
-type VariableName = Annotated[str, stated(pattern=_NAME_PATTERN, maxLength=MAX_NAME_LENGTH)]
-"""The name of a secret on the wire; `check_secret_name` says what is wrong with another one."""
-type VariableValue = Annotated[SentSecret, stated(pattern=r"\A[^\0]*\Z", maxLength=MAX_VALUE_BYTES)]
-"""The value of a secret on the wire; the length is that in UTF-8, see `check_secret_value`."""
 
 
 class ProviderToken(Struct, frozen=True, kw_only=True):
@@ -129,66 +124,120 @@ def check_secret_value(value: Secret, *, loc: Sequence[str | int] = ("body", "va
 
 # As clients send it
 
+type Loc = tuple[str | int, ...]
+
+_RESERVED: Final = {"pattern": rf"\A(?:{RESERVED_PREFIX}.*|{'|'.join(sorted(RESERVED_NAMES))})\Z"}
+
+
+def _check_value(raw: str, *, loc: Loc) -> None:
+    check_secret_value(Secret(raw), loc=loc)
+
+
+type VariableName = Annotated[
+    str,
+    stated(pattern=_NAME_PATTERN, maxLength=MAX_NAME_LENGTH, **{"not": _RESERVED}),
+    checked_by(check_secret_name),
+]
+"""The name of a secret on the wire."""
+type VariableValue = Annotated[
+    SentSecret,
+    stated(pattern=r"\A[^\0]*\Z", maxLength=MAX_VALUE_BYTES),
+    checked_by(_check_value),
+]
+"""The value of a secret on the wire; the length is that in UTF-8, see `check_secret_value`."""
 _Text = Annotated[str, Meta(max_length=1024)]
 
 
-class _TokenWire(Struct, frozen=True, kw_only=True):
-    token: str | None = None
+class ProviderTokenBody(Struct, frozen=True, kw_only=True):
+    """A token for a git provider; an empty one keeps what is stored."""
+
+    token: SentSecret | None = None
+    """The token; empty, null or left out: the stored one stays"""
     host: _Text | UnsetType | None = UNSET
-    user_id: _Text | UnsetType | None = UNSET
-
-
-class _SecretWire(Struct, frozen=True, kw_only=True):
-    secret: str | None = None
-    description: Annotated[str, Meta(max_length=4096)] | UnsetType | None = UNSET
-
-
-class _StoreWire(Struct, frozen=True, kw_only=True):
-    provider_tokens: dict[str, Any] | None = None
-    custom_secrets: dict[str, Any] | None = None
-
-
-def read_secrets(raw: Any, *, loc: Sequence[str | int] = ("body", "secrets_store")) -> SecretsPatch:
-    """Return the changes a decoded `secrets_store` asks for; raises InvalidRequest.
-
-    A plain string stands for a token or a value alone, as older clients send it.
+    """Host of the provider, where it is not the usual one; null: the usual one, left out: unchanged
     """
-    store = convert({} if raw is None else raw, _StoreWire, loc=loc)
+    user_id: _Text | UnsetType | None = UNSET
+    """Name of the account, for providers that need it; null: none, left out: unchanged"""
+
+
+class CustomSecretBody(Struct, frozen=True, kw_only=True):
+    """A secret; an empty one keeps what is stored."""
+
+    secret: SentSecret | None = None
+    """The value, at most 64 KiB; empty, null or left out: the stored one stays"""
+    description: Annotated[str, Meta(max_length=4096)] | UnsetType | None = UNSET
+    """What it is for, told to the agent; at most 4096 characters. Null: nothing, left out:
+    unchanged"""
+
+
+def _check_token(raw: Any, *, loc: Loc) -> None:
+    _to_token(raw if isinstance(raw, str) else convert(raw, ProviderTokenBody, loc=loc), loc)
+
+
+def _check_custom(raw: Any, *, loc: Loc) -> None:
+    _to_custom(raw if isinstance(raw, str) else convert(raw, CustomSecretBody, loc=loc), loc)
+
+
+type ProviderTokens = Annotated[
+    dict[Provider, Annotated[ProviderTokenBody | SentSecret, checked_by(_check_token)]],
+    stated(propertyNames={"enum": [provider.value for provider in Provider]}),
+]
+"""Tokens by provider; a text alone is the token."""
+
+
+class SecretsStoreBody(Struct, frozen=True, kw_only=True):
+    """Secrets and tokens by name; a text alone is the secret itself."""
+
+    provider_tokens: ProviderTokens | None = None
+    """Tokens by provider; null: no change"""
+    custom_secrets: (
+        dict[VariableName, Annotated[CustomSecretBody | SentSecret, checked_by(_check_custom)]]
+        | None
+    ) = None
+    """Secrets by name, which is that of an environment variable; null: no change"""
+
+
+def read_secrets(raw: Any) -> SecretsPatch:
+    """Return the changes that a decoded `secrets_store` asks for; raises InvalidRequest."""
+    return to_secrets_patch(
+        convert({} if raw is None else raw, SecretsStoreBody, loc=("body", "secrets_store"))
+    )
+
+
+def to_secrets_patch(store: SecretsStoreBody | None) -> SecretsPatch:
+    """Return the changes that a `secrets_store` asks for; raises InvalidRequest."""
+    loc = ("body", "secrets_store")
     problems = Problems()
     tokens: dict[Provider, ProviderTokenPatch] = {}
-    with problems.noted():
-        tokens = read_provider_tokens(store.provider_tokens or {}, loc=(*loc, "provider_tokens"))
     customs: dict[str, CustomSecretPatch] = {}
-    for name, item in (store.custom_secrets or {}).items():
+    with problems.noted():
+        given = (store.provider_tokens if store else None) or {}
+        tokens = to_token_patches(given, loc=(*loc, "provider_tokens"))
+    for name, item in ((store.custom_secrets if store else None) or {}).items():
+        where = (*loc, "custom_secrets", name)
         with problems.noted():
-            customs[name] = _read_custom(name, item, (*loc, "custom_secrets", name))
+            check_secret_name(name, loc=where)
+        with problems.noted():
+            customs[name] = _to_custom(item, where)
     problems.refuse()
     return SecretsPatch(provider_tokens=tokens, custom_secrets=customs)
 
 
-def read_provider_tokens(
-    raw: Mapping[str, Any], *, loc: Sequence[str | int] = ("body", "provider_tokens")
+def to_token_patches(
+    given: ProviderTokens, *, loc: Loc = ("body", "provider_tokens")
 ) -> dict[Provider, ProviderTokenPatch]:
-    """Return the changes a decoded map of provider tokens asks for; raises InvalidRequest."""
+    """Return the changes that a map of provider tokens asks for; raises InvalidRequest."""
     found: dict[Provider, ProviderTokenPatch] = {}
     problems = Problems()
-    for name, item in raw.items():
+    for name, item in given.items():
         with problems.noted():
-            found[_read_provider(name, (*loc, name))] = _read_token(item, (*loc, name))
+            found[name] = _to_token(item, (*loc, name))
     problems.refuse()
     return found
 
 
-def _read_provider(name: str, loc: tuple[str | int, ...]) -> Provider:
-    try:
-        return Provider(name)
-    except ValueError as exc:
-        known = ", ".join(f"`{provider}`" for provider in Provider)
-        raise InvalidRequest(f"A provider is one of {known}", loc=loc, kind="enum") from exc
-
-
-def _read_token(raw: Any, loc: tuple[str | int, ...]) -> ProviderTokenPatch:
-    wire = convert({"token": raw} if isinstance(raw, str) else raw, _TokenWire, loc=loc)
+def _to_token(given: ProviderTokenBody | str, loc: Loc) -> ProviderTokenPatch:
+    wire = ProviderTokenBody(token=given) if isinstance(given, str) else given
     token = Secret((wire.token or "").strip())
     check_secret_value(token, loc=(*loc, "token"))
     if has_control(token.reveal()):
@@ -199,18 +248,8 @@ def _read_token(raw: Any, loc: tuple[str | int, ...]) -> ProviderTokenPatch:
     return ProviderTokenPatch(token=token or None, host=wire.host, user_id=wire.user_id)
 
 
-def _read_custom(name: str, raw: Any, loc: tuple[str | int, ...]) -> CustomSecretPatch:
-    problems = Problems()
-    with problems.noted():
-        check_secret_name(name, loc=loc)
-    with problems.noted():
-        found = _read_value(raw, loc)
-    problems.refuse()
-    return found
-
-
-def _read_value(raw: Any, loc: tuple[str | int, ...]) -> CustomSecretPatch:
-    wire = convert({"secret": raw} if isinstance(raw, str) else raw, _SecretWire, loc=loc)
+def _to_custom(given: CustomSecretBody | str, loc: Loc) -> CustomSecretPatch:
+    wire = CustomSecretBody(secret=given) if isinstance(given, str) else given
     value = Secret(wire.secret or "")
     check_secret_value(value, loc=(*loc, "secret"))
     return CustomSecretPatch(value=value or None, description=wire.description)

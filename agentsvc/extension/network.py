@@ -2,5 +2,6 @@
 
 from agentsvc.egress.addresses import BadHost, is_outside, parse_host
 from agentsvc.reach import Lookup, Reach, refusal_in
+from agentsvc.urls import WEBHOOK_URL
 
-__all__ = ["BadHost", "Lookup", "Reach", "is_outside", "parse_host", "refusal_in"]
+__all__ = ["WEBHOOK_URL", "BadHost", "Lookup", "Reach", "is_outside", "parse_host", "refusal_in"]

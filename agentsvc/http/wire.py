@@ -285,12 +285,15 @@ def read_query[T: msgspec.Struct](request: web.Request, shape: type[T]) -> T:
     page id is none: clients send it for the first page. Raises InvalidRequest.
     """
     given: dict[str, Any] = {}
-    for name, is_list in _parameters(shape):
+    for name, is_list, reads_null in _parameters(shape):
         values = request.query.getall(name, [])
         for value in values:
             check_text(value, ("query", name))
         if values and (name != "page_id" or values[-1]):
             given[name] = values if is_list else values[-1]
+            if reads_null and values[-1].lower() == "null":
+                # It is no value of any parameter; this is not read as None.
+                given[name] = " null"
     return convert(given, shape, loc=("query",), strict=False)
 
 
@@ -448,12 +451,23 @@ def _clipped(step: str | int) -> str | int:
 
 
 @functools.cache
-def _parameters(shape: type) -> tuple[tuple[str, bool], ...]:
-    """Return the parameter names of a query struct and which of them are lists."""
+def _parameters(shape: type) -> tuple[tuple[str, bool, bool], ...]:
+    """Return the parameters of a query struct: name, is it a list, is a text `null` read as None."""
     return tuple(
-        (field.encode_name, get_origin(_plain(field.type)) in (list, tuple))
+        (
+            field.encode_name,
+            get_origin(_plain(field.type)) in (list, tuple),
+            _reads_null(field.type),
+        )
         for field in msgspec.structs.fields(shape)
     )
+
+
+def _reads_null(kind: Any) -> bool:
+    try:
+        return msgspec.convert("null", kind, strict=False) is None
+    except msgspec.ValidationError:
+        return False
 
 
 def _plain(kind: Any) -> Any:

@@ -7,6 +7,7 @@ from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
 from agentsvc.errors import Conflict, NotFound
+from agentsvc.extension.network import WEBHOOK_URL
 from agentsvc.extension.web import (
     PRINCIPAL,
     SUCCESS,
@@ -23,11 +24,12 @@ from agentsvc.extension.web import (
     read_json,
     read_query,
 )
-from agentsvc.values import Secret, ShownSecret, stored_or_none, to_stored
+from agentsvc.values import Secret, ShownSecret, stated, stored_or_none, to_stored
 
 from .courier import Courier
 from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
 from .service import Webhooks
+from .targets import LONGEST_URL
 
 PREFIX: Final = "/api/v1/webhook-subscriptions"
 
@@ -37,7 +39,9 @@ COURIER: Final[web.AppKey[Courier]] = web.AppKey("courier")
 _ONE: Final = "/{subscription_id}"
 _PAGE: Final = 50
 
-type Url = Annotated[str, Meta(min_length=1, max_length=2048)]
+type Url = Annotated[
+    str, Meta(min_length=1, max_length=LONGEST_URL), stated(pattern=rf"\A{WEBHOOK_URL}\Z")
+]
 type Description = Annotated[str, Meta(max_length=255)]
 type Kind = Annotated[str, Meta(min_length=1, max_length=255)]
 type Kinds = Annotated[list[Kind], Meta(max_length=100)] | None

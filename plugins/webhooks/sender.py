@@ -13,7 +13,7 @@ from aiohttp import hdrs
 from yarl import URL
 
 from agentsvc import values
-from agentsvc.errors import InvalidRequest
+from agentsvc.errors import InvalidRequest, NotAllowed
 from agentsvc.extension.network import Lookup, Reach, refusal_in
 
 from .targets import check_url
@@ -73,7 +73,7 @@ class Sender:
             check_url(url, allows_private=self._allows_private)
             async with asyncio.timeout(self._time_limit):
                 return await self._post(url, body, headers)
-        except InvalidRequest as exc:
+        except (InvalidRequest, NotAllowed) as exc:
             return _failure(exc.message)
         except TimeoutError:
             return _failure("the receiver took too long to answer")

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
-from agentsvc.errors import InvalidRequest
+from agentsvc.errors import InvalidRequest, NotAllowed
 from agentsvc.extension.network import BadHost, is_outside, parse_host
 
 LONGEST_URL: Final = 2048
@@ -15,17 +15,20 @@ _HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
 
 
 def check_url(url: str, *, allows_private: bool, loc: Sequence[str | int] = _URL_LOC) -> str:
-    """Return a URL that may be registered; raises InvalidRequest for any other.
+    """Return a URL that may be registered; raises InvalidRequest for what is none.
 
-    Of a host that is a name only the connection will tell where it leads.
+    Raises NotAllowed for an address that is not public, unless those are allowed. Of a host that is a
+    name only the connection will tell where it leads.
     """
-    problem = _problem(url, allows_private=allows_private)
+    problem = _problem(url)
     if problem:
         raise InvalidRequest(problem, loc=loc)
+    if not allows_private and not _may_be_outside(urlsplit(url).hostname or ""):
+        raise NotAllowed("The host should be a public address: the operator allows no other")
     return url
 
 
-def _problem(url: str, *, allows_private: bool) -> str:
+def _problem(url: str) -> str:
     if len(url) > LONGEST_URL or not url.isascii() or not url.isprintable() or " " in url:
         return f"Input should be a URL of at most {LONGEST_URL} printable ASCII characters"
     try:
@@ -37,15 +40,9 @@ def _problem(url: str, *, allows_private: bool) -> str:
         return "Input should be a URL that begins with http:// or https:// and a host"
     if parts.username is not None or parts.password is not None:
         return "A URL with a user name or a password is not taken"
-    return _host_problem(parts, host, allows_private=allows_private)
-
-
-def _host_problem(parts: SplitResult, host: str, *, allows_private: bool) -> str:
     if parts.fragment:
         return "A URL with a fragment is not taken"
-    if not _HOST.fullmatch(host):
-        return "The host should be a name in ASCII or an address"
-    return "" if allows_private or _may_be_outside(host) else "The host should be a public address"
+    return "" if _HOST.fullmatch(host) else "The host should be a name in ASCII or an address"
 
 
 def _may_be_outside(host: str) -> bool:

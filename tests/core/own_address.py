@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentsvc.agentoptions import Llm
 from agentsvc.db import Database
-from agentsvc.errors import AgentsvcError, InvalidRequest
+from agentsvc.errors import AgentsvcError, NotAllowed
 from agentsvc.gitproviders import GitProviders
 from agentsvc.modelcheck import check_model
 from agentsvc.orders import Provider
@@ -57,7 +57,7 @@ async def main(address: str) -> None:
         try:
             check_url(url, allows_private=False)
             said[f"webhook registered at {host}"] = "yes"
-        except InvalidRequest as exc:
+        except NotAllowed as exc:
             said[f"webhook registered at {host}"] = exc.message
         said[f"webhook at {host}"] = (await sender.send(url, b"{}", {})).reason
         llm = Llm(model="openai/x", base_url=url, api_key=Secret("k"))

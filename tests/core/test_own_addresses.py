@@ -54,7 +54,7 @@ async def test_nothing_is_called_at_an_address_of_this_machine(address: str) -> 
     assert found["called"] == 0, found
     shown = f"[{address}]" if ":" in address else address
     said = found["said"]
-    assert said[f"webhook registered at {shown}"] == "The host should be a public address"
+    assert "should be a public address" in said[f"webhook registered at {shown}"]
     assert said["webhook registered at public.example"] == "yes"
     assert said["webhook at public.example"] == ("the name leads to an address that is not public")
     for host in (shown, "public.example"):

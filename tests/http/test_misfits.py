@@ -81,6 +81,9 @@ def _names(kind: mi.Type) -> set[str]:
 
 def _sample(kind: mi.Type) -> Any:
     """Return a value that fits, with no more in it than there must be."""
+    stated = (kind.extra_json_schema or {}) if isinstance(kind, mi.Metadata) else {}
+    if "pattern" in stated:
+        return next(one for one in TEXTS if re.search(stated["pattern"], one))
     [first, *_] = _plain(kind)
     found: Any = {"type": "text", "text": "hello"}
     match first:
@@ -174,8 +177,9 @@ def _inside(kind: mi.Type, loc: Loc) -> Iterator[Misfit]:
             for one in _misfits(kind.item_type, (*loc, 0)):
                 yield one._replace(value=[one.value])
         case mi.DictType():
-            for one in _misfits(kind.value_type, (*loc, "a_key")):
-                yield one._replace(value={"a_key": one.value})
+            key = str(_sample(kind.key_type))
+            for one in _misfits(kind.value_type, (*loc, key)):
+                yield one._replace(value={key: one.value})
         case _:
             pass
 
@@ -366,6 +370,8 @@ INSIDE: list[tuple[str, str, Any, set[Loc]]] = [
         },
         {
             ("body", "mcp_config", "more"),
+            ("body", "mcp_config", "sse_servers", 0, "url"),
+            ("body", "mcp_config", "sse_servers", 1, "key"),
             ("body", "secrets_store", "custom_secrets", "A", "secret"),
             ("body", "v1_enabled"),
         },
@@ -431,6 +437,19 @@ async def test_what_is_inside_of_a_part_is_named_down_to_the_key_of_a_map(client
     for method, path, body, places in INSIDE:
         told = _told(await client.request(method, path, json=body))
         assert {loc for loc, _ in told} == places, path
+
+
+async def test_a_parameter_that_is_the_text_null_is_not_taken_for_none(client: Client) -> None:
+    for path in (
+        "/api/v1/conversation/7c9e6679742540de944be07fc1f90ae7/events/count?kind__eq=null",
+        "/api/v1/app-conversations/start-tasks/count?conversation_id__eq=NULL",
+        "/api/conversations?conversation_trigger=null",
+        "/api/v1/config/models/search?verified__eq=Null",
+    ):
+        [(loc, _)] = _told(await client.get(path))
+        assert loc == ("query", path.partition("?")[2].partition("=")[0])
+    answer = await client.get("/api/v1/app-conversations/search?title__contains=null")
+    assert answer.status == 200
 
 
 async def test_a_nested_setting_that_does_not_fit_is_named_in_one_text(client: Client) -> None:

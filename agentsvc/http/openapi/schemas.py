@@ -17,6 +17,7 @@ _PREFIX: Final = "#/components/schemas/"
 _GENERIC: Final = re.compile(r"(\w+)\[(.+)\]")
 _IGNORING_CASE: Final = re.compile(r"\(\?i:([^()]*)\)")
 _NOT_OF_NAMES: Final = re.compile(r"[^a-zA-Z0-9.\-_]")
+_UUID: Final = "^(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})$"
 _OF_V0: Final = "agentsvc.http.v0."
 _OF_AGENTS: Final = "agentsvc.agent_answers."
 
@@ -162,6 +163,10 @@ def _changer(stand_ins: dict[str, Json], names: dict[str, str]) -> Callable[[Any
         changed = {name: change(value) for name, value in node.items()}
         if isinstance(changed.get("$ref"), str):
             changed["$ref"] = _PREFIX + names[changed["$ref"].removeprefix(_PREFIX)]
+        if changed.get("format") == "uuid":
+            # The format has dashes; ids are shown without and taken in both forms.
+            del changed["format"]
+            changed["pattern"] = _UUID
         if isinstance(changed.get("pattern"), str):
             changed["pattern"] = to_ecma(changed["pattern"])
         if changed.get("required") == []:

@@ -22,7 +22,7 @@ from agentsvc.http.v0.types_secrets import (
     from_names,
 )
 from agentsvc.http.wire import json_response, path_text, read_json
-from agentsvc.usersecrets import read_provider_tokens
+from agentsvc.usersecrets import to_token_patches
 from agentsvc.values import Secret
 
 
@@ -83,7 +83,7 @@ async def post_providers(request: web.Request) -> web.Response:
     tried at its provider first, and refused (401) if it is not good there.
     """
     body = await read_json(request, PROVIDERS_BODY)
-    tokens = read_provider_tokens(body.provider_tokens)
+    tokens = to_token_patches(body.provider_tokens)
     await request.app[GIT_PROVIDERS].store_tokens(request[PRINCIPAL].user_id, tokens)
     return json_response(Said(message="Git providers stored"))
 

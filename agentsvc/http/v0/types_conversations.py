@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -12,11 +12,10 @@ from agentsvc.conversations import ConversationQuery, ConversationView, Generati
 from agentsvc.errors import InvalidRequest
 from agentsvc.http.links import Links
 from agentsvc.http.routes import shown_as
-from agentsvc.http.shapes import McpLists
 from agentsvc.http.v0.replay import read_recording
 from agentsvc.http.wire import PAGE_MAX, Int64, Time
-from agentsvc.mcp import find_mcp_config
-from agentsvc.misfits import Problems, checked_by, matching
+from agentsvc.mcp import McpListsBody, to_mcp_config
+from agentsvc.misfits import Problems, matching
 from agentsvc.orders import (
     Content,
     ContentKind,
@@ -95,12 +94,12 @@ class CreateMicroagentBody(msgspec.Struct, frozen=True, kw_only=True):
 class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """InitSessionRequest: a conversation to start; all of it is optional."""
 
-    repository: Name | None = None
+    repository: git.SentRepository | None = None
     """Repository to clone into the workspace: `owner/name`, or a URL; null or empty: an empty
     workspace"""
     git_provider: Provider | None = None
     """Where the repository is; null: where the user has a token for and it is found"""
-    selected_branch: Name | None = None
+    selected_branch: git.SentBranch | None = None
     """Branch to check out; null or empty: the default branch"""
     initial_user_msg: str | None = None
     """What the user says first, which starts the agent; null or empty: the agent waits for a
@@ -117,7 +116,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Repository for which a skill is to be written; null: none"""
     conversation_instructions: str | None = None
     """Text behind the system prompt of the agent; null: none"""
-    mcp_config: Annotated[Any, shown_as(McpLists), checked_by(find_mcp_config)] = None
+    mcp_config: McpListsBody | None = None
     """Tool servers of this conversation instead of those of the settings; null: those of the
     settings"""
     conversation_id: (
@@ -228,7 +227,7 @@ def to_order(body: StartBody) -> StartOrder:
     with problems.noted():
         _check_source(repository, body.selected_branch or None, provider)
     with problems.noted():
-        servers = find_mcp_config(body.mcp_config)
+        servers = to_mcp_config(body.mcp_config)
     problems.refuse()
     name = None if body.conversation_id is UNSET else body.conversation_id
     known = parse_uuid(name) if name else None

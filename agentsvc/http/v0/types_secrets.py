@@ -1,15 +1,12 @@
 """Secrets and provider tokens on the wire of the older generation."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
-from agentsvc.http.routes import shown_as
-from agentsvc.http.shapes import ProviderTokens
-from agentsvc.misfits import checked_by
-from agentsvc.usersecrets import VariableName, VariableValue, read_provider_tokens
+from agentsvc.usersecrets import ProviderTokens, VariableName, VariableValue
 
 type Description = Annotated[str, Meta(max_length=4096)]
 
@@ -38,9 +35,7 @@ class SecretChangeBody(msgspec.Struct, frozen=True, kw_only=True):
 class ProvidersBody(msgspec.Struct, frozen=True, kw_only=True):
     """POSTProviderModel: every git provider's token; those not sent are forgotten."""
 
-    provider_tokens: Annotated[
-        dict[str, Any], shown_as(ProviderTokens), checked_by(read_provider_tokens)
-    ] = {}
+    provider_tokens: ProviderTokens = {}
     """Tokens by provider. They replace all that is stored; an empty token keeps the stored one"""
 
 

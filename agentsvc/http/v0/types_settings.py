@@ -1,18 +1,19 @@
 """Settings on the wire of the older generation, and their mapping to and from the core's."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from agentsvc.catalogue import Model
-from agentsvc.http.routes import shown_as
-from agentsvc.http.shapes import AgentName, AnalyzerName, BaseUrl, McpLists, Secrets
-from agentsvc.mcp import find_mcp_config
-from agentsvc.misfits import Problems, checked_by
+from agentsvc.mcp import McpListsBody, to_mcp_config
+from agentsvc.misfits import Problems
 from agentsvc.settings import (
     SECRET_FIELDS,
+    AgentName,
+    AnalyzerName,
+    BaseUrl,
     Budget,
     CondenserSize,
     FlatSecret,
@@ -24,7 +25,7 @@ from agentsvc.settings import (
     check_patch,
     show_settings,
 )
-from agentsvc.usersecrets import read_secrets
+from agentsvc.usersecrets import SecretsStoreBody, to_secrets_patch
 from agentsvc.values import Secret
 
 
@@ -46,7 +47,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     llm_api_key: FlatSecret | UnsetType | None = UNSET
     llm_base_url: BaseUrl | UnsetType | None = UNSET
     remote_runtime_resource_factor: ResourceFactor | UnsetType | None = UNSET
-    secrets_store: Annotated[Any, shown_as(Secrets), checked_by(read_secrets)] = UNSET
+    secrets_store: SecretsStoreBody | UnsetType | None = UNSET
     """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
     """
     enable_default_condenser: bool | UnsetType | None = UNSET
@@ -57,7 +58,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     user_consents_to_analytics: bool | UnsetType | None = UNSET
     sandbox_base_container_image: FlatText | UnsetType | None = UNSET
     sandbox_runtime_container_image: FlatText | UnsetType | None = UNSET
-    mcp_config: Annotated[Any, shown_as(McpLists), checked_by(find_mcp_config)] = UNSET
+    mcp_config: McpListsBody | UnsetType | None = UNSET
     """Tool servers in three lists. They replace all that are stored, stars stand for a stored
     secret; null: none, left out: unchanged"""
     search_api_key: FlatSecret | UnsetType | None = UNSET
@@ -150,9 +151,9 @@ def to_patch(body: SettingsBody) -> SettingsPatch:
     with problems.noted():
         check_patch(SettingsPatch(**given))
     with problems.noted():
-        servers = servers if servers is UNSET else find_mcp_config(servers)
+        servers = servers if servers is UNSET else to_mcp_config(servers)
     with problems.noted():
-        secrets = secrets if secrets is UNSET else read_secrets(secrets)
+        secrets = secrets if secrets is UNSET else to_secrets_patch(secrets)
     problems.refuse()
     return SettingsPatch(**given, mcp_config=servers, secrets_store=secrets)
 

@@ -10,7 +10,6 @@ from msgspec import UNSET, UnsetType
 from agentsvc.errors import BadRequest, Conflict, NotFound
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS, SETTINGS
 from agentsvc.http.routes import Example, Route, Scope, shown_as
-from agentsvc.http.shapes import McpServers, ProviderTokens
 from agentsvc.http.wire import (
     PAGE_MAX,
     Limit,
@@ -20,16 +19,17 @@ from agentsvc.http.wire import (
     read_json,
     read_query,
 )
-from agentsvc.mcpmap import read_mcp_map
+from agentsvc.mcpmap import NamedServers, read_mcp_map
 from agentsvc.misfits import Problems, checked_by
 from agentsvc.orders import Provider
 from agentsvc.paging import cut
 from agentsvc.settings import SettingsPatch
 from agentsvc.usersecrets import (
     ProviderTokenPatch,
+    ProviderTokens,
     VariableName,
     VariableValue,
-    read_provider_tokens,
+    to_token_patches,
 )
 from agentsvc.values import Secret, decode_cursor
 
@@ -80,13 +80,11 @@ class SecretInfo(msgspec.Struct, frozen=True, kw_only=True):
 class GitProviders(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens a user shall have, by provider; one that is empty stays as it is."""
 
-    provider_tokens: Annotated[
-        dict[str, Any], shown_as(ProviderTokens), checked_by(read_provider_tokens)
-    ] = {}
+    provider_tokens: ProviderTokens = {}
     """Tokens by provider. They replace all that is stored: a provider that is not here is
     forgotten, an empty token keeps the stored one"""
-    mcp_config: Annotated[Any, shown_as(McpServers), checked_by(read_mcp_map)] = UNSET
-    """Tool servers to store with the tokens, by name; null clears them, left out: unchanged"""
+    mcp_config: Annotated[Any, shown_as(NamedServers), checked_by(read_mcp_map)] = UNSET
+    """Tool servers to store with the tokens, by name; null or left out: unchanged"""
 
 
 class Edited(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +207,7 @@ def _changes(
             servers = read_mcp_map(body.mcp_config, loc=("body", "mcp_config"))
             patch = SettingsPatch(mcp_config=servers)
     with problems.noted():
-        tokens = read_provider_tokens(body.provider_tokens)
+        tokens = to_token_patches(body.provider_tokens)
     problems.refuse()
     return patch, tokens
 

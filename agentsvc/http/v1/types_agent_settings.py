@@ -24,10 +24,11 @@ from agentsvc.agentoptions import (
 from agentsvc.conversations.agent_body import DEFAULT_CONDENSER_SIZE, DEFAULT_MAX_ITERATIONS
 from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.routes import shown_as
-from agentsvc.http.shapes import McpServers
-from agentsvc.mcpmap import read_mcp_map, show_mcp_map
+from agentsvc.mcpmap import NamedServers, read_mcp_map, show_mcp_map
 from agentsvc.misfits import Loc, convert, in_text
 from agentsvc.settings import (
+    AgentName,
+    BaseUrl,
     Settings,
     SettingsPatch,
     check_base_url,
@@ -107,7 +108,7 @@ class LlmBody(LlmOptions, frozen=True, kw_only=True):
     Null: not set, and no conversation starts without one"""
     api_key: Annotated[SentSecret, Meta(max_length=65536)] | None = None
     """Key of the model. Null, left out or `**********`: the stored one stays; empty: cleared"""
-    base_url: Text | None = None
+    base_url: BaseUrl | None = None
     """URL of the model's API, for one that is not at its provider's usual place; null or empty: the
     usual one"""
     auth_type: Literal["api_key"] | None = None
@@ -144,13 +145,13 @@ class AgentBody(AgentOptions, frozen=True, kw_only=True):
 
     agent_kind: Literal["openhands", "llm"] | None = None
     """Always `openhands`; `llm` and null are read as the same"""
-    agent: Text | None = None
+    agent: AgentName | None = None
     """Name of the agent; null: `CodeActAgent`, the only one there is"""
     llm: LlmBody = LlmBody()
     """The language model of the agent"""
     condenser: CondenserBody = CondenserBody()
     """How a long history is shortened"""
-    mcp_config: Annotated[Any, shown_as(McpServers)] = None
+    mcp_config: Annotated[Any, shown_as(NamedServers)] = None
     """Tool servers by name. They replace all that are stored; null: none"""
 
 

@@ -15,7 +15,7 @@ from agentsvc.conversations import (
 )
 from agentsvc.errors import BadRequest
 from agentsvc.http.links import Links
-from agentsvc.http.v1.types_messages import RawPart
+from agentsvc.http.v1.types_messages import SAYS_SOMETHING, RawPart
 from agentsvc.http.v1.types_start import LongText
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
 from agentsvc.misfits import matching
@@ -155,8 +155,8 @@ class SendMessageBody(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Literal["user"] = "user"
     """Who speaks; always the user"""
-    content: Annotated[list[RawPart], msgspec.Meta(min_length=1, max_length=1000)]
-    """The parts of the message, 1 to 1000"""
+    content: Annotated[list[RawPart], msgspec.Meta(min_length=1, max_length=1000), SAYS_SOMETHING]
+    """The parts of the message, 1 to 1000; one is an image, or a text that is not empty"""
     run: bool = True
     """Whether the agent starts to work on it; false: when it is next told to"""
 

@@ -11,6 +11,7 @@ from agentsvc.http.routes import shown_as
 from agentsvc.http.wire import decode, encode
 from agentsvc.misfits import Problems, checked_by, matching
 from agentsvc.orders import Content, ContentKind, Message
+from agentsvc.values import stated
 
 type Location = tuple[str | int, ...]
 
@@ -71,9 +72,18 @@ class ImageUrlContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type
 
 
 type MessagePart = TextContent | ImageContent | ImageUrlContent
-type MessageParts = Annotated[list[MessagePart], msgspec.Meta(min_length=1)]
 type RawPart = Annotated[msgspec.Raw, shown_as(MessagePart), checked_by(_check_part)]
 """One part of a message, decoded by itself so that a refusal names it."""
+SAYS_SOMETHING: Final = stated(
+    contains={
+        "anyOf": [
+            {"properties": {"type": {"const": "text"}, "text": {"pattern": r"\S"}}},
+            {"properties": {"type": {"const": "image"}, "image_urls": {"minItems": 1}}},
+            {"properties": {"type": {"const": "image_url"}}},
+        ]
+    }
+)
+"""Of the parts of a message: one is an image, or a text that is not empty."""
 
 
 class _Kind(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +99,8 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Role = Role.USER
     """Who speaks; the agent takes a first message of the user only"""
-    content: Annotated[list[RawPart], msgspec.Meta(max_length=_CONTENT_MAX)] = []
-    """The parts of the message, at most 1000; empty: no message"""
+    content: Annotated[list[RawPart], msgspec.Meta(max_length=_CONTENT_MAX), SAYS_SOMETHING]
+    """The parts of the message, at most 1000; one is an image, or a text that is not empty"""
     run: bool = False
     """Read, and without effect: the first message always starts the agent"""
 

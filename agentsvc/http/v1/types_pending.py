@@ -7,14 +7,16 @@ import msgspec
 from agentsvc.conversations.pending import Queued
 from agentsvc.errors import BadRequest, InvalidRequest
 from agentsvc.http.routes import shown_as
-from agentsvc.http.v1.types_messages import MessagePart, to_said
+from agentsvc.http.v1.types_messages import SAYS_SOMETHING, MessagePart, to_said
 from agentsvc.misfits import in_text
 from agentsvc.orders import Message
 from agentsvc.values import dashed, stated
 
 _PARTS_MAX: Final = 1000
 
-type PendingParts = Annotated[list[MessagePart], msgspec.Meta(min_length=1, max_length=_PARTS_MAX)]
+type PendingParts = Annotated[
+    list[MessagePart], msgspec.Meta(min_length=1, max_length=_PARTS_MAX), SAYS_SOMETHING
+]
 
 
 def _nothing() -> msgspec.Raw:
@@ -29,7 +31,7 @@ class PendingBody(msgspec.Struct, frozen=True, kw_only=True):
     content: Annotated[msgspec.Raw, shown_as(PendingParts)] = msgspec.field(
         default_factory=_nothing
     )
-    """The parts of the message, at least one"""
+    """The parts of the message, 1 to 1000; one is an image, or a text that is not empty"""
 
 
 type Pending = Annotated[PendingBody, stated(required=["content"])]

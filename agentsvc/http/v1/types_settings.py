@@ -6,9 +6,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from agentsvc.auth import Principal, Role
-from agentsvc.errors import InvalidRequest
+from agentsvc.errors import InvalidRequest, Problem
 from agentsvc.http.routes import shown_as
-from agentsvc.http.shapes import AgentName, AnalyzerName, BaseUrl, McpServers, Secrets
 from agentsvc.http.v1.types_agent_settings import (
     AgentBody,
     Change,
@@ -20,11 +19,14 @@ from agentsvc.http.v1.types_agent_settings import (
     to_conversation_change,
 )
 from agentsvc.mcp import McpConfig, show_mcp_config
-from agentsvc.mcpmap import read_mcp_map
+from agentsvc.mcpmap import NamedServers, read_mcp_map
 from agentsvc.misfits import Problems, checked_by
 from agentsvc.profiles import active_profile
 from agentsvc.settings import (
     SECRET_FIELDS,
+    AgentName,
+    AnalyzerName,
+    BaseUrl,
     Budget,
     CondenserSize,
     FlatSecret,
@@ -40,7 +42,7 @@ from agentsvc.settings import (
     merge,
     show_settings,
 )
-from agentsvc.usersecrets import SecretsPatch, read_secrets
+from agentsvc.usersecrets import SecretsPatch, SecretsStoreBody, to_secrets_patch
 from agentsvc.values import MASK, Secret, ShownSecret, dashed, stated
 
 _WHOLE: Final = ("agent_settings", "conversation_settings")
@@ -79,7 +81,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     llm_api_key: FlatSecret | UnsetType | None = UNSET
     llm_base_url: BaseUrl | UnsetType | None = UNSET
     remote_runtime_resource_factor: ResourceFactor | UnsetType | None = UNSET
-    secrets_store: Annotated[Any, shown_as(Secrets), checked_by(read_secrets)] = None
+    secrets_store: SecretsStoreBody | None = None
     """Secrets and provider tokens to keep. What it does not name stays; null or left out: unchanged
     """
     enable_default_condenser: bool | UnsetType | None = UNSET
@@ -90,7 +92,7 @@ class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):
     user_consents_to_analytics: bool | UnsetType | None = UNSET
     sandbox_base_container_image: FlatText | UnsetType | None = UNSET
     sandbox_runtime_container_image: FlatText | UnsetType | None = UNSET
-    mcp_config: Annotated[Any, shown_as(McpServers), checked_by(read_mcp_map)] = UNSET
+    mcp_config: Annotated[Any, shown_as(NamedServers), checked_by(read_mcp_map)] = UNSET
     """Tool servers by name. They replace all that are stored, stars stand for a stored secret;
     null: none, left out: unchanged"""
     search_api_key: FlatSecret | UnsetType | None = UNSET
@@ -259,7 +261,7 @@ def to_change(body: SettingsBody) -> Change:
 
 def to_secrets(body: SettingsBody) -> SecretsPatch:
     """Return the secrets a body stores; raises InvalidRequest for what does not fit."""
-    return read_secrets(body.secrets_store)
+    return to_secrets_patch(body.secrets_store)
 
 
 def from_settings(settings: Settings, provider_hosts: dict[str, str | None]) -> dict[str, Any]:
@@ -287,9 +289,10 @@ def from_user(user: Principal, settings: Settings, *, is_revealed: bool) -> dict
 def _refuse_whole(body: SettingsBody) -> None:
     found = [name for name in _WHOLE if getattr(body, name) is not UNSET]
     if found:
-        raise InvalidRequest(
-            _USE_DIFFS, loc=("body", found[0]), extra={"error": _USE_DIFFS, "keys": found}
-        )
+        problems = [
+            Problem(type="value_error", loc=("body", name), msg=_USE_DIFFS) for name in found
+        ]
+        raise InvalidRequest.of(problems, extra={"error": _USE_DIFFS, "keys": found})
 
 
 def _to_patch(body: SettingsBody) -> SettingsPatch:

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import msgspec
 
+from agentsvc import git
 from agentsvc.conversations import StartTask
 from agentsvc.conversations.model import Stage
 from agentsvc.errors import InvalidRequest
@@ -90,7 +91,7 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     taken, the same request answers with its task, and another one is refused (409)"""
     initial_message: MessageBody | None = None
     """What the user says first, which starts the agent; null: the agent waits for a message. Not
-    together with `suggested_task`"""
+    together with `suggested_task`; with that, or with `trigger`, an empty message counts as null"""
     system_message_suffix: LongText | None = None
     """Text behind the system prompt of the agent, at most 200,000 characters; null: none"""
     processors: list[dict[str, Any]] | None = None
@@ -99,9 +100,9 @@ class StartBody(msgspec.Struct, frozen=True, kw_only=True):
     """Provider and name of the model; null: the one of the settings"""
     agent_profile_id: NoProfile | None = None
     """Saved agent to start with; there are none, so it is null, empty or left out"""
-    selected_repository: Name | None = None
+    selected_repository: git.SentRepository | None = None
     """Repository to clone into the workspace: `owner/name`, or a URL; null: an empty workspace"""
-    selected_branch: Name | None = None
+    selected_branch: git.SentBranch | None = None
     """Branch to check out; null: the default branch"""
     git_provider: Provider | None = None
     """Where the repository is; null: where the user has a token for and it is found"""

@@ -448,7 +448,6 @@ async def test_a_user_has_so_many_and_no_more(client: Client, receiver: Receiver
     ("order", "field"),
     [
         ({}, "url"),
-        ({"url": "http://127.0.0.1/"}, "url"),
         ({"url": "https://ann:pw@example.com/"}, "url"),
         ({"url": "https://receiver.example/", "changes": ["weather"]}, "changes"),
         ({"url": "https://receiver.example/", "event_kinds": "MessageEvent"}, "event_kinds"),
@@ -466,7 +465,13 @@ async def test_an_order_that_does_not_fit_is_refused_at_its_field(
 async def test_a_url_is_checked_when_it_is_changed(client: Client) -> None:
     made = await subscribe(client, "https://receiver.example/")
     path = f"{HOOKS}/{made['id']}"
-    assert (await client.patch(path, json={"url": "http://10.0.0.1/"})).status == 422
+    assert (await client.patch(path, json={"url": "http://a b/"})).status == 422
+    for answer in (
+        await client.patch(path, json={"url": "http://10.0.0.1/"}),
+        await client.post(HOOKS, json={"url": "http://127.0.0.1/"}),
+    ):
+        assert (answer.status, answer.json()["code"]) == (403, "not_allowed")
+        assert "the operator allows no other" in answer.json()["detail"]
     assert (await client.get(path)).json()["url"] == "https://receiver.example/"
     changed = await client.patch(path, json={"event_kinds": None, "changes": ["sandbox"]})
     assert changed.status == 200
@@ -482,7 +487,7 @@ async def test_what_is_no_longer_allowed_is_not_sent(
     await configure(service, allow_private=False)
     await feed.send(events(1))
     found = await wait_for(client, made, lambda seen: bool(seen) and seen[0]["attempts"] > 0)
-    assert found[0]["reason"] == "The host should be a public address"
+    assert found[0]["reason"].startswith("The host should be a public address")
     assert receiver.received == []
 
 
