@@ -59,7 +59,7 @@ _NOWHERE: Final = {
 def load() -> None:
     """Import all that is the same for every sandbox, and make the table of routes."""
     with _without_defaults():
-        api = importlib.import_module(_API)
+        api: Any = importlib.import_module(_API)
     importlib.import_module(f"{_AGENT_SERVER}.__main__")
     if os.environ.get(_NO_BROWSER[0]) != _NO_BROWSER[1]:
         # Each agent server imports it as soon as it is asked for its tools.
@@ -78,7 +78,7 @@ def load() -> None:
 def set_up() -> None:
     """Make the application from the environment as it is now, with the routes that there are."""
     sys.modules[f"{_AGENT_SERVER}.server_details_router"].update_last_execution_time()
-    api = sys.modules[_API]
+    api: Any = sys.modules[_API]
     ahead = api.api
     with _without_routes():
         app = api.create_app()
