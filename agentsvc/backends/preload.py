@@ -68,6 +68,9 @@ def load() -> None:
         # One that is not there any more only costs time.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # What has another name now only costs memory.
+    with contextlib.suppress(ImportError, AttributeError):
+        _make_action_types()
     # It imports the protocols.
     sys.modules["uvicorn"].Config(api.api, ws="wsproto", log_config=None).load()
     for route in api.api.routes:
@@ -91,6 +94,15 @@ def set_up() -> None:
         route for route in ahead.routes if getattr(route, "path", "") not in own
     )
     api.api = app
+
+
+def _make_action_types() -> None:
+    """Make what a conversation makes of its tools' actions, as the agent server itself can do ahead."""
+    schema: Any = importlib.import_module("openhands.sdk.tool.schema")
+    tool: Any = importlib.import_module("openhands.sdk.tool.tool")
+    models: Any = importlib.import_module("openhands.sdk.utils.models")
+    for action in models.get_known_concrete_subclasses(schema.Action):
+        tool.create_action_type_with_risk(action)
 
 
 @contextlib.contextmanager
