@@ -59,7 +59,7 @@ _NOWHERE: Final = {
 def load() -> None:
     """Import all that is the same for every sandbox, and make the table of routes."""
     with _without_defaults():
-        api = importlib.import_module(_API)
+        api: Any = importlib.import_module(_API)
     importlib.import_module(f"{_AGENT_SERVER}.__main__")
     if os.environ.get(_NO_BROWSER[0]) != _NO_BROWSER[1]:
         # Each agent server imports it as soon as it is asked for its tools.
@@ -68,6 +68,9 @@ def load() -> None:
         # One that is not there any more only costs time.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # What has another name now only costs memory.
+    with contextlib.suppress(ImportError, AttributeError):
+        _make_action_types()
     # It imports the protocols.
     sys.modules["uvicorn"].Config(api.api, ws="wsproto", log_config=None).load()
     for route in api.api.routes:
@@ -78,7 +81,7 @@ def load() -> None:
 def set_up() -> None:
     """Make the application from the environment as it is now, with the routes that there are."""
     sys.modules[f"{_AGENT_SERVER}.server_details_router"].update_last_execution_time()
-    api = sys.modules[_API]
+    api: Any = sys.modules[_API]
     ahead = api.api
     with _without_routes():
         app = api.create_app()
@@ -91,6 +94,15 @@ def set_up() -> None:
         route for route in ahead.routes if getattr(route, "path", "") not in own
     )
     api.api = app
+
+
+def _make_action_types() -> None:
+    """Make what a conversation makes of its tools' actions, as the agent server itself can do ahead."""
+    schema: Any = importlib.import_module("openhands.sdk.tool.schema")
+    tool: Any = importlib.import_module("openhands.sdk.tool.tool")
+    models: Any = importlib.import_module("openhands.sdk.utils.models")
+    for action in models.get_known_concrete_subclasses(schema.Action):
+        tool.create_action_type_with_risk(action)
 
 
 @contextlib.contextmanager

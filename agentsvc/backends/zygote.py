@@ -113,6 +113,7 @@ class Zygote:
         self._reason = ""
         self._timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Future[None] | None = None
         self._is_closed = False
         self._confinement = Confinement(refusal="the backend is not open")
 
@@ -166,8 +167,9 @@ class Zygote:
         for timer in (self._timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
+        for under_way in (self._starting, self._ending):
+            if under_way is not None:
+                await asyncio.wait([under_way])
         if self._run is not None:
             await self._drop(self._run)
 
@@ -244,7 +246,7 @@ class Zygote:
         self._reason = f"ended after {self._rules.idle_seconds:g} s without a start"
         log.info("zygote ended", extra={"pid": run.pid, "reason": self._reason})
         self._let_go(run)
-        asyncio.get_running_loop().run_in_executor(None, run.end)
+        self._ending = asyncio.get_running_loop().run_in_executor(None, run.end)
 
     def _let_go(self, run: "_Run") -> None:
         self._run = None
