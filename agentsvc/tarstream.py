@@ -30,6 +30,8 @@ _SIZE_MAX: Final = 2**63 - 1
 _DIGITS_MAX: Final = 20
 _NAME_CHARS: Final = 4096
 _STEP_BYTES: Final = 255
+_STEPS_MAX: Final = 256
+"""How deep a path may be: of each member, every directory on the way is looked up."""
 _GZIP: Final = 31
 """What zlib calls its format with the head and the sum of gzip."""
 _GZIP_MEMBERS_MAX: Final = 4096
@@ -281,11 +283,13 @@ class TarStream:
 
 
 def safe_name(name: str) -> str | None:
-    """Return a relative path without detours, or None for one that leads elsewhere."""
+    """Return a relative path without detours, or None for one that leads elsewhere or too deep."""
     if not name or len(name) > _NAME_CHARS or "\0" in name or name.startswith("/"):
         return None
     steps = name.split("/")
-    if ".." in steps or any(len(os.fsencode(step)) > _STEP_BYTES for step in steps):
+    if ".." in steps or len(steps) > _STEPS_MAX:
+        return None
+    if any(len(os.fsencode(step)) > _STEP_BYTES for step in steps):
         return None
     return posixpath.normpath(name)
 

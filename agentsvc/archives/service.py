@@ -49,6 +49,7 @@ _UNPACK: Final = (
 )
 _NO_ARCHIVE: Final = "The archive does not exist any more. Start the conversation without it"
 _SHOWN: Final = 1000
+_PACKED_AT_ONCE: Final = 2
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LAST_RETRY_SECONDS: Final = 30.0
 
@@ -73,6 +74,8 @@ class Archives:
         self._agents = agents
         self._supervisor = supervisor
         self._config = config
+        # Others need threads, too: there are five at least, and a workspace may have gigabytes.
+        self._packing = asyncio.Semaphore(_PACKED_AT_ONCE)
 
     @property
     def saves_deleted(self) -> bool:
@@ -293,7 +296,8 @@ class Archives:
                 text = f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:]
                 raise ArchiveRefused(f"tar failed in the sandbox: {text}")
             await self._receive(agent, file, part)
-            return await _to_end(partial(self._repack, archive.id, part))
+            async with self._packing:
+                return await _to_end(partial(self._repack, archive.id, part))
         finally:
             await asyncio.to_thread(part.unlink, missing_ok=True)
             with contextlib.suppress(AgentsvcError):

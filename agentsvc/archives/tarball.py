@@ -203,14 +203,21 @@ def _safe_info(member: Member, name: str, seen: dict[bytes, Kind]) -> tarfile.Ta
 
 def _is_new(name: str, seen: dict[bytes, Kind]) -> bool:
     """Whether nothing has a path yet, and whatever it is in is a directory."""
-    if _digest(name) in seen:
-        return False
-    while name := posixpath.dirname(name):
-        if seen.get(_digest(name), Kind.DIRECTORY) is not Kind.DIRECTORY:
-            return False
-    return True
+    *parents, own = _digests(name)
+    return own not in seen and all(
+        seen.get(parent, Kind.DIRECTORY) is Kind.DIRECTORY for parent in parents
+    )
 
 
 def _digest(name: str) -> bytes:
     """Return what stands for a path, which may be long, and there may be many."""
-    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return _digests(name)[-1]
+
+
+def _digests(name: str) -> list[bytes]:
+    """Return what stands for each directory on the way to a path, and for the path."""
+    found, whole = [], hashlib.blake2b(digest_size=16)
+    for step in name.encode("utf-8", "surrogateescape").split(b"/"):
+        whole.update(step + b"/")
+        found.append(whole.digest())
+    return found

@@ -430,6 +430,15 @@ def list_temps(root: Path) -> Iterator[tuple[Path, str]]:
             yield path, mark
 
 
+def remove_temps(mark: str, root: Path, known: str) -> None:
+    """Remove the temporary directories of a sandbox, also a known one that has no mark yet."""
+    found = [path for path, owner in list_temps(root) if owner == mark]
+    if known and temp_mark(Path(known)) in (mark, ""):
+        found.append(Path(known))
+    for path in found:
+        remove_directory(path)
+
+
 def new_record(
     instance_id: str, order: Order, *, root: Path, callback: str, way_out: WayOut = WayOut.HOST
 ) -> Record:

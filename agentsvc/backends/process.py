@@ -50,7 +50,6 @@ from agentsvc.backends import (
     places,
     zygote,
 )
-from agentsvc.backends.files import remove_directory
 from agentsvc.backends.look import (
     Look,
     look_at,
@@ -74,6 +73,7 @@ HANDLE_VERSION: Final = 1
 
 _FOLLOW_SECONDS = 0.2
 _LOOKS_AT_ONCE = 2
+_REMOVALS_AT_ONCE = 2  # of five threads at least: a sandbox may have millions of files
 
 
 class ProcessBackend(RuntimeBackend[ProcessConfig]):
@@ -108,6 +108,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         # Threads that read many small files at a time mostly wait for each other.
         self._measuring = asyncio.Semaphore(1)
         self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
+        self._removing = asyncio.Semaphore(_REMOVALS_AT_ONCE)
         self._priorities = Priorities(context.state_dir / ".giving-way", self._running_state)
         self._zygote = zygote.Zygote(
             zygote.Rules(
@@ -245,7 +246,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         tree = self._tree(look, handle)
         await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
         await self._doors.close(handle.sandbox_id)
-        await finish(lambda: self._remove(place, look, handle))
+        async with self._removing:
+            await finish(lambda: self._remove(place, look, handle))
         self._meters.pop(handle.sandbox_id, None)
 
     async def pause(self, handle: Handle) -> None:
@@ -463,12 +465,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
 
     def _remove(self, place: Place, look: Look, handle: Handle) -> None:
         mark = self._mark(handle)
-        temps = [path for path, owner in places.list_temps(self._temp_root) if owner == mark]
         known = look.record.temp if look.record else _told_temp(handle)
-        if known and places.temp_mark(Path(known)) in (mark, ""):
-            temps.append(Path(known))
-        for path in temps:
-            remove_directory(path)
+        places.remove_temps(mark, self._temp_root, known)
         held = self._means.groups.legacy_paths(launch.group_name(mark))
         held += [Path(path) for path in (look.state.joined if look.state else ())]
         if (group := self._tree(look, handle).group) is not None:

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from agentsvc.backends.files import remove_directory
 from agentsvc.backends.process import HANDLE_VERSION, ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.errors import BackendUnavailable, Conflict
-from agentsvc.values import new_id
+from agentsvc.values import monotonic, new_id
 from tests.core.bench import (
     SERVE,
     Bench,
@@ -164,6 +165,28 @@ async def test_a_directory_is_deleted_however_deep_it_is(bench: Bench) -> None:
     await bench.run(handle, "python3", "-Ic", script)
     await bench.backend.delete(handle)
     assert not bench.directory(handle).exists()
+
+
+async def test_large_sandboxes_that_are_removed_leave_threads_for_others(bench: Bench) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3))
+    handles = [await bench.serve() for _ in range(3)]
+    for handle in handles:
+        place = bench.directory(handle) / "workspace"
+        await asyncio.to_thread(_fill, place)
+    longest, begun = 0.0, monotonic()
+    removals = asyncio.gather(*(bench.backend.delete(handle) for handle in handles))
+    while not removals.done():
+        began = monotonic()
+        await asyncio.to_thread(int)
+        longest = max(longest, monotonic() - began)
+        await asyncio.sleep(0.01)
+    await removals
+    assert longest < (monotonic() - begun) / 4
+
+
+def _fill(directory: Path) -> None:
+    for number in range(20_000):
+        (directory / str(number)).touch()
 
 
 async def test_other_instances_directories_are_not_listed(bench: Bench) -> None:

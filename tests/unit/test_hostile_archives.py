@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import tarfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -249,6 +250,38 @@ def test_a_saved_workspace_that_unpacks_to_too_much_is_refused_early(
         opened.write(info.tobuf() + bytes(info.size + 4 * 512))
     with pytest.raises(ArchiveRefused, match="larger than archives may be"):
         tarball.check(file, Bounds(unpacked_bytes=1024**2, files=10))
+
+
+def deep_workspace(levels: int, files: int) -> bytes:
+    """Return a packed workspace of empty files, so many directories deep."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+        for number in range(files):
+            archive.addfile(tarfile.TarInfo(f"{number}/{'d/' * levels}f"))
+    return packed.getvalue()
+
+
+def test_files_that_are_very_deep_are_left_out_and_cost_little(tmp_path: Path) -> None:
+    packed, kept = tmp_path / "in", tmp_path / "out"
+    bounds = Bounds(unpacked_bytes=10**9, files=10**6)
+    packed.write_bytes(deep_workspace(2000, 1000))
+    began = time.process_time()
+    contents = repack(packed, kept, bounds)
+    assert (contents.files, contents.skipped) == (0, 1000)
+    packed.write_bytes(deep_workspace(200, 1000))
+    contents = repack(packed, kept, bounds)
+    assert (contents.files, contents.skipped) == (1000, 0)
+    assert time.process_time() - began < 5
+
+
+def test_a_workspace_with_too_much_in_names_is_not_made_a_zip_file() -> None:
+    names = (f"{number:05}/{'/'.join(['d' * 250] * 15)}" for number in range(10_000))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(AgentsvcError, match="too large"):
+        to_zip(packed.getvalue())
 
 
 def test_a_workspace_of_too_many_files_is_not_made_a_zip_file() -> None:

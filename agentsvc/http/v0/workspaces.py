@@ -42,6 +42,8 @@ PACKED_MAX_BYTES: Final = 48 * 1024 * 1024
 
 _UNPACKED_MAX_BYTES: Final = 1024 * 1024 * 1024
 _MEMBERS_MAX: Final = 200_000
+_NAMES_CHARS_MAX: Final = 32 * 1024 * 1024
+"""How long all names may be together, which are in memory."""
 _LIST_SECONDS: Final = 20.0
 _PACK_SECONDS: Final = 100.0
 _HIDDEN: Final = frozenset(
@@ -167,13 +169,14 @@ def to_zip(packed: bytes) -> bytes:
     Raises Conflict if it is too large unpacked, AgentRefused if it is no whole archive.
     """
     out = io.BytesIO()
-    left = _UNPACKED_MAX_BYTES
+    left, names_left = _UNPACKED_MAX_BYTES, _NAMES_CHARS_MAX
     source, names = TarStream(Gunzip(io.BytesIO(packed))), {"."}
     try:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as target:
             for number, member in enumerate(source):
                 left -= member.size
-                if left < 0 or number >= _MEMBERS_MAX:
+                names_left -= len(member.name)
+                if min(left, names_left) < 0 or number >= _MEMBERS_MAX:
                     raise Conflict("The workspace is too large to be downloaded as a whole")
                 name = safe_name(member.name)
                 if name is not None and name not in names:
