@@ -328,7 +328,10 @@ class AgentServer(WorkspaceCalls):
         It makes the changes of one conversation one after the other, and each waits while a tool
         runs. Those whose caller has gone meanwhile are made all the same.
         """
-        await self.set_secrets(conversation_id, {}, time_limit=time_limit)
+        # The first call is answered once it has read all that was sent to it before, and the
+        # second one behind that.
+        for _ in range(2):
+            await self.set_secrets(conversation_id, {}, time_limit=time_limit)
 
     async def switch_llm(
         self,

@@ -26,6 +26,7 @@ SCRIPTS: dict[str, Script] = {
         finish("Done."),
     ],
     "steps": [call("terminal", command="sleep 0.4") for _ in range(9)],
+    "tool": [call("terminal", command="sleep 2"), finish("Too far.")],
     "refused": [fail(401)],
 }
 ENDED = ("finished", "error", "paused", "waiting_for_confirmation", "stuck")
@@ -258,6 +259,21 @@ async def check_a_pause_lets_the_step_end(rig: Rig) -> None:
     story = await rig.story(conversation_id)
     assert story[-2:] == ["ObservationEvent", "PauseEvent"]
     assert story.count("ActionEvent") < 9
+
+
+async def check_a_message_before_a_pause_does_not_set_it_going_behind(rig: Rig) -> None:
+    conversation_id = await rig.start("[script:tool] go")
+    await rig.wait_for_kind(conversation_id, "ActionEvent")
+    content = [{"type": "text", "text": "[script:say] go"}]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(rig.server.send_message(conversation_id, content, run=True))
+        await asyncio.sleep(0.5)
+        group.create_task(rig.server.pause(conversation_id))
+    await rig.wait(conversation_id, "paused")
+    await asyncio.sleep(0.5)
+    assert (await rig.wait(conversation_id)).execution_status == "paused"
+    story = await rig.story(conversation_id)
+    assert [story.count(kind) for kind in ("MessageEvent", "PauseEvent")] == [2, 1]
 
 
 async def check_the_policy_can_change(rig: Rig) -> None:

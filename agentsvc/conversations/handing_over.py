@@ -14,7 +14,7 @@ import msgspec
 
 from agentsvc.agent import AgentServer, ConversationInfo
 from agentsvc.conversations.agent_body import text_of, to_agent_message
-from agentsvc.conversations.pending_table import Pending, PendingKind
+from agentsvc.conversations.pending_table import ANSWERS, STOPS, Pending, PendingKind
 from agentsvc.errors import AgentRefused, AgentUnavailable, Conflict, NotFound
 from agentsvc.orders import ExecutionStatus, Message
 from agentsvc.values import monotonic
@@ -22,18 +22,16 @@ from agentsvc.values import monotonic
 LONGEST_TOOL_SECONDS: Final = 6 * 3600.0
 """How long a change of a conversation may wait for a tool to end."""
 
-ANSWERS: Final = (PendingKind.ACCEPT, PendingKind.REJECT)
-_STOPS: Final = (PendingKind.PAUSE, PendingKind.INTERRUPT)
 _EFFECT_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
 
 _STOPPED: Final = frozenset({"PauseEvent", "InterruptEvent"})
 _TAKEN_UP: Final = _STOPPED | {"ActionEvent", "ConversationErrorEvent"}
 _ENDED: Final = frozenset({"ObservationEvent", "UserRejectObservation", "AgentErrorEvent"})
-_AT_REST: Final = (ExecutionStatus.IDLE, ExecutionStatus.ERROR)
+_AT_REST: Final = (ExecutionStatus.IDLE, ExecutionStatus.ERROR, ExecutionStatus.PAUSED)
 
-type Begin = Callable[[str], Awaitable[None]]
-"""Stores, before a first try, where the agent's log ends."""
+type Begin = Callable[[str], Awaitable[bool]]
+"""Stores, before a first try, where the agent's log ends; returns whether the agent is to go on."""
 
 
 class PlaceLost(NotFound):
@@ -64,19 +62,18 @@ async def hand_over(agent: AgentServer, pending: Pending, begin: Begin) -> None:
     any more, and AgentRefused or NotFound when it can never be told.
     """
     if pending.is_tried and pending.kind is not PendingKind.INTERRUPT:
-        # What is still held back for a tool is in no log. The first call is answered once the
-        # agent server has read all that was sent to it before, and the second one behind that.
-        for _ in range(2):
-            await agent.wait_for_earlier_changes(
-                pending.conversation_id, time_limit=LONGEST_TOOL_SECONDS
-            )
-    if pending.last_event is None:
+        # What is still held back for a tool is in no log.
+        await agent.wait_for_earlier_changes(
+            pending.conversation_id, time_limit=LONGEST_TOOL_SECONDS
+        )
+    last_event = pending.last_event
+    if last_event is None:
         await _check_question(agent, pending)
-        await begin(await _find_last_event(agent, pending))
+        last_event = await _find_last_event(agent, pending)
     elif await _is_told(agent, pending):
         return
-    elif not pending.is_tried:
-        await begin(pending.last_event)
+    if not pending.is_tried:
+        pending = msgspec.structs.replace(pending, run=await begin(last_event))
     await _tell(agent, pending)
     if pending.kind in ANSWERS and pending.about:
         await _wait_until_told(agent, pending)
@@ -93,8 +90,8 @@ async def check_first_message(
     if message is None or is_begun:
         return
 
-    async def begin(_last_event: str) -> None:
-        """Note nothing: the beginning of a log stays where it is."""
+    async def begin(_last_event: str) -> bool:
+        return True
 
     pending = Pending(
         id=info.hex_id,
@@ -151,7 +148,7 @@ async def _is_told(agent: AgentServer, pending: Pending) -> bool:
     if pending.kind in (PendingKind.MESSAGE, PendingKind.RECORDED):
         return await _is_said(agent, pending, behind)
     is_running = await _status(agent, pending) == ExecutionStatus.RUNNING
-    if pending.kind in _STOPS:
+    if pending.kind in STOPS:
         return not is_running or any(one.kind in _STOPPED for one in behind)
     return is_running or _is_taken_up(behind)
 
@@ -191,6 +188,9 @@ async def _tell(agent: AgentServer, pending: Pending) -> None:
 
 
 async def _run(agent: AgentServer, pending: Pending) -> None:
+    if not pending.run:
+        # The agent was told to stop since.
+        return
     try:
         await agent.run(pending.conversation_id)
     except Conflict:

@@ -7,6 +7,7 @@ that says so and holds its text, so that nothing that was taken gets lost.
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -14,15 +15,17 @@ import msgspec
 from agentsvc.agent import AgentClient, AgentServer
 from agentsvc.announcements import Announcement, Announcements, Subject
 from agentsvc.conversations.agent_body import text_of, to_agent_message
-from agentsvc.conversations.handing_over import ANSWERS, hand_over, open_actions
+from agentsvc.conversations.handing_over import hand_over, open_actions
 from agentsvc.conversations.model import SANDBOX_GONE, ConversationView
 from agentsvc.conversations.pending_table import (
+    ANSWERS,
     ORDERED,
     Lane,
     Pending,
     PendingKind,
     PendingTable,
     lane_of,
+    lanes_behind,
 )
 from agentsvc.conversations.recorder import error_event, event_time, wish_event
 from agentsvc.conversations.service import Conversations
@@ -56,7 +59,6 @@ NOT_DELIVERED: Final = "MessageNotDelivered"
 _MOST_SHOWN: Final = 100_000
 _TASK: Final = "task-"
 _SPENDING: Final = (PendingKind.MESSAGE, PendingKind.ACCEPT, PendingKind.RUN)
-_STOPS: Final = (PendingKind.PAUSE, PendingKind.INTERRUPT)
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,8 +305,7 @@ class PendingMessages:
             await self._fail(user_id, pending, exc)
             return True
         if view.agent_url is None or view.session_api_key is None:
-            if pending.kind not in _STOPS:
-                await self._wake_up(view)
+            await self._wake_up(view)
             return False
         agent = self._agents.at(view.agent_url, view.session_api_key)
         return await self._try(view, agent, pending)
@@ -327,10 +328,11 @@ class PendingMessages:
         """Hand over something; say whether it waits no more."""
         user_id, asked_at, is_tried = view.conversation.user_id, event_time(), pending.is_tried
 
-        async def begin(last_event: str) -> None:
+        async def begin(last_event: str) -> bool:
             nonlocal is_tried
-            await self._db.write(lambda tx: self._table.begin(tx, pending.id, last_event))
+            is_to_run = await self._db.write(lambda tx: self._table.begin(tx, pending, last_event))
             is_tried = True
+            return is_to_run
 
         try:
             await hand_over(agent, pending, begin)
@@ -358,6 +360,8 @@ class PendingMessages:
     ) -> None:
         """Remove what waits no more; its agent may be at work now, whenever that is reported."""
         await self._table.delete(tx, pending.id)
+        for lane in lanes_behind(pending.kind):
+            tx.after_commit(partial(self._wake, user_id, pending.conversation_id, lane))
         if run_asked_at is not None:
             await self._table.set_run_asked(tx, pending.conversation_id, run_asked_at)
         self._announce(tx, user_id, pending.conversation_id)

@@ -26,23 +26,30 @@ class PendingKind(StrEnum):
 
 type Lane = tuple[PendingKind, ...]
 
-ORDERED: Final[Lane] = (
-    PendingKind.MESSAGE,
-    PendingKind.ACCEPT,
-    PendingKind.REJECT,
-    PendingKind.RUN,
-)
-"""What is told one after the other. Each other kind waits for none but its own."""
+ANSWERS: Final = (PendingKind.ACCEPT, PendingKind.REJECT)
+STOPS: Final = (PendingKind.PAUSE, PendingKind.INTERRUPT)
+
+ORDERED: Final[Lane] = (PendingKind.MESSAGE, *ANSWERS, PendingKind.RUN)
+"""What is told one after the other. Each other kind waits for its own."""
 
 LANES: Final[tuple[Lane, ...]] = (
     ORDERED,
     *((kind,) for kind in PendingKind if kind not in ORDERED),
 )
 
+# A stop does not wait for messages, which may wait for a tool; but what comes behind it does not
+# overtake it, and it does not overtake an answer, which would set the agent going again.
+_ALSO_BEFORE: Final[dict[Lane, Lane]] = {ORDERED: STOPS, **{(kind,): ANSWERS for kind in STOPS}}
+
 
 def lane_of(kind: PendingKind) -> Lane:
     """Return the kinds that are told in one order with this one."""
     return next(lane for lane in LANES if kind in lane)
+
+
+def lanes_behind(kind: PendingKind) -> list[Lane]:
+    """Return the other lanes in which something may wait for one of this kind."""
+    return [lane for lane, before in _ALSO_BEFORE.items() if kind in before]
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,28 +118,57 @@ class PendingTable:
         return int(row["n"])
 
     async def find_first(
-        self, reader: Queryable, conversation_id: str, kinds: Sequence[str]
+        self, reader: Queryable, conversation_id: str, lane: Lane
     ) -> Pending | None:
-        """Return what has waited longest of these kinds in a conversation."""
+        """Return what is next in a lane of a conversation; None while it waits for another lane."""
         sql = """
             SELECT id, conversation_id, kind, message, run, about, last_event, said_before, is_tried
             FROM pending_messages
             WHERE conversation_id = :conversation_id
                 AND kind IN (SELECT value FROM json_each(:kinds))
+                AND NOT EXISTS (
+                    SELECT 1
+                    FROM pending_messages AS before
+                    WHERE before.conversation_id = :conversation_id
+                        AND before.seq < pending_messages.seq
+                        AND before.kind IN (SELECT value FROM json_each(:before))
+                        AND (before.about != '[]' OR before.kind NOT IN ('accept', 'reject'))
+                )
             ORDER BY seq
             LIMIT 1
         """
-        row = await reader.one(sql, _of(conversation_id, kinds))
+        before = _encode(_ALSO_BEFORE.get(lane, ())).decode()
+        values = {**_of(conversation_id, lane), "before": before}
+        row = await reader.one(sql, values)
         return _from_row(row) if row else None
 
-    async def begin(self, tx: Transaction, pending_id: str, last_event: str) -> None:
-        """Note that it is being tried, and where the agent's log ended before."""
+    async def begin(self, tx: Transaction, pending: Pending, last_event: str) -> bool:
+        """Note that it is being tried, and where the agent's log ended before.
+
+        Returns whether the agent is still to go on with it. With what was told before a stop it is
+        not to go on any more.
+        """
         sql = """
             UPDATE pending_messages
             SET is_tried = 1, last_event = :last_event
             WHERE id = :id
         """
-        await tx.run(sql, {"id": pending_id, "last_event": last_event})
+        await tx.run(sql, {"id": pending.id, "last_event": last_event})
+        sql = "SELECT seq, run FROM pending_messages WHERE id = :id"
+        row = await tx.one(sql, {"id": pending.id})
+        if row is None:
+            return False
+        if pending.kind in STOPS:
+            await self._stop_runs(tx, pending.conversation_id, row["seq"])
+        return bool(row["run"])
+
+    async def _stop_runs(self, tx: Transaction, conversation_id: str, seq: int) -> None:
+        sql = """
+            UPDATE pending_messages
+            SET run = 0
+            WHERE conversation_id = :conversation_id AND seq < :seq AND kind IN ('message', 'run')
+        """
+        await tx.run(sql, {"conversation_id": conversation_id, "seq": seq})
 
     async def delete(self, tx: Transaction, pending_id: str) -> None:
         """Remove what waits no more."""

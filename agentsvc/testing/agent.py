@@ -351,9 +351,10 @@ class FakeAgent:
         conversation = _conversation(request)
         if request[_SANDBOX].refused_messages:
             return _error(422, request[_SANDBOX].refused_messages.pop(0))
+        stops = conversation.stops
         async with conversation.step_lock:
             conversation.add_message(request[_BODY]["content"])
-        if request[_BODY].get("run"):
+        if request[_BODY].get("run") and conversation.stops == stops:
             self._run(conversation)
         return _done()
 

@@ -49,6 +49,8 @@ class FakeConversation:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.step_lock = asyncio.Lock()
+        self.stops = 0
+        """How often it was told to stop."""
         self._playbook = playbook
         self._use_tool = use_tool
         self._emit = emit
@@ -79,7 +81,7 @@ class FakeConversation:
         is_first = not any(one["role"] == "user" for one in self._messages)
         if is_first:
             self.add("SystemPromptEvent", "agent", system_prompt=_text("You are a fake."), tools=[])
-        elif self.status in ("finished", "paused", "error", "stuck"):
+        elif self.status in ("finished", "stuck"):
             self.set_status("idle")
         message = {"role": "user", "content": [_text(text)], "thinking_blocks": []}
         event = self.add("MessageEvent", "user", llm_message=message, activated_skills=[])
@@ -107,11 +109,13 @@ class FakeConversation:
 
     def pause(self) -> None:
         """Stop after the current step."""
+        self.stops += 1
         if self.status == "running":
             self._is_pausing = True
 
     def interrupt(self) -> None:
         """Stop now; an open tool call ends in an error."""
+        self.stops += 1
         was_running = self.status == "running"
         self._stop.set()
         if not was_running:

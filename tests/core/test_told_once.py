@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
+from agentsvc.agent import AgentClient
 from agentsvc.agent_answers import CommandResult
+from agentsvc.conversations.handing_over import hand_over
+from agentsvc.conversations.pending_table import Pending, PendingKind
+from agentsvc.orders import Content, ContentKind, Message
 from agentsvc.testing.fake_sandbox import FakeSandbox
 from agentsvc.testing.llm import call, finish, make_playbook
+from agentsvc.values import Secret, new_id
 from tests.core.troubles import TroubledAgent, eventually
 from tests.service import Client, Service
 
@@ -16,6 +21,10 @@ V1 = "/api/v1/app-conversations"
 V0 = "/api/conversations"
 HELLO = {"content": [{"type": "text", "text": "only once"}]}
 ANSWERS = "/events/respond_to_confirmation"
+
+
+async def _begin(_last_event: str) -> bool:
+    raise AssertionError("it was tried before")
 
 
 async def _asking(client: Client, fake_agent: TroubledAgent) -> str:
@@ -164,6 +173,100 @@ async def test_a_stop_whose_answer_is_lost_stops_no_later_run(
     assert await _wish(client, conversation_id, "running") == 200
     await client.wait_for_execution(conversation_id, "finished")
     assert sum(one.endswith(path) for one in sandbox.requests) == 1
+
+
+@pytest.mark.parametrize("state", ["paused", "stopped"])
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_what_was_said_before_a_stop_does_not_set_the_agent_going_behind_it(
+    client: Client, service: Service, fake_agent: TroubledAgent, state: str, *, is_restarted: bool
+) -> None:
+    slow = CommandResult(exit_code=0, stdout="", stderr="")
+    fake_agent.on_command("^slow", slow, seconds=2.0)
+    fake_agent.playbook = make_playbook([call("terminal", command="slow"), finish("done")])
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "running")
+    path = f"{V1}/{conversation_id}/send-message"
+    for number in range(3):
+        key = {"Idempotency-Key": f"message {number}"}
+        assert (await client.post(path, json=HELLO, headers=key)).status == 200
+    assert (
+        await _wish(client, conversation_id, "running", headers={"Idempotency-Key": "run"}) == 200
+    )
+    stop = {"Idempotency-Key": "stop"}
+    assert await _wish(client, conversation_id, state, headers=stop) == 200
+    if is_restarted:
+        await service.restart()
+    await eventually(lambda: _said(fake_agent, conversation_id) == 3)
+    await asyncio.sleep(0.3)
+    # Where the tool had ended before the stop came, there was nothing to be paused any more.
+    assert fake_agent.conversation_of(conversation_id).status in ("paused", "idle")
+    # What is said behind it does.
+    key = {"Idempotency-Key": "the last"}
+    assert (await client.post(path, json=HELLO, headers=key)).status == 200
+    await client.wait_for_execution(conversation_id, "finished")
+    assert _said(fake_agent, conversation_id) == 4
+
+
+async def test_a_message_behind_a_stop_does_not_overtake_it(
+    client: Client, fake_agent: TroubledAgent
+) -> None:
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    held = fake_agent.hold("interrupt")
+    async with asyncio.TaskGroup() as group:
+        stop = group.create_task(_wish(client, conversation_id, "stopped"))
+        await fake_agent.waits("interrupt")
+        path = f"{V1}/{conversation_id}/send-message"
+        said = group.create_task(client.post(path, json=HELLO))
+        await asyncio.sleep(0.3)
+        assert _said(fake_agent, conversation_id) == 0
+        held.set()
+    assert (stop.result(), said.result().status) == (200, 200)
+    await eventually(lambda: _said(fake_agent, conversation_id) == 1)
+    await client.wait_for_execution(conversation_id, "finished")
+
+
+async def test_a_stop_does_not_overtake_the_answer_before_it(
+    client: Client, fake_agent: TroubledAgent
+) -> None:
+    conversation_id = await _asking(client, fake_agent)
+    slow = CommandResult(exit_code=0, stdout="", stderr="")
+    fake_agent.on_command("^first", slow, seconds=1.0)
+    [sandbox] = fake_agent.sandboxes.values()
+    sandbox.fail_next(503, ANSWERS, times=2)
+    for state in ("user_confirmed", "paused"):
+        key = {"Idempotency-Key": state}
+        assert await _wish(client, conversation_id, state, headers=key) == 200
+    conversation = fake_agent.conversation_of(conversation_id)
+    await eventually(lambda: len(_kinds(fake_agent, conversation_id, "ObservationEvent")) == 1)
+    await eventually(lambda: conversation.status == "paused")
+
+
+async def test_a_message_that_a_paused_agent_has_but_has_not_begun_with_sets_it_going(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    conversation_id = await client.start_conversation()
+    await client.wait_for_execution(conversation_id, "finished")
+    conversation = fake_agent.conversation_of(conversation_id)
+    conversation.interrupt()
+    last_event = conversation.events[-1]["id"]
+    conversation.add_message(HELLO["content"])
+    [sandbox] = fake_agent.sandboxes.values()
+    pending = Pending(
+        id=new_id(),
+        conversation_id=conversation_id,
+        kind=PendingKind.MESSAGE,
+        message=Message(content=(Content(kind=ContentKind.TEXT, text="only once"),)),
+        last_event=last_event,
+        is_tried=True,
+    )
+    agents = AgentClient()
+    await agents.open()
+    url = f"{service.url}/sandboxes/{sandbox.sandbox_id}/agent"
+    await hand_over(agents.at(url, Secret(sandbox.key)), pending, _begin)
+    await agents.close()
+    await eventually(lambda: conversation.status == "finished")
+    assert _said(fake_agent, conversation_id) == 1
 
 
 async def test_what_nobody_can_know_is_told_to_a_person(
