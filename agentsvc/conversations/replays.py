@@ -1,6 +1,7 @@
 """Replaying recorded conversations in their sandboxes before the language model takes over."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -35,7 +36,7 @@ from agentsvc.errors import (
     NotFound,
     StartRefused,
 )
-from agentsvc.orders import ExecutionStatus, Message, RecordedStep
+from agentsvc.orders import ExecutionStatus, RecordedStep
 from agentsvc.sandboxes import Sandbox
 from agentsvc.settings import SettingsStore
 from agentsvc.vault import Vault
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 _FIRST_LOOK_SECONDS: Final = 0.2
 _LAST_LOOK_SECONDS: Final = 2.0
 _HAND_OVER_SECONDS: Final = 600.0
+_EARLIER_SECONDS: Final = 10.0
+"""How long changes of before are waited for at a time: they may have set the agent going."""
 
 _BROKEN: Final = (ExecutionStatus.ERROR, ExecutionStatus.STUCK)
 
@@ -130,9 +133,11 @@ async def play(
     pause = _FIRST_LOOK_SECONDS
     while True:
         try:
-            info = await agent.find_conversation(conversation_id)
-            if info is None:
-                raise ConversationDeleted
+            info = await _find(agent, conversation_id)
+            if info.execution_status != ExecutionStatus.RUNNING:
+                # An earlier try, perhaps of a server that was killed, has its effect only then.
+                await agent.wait_for_earlier_changes(conversation_id, time_limit=_EARLIER_SECONDS)
+                info = await _find(agent, conversation_id)
             if await _go_on(agent, conversation_id, steps, info):
                 return info
         except AgentUnavailable as exc:
@@ -142,16 +147,23 @@ async def play(
         pause = min(pause * 1.5, _LAST_LOOK_SECONDS)
 
 
+async def _find(agent: AgentServer, conversation_id: str) -> ConversationInfo:
+    info = await agent.find_conversation(conversation_id)
+    if info is None:
+        raise ConversationDeleted
+    return info
+
+
 async def _go_on(
     agent: AgentServer, conversation_id: str, steps: Sequence[RecordedStep], info: ConversationInfo
 ) -> bool:
     """Do what is due in a replay; return whether nothing will be any more."""
     status = info.execution_status
-    if status == ExecutionStatus.RUNNING and info.agent.llm.model == MODEL:
-        return False
-    events = await _read(agent, conversation_id)
-    at = reached(steps, events)
     is_handed_over = info.agent.llm.model != MODEL
+    if status == ExecutionStatus.RUNNING and not is_handed_over:
+        return False
+    events = [raw async for page in agent.event_pages(conversation_id) for raw in page]
+    at = reached(steps, events)
     if status == ExecutionStatus.WAITING_FOR_CONFIRMATION and acts_as_recorded(events):
         # What is recorded was confirmed when it was recorded.
         await agent.respond_to_confirmation(conversation_id, accept=True)
@@ -167,23 +179,9 @@ async def _go_on(
         return False
     due = steps[at + 1].message if at + 1 < len(steps) else None
     if due is not None:
-        # An earlier try, perhaps of a server that was killed, is in the log only then.
-        await agent.wait_for_earlier_changes(conversation_id)
-        if reached(steps, await _read(agent, conversation_id)) == at:
-            await _say(agent, conversation_id, due)
+        content = to_agent_message(due)["content"]
+        await agent.send_message(conversation_id, content, run=True, time_limit=_HAND_OVER_SECONDS)
     else:
-        try:
+        with contextlib.suppress(Conflict):
             await agent.run(conversation_id)
-        except Conflict:
-            log.debug("agent runs already", extra={"conversation_id": conversation_id})
     return False
-
-
-async def _read(agent: AgentServer, conversation_id: str) -> list[bytes]:
-    return [raw async for page in agent.event_pages(conversation_id) for raw in page]
-
-
-async def _say(agent: AgentServer, conversation_id: str, message: Message) -> None:
-    """Hand a recorded message of the user to the agent, which goes on with it."""
-    content = to_agent_message(message)["content"]
-    await agent.send_message(conversation_id, content, run=True, time_limit=_HAND_OVER_SECONDS)

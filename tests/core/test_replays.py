@@ -212,6 +212,30 @@ async def test_what_is_recorded_needs_no_second_confirmation(
     await replay.ends()
 
 
+async def test_a_confirmation_that_is_under_way_at_a_restart_is_not_given_twice(
+    client: Client, service: Service, fake_agent: TroubledAgent
+) -> None:
+    script = (call("terminal", command="one"), say("", delay_seconds=3600))
+    fake_agent.playbook = make_playbook(script)
+    await client.save_settings(confirmation_mode=True)
+    events = (user("begin"), run("one"), run("two"))
+    fake_agent.hold("confirmation")
+    replay = await start(client, service, fake_agent, *events, status="waiting_for_confirmation")
+    replay.did(1)
+    await fake_agent.waits("confirmation")
+    # The agent server has read it and made nothing of it yet; it does the one after the other.
+    fake_agent.hold("secrets")
+    await service.restart()
+    await fake_agent.waits("secrets")
+    fake_agent.held.pop("confirmation").set()
+    await replay.ask(1)
+    await eventually(lambda: replay.conversation.status == "running")
+    await replay.rests()
+    fake_agent.let_go()
+    await replay.ends()
+    assert fake_agent.count("/events/respond_to_confirmation") == 1
+
+
 async def test_an_agent_that_stands_still_is_set_going(
     client: Client, service: Service, fake_agent: TroubledAgent
 ) -> None:
@@ -229,6 +253,7 @@ async def test_a_replay_that_breaks_is_a_failed_start(
 ) -> None:
     replay = await start(client, service, fake_agent, user("begin"), run("one"), run("two"))
     replay.did(1)
+    await replay.rests()
     replay.conversation.set_status("stuck")
     detail = await replay.ends("ERROR")
     assert "The replay ended in the state `stuck` at step 2 of 3" in detail

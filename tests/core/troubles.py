@@ -165,8 +165,8 @@ async def reconfigure(
 class TroubledAgent(FakeAgent):
     """A FakeAgent that holds requests up and has the troubles it is told to have.
 
-    The names of requests are `alive`, `command`, `hooks`, `conversation`, `info`, `secrets` and
-    `interrupt`.
+    The names of requests are `alive`, `command`, `hooks`, `conversation`, `info`, `secrets`,
+    `confirmation` and `interrupt`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -260,6 +260,10 @@ class TroubledAgent(FakeAgent):
     async def post_secrets(self, request: web.Request) -> web.Response:
         await self._wait("secrets", self.held.get("secrets"))
         return await super().post_secrets(request)
+
+    async def post_confirmation(self, request: web.Request) -> web.Response:
+        await self._wait("confirmation", self.held.get("confirmation"))
+        return await super().post_confirmation(request)
 
     async def post_interrupt(self, request: web.Request) -> web.Response:
         await self._wait("interrupt", self.held.get("interrupt"))
