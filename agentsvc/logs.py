@@ -33,6 +33,7 @@ _KEYS = re.compile(
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*"
     r"|(?<=://)[^/\s:@\"]*:[^/\s@\"]+(?=@)"
 )
+_ID = re.compile(r"\b[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}\b")
 _UNSAFE = re.compile(r'[\s"=\0-\x1f\x7f]')
 _CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
@@ -82,8 +83,8 @@ class RequestFilter(logging.Filter):
 class RepeatHandler(logging.StreamHandler[TextIO]):
     """Writes records, and counts those that say the same as some just did.
 
-    Alike are warnings and errors, and records with a `reason`, that have the same message, reason and
-    kind of exception, whatever they are about. Of such, `most` are written in each `seconds`; then one
+    Alike are warnings and errors, and records with a `reason`, that have the same message, kind of
+    exception and reason but for the ids in it, whatever they are about. Of such, `most` are written in each `seconds`; then one
     more that says how many there were beside them, and what they were about.
     """
 
@@ -163,7 +164,7 @@ def _cause_of(record: logging.LogRecord) -> tuple[object, ...] | None:
     if record.levelno < logging.WARNING and reason in (None, ""):
         return None
     kind = record.exc_info[0] if record.exc_info else None
-    return record.name, record.levelno, record.msg, str(reason), kind
+    return record.name, record.levelno, record.msg, _ID.sub("", str(reason)), kind
 
 
 class TextFormatter(logging.Formatter):

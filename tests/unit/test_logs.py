@@ -3,14 +3,14 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from agentsvc import logs
 from agentsvc.logs import CURRENT_REQUEST, Masker
-from agentsvc.values import MASK, Secret, new_key
+from agentsvc.values import MASK, Secret, dashed, new_id, new_key
 
 log = logging.getLogger("agentsvc.test")
 
@@ -241,6 +241,18 @@ def test_what_is_repeated_is_counted_and_said_once_more(monkeypatch: pytest.Monk
     assert counted["repeated"] == 995
     assert sorted(counted["sandbox_id"]) == [f"s{number}" for number in range(7)]
     assert following["message"] == "what comes next"
+
+
+@pytest.mark.parametrize("write", [str, dashed])
+def test_reasons_that_differ_in_an_id_are_one_cause(write: Callable[[str], str]) -> None:
+    stream = io.StringIO()
+    logs.configure("info", "json", stream=stream)
+    for _ in range(20):
+        log.warning("refused", extra={"reason": f"GET /conversations/{write(new_id())}/events: no"})
+    [handler] = logging.getLogger().handlers
+    handler.close()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line.get("repeated", 0) for line in lines] == [0, 0, 0, 0, 0, 15]
 
 
 def test_what_was_only_counted_is_said_at_the_end() -> None:
