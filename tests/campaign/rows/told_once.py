@@ -1,18 +1,17 @@
 """What users tell agents is told once, in the order of telling, whatever is killed and whenever.
 
-Real agent servers are in the middle of tool calls while the server, the agent servers and the other
-processes of sandboxes are killed, stopped and frozen by chance. Then the log of each agent server
-and that of the server are held against what was acknowledged.
+Real agent servers are in the middle of tool calls, ask, are stopped and begin, while the server, the
+agent servers and the other processes of sandboxes are killed, stopped and frozen by chance, and
+connections cut. Then the log of each agent server and that of the server are held against what was
+acknowledged.
 """
 
 import asyncio
 import contextlib
-import itertools
 import os
-import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +22,10 @@ import msgspec
 from agentsvc.supervisor import Supervisor
 from agentsvc.values import monotonic
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, shares, zero
+from tests.campaign.breaker import Breaker, once
 from tests.campaign.real import SECONDS, RealServer, real_server
 from tests.live.events import Event, of_kind, said
-from tests.live.installation import command_line
+from tests.live.installation import HomeFile
 from tests.live.scripts import run as running
 from tests.service import Answer, Client
 
@@ -45,6 +45,10 @@ _RESTED: Final = 10
 _SMALL: Final = 0.01
 _TOLD_A_FAULT: Final = 8
 """How much is told until the next fault, about."""
+_BEGIN_SECONDS: Final = 30.0
+_STOPPED: Final = 0.06
+_STARTED: Final = 0.03
+"""How often, for a message, an agent is stopped in a tool call, and another one is started."""
 _V0: Final = "/api/conversations"
 _V1: Final = "/api/v1/app-conversations"
 _FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, AssertionError)
@@ -68,8 +72,11 @@ class Found(msgspec.Struct, kw_only=True):
     lost: list[str] = []
     again: list[str] = []
     order: list[str] = []
+    stops: int = 0
+    starts: int = 0
     unlike: list[str] = []
     given_up: list[str] = []
+    failed: list[str] = []
     wrong: list[str] = []
 
 
@@ -83,6 +90,8 @@ class Talk:
         self.sent: list[Sent] = []
         self.answered: dict[str, bool] = {}
         """What was answered for each action that the agent asked about."""
+        self.wishes: Counter[str] = Counter()
+        """How often each state was asked for."""
 
     async def say(self, text: str, key: str | None) -> bool:
         """Send a message; with a key it is tried until it is taken. Say whether it was taken."""
@@ -101,6 +110,7 @@ class Talk:
 
     async def wish(self, state: str, key: str) -> None:
         """Ask the agent for a state, in the words of V0, until that is taken."""
+        self.wishes[state] += 1
         body = {"action": "change_agent_state", "args": {"agent_state": state}}
         await _insist(lambda: self._post(f"{_V0}/{self.id}/events", body, key))
 
@@ -119,16 +129,25 @@ class Talk:
             await asyncio.sleep(0.2)
 
     async def log(self) -> list[Event]:
-        """Return the log of its agent server."""
-        agent: Client = self.server.client.agent(await self.seen())
+        """Return the log of its agent server, as soon as that answers."""
+        while True:
+            with contextlib.suppress(*_FAILURES):
+                return await self._read_log()
+            await asyncio.sleep(0.2)
+
+    async def _read_log(self) -> list[Event]:
+        seen = await self.seen()
+        assert seen["conversation_url"], "its sandbox does not run"
+        agent: Client = self.server.client.agent(seen)
         events: list[Event] = []
         page_id = ""
         while True:
             more = f"&page_id={page_id}" if page_id else ""
             path = f"{_V0}/{self.id}/events/search?limit=100&sort_order=TIMESTAMP{more}"
-            page = (await agent.get(path)).json()
-            events += page["items"]
-            page_id = page.get("next_page_id") or ""
+            answer = await agent.get(path)
+            assert answer.status == 200, answer.text
+            events += answer.json()["items"]
+            page_id = answer.json().get("next_page_id") or ""
             if not page_id:
                 return events
 
@@ -159,105 +178,6 @@ async def _insist(ask: Callable[[], Awaitable[Answer]], *, is_once: bool = False
     raise TimeoutError("a request was never taken")
 
 
-class Breaker:
-    """Ends what runs, by chance, and brings it back."""
-
-    def __init__(self, ground: Ground, server: RealServer, found: Found) -> None:
-        self._chance = ground.chance
-        self._server = server
-        self._found = found
-        self._sandboxes: list[str] = []
-        self._is_small = ground.scale < _SMALL
-        self._told_a_fault = 1 if self._is_small else _TOLD_A_FAULT
-        self._whole = asyncio.Lock()
-
-    def add(self, sandbox_id: str) -> None:
-        self._sandboxes.append(sandbox_id)
-
-    async def go_on(self) -> None:
-        """Do something bad now and again, as the agents are told more."""
-        quick = (self._kill_server, self._stop_server, self._freeze)
-        # A server that starts again takes a second, an agent server ten times that.
-        ways = quick if self._is_small else (*quick, self._kill_agent, self._kill_any)
-        weights = (5, 4, 3, 2, 1)[: len(ways)]
-        # The first comes when more was said than the first tool call lets through.
-        await _once(partial(self._has_told, 3))
-        while True:
-            await asyncio.sleep(self._chance.uniform(0.0, 1.0))
-            [way] = self._chance.choices(ways, weights)
-            async with self._whole:
-                await way()
-            more = self._chance.randint(1, 2 * self._told_a_fault)
-            await _once(partial(self._has_told, self._found.told + more))
-
-    def _has_told(self, count: int) -> bool:
-        return self._found.told >= count
-
-    async def end(self) -> None:
-        """Return once nothing that was ended is still down."""
-        await self._whole.acquire()
-
-    async def keep_running(self) -> None:
-        """Resume each sandbox that has failed, as its user would."""
-        while True:
-            for sandbox_id in self._sandboxes:
-                with contextlib.suppress(*_FAILURES):
-                    seen = await self._server.client.sandbox(sandbox_id)
-                    if seen is not None and seen["status"] in ("ERROR", "PAUSED"):
-                        await self._server.client.post(f"/api/v1/sandboxes/{sandbox_id}/resume")
-            await asyncio.sleep(0.5)
-
-    async def _kill_server(self) -> None:
-        self._found.faults["kills of the server"] += 1
-        await self._server.installation.kill()
-        await self._server.installation.start()
-
-    async def _stop_server(self) -> None:
-        self._found.faults["stops of the server"] += 1
-        await self._server.installation.stop()
-        await self._server.installation.start()
-
-    async def _kill_agent(self) -> None:
-        pids = self._server.installation.agent_servers(self._chance.choice(self._sandboxes))
-        self._signal("kills of agent servers", pids, signal.SIGKILL)
-
-    async def _kill_any(self) -> None:
-        """End one of what holds a sandbox, or passes on its connections."""
-        processes = self._server.installation.processes(self._chance.choice(self._sandboxes))
-        pids = [one.pid for one in processes if b"agentsvc" in command_line(one.pid)]
-        if pids:
-            self._signal(
-                "kills of what holds a sandbox", [self._chance.choice(pids)], signal.SIGKILL
-            )
-
-    async def _freeze(self) -> None:
-        pids = self._server.installation.agent_servers(self._chance.choice(self._sandboxes))
-        self._signal("frozen agent servers", pids, signal.SIGSTOP)
-        if self._chance.random() < 0.5:
-            await self._kill_server()
-        await asyncio.sleep(self._chance.uniform(0.2, 2.0))
-        for pid in pids:
-            _send(pid, signal.SIGCONT)
-
-    def _signal(self, what: str, pids: Iterable[int], number: signal.Signals) -> None:
-        self._found.faults[what] += 1
-        for pid in pids:
-            _send(pid, number)
-
-
-async def _once(is_so: Callable[[], bool]) -> None:
-    """Wait for something that tells nobody."""
-    for pause in itertools.repeat(0.1):
-        if is_so():
-            return
-        await asyncio.sleep(pause)
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
 async def run(ground: Ground) -> Outcome:
     is_small = ground.scale < _SMALL
     messages, answers = ground.count(MESSAGES, least=6), ground.count(ANSWERS, least=2)
@@ -269,23 +189,25 @@ async def run(ground: Ground) -> Outcome:
         "AGENTSVC_CONVERSATIONS__HAND_OVER_SECONDS": "0.5",
     }
     async with real_server(ground.place("server"), environment) as server:
-        breaker = Breaker(ground, server, found)
+        breaker = Breaker(ground.chance, server, found.faults, is_small=is_small)
         talks, interviews = await _begin(
             server, breaker, *((1, 1) if is_small else (_TALKS, _INTERVIEWS)), scale=ground.scale
         )
         supervisor = Supervisor()
         supervisor.spawn("resumes", breaker.keep_running)
-        supervisor.spawn("faults", breaker.go_on)
+        # The first fault comes when more was said than the first tool call lets through.
+        each = 1 if is_small else _TOLD_A_FAULT
+        supervisor.spawn("faults", lambda: breaker.go_on(lambda: found.told, each=each, first=3))
+        asked, began = [[one] for one in interviews], [[one] for one in talks]
         try:
             async with asyncio.TaskGroup() as group:
-                for talk, count in zip(talks, shares(messages, len(talks)), strict=True):
-                    group.create_task(_talk(ground, talk, count, found))
-                asked = [[one] for one in interviews]
+                for some, count in zip(began, shares(messages, len(talks)), strict=True):
+                    group.create_task(_talk(ground, some, count, found))
                 for some, count in zip(asked, shares(answers, len(asked)), strict=True):
                     group.create_task(_interview(ground, some, count, found))
             await breaker.end()
             interviews = [one for some in asked for one in some]
-            for one in (*talks, *interviews):
+            for one in (*(one for some in began for one in some), *interviews):
                 await _settled(one)
                 await _compare(one, found)
             for one in interviews:
@@ -325,12 +247,15 @@ async def _begin(
     return talking, asking
 
 
-async def _talk(ground: Ground, talk: Talk, count: int, found: Found) -> None:
-    """Send messages, each of which has the agent use a tool; each second one says the same."""
+async def _talk(ground: Ground, talks: list[Talk], count: int, found: Found) -> None:
+    """Send messages, each of which has the agent use a tool; each second one says the same.
+
+    Now and again the agent is stopped in a tool call, and another conversation is started.
+    """
     chance = ground.chance
-    done = 0
+    talk, done, stops, starts = talks[0], 0, 0, 0
     while done < count:
-        await _once(partial(_has_room, talk))
+        await once(partial(_has_room, talk))
         # The first outlasts a restart of the server, as some later ones do.
         is_long = done == 0 or chance.random() < _LONG_TOOLS
         pause = chance.uniform(*_LONG_SECONDS) if is_long else chance.uniform(0.2, 1.5)
@@ -344,6 +269,84 @@ async def _talk(ground: Ground, talk: Talk, count: int, found: Found) -> None:
             found.messages += 1
             found.told += 1
         await asyncio.sleep(chance.uniform(0.0, 0.6))
+        # Said twice, a message has nothing between.
+        if done % 2 == 0 and done * _STARTED > starts:
+            starts += 1
+            talks += await _start(talk, found)
+        if done % 2 == 0 and done * _STOPPED > stops:
+            stops += 1
+            await _stop(ground, talk, stops, found)
+
+
+async def _stop(ground: Ground, talk: Talk, number: int, found: Found) -> None:
+    """Stop an agent in the middle of a tool call, for which a message waits that was said before."""
+    name = f"{talk.id} stop {number}"
+    begun, beyond = (talk.server.installation.at_home(f"{talk.id}-{one}") for one in ("in", "on"))
+    await talk.say(running(f"echo {number} >>{begun}; sleep 9\n"), f"{name} first")
+    found.messages += 1
+    faults = found.faults.total()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_BEGIN_SECONDS):
+            await once(lambda: _has_line(begun, number))
+    await talk.say(running(f"echo {number} >>{beyond}\n"), f"{name} then")
+    asked_at = monotonic()
+    state = ground.chance.choice(("paused", "stopped"))
+    await talk.wish(state, name)
+    # It may be at rest since its agent server was killed, or have been told late.
+    is_early = _has_line(begun, number) and monotonic() - asked_at < 2
+    found.told += 3
+    found.messages += 1
+    found.stops += 1
+    await _settled(talk)
+    # What a fault holds up may come when the tool is done.
+    if is_early and faults == found.faults.total():
+        status = (await talk.seen())["execution_status"]
+        if status != "paused" or _has_line(beyond, number):
+            found.wrong.append(f"{talk.id[:8]}: asked to be {state}, became {status}")
+
+
+def _has_line(file: HomeFile, number: int) -> bool:
+    return file.exists() and str(number) in file.read_text().split()
+
+
+async def _start(talk: Talk, found: Found) -> list[Talk]:
+    """Start a conversation in a sandbox that has one, and tell it more before it has begun."""
+    client, name = talk.server.client, f"{talk.id} start {found.starts}"
+    found.starts += 1
+    body = {
+        "sandbox_id": talk.sandbox_id,
+        "initial_message": {"content": [{"type": "text", "text": _BEGIN}]},
+    }
+    headers = {"Idempotency-Key": name}
+    tasks: list[dict[str, Any]] = []
+
+    async def start() -> Answer:
+        answer = await client.post("/api/v1/app-conversations", json=body, headers=headers)
+        tasks[:] = [answer.json()]
+        return answer
+
+    await _insist(start)
+    begun = Talk(talk.server, "", talk.sandbox_id)
+    path = f"/api/v1/conversations/task-{tasks[0]['id']}/pending-messages"
+    for number in range(3):
+        text = f"[script:say] This is number {number}."
+        more = {"content": [{"type": "text", "text": text}]}
+        key = {"Idempotency-Key": f"{name} {number}"}
+        if await _insist(partial(client.post, path, json=more, headers=key)):
+            begun.sent.append(Sent(text=text, is_sure=True))
+            found.messages += 1
+            found.told += 1
+    while True:
+        with contextlib.suppress(*_FAILURES):
+            task = await client.task(tasks[0]["id"])
+            if task["status"] in ("READY", "ERROR"):
+                break
+        await asyncio.sleep(0.2)
+    begun.id = task["app_conversation_id"]
+    if task["status"] == "ERROR":
+        found.failed.append(f"{begun.id[:8]}: {task['detail']}"[:300])
+        return []
+    return [begun]
 
 
 async def _interview(ground: Ground, talks: list[Talk], count: int, found: Found) -> None:
@@ -440,8 +443,15 @@ def _waiting(talk: Talk) -> int:
 
 async def _compare(talk: Talk, found: Found) -> None:
     """Hold what the agent was told against what was sent."""
-    log = said(await talk.log(), "user")[1:]
+    whole = await talk.log()
+    log = said(whole, "user")[1:]
     events = await talk.events()
+    asked = Counter(one["value"] for one in events if one.get("key") == "asked_agent_state")
+    if asked != talk.wishes:
+        found.wrong.append(f"{talk.id[:8]}: asked for {talk.wishes}, noted {asked}")
+    stops = len(of_kind(whole, "PauseEvent") + of_kind(whole, "InterruptEvent"))
+    if stops > talk.wishes["paused"] + talk.wishes["stopped"]:
+        found.again.append(f"{talk.id[:8]}: stopped {stops} times, asked for {talk.wishes}")
     found.given_up += [
         one["detail"][:200] for one in events if one.get("code") == "MessageNotDelivered"
     ]
@@ -497,7 +507,9 @@ def _outcome(found: Found, messages: int, answers: int) -> Outcome:
     return Outcome(
         did=(
             f"messages to {_TALKS} agents in the middle of tool calls and answers to {_INTERVIEWS} that"
-            f" ask, V1 and V0, with and without an Idempotency-Key; meanwhile {faults}"
+            f" ask, V1 and V0, with and without an Idempotency-Key; {found.stops} stops of agents at"
+            f" work, {found.starts} agents told more while they started, of which"
+            f" {len(found.failed)} did not start; meanwhile {faults}"
         ),
         figures=(
             Figure(what="messages", value=found.messages, at_least=messages),
