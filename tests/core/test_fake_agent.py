@@ -20,6 +20,7 @@ async def agent() -> AsyncIterator[FakeAgent]:
         ok = CommandResult(exit_code=0, stdout="", stderr="")
         agent.on_command("sleep 30", ok, seconds=30)
         agent.on_command(r"sleep 0\.4", ok, seconds=0.4)
+        agent.on_command("sleep 2", ok, seconds=2)
         yield agent
 
 

@@ -11,7 +11,7 @@ import agentsvc
 from agentsvc.announcements import Announcements
 from agentsvc.archives.table import ArchiveTable
 from agentsvc.auth import KeyRing
-from agentsvc.conversations.pending_table import PendingTable
+from agentsvc.conversations.pending_table import PendingTable, lane_of
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.db import Database
@@ -174,7 +174,7 @@ async def test_what_each_part_has_stored_is_still_read(old: Path) -> None:
                 assert found.id == row["id"]
         pending = PendingTable()
         for _, conversation_id, kind in await pending.all_waiting(database):
-            assert await pending.find_first(database, conversation_id, [kind])
+            assert await pending.find_first(database, conversation_id, lane_of(kind))
         log = EventLog(database, news, store_deltas=False)
         for row in await database.all(
             "SELECT conversation_id, COUNT(*) AS n FROM events GROUP BY 1"

@@ -136,7 +136,9 @@ class Talk:
             await asyncio.sleep(0.2)
 
     async def _read_log(self) -> list[Event]:
-        agent: Client = self.server.client.agent(await self.seen())
+        seen = await self.seen()
+        assert seen["conversation_url"], "its sandbox does not run"
+        agent: Client = self.server.client.agent(seen)
         events: list[Event] = []
         page_id = ""
         while True:
