@@ -36,7 +36,7 @@ _FRAME: Final = """\
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{title} - agentsvc</title>
+<title>{title} · agentsvc</title>
 <link rel="icon" href="{up}../icon.svg" type="image/svg+xml">
 <link rel="stylesheet" href="{up}guide.css">
 </head>

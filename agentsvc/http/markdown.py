@@ -89,6 +89,7 @@ class _Page:
     def _list(self, lines: Sequence[str]) -> str:
         tag = "ul" if lines[0].startswith("-") else "ol"
         items: list[list[str]] = []
+        indent = 0
         for line in lines:
             if found := _ITEM.match(line):
                 indent = found.end()

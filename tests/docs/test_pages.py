@@ -218,7 +218,7 @@ def test_the_glossary_is_sorted_and_of_a_size_that_one_reads() -> None:
     assert 40 <= len(terms) <= 60
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [name for name in PAGES if name != "changes"])
 def test_a_file_of_the_repository_that_is_named_is_there(page: str) -> None:
     named = [
         code

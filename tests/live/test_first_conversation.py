@@ -12,11 +12,11 @@ from tests.live.installation import Installation
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-STREAM_SECONDS = 60
+STREAM_SECONDS = 240
 
 
 async def run(code: str, **environment: str) -> str:
