@@ -61,6 +61,8 @@ _ENCODER = msgspec.json.Encoder()
 _FIRST_POLL_SECONDS: Final = 0.05
 _LAST_POLL_SECONDS: Final = 0.5
 _PROBE_SECONDS: Final = 5.0
+_GATHER_SECONDS: Final = 0.04
+"""How long what a subscription brings is gathered, to be passed on at once."""
 _CLOSING_SECONDS: Final = 10.0
 """How much longer than asked the test of a tool server may take, which ends its program."""
 
@@ -414,6 +416,14 @@ class AgentServer(WorkspaceCalls):
             if page.next_page_id is None:
                 return
             query["page_id"] = page.next_page_id
+
+    def subscribe(self, conversation_id: str) -> AsyncIterator[list[bytes]]:
+        """Yield the events and streaming deltas of a conversation as they happen, some at a time.
+
+        Ends with the connection; raises AgentUnavailable where there is none.
+        """
+        path = f"/sockets/events/{quote(conversation_id, safe='')}"
+        return self._listen(path, gather_seconds=_GATHER_SECONDS)
 
 
 def _path(conversation_id: str, rest: str = "") -> str:

@@ -5,7 +5,8 @@ or not able to answer now), AgentRefused (it answered and said no), NotFound, Co
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -28,6 +29,7 @@ from agentsvc.values import Secret
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 _PART_BYTES: Final = 256 * 1024
+_HEARTBEAT_SECONDS: Final = 30.0
 
 _NOT_CONFIRMED: Final = (BackendBroken, BackendUnavailable, PortUnavailable)
 
@@ -140,6 +142,45 @@ class AgentCalls:
             raise AgentUnavailable(
                 "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
             ) from exc
+
+    async def _listen(self, path: str, *, gather_seconds: float) -> AsyncIterator[list[bytes]]:
+        """Yield the text messages of a WebSocket, those that come within a moment together."""
+        headers = {"X-Session-API-Key": self._key.reveal()}
+        where = f"GET {path}"
+        CONFIRM.set(self._confirm)
+        try:
+            async with self._session.ws_connect(
+                yarl.URL(self.url + path, encoded=True),
+                headers=headers,
+                heartbeat=_HEARTBEAT_SECONDS,
+                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+            ) as socket:
+                while batch := await _gather(socket, gather_seconds):
+                    yield batch
+        except _NOT_CONFIRMED as exc:
+            raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            raise AgentUnavailable(
+                "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
+            ) from exc
+
+
+async def _gather(socket: aiohttp.ClientWebSocketResponse, gather_seconds: float) -> list[bytes]:
+    """Return the next texts, those that come within a moment together; none at the end."""
+    first = await socket.receive()
+    if first.type is not aiohttp.WSMsgType.TEXT:
+        return []
+    batch = [first.data.encode()]
+    size = len(batch[0])
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(gather_seconds):
+            while size < _PART_BYTES:
+                more = await socket.receive()
+                if more.type is not aiohttp.WSMsgType.TEXT:
+                    break
+                batch.append(more.data.encode())
+                size += len(batch[-1])
+    return batch
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:

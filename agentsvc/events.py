@@ -24,6 +24,7 @@ __all__ = [
     "DELTA_KIND",
     "IMPORTED_KEY",
     "LARGEST_EVENT_BYTES",
+    "REFUSAL_KEY",
     "WISH_KEY",
     "EventHead",
     "EventLog",
@@ -44,6 +45,12 @@ IMPORTED_KEY: Final = "imported_event"
 
 WISH_KEY: Final = "asked_agent_state"
 """The state that tells what a client of the older generation asked the agent to do."""
+
+REFUSAL_KEY: Final = "model_refusal"
+"""The state that tells that the model does not answer now, and that the agent asks it again."""
+
+_WHOLE_KINDS: Final = frozenset({"MessageEvent", "ActionEvent"})
+"""The events that have whole what deltas have in pieces."""
 
 _LONGEST_TEXT = 255
 _LATEST_BYTES = 64 * 1024
@@ -68,7 +75,7 @@ class EventLog:
     def __init__(self, db: Database, announcements: Announcements, *, store_deltas: bool) -> None:
         self._db = db
         self._announcements = announcements
-        self._store_deltas = store_deltas
+        self.store_deltas = store_deltas
         self._latest = _Latest()
 
     async def append(
@@ -85,7 +92,7 @@ class EventLog:
             head = _check(item)
             if head is None:
                 batch.skipped += 1
-            elif self._store_deltas or head.kind != DELTA_KIND:
+            elif self.store_deltas or head.kind != DELTA_KIND:
                 batch.order.append(head.id)
                 batch.found.setdefault(head.id, (head, _bounded(head, item, conversation_id)))
             else:
@@ -96,6 +103,25 @@ class EventLog:
                 extra={"conversation_id": conversation_id, "events": batch.skipped},
             )
         return await self._store(tx, conversation_id, batch) if batch.order else []
+
+    async def announce_deltas(
+        self, conversation_id: str, deltas: Sequence[bytes], *, after: int
+    ) -> None:
+        """Announce deltas that are not stored and came behind the event of a number.
+
+        Those whose whole message is stored already are left out.
+        """
+        state = await EventTable.find_state(self._db, conversation_id, ())
+        if state is None:
+            return
+        if state.next_seq - 1 > after:
+            later = await self.read_range(
+                conversation_id, from_seq=after + 1, limit=state.next_seq - 1 - after
+            )
+            if any(one.kind in _WHOLE_KINDS and one.source == "agent" for one in later):
+                return
+        for news in _news(state, conversation_id, deltas, []):
+            self._announcements.announce(news)
 
     async def copy(self, tx: Transaction, from_id: str, to_id: str) -> None:
         """Give a conversation without events all that there are of another one.

@@ -14,6 +14,7 @@ import msgspec
 
 from agentsvc.announcements import Announcement, Announcements, Overrun, Subject, Subscription
 from agentsvc.conversations import ConversationQuery, Conversations, ConversationView, StartTask
+from agentsvc.conversations.deltas import DeltaSubscriptions
 from agentsvc.events import EventLog, StoredEvent
 from agentsvc.sandboxes import Sandbox, Sandboxes
 
@@ -74,13 +75,17 @@ class Streams:
         self._beat_seconds = beat_seconds
 
     async def of_conversation(
-        self, user_id: str, conversation_id: str, *, after: int
+        self, user_id: str, conversation_id: str, *, after: int, latest: int | None = None
     ) -> "ConversationStream":
-        """Return the events behind a number, -1 for all; raises NotFound."""
+        """Return the events behind a number, -1 for all, or `latest` of them; raises NotFound."""
         await self._conversations.get(user_id, conversation_id, include_starting=True)
+        if latest is not None:
+            last = await self._events.find_last(conversation_id)
+            after = max(-1, (-1 if last is None else last) - latest)
         return ConversationStream(
             self._announcements,
             self._events,
+            self._conversations.deltas,
             user_id=user_id,
             conversation_id=conversation_id,
             after=after,
@@ -105,6 +110,7 @@ class ConversationStream:
         self,
         announcements: Announcements,
         events: EventLog,
+        deltas: DeltaSubscriptions,
         *,
         user_id: str,
         conversation_id: str,
@@ -115,6 +121,7 @@ class ConversationStream:
         """The number of the last event that was told, -1 before the first."""
         self._announcements = announcements
         self._events = events
+        self._deltas = deltas
         self._user_id = user_id
         self._id = conversation_id
         self._beat_seconds = beat_seconds
@@ -141,11 +148,12 @@ class ConversationStream:
                 yield event
             self._is_live = True
             yield Mark.READY
-            while True:
-                async for item in self._tell(news):
-                    yield item
-                    if item in (Mark.RESYNC, Mark.DELETED):
-                        return
+            with self._deltas.followed(self._id):
+                while True:
+                    async for item in self._tell(news):
+                        yield item
+                        if item in (Mark.RESYNC, Mark.DELETED):
+                            return
 
     def _is_wanted(self, news: Announcement) -> bool:
         if news.subject is Subject.DELTA:

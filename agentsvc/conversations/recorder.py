@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from datetime import UTC
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -26,7 +26,7 @@ from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.usage import find_usage
 from agentsvc.db import Database, Transaction
 from agentsvc.errors import AgentsvcError, NotFound, QuotaExceeded
-from agentsvc.events import WISH_KEY, EventHead, EventLog, StoredEvent, read_head
+from agentsvc.events import REFUSAL_KEY, WISH_KEY, EventHead, EventLog, StoredEvent, read_head
 from agentsvc.orders import ExecutionStatus
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
 from agentsvc.supervisor import Supervisor
@@ -432,12 +432,18 @@ def wish_event(wish: str) -> bytes:
     return _own_event(facts.TELLING_KIND, key=WISH_KEY, value=wish)
 
 
+def refusal_event(status: int, message: str) -> bytes:
+    """Return an event of the server's own that tells that a model does not answer now."""
+    value = {"status": status, "message": message}
+    return _own_event(facts.TELLING_KIND, key=REFUSAL_KEY, value=value)
+
+
 def event_time() -> str:
     """Return the present time as agent servers give it in their events; sandboxes run on UTC."""
     return now().astimezone(UTC).replace(tzinfo=None).isoformat()
 
 
-def _own_event(kind: str, **members: str) -> bytes:
+def _own_event(kind: str, **members: str | dict[str, Any]) -> bytes:
     head = {
         "id": dashed(new_id()),
         "timestamp": event_time(),

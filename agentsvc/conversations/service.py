@@ -17,7 +17,8 @@ from agentsvc.archives import Archive, Archives, ArchiveState
 from agentsvc.config import LimitsConfig
 from agentsvc.conversationconfig import ConversationsConfig
 from agentsvc.conversations.carrying import Carrier
-from agentsvc.conversations.grants import Grants
+from agentsvc.conversations.deltas import DeltaSubscriptions
+from agentsvc.conversations.grants import Grant, Grants
 from agentsvc.conversations.making import (
     new_conversation,
     new_task,
@@ -36,7 +37,7 @@ from agentsvc.conversations.model import (
 )
 from agentsvc.conversations.progress import Start
 from agentsvc.conversations.prompts import first_message
-from agentsvc.conversations.recorder import Recorder
+from agentsvc.conversations.recorder import Recorder, refusal_event
 from agentsvc.conversations.removal import Remover, archive_of
 from agentsvc.conversations.reports import Reports
 from agentsvc.conversations.start import Starter
@@ -44,7 +45,15 @@ from agentsvc.conversations.table import ConversationTable
 from agentsvc.conversations.task_table import StartTaskTable
 from agentsvc.db import Database, Queryable, Transaction
 from agentsvc.effects import note_effect
-from agentsvc.errors import AgentsvcError, BadRequest, Conflict, Gone, NotFound, SandboxNotUsable
+from agentsvc.errors import (
+    AgentsvcError,
+    BadRequest,
+    Conflict,
+    Gone,
+    NotFound,
+    QuotaExceeded,
+    SandboxNotUsable,
+)
 from agentsvc.events import EventLog
 from agentsvc.git import check_branch, check_repository
 from agentsvc.mcp import restore_secrets
@@ -101,6 +110,15 @@ class Conversations:
             announcements=announcements,
             most_event_bytes=limits.event_bytes_per_sandbox,
         )
+        self.deltas = DeltaSubscriptions(
+            table=self._table,
+            sandboxes=sandboxes,
+            agents=agents,
+            events=events,
+            recorder=self._recorder,
+            supervisor=supervisor,
+        )
+        """What agent servers stream."""
         self._remover = Remover(
             db=db,
             table=self._table,
@@ -299,6 +317,15 @@ class Conversations:
     async def count(self, user_id: str, query: ConversationQuery) -> int:
         """Return how many of a user's conversations a query finds."""
         return await self._table.count(user_id, query)
+
+    async def note_refusal(self, grant: Grant, status: int, message: str) -> None:
+        """Tell, in the conversation itself, that its model does not answer now."""
+        with contextlib.suppress(NotFound, QuotaExceeded):
+            await self._recorder.record(
+                grant.conversation_id,
+                [refusal_event(status, message)],
+                sandbox_id=grant.sandbox_id,
+            )
 
     # Changing
 

@@ -1,5 +1,6 @@
 """Handlers of the language models that sandboxes ask through this server, as OpenAI's are asked."""
 
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -7,11 +8,23 @@ from aiohttp import web
 
 from agentsvc.conversations.grants import PATH
 from agentsvc.errors import BadRequest, ModelBudgetReached, ModelUnavailable
-from agentsvc.http.keys import GRANT, GRANTS, MODELS
+from agentsvc.http.keys import CONVERSATIONS, GRANT, GRANTS, MODELS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import json_response, read_text
 from agentsvc.modelproxy import Answer
 from agentsvc.modelwire import BadQuestion, to_question
+
+_PASSING: Final = frozenset(
+    {
+        HTTPStatus.REQUEST_TIMEOUT,
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
+"""Refusals after which agents ask again by themselves."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +88,7 @@ async def post_response(request: web.Request) -> web.StreamResponse:
 
 async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.StreamResponse:
     grant, grants = request[GRANT], request.app[GRANTS]
+    conversations = request.app[CONVERSATIONS]
     try:
         body = to_question(await read_text(request), grant.upstream.model, wants_usage=wants_usage)
     except BadQuestion as exc:
@@ -85,6 +99,10 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
             request.app[MODELS].ask(grant.upstream, path, body) as answer,
         ):
             grants.hear(grant, answer.status)
+            if answer.status in _PASSING:
+                await conversations.note_refusal(
+                    grant, answer.status, HTTPStatus(answer.status).phrase
+                )
             try:
                 return await _pass_on(request, answer)
             finally:
@@ -94,6 +112,7 @@ async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.Str
                     await grants.release(call)
     except ModelUnavailable as exc:
         grants.memory.hear(grant.conversation_id, grant.upstream, exc.message)
+        await conversations.note_refusal(grant, exc.status, exc.message)
         raise
 
 

@@ -50,6 +50,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     delay_seconds: float = 0.0
+    piece_seconds: float = 0.0
+    """How long a stream waits before each piece."""
     status: int = 200
 
 
@@ -256,7 +258,7 @@ class ScriptedModel:
             return self._refuse(reply.status)
         answer = self._complete(turn, reply)
         if body.get("stream"):
-            return await _stream(request, body, answer)
+            return await _stream(request, body, answer, reply.piece_seconds)
         return web.json_response(answer)
 
     def _is_allowed(self, request: web.Request) -> bool:
@@ -388,7 +390,10 @@ def _model(name: str) -> dict[str, Any]:
 
 
 async def _stream(
-    request: web.Request, body: Mapping[str, Any], answer: Mapping[str, Any]
+    request: web.Request,
+    body: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    piece_seconds: float,
 ) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
@@ -396,6 +401,7 @@ async def _stream(
     await response.prepare(request)
     options = body.get("stream_options") or {}
     for chunk in _chunks(answer, with_usage=bool(options.get("include_usage"))):
+        await asyncio.sleep(piece_seconds)
         await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()

@@ -8,6 +8,7 @@ _COMMAND = re.compile(r"^\$ (.*)$", re.MULTILINE)
 _MOST_COMMANDS = 100
 
 DONE = "Every command ran."
+WORDS = " ".join(f"word-{number}" for number in range(60))
 
 
 def run(*commands: str) -> str:
@@ -30,6 +31,11 @@ def _first_words(turn: Turn) -> Reply:
 SCRIPTS: dict[str, Script] = {
     "run": (_next_command,) * _MOST_COMMANDS,
     "say": (say("Hello."),),
+    "words": (
+        call("terminal", text="First I look around, as always.", command="true"),
+        say(WORDS, piece_seconds=0.05),
+    ),
+    "lists": (say("Before:\n\n1. one\n2. two\n\nBetween.\n\n7. seven\n8. eight"),),
     "recall": (_first_words,),
     "slow": (say("That took a while.", delay_seconds=1),),
     "risky": (

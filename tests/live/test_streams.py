@@ -9,7 +9,7 @@ import pytest
 from tests.live.client import LiveClient
 from tests.live.events import finishes, outputs
 from tests.live.installation import Installation, eventually, size
-from tests.live.scripts import run
+from tests.live.scripts import WORDS, run
 from tests.streams import Lines, Socket, Told, open_lines, open_socket, path_of
 
 pytestmark = [
@@ -80,3 +80,30 @@ async def test_a_run_is_followed_without_a_gap_over_a_kill_of_the_server(
         assert outputs(one.data for one in follower.told) == ["first", "slow", "last"]
         assert all(stored[one.data["id"]] == one.data for one in follower.told)
     assert followers[0].told[:10] == followers[1].told[:10]
+
+
+async def test_the_words_of_the_model_come_as_deltas_between_the_events(own: Installation) -> None:
+    client = own.client()
+    conversation_id = await client.start_conversation("[script:say]")
+    await client.wait_for_execution(conversation_id, "finished")
+    async with (
+        open_lines(client, path_of(conversation_id)) as lines,
+        open_socket(client, path_of(conversation_id)) as socket,
+    ):
+        for stream in (lines, socket):
+            await stream.until("ready")
+        await asyncio.sleep(2)
+        await client.send(conversation_id, "[script:words]")
+        for stream in (lines, socket):
+            told: list[Told] = []
+            async with asyncio.timeout(client.patience):
+                while not (told and WORDS in str(told[-1].data.get("llm_message"))):
+                    one = await stream.read()
+                    assert one is not None
+                    told.append(one)
+            observed = [one.data.get("kind") for one in told].index("ObservationEvent")
+            words = [
+                one.data.get("content") or "" for one in told[observed:] if one.type == "delta"
+            ]
+            assert len(words) > 10
+            assert "".join(words) == WORDS

@@ -36,6 +36,9 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     after: EventNumber | UnsetType = UNSET
     """Tell what comes behind the event of this number, which is the `id` of a message; left out:
     from the first event on. The header `Last-Event-ID` wins over it"""
+    latest: EventNumber | UnsetType = UNSET
+    """Begin with so many of the last events; without effect where it is said behind which event to
+    begin"""
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:
@@ -46,10 +49,14 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
     again sends the last `id` it has, as `Last-Event-ID` or `after`.
     """
     conversation_id, after = path_id(request, "conversation_id"), _after(request)
+    wanted = read_query(request, Resumption).latest
+    latest = None if wanted is UNSET else wanted
 
     async def find() -> Items:
         user_id, streams = request[PRINCIPAL].user_id, request.app[STREAMS]
-        stream = await streams.of_conversation(user_id, conversation_id, after=after)
+        stream = await streams.of_conversation(
+            user_id, conversation_id, after=after, latest=latest if after < 0 else None
+        )
         return _events(stream, reader_of(request.get(SDK_VERSION)))
 
     return await serve(request, find)

@@ -68,6 +68,24 @@ async def test_a_stream_goes_on_behind_any_event(client: Client, service: Servic
             assert await stream.until("ready") == whole[i + 1 :]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stream_begins_with_so_many_of_the_last_events(
+    client: Client, service: Service, kind: str
+) -> None:
+    feed = await feeder(client, service)
+    await feed.send(events(10))
+    async with follow("lines", client, feed.conversation_id) as stream:
+        whole = await stream.until("ready")
+    opened = open_lines if kind == "lines" else open_socket
+    for latest, expected in ((3, whole[-4:]), (0, whole[-1:]), (1000, whole)):
+        async with opened(client, f"{path_of(feed.conversation_id)}?latest={latest}") as stream:
+            assert await stream.until("ready") == expected
+    async with opened(client, f"{path_of(feed.conversation_id)}?latest=1&after=5") as stream:
+        assert ids(await stream.until("ready")) == ids(whole[6:])
+    answer = await client.get(f"{path_of(feed.conversation_id)}?latest=x")
+    assert answer.status == 422
+
+
 async def test_nothing_is_lost_doubled_or_moved_by_300_reconnects_while_3000_events_come(
     client: Client, service: Service
 ) -> None:

@@ -1,0 +1,150 @@
+"""Streaming deltas of conversations that somebody follows, from subscriptions to agent servers.
+
+Agent servers send deltas to their WebSocket subscribers only. The events that a subscription brings
+are not stored, since webhooks bring them whole; they say behind which event a delta belongs.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from agentsvc.agent import AgentClient
+from agentsvc.conversations.recorder import Recorder
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.errors import AgentsvcError
+from agentsvc.events import DELTA_KIND, EventLog, read_head
+from agentsvc.sandboxes import Sandbox, Sandboxes
+from agentsvc.supervisor import Supervisor, back_off
+from agentsvc.values import monotonic
+
+log = logging.getLogger(__name__)
+
+_FIRST_WAIT_SECONDS: Final = 0.5
+_FULL_STATE: Final = "full_state"
+"""The state that agent servers make up for each subscriber and never log."""
+_WEBHOOK_SECONDS: Final = 5.0
+"""How long deltas are held back for the event before them."""
+_POLL_SECONDS: Final = 0.02
+
+
+class DeltaSubscriptions:
+    """Follows conversations at their agent servers for those who follow them here."""
+
+    def __init__(
+        self,
+        *,
+        table: ConversationTable,
+        sandboxes: Sandboxes,
+        agents: AgentClient,
+        events: EventLog,
+        recorder: Recorder,
+        supervisor: Supervisor,
+    ) -> None:
+        self._table = table
+        self._sandboxes = sandboxes
+        self._agents = agents
+        self._events = events
+        self._recorder = recorder
+        self._followers: Counter[str] = Counter()
+        self._supervisor = supervisor
+        self._ended: dict[str, asyncio.Event] = {}
+        self._numbers = itertools.count()
+        self._changed = asyncio.Event()
+        sandboxes.on_change(self._sandbox_changed)
+
+    @contextlib.contextmanager
+    def followed(self, conversation_id: str) -> Iterator[None]:
+        """Keep a subscription to a conversation inside this context."""
+        self._followers[conversation_id] += 1
+        if conversation_id not in self._ended:
+            ended = self._ended[conversation_id] = asyncio.Event()
+            name = f"deltas {conversation_id} {next(self._numbers)}"
+            self._supervisor.spawn(name, lambda: self._until(ended, conversation_id))
+        try:
+            yield
+        finally:
+            self._followers[conversation_id] -= 1
+            if not self._followers[conversation_id]:
+                del self._followers[conversation_id]
+                self._ended.pop(conversation_id).set()
+
+    async def _until(self, ended: asyncio.Event, conversation_id: str) -> None:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self._keep(conversation_id))
+            await ended.wait()
+            task.cancel()
+
+    async def _keep(self, conversation_id: str) -> None:
+        """Subscribe whenever the sandbox runs; what is lost in between comes by other ways."""
+        wait_seconds = _FIRST_WAIT_SECONDS
+        while True:
+            changed = self._changed
+            try:
+                if await self._follow(conversation_id):
+                    wait_seconds = _FIRST_WAIT_SECONDS
+            except AgentsvcError as exc:
+                log.debug(
+                    "no subscription to the agent server",
+                    extra={"conversation_id": conversation_id, "reason": str(exc)},
+                )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), wait_seconds)
+            wait_seconds = back_off(wait_seconds, _FIRST_WAIT_SECONDS)
+
+    async def _follow(self, conversation_id: str) -> bool:
+        """Announce what an agent server streams, until it ends; say whether it began."""
+        conversation = await self._table.find(conversation_id)
+        if conversation is None or not conversation.is_ready or not conversation.sandbox_id:
+            return False
+        sandbox = await self._sandboxes.find_any(conversation.sandbox_id)
+        if sandbox is None or sandbox.agent_url is None:
+            return False
+        agent = self._agents.at(sandbox.agent_url, sandbox.session_key)
+        last = await self._events.find_last(conversation_id)
+        is_begun = False
+        async for batch in agent.subscribe(conversation_id):
+            is_begun = True
+            last = await self._take(conversation_id, batch, -1 if last is None else last)
+        return is_begun
+
+    async def _take(self, conversation_id: str, batch: Sequence[bytes], last: int) -> int:
+        """Announce the deltas of a batch; return the number of the last event before the next."""
+        deltas: list[bytes] = []
+        for raw in batch:
+            head = read_head(raw)
+            if head is None or head.key == _FULL_STATE:
+                continue
+            if head.kind == DELTA_KIND:
+                deltas.append(raw)
+                continue
+            await self._pass_on(conversation_id, deltas, last)
+            deltas = []
+            last = max(last, await self._wait_until_stored(conversation_id, head.id))
+        await self._pass_on(conversation_id, deltas, last)
+        return last
+
+    async def _pass_on(self, conversation_id: str, deltas: Sequence[bytes], last: int) -> None:
+        if deltas and self._events.store_deltas:
+            await self._recorder.record(conversation_id, deltas)
+        elif deltas:
+            await self._events.announce_deltas(conversation_id, deltas, after=last)
+
+    async def _wait_until_stored(self, conversation_id: str, event_id: str) -> int:
+        """Return the number of an event once it is stored, -1 if that takes too long."""
+        deadline = monotonic() + _WEBHOOK_SECONDS
+        while monotonic() < deadline:
+            [event] = await self._events.find_many(conversation_id, [event_id])
+            if event is not None:
+                return event.seq
+            await asyncio.sleep(_POLL_SECONDS)
+        return -1
+
+    def _sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
+        """Have those whose sandbox may run now look again."""
+        if after is not None and after.agent_url != before.agent_url:
+            self._changed.set()
+            self._changed = asyncio.Event()
