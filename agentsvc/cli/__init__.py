@@ -5,8 +5,11 @@ Data goes to stdout and everything else to stderr; the exit code is 0 for done, 
 """
 
 import contextlib
+import difflib
 import gc
 import importlib
+import os
+import sys
 from collections.abc import Iterator
 from typing import IO, Any, Final
 
@@ -16,34 +19,17 @@ from agentsvc import __version__
 from agentsvc.cli import certificates
 from agentsvc.errors import HINT_ROOM, AgentsvcError, StartFailed, is_no_room
 
-COMMANDS: Final = (
-    "serve",
-    "run",
-    "demo",
-    "conversations",
-    "sandboxes",
-    "settings",
-    "secrets",
-    "users",
-    "keys",
-    "audit",
-    "doctor",
-    "backup",
-    "restore",
-    "import",
-    "db",
-    "systemd",
-    "deploy",
-    "prune",
-    "webhooks",
-    "config",
-    "plugins",
-    "images",
-    "openapi",
-    "sbom",
-    "completion",
-)
-"""The subcommands, in the order in which help lists them; each is `agentsvc.cli.NAME.command`."""
+GROUPS: Final = {
+    "Conversations": ("run", "chat", "conversations", "sandboxes", "status", "open"),
+    "Settings": ("settings", "secrets", "users", "keys", "webhooks"),
+    "Server": ("serve", "demo", "config", "doctor", "systemd", "deploy", "images", "plugins"),
+    "Data": ("backup", "restore", "import", "prune", "db", "audit"),
+    "Reference": ("openapi", "sbom", "completion"),
+}
+"""The subcommands by what they are about, in the order in which help lists them."""
+
+COMMANDS: Final = tuple(name for names in GROUPS.values() for name in names)
+"""Each is `agentsvc.cli.NAME.command`."""
 
 _MODULES: Final = {"import": "importing"}
 """The subcommands whose name no module can have."""
@@ -82,10 +68,36 @@ class LazyGroup(click.Group):
             command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the subcommand that is named; of one that is not there, say what may be meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if not close or "mean" in exc.message.lower():
+                raise
+            raise click.UsageError(f"{exc.message} Did you mean `{close[0]}`?", ctx) from exc
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the subcommands in their groups."""
+        for title, names in GROUPS.items():
+            rows = []
+            for name in names:
+                found = self.get_command(ctx, name)
+                rows.append((name, found.get_short_help_str() if found else ""))
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand; a deliberate error becomes CommandFailed."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            # Who reads has seen enough. Python writes what is left, at its end, to nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit()
         except StartFailed as exc:
             raise CommandFailed(exc.message, exc.hint) from exc
         except AgentsvcError as exc:

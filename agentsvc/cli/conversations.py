@@ -9,18 +9,23 @@ from typing import Final
 import click
 
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import PAGE
+from agentsvc.cli.client import PAGE, V1
 from agentsvc.cli.options import example, json_option, yes_option
 from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.talk import (
     CONVERSATIONS,
+    SHORT_ID,
+    Record,
+    answer_agent,
     ask_agent,
+    check_text,
     cost_of,
     find_conversation,
     send_message,
     wake,
 )
-from agentsvc.cli.text import columns, confirm, fields, json_text, moment, short
+from agentsvc.cli.text import ago, columns, fields, json_text, short, terminal_width
+from agentsvc.cli.text import confirm as ask_to_confirm
 
 _SHOWN: Final = (
     "id",
@@ -66,18 +71,30 @@ def list_conversations(
     if as_json:
         click.echo(json_text(items))
         return
+    width = terminal_width()
+    # Whole ids where programs may read them.
+    length = SHORT_ID if width else None
     rows = [
         (
-            item["id"],
-            item["execution_status"] or item["sandbox_status"].lower(),
+            item["id"][:length],
+            _state(item),
             cost_of(item),
-            moment(item["updated_at"]),
+            ago(item["updated_at"]),
             short(item["title"]),
         )
         for item in items
     ]
-    for line in columns(("ID", "STATE", "COST", "UPDATED (UTC)", "TITLE"), rows):
+    for line in columns(("ID", "STATE", "COST", "UPDATED", "TITLE"), rows, width=width):
         click.echo(line)
+
+
+_STATES: Final = {"waiting_for_confirmation": "asks"}
+
+
+def _state(item: Record) -> str:
+    """Return one word for what a conversation does."""
+    state = str(item["execution_status"] or item["sandbox_status"].lower())
+    return _STATES.get(state, state)
 
 
 @command.command(epilog=example("agentsvc conversations show 7c9e66797425"))
@@ -85,13 +102,20 @@ def list_conversations(
 @json_option
 @server_options
 def show(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None:
-    """Show the conversation with this ID; its beginning is enough."""
-    found = find_conversation(get_api(server), conversation_id)
+    """Show the conversation with this ID, and what was said in it; its beginning is enough."""
+    api = get_api(server)
+    found = find_conversation(api, conversation_id)
     if as_json:
         click.echo(json_text(found))
         return
     for line in fields({name: found.get(name) for name in _SHOWN}):
         click.echo(line)
+    click.echo()
+    notes = importlib.import_module("agentsvc.cli.show.notes")
+    screen = importlib.import_module("agentsvc.cli.show.screen").open_screen()
+    query = {"kind__eq": "MessageEvent", "sort_order": "TIMESTAMP"}
+    for event in api.pages(f"{V1}/conversation/{found['id']}/events/search", query):
+        screen.note(notes.to_note(event))
 
 
 @command.command(
@@ -99,11 +123,13 @@ def show(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None:
 )
 @click.argument("conversation_id", metavar="ID")
 @click.argument("text", metavar="TEXT")
-@click.option("--follow", is_flag=True, help="Show what the agent does until it is done.")
+@click.option(
+    "--follow", "is_followed", is_flag=True, help="Show what the agent does until it is done."
+)
 @json_option
 @server_options
 def send(
-    conversation_id: str, text: str, *, follow: bool, as_json: bool, server: ServerChoice
+    conversation_id: str, text: str, *, is_followed: bool, as_json: bool, server: ServerChoice
 ) -> None:
     """Send a message to the conversation with this ID; `-` reads it from standard input.
 
@@ -112,13 +138,62 @@ def send(
     api = get_api(server)
     found = find_conversation(api, conversation_id)
     said = sys.stdin.read() if text == "-" else text
-    if not follow:
+    check_text(said, "message")
+    if not is_followed:
         wake(api, found)
         send_message(api, found["id"], said)
         click.echo(f"sent to {found['id']}", err=True)
         return
     # What shows conversations is needed here only.
     importlib.import_module("agentsvc.cli.run.watch").follow(api, found, said, as_json=as_json)
+
+
+@command.command(epilog=example("agentsvc conversations follow 7c9e66797425"))
+@click.argument("conversation_id", metavar="ID")
+@json_option
+@server_options
+def follow(conversation_id: str, *, as_json: bool, server: ServerChoice) -> None:
+    """Show the conversation with this ID, and go on until its agent is done."""
+    api = get_api(server)
+    found = find_conversation(api, conversation_id)
+    importlib.import_module("agentsvc.cli.run.watch").follow_on(api, found, as_json=as_json)
+
+
+@command.command(epilog=example("agentsvc conversations confirm 7c9e66797425"))
+@click.argument("conversation_id", metavar="ID")
+@server_options
+def confirm(conversation_id: str, *, server: ServerChoice) -> None:
+    """Let the agent do what it asks for."""
+    api = get_api(server)
+    found = find_conversation(api, conversation_id)
+    answer_agent(api, found, accept=True)
+    click.echo(f"confirmed; {found['id']} goes on", err=True)
+
+
+@command.command(
+    epilog=example('agentsvc conversations reject 7c9e66797425 --reason "Use the test database"')
+)
+@click.argument("conversation_id", metavar="ID")
+@click.option("--reason", default="", metavar="TEXT", help="Tell the agent why.")
+@server_options
+def reject(conversation_id: str, *, reason: str, server: ServerChoice) -> None:
+    """Do not let the agent do what it asks for; it waits for a message then."""
+    api = get_api(server)
+    found = find_conversation(api, conversation_id)
+    answer_agent(api, found, accept=False, reason=reason)
+    hint = f"agentsvc conversations send {found['id'][:SHORT_ID]} TEXT"
+    click.echo(f"rejected; tell it what to do with `{hint}`", err=True)
+
+
+@command.command(epilog=example("agentsvc conversations interrupt 7c9e66797425"))
+@click.argument("conversation_id", metavar="ID")
+@server_options
+def interrupt(conversation_id: str, *, server: ServerChoice) -> None:
+    """Break off what the agent is doing; its sandbox goes on."""
+    api = get_api(server)
+    found = find_conversation(api, conversation_id)
+    ask_agent(api, found, "interrupt")
+    click.echo(f"{found['id']} is interrupted", err=True)
 
 
 @command.command(epilog=example("agentsvc conversations pause 7c9e66797425 --now"))
@@ -152,7 +227,7 @@ def delete(conversation_id: str, *, yes: bool, server: ServerChoice) -> None:
     """Delete the conversation with this ID, with its sandbox if no other lives there."""
     api = get_api(server)
     found = find_conversation(api, conversation_id)
-    confirm(f"Delete `{short(found['title'])}` ({found['id']})?", is_agreed=yes)
+    ask_to_confirm(f"Delete `{short(found['title'])}` ({found['id']})?", is_agreed=yes)
     api.call("DELETE", f"{CONVERSATIONS}/{found['id']}")
     click.echo(f"{found['id']} is deleted", err=True)
 

@@ -13,6 +13,9 @@ SANDBOXES: Final = f"{V1}/sandboxes"
 
 type Record = dict[str, Any]
 
+SHORT_ID: Final = 8
+"""How many characters of an id people are shown; commands take any beginning that is enough."""
+
 _ID_LENGTH: Final = 32
 _WAKE_SECONDS: Final = 300.0
 _LOOK_SECONDS: Final = 0.3
@@ -61,9 +64,25 @@ _LOG_HINT: Final = "run `agentsvc sandboxes list`, and `agentsvc sandboxes logs 
 
 
 def send_message(api: Api, conversation_id: str, text: str) -> None:
-    """Send a message, and let the agent go on with it."""
+    """Send a message, and let the agent go on with it; raises CommandFailed for an empty one."""
+    check_text(text, "message")
     body = {"role": "user", "content": [{"type": "text", "text": text}], "run": True}
     api.call("POST", f"{CONVERSATIONS}/{conversation_id}/send-message", body=body)
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise CommandFailed for a text that says nothing."""
+    if not text.strip():
+        raise CommandFailed(f"the {what} is empty", "nothing was sent")
+
+
+def answer_agent(api: Api, conversation: Record, *, accept: bool, reason: str = "") -> None:
+    """Confirm or reject what the agent of a conversation waits to do."""
+    if conversation["execution_status"] != "waiting_for_confirmation":
+        state = conversation["execution_status"] or conversation["sandbox_status"].lower()
+        raise CommandFailed(f"the agent asks for no confirmation, it is {state}")
+    body: dict[str, Any] = {"accept": accept, **({"reason": reason} if reason else {})}
+    ask_agent(api, conversation, "events/respond_to_confirmation", body)
 
 
 def agent_path(conversation: Record) -> str:
@@ -83,6 +102,15 @@ def ask_agent(
 ) -> Any:
     """Ask the agent server of a conversation for something, such as `pause`."""
     return api.call("POST", f"{agent_path(conversation)}/{what}", body=dict(body or {}))
+
+
+def spent(conversation: Record) -> str:
+    """Return the tokens and the dollars that a conversation has used so far."""
+    used = (conversation.get("metrics") or {}).get("accumulated_token_usage") or {}
+    tokens = int(used.get("prompt_tokens") or 0) + int(used.get("completion_tokens") or 0)
+    cost = cost_of(conversation)
+    parts = [f"{tokens:,} tokens" if tokens else "", f"{cost} dollars" if cost else ""]
+    return ", ".join(part for part in parts if part)
 
 
 def cost_of(conversation: Record) -> str:

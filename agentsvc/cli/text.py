@@ -1,24 +1,38 @@
 """Plain text for terminals: columns, fields, JSON, yes or no."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
 import click
 
 from agentsvc.cli import CommandFailed
+from agentsvc.values import now
 
 _SHOWN = 60
 
 
-def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table whose columns are as wide as their widest cell."""
+def columns(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None
+) -> Iterator[str]:
+    """Yield the lines of a table whose columns are as wide as their widest cell.
+
+    What of the last column goes beyond a width is cut off.
+    """
     table = [head, *rows]
     widths = [max(len(row[index]) for row in table) for index in range(len(head))]
     for row in table:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+        cells = (cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
+        line = "  ".join(cells).rstrip()
+        yield line if width is None or len(line) <= width else f"{line[: width - 1]}…"
+
+
+def terminal_width() -> int | None:
+    """Return how wide the terminal is that is written to, None where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def json_text(value: Any) -> str:
@@ -44,6 +58,20 @@ def short(text: str | None) -> str:
     """Return as much of a text as a column has room for."""
     known = clean(text or "")
     return known if len(known) <= _SHOWN else f"{known[: _SHOWN - 1]}…"
+
+
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def ago(text: str | None) -> str:
+    """Return how long ago a time of the API was, as it stands in a column."""
+    if not text:
+        return ""
+    seconds = (now() - datetime.fromisoformat(text)).total_seconds()
+    for length, unit in _UNITS:
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit} ago"
+    return "now"
 
 
 def moment(text: str | None) -> str:

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,8 +46,27 @@ def test_every_command_explains_itself(name: str) -> None:
 def test_help_lists_every_command() -> None:
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
-    listed = result.output.partition("Commands:")[2].split()
+    listed = re.findall(r"^  ([a-z]+)  ", result.output, re.MULTILINE)
     assert set(COMMANDS) <= set(listed)
+
+
+def test_a_command_that_is_not_there_names_the_one_that_may_be_meant() -> None:
+    result = CliRunner().invoke(cli, ["conversatoins"])
+    assert result.exit_code == 2
+    assert "Did you mean `conversations`?" in result.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
+    command = f"{sys.executable} -m agentsvc openapi | head -c 10; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1].endswith("0")
+    assert result.stderr == ""
+
+
+def test_an_empty_task_is_refused() -> None:
+    result = CliRunner().invoke(cli, ["run", " "])
+    assert result.exit_code == 2
+    assert "the task is empty" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,11 @@ def command(
     """
     if repo and directory:
         raise click.UsageError("a repository and a directory cannot be worked on at a time")
+    said = sys.stdin.read() if task == "-" else task
+    if not said.strip():
+        raise click.UsageError("the task is empty")
     wanted = Wanted(
-        task=sys.stdin.read() if task == "-" else task,
+        task=said,
         repository=repo,
         branch=branch,
         directory=directory,

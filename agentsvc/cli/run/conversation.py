@@ -21,7 +21,7 @@ _NOTABLE_PART: Final = 10
 def carry_out(api: Api, wanted: Wanted, *, is_removed: bool) -> None:
     """Let an agent do a task, show it, and say how it ended; raises CommandFailed if it failed."""
     view = View(as_json=wanted.as_json)
-    conversation = _start(api, wanted, view)
+    conversation = start(api, wanted, view)
     watch = Watch(api, conversation, view, agrees=wanted.agrees)
     try:
         sent = None
@@ -43,7 +43,7 @@ def carry_out(api: Api, wanted: Wanted, *, is_removed: bool) -> None:
                 api.call("DELETE", f"{CONVERSATIONS}/{conversation['id']}")
 
 
-def _start(api: Api, wanted: Wanted, view: View) -> Record:
+def start(api: Api, wanted: Wanted, view: View) -> Record:
     """Start the conversation and return it once it is ready."""
     body: dict[str, Any] = {
         "selected_repository": wanted.repository,

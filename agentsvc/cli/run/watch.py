@@ -14,7 +14,16 @@ from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import V1, Api, Told
 from agentsvc.cli.show.notes import Event, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
-from agentsvc.cli.talk import Record, ask_agent, cost_of, find_conversation, send_message, wake
+from agentsvc.cli.talk import (
+    SHORT_ID,
+    Record,
+    ask_agent,
+    check_text,
+    find_conversation,
+    send_message,
+    spent,
+    wake,
+)
 
 _AGAIN_SECONDS: Final = 0.5
 _MOST_BREAKS: Final = 20
@@ -37,15 +46,28 @@ class View:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self._screen: Screen | None = None if as_json else open_screen()
+        self._draft = ""
 
     def event(self, event: Event) -> None:
         """Show an event."""
         if self._screen is None:
             self.line({"type": "event", "event": event})
-        else:
-            note = to_note(event)
-            if note.parts:
-                self._screen.note(note)
+            return
+        note = to_note(event)
+        if note.parts:
+            self._end_draft()
+            self._screen.note(note)
+
+    def delta(self, text: str) -> None:
+        """Show some more of what the model is saying, where that can be taken back."""
+        if self._screen is not None and text:
+            self._draft += text
+            self._screen.draft(self._draft)
+
+    def _end_draft(self) -> None:
+        if self._screen is not None and self._draft:
+            self._draft = ""
+            self._screen.draft("")
 
     def line(self, record: Mapping[str, Any]) -> None:
         """Print a record for programs; people get to know of it otherwise."""
@@ -55,6 +77,7 @@ class View:
     def busy(self, text: str) -> None:
         """Show what is going on, where that can be taken back."""
         if self._screen is not None:
+            self._end_draft()
             self._screen.busy(text)
 
     def say(self, text: str) -> None:
@@ -120,6 +143,9 @@ class Watch:
             case "event":
                 self._last = self._last if message.id is None else message.id
                 self._note(message.data)
+            case "delta":
+                self._view.delta(str(message.data.get("content") or ""))
+                return None
             case "ready":
                 self._is_live = True
             case "end":
@@ -201,12 +227,19 @@ class Watch:
 
 def follow(api: Api, conversation: Record, text: str, *, as_json: bool) -> None:
     """Send a message to a conversation and follow it; raises CommandFailed unless it succeeds."""
+    check_text(text, "message")
     view = View(as_json=as_json)
     conversation = wake(api, conversation)
     watch = Watch(api, conversation, view, agrees=False)
     watch.begin_behind_what_is_there()
     send_message(api, conversation["id"], text)
     end(api, conversation, watch.follow(), view)
+
+
+def follow_on(api: Api, conversation: Record, *, as_json: bool) -> None:
+    """Follow a conversation from what has happened so far; raises CommandFailed unless it succeeds."""
+    view = View(as_json=as_json)
+    end(api, conversation, Watch(api, conversation, view, agrees=False).follow(), view)
 
 
 def end(api: Api, conversation: Record, outcome: Outcome, view: View) -> None:
@@ -223,10 +256,13 @@ def end(api: Api, conversation: Record, outcome: Outcome, view: View) -> None:
             "metrics": known.get("metrics"),
         }
     )
-    cost = cost_of(known)
-    click.echo(
-        f"conversation {conversation['id']}" + (f", {cost} dollars" if cost else ""), err=True
-    )
+    used = spent(known)
+    click.echo(f"conversation {conversation['id']}" + (f", {used}" if used else ""), err=True)
+    if outcome is not Outcome.DELETED:
+        click.echo(f"see it: {api.url}/#/c/{conversation['id']}", err=True)
+    if outcome is Outcome.FINISHED:
+        short_id = conversation["id"][:SHORT_ID]
+        click.echo(f"go on:  agentsvc conversations send {short_id} TEXT --follow", err=True)
     if outcome is Outcome.LEFT:
         raise CommandFailed(
             "the agent is not done",

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from agentsvc.cli.show.notes import Note, Tone
+from agentsvc.cli.show.notes import Note, Part, Tone
 
 _STYLES: Final = {
     Tone.USER: "bold magenta",
@@ -24,12 +26,20 @@ _STYLES: Final = {
 }
 
 
+def _rendered(part: Part) -> RenderableType:
+    """Return what is shown of a part: what the agent says is Markdown."""
+    if part.tone is Tone.AGENT:
+        return Markdown(part.text)
+    return Text(part.text, style=_STYLES[part.tone])
+
+
 class ColourScreen:
     """A screen for terminals, drawn by rich."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
         self._status = self._console.status("")
+        self._draft: Live | None = None
 
     def title(self, text: str) -> None:
         """Show the heading of a part."""
@@ -58,11 +68,25 @@ class ColourScreen:
         """Show one event; what it says stands in a column of its own."""
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(width=8, no_wrap=True)
-        grid.add_column(width=8, no_wrap=True)
+        grid.add_column(width=11, no_wrap=True)
         grid.add_column(overflow="fold")
-        text = Text("\n").join(Text(part.text, style=_STYLES[part.tone]) for part in note.parts)
+        text = Group(*(_rendered(part) for part in note.parts))
         grid.add_row(Text(note.at, style="dim"), Text(note.who, style="blue"), text)
         self._console.print(Padding(grid, (0, 0, 0, 2)))
+
+    def draft(self, text: str) -> None:
+        """Show the end of what the model has said so far, as much as fits, or take that back."""
+        if not text:
+            if self._draft is not None:
+                self._draft.stop()
+                self._draft = None
+            return
+        if self._draft is None:
+            self._status.stop()
+            self._draft = Live(console=self._console, transient=True, refresh_per_second=12)
+            self._draft.start()
+        lines = text.splitlines()[-max(self._console.height - 4, 4) :]
+        self._draft.update(Padding(Markdown("\n".join(lines)), (0, 0, 0, 25)))
 
     def file(self, path: str, text: str) -> None:
         """Show a whole file."""

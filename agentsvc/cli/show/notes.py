@@ -49,9 +49,7 @@ def to_note(event: Event) -> Note:
     """Return the note of any event; one of an unknown kind is told by its kind."""
     kind = str(event.get("kind"))
     who, parts = _TELLERS.get(kind, _tell_other)(event)
-    shown = tuple(
-        Part(tone=part.tone, text=_shortened(part.text)) for part in parts if part.text.strip()
-    )
+    shown = tuple(Part(tone=part.tone, text=_shown(part)) for part in parts if part.text.strip())
     return Note(at=str(event.get("timestamp"))[11:19], who=who, parts=shown)
 
 
@@ -140,8 +138,12 @@ def _tell_state(event: Event) -> Told:
     match event.get("key"):
         case "execution_status":
             text = f"is {value}"
-        case "stats":
-            text = _usage(value if isinstance(value, dict) else {})
+        case "model_refusal":
+            refusal = value if isinstance(value, dict) else {}
+            text = (
+                f"the model does not answer ({refusal.get('status')}, {refusal.get('message')});"
+                " the agent asks it again"
+            )
         case _:
             # The agent server's own bookkeeping.
             text = ""
@@ -169,16 +171,6 @@ _TELLERS: Final[Mapping[str, Callable[[Event], Told]]] = {
 }
 
 
-def _usage(stats: Event) -> str:
-    usages = (stats.get("usage_to_metrics") or {}).values()
-    used = [usage.get("accumulated_token_usage") or {} for usage in usages]
-    tokens = sum(
-        int(one.get("prompt_tokens") or 0) + int(one.get("completion_tokens") or 0) for one in used
-    )
-    cost = sum(float(usage.get("accumulated_cost") or 0) for usage in usages)
-    return f"{tokens:,} tokens used, {cost:.2f} dollars"
-
-
 def _part(tone: Tone, text: str) -> Part:
     return Part(tone=tone, text=text)
 
@@ -190,11 +182,13 @@ def _text_of(content: object) -> str:
     return "\n".join(str(part["text"]) for part in parts if part.get("text"))
 
 
-def _shortened(text: str) -> str:
-    """Return the text without control characters, and only the beginning of a long one."""
-    text = _ESCAPE.sub("", text).replace("\t", "    ")
-    clean = "".join(char for char in text if char == "\n" or char.isprintable())
-    lines = clean.strip("\n").split("\n")
+def _shown(part: Part) -> str:
+    """Return a text without control characters, and only the beginning of a long output."""
+    text = _ESCAPE.sub("", part.text).replace("\t", "    ")
+    clean = "".join(char for char in text if char == "\n" or char.isprintable()).strip("\n")
+    if part.tone in (Tone.USER, Tone.AGENT):
+        return clean
+    lines = clean.split("\n")
     more = len(lines) - _MOST_LINES
     if more > 1:
         lines = [*lines[:_MOST_LINES], f"… {more} more lines"]

@@ -31,6 +31,9 @@ class Screen(Protocol):
     def note(self, note: Note) -> None:
         """Show one event."""
 
+    def draft(self, text: str) -> None:
+        """Show what the model has said so far, where that can be taken back; with no text, do so."""
+
     def file(self, path: str, text: str) -> None:
         """Show a whole file."""
 
@@ -58,12 +61,15 @@ class PlainScreen:
 
     def note(self, note: Note) -> None:
         """Show one event; what it says stands in a column of its own."""
-        head = f"  {note.at}  {note.who:<9}"
+        head = f"  {note.at}  {note.who:<13}"
         for part in note.parts:
             mark = "| " if part.tone is Tone.OUTPUT else ""
             for line in part.text.split("\n"):
                 click.echo(f"{head}{mark}{line}".rstrip())
                 head = " " * len(head)
+
+    def draft(self, text: str) -> None:
+        """Show nothing: what is printed here stays."""
 
     def file(self, path: str, text: str) -> None:
         """Show a whole file."""

@@ -1,0 +1,185 @@
+"""`agentsvc chat`: talks with an agent in the terminal, as long as whoever types wants to."""
+
+import importlib
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from http.client import HTTPException
+from typing import Any, Final
+
+import click
+
+from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import V1, Api
+from agentsvc.cli.options import example
+from agentsvc.cli.server import ServerChoice, get_api, server_options
+from agentsvc.cli.talk import (
+    SHORT_ID,
+    Record,
+    answer_agent,
+    ask_agent,
+    find_conversation,
+    send_message,
+    spent,
+    wake,
+)
+
+_AGAIN_SECONDS: Final = 1.0
+_HELP: Final = """\
+/confirm          let the agent do what it asks for
+/reject [REASON]  do not let it, and say why
+/interrupt        break off what the agent is doing
+/resume           let the agent go on
+/status           what it does, and what it has cost
+/open             the address of the conversation in the console
+/quit             leave; the agent goes on
+Anything else is a message to the agent, also while it works."""
+
+
+@click.command(
+    "chat",
+    epilog=example('agentsvc chat "Find out why the tests fail"', "agentsvc chat --id 7c9e6679"),
+)
+@click.argument("task", metavar="[TASK]", required=False)
+@click.option("--id", "conversation_id", metavar="ID", help="Go on with this conversation.")
+@click.option("--repo", metavar="URL", help="Repository to clone first: its URL, or OWNER/NAME.")
+@server_options
+def command(
+    *, task: str | None, conversation_id: str | None, repo: str | None, server: ServerChoice
+) -> None:
+    """Talk with an agent: what you type goes to it, and what it does is shown as it happens.
+
+    Without TASK and --id the first line that is typed begins a conversation. `/help` lists what
+    else can be typed. Several terminals may be in one conversation at a time.
+    """
+    api = get_api(server)
+    if conversation_id:
+        found = wake(api, find_conversation(api, conversation_id))
+        if task:
+            send_message(api, found["id"], task)
+    else:
+        said = task or click.prompt("What should the agent do?", err=True)
+        found = _start(api, said, repo)
+    Chat(api, found).run()
+
+
+def _start(api: Api, task: str, repository: str | None) -> Record:
+    run: Any = importlib.import_module("agentsvc.cli.run")
+    carrying: Any = importlib.import_module("agentsvc.cli.run.conversation")
+    watching: Any = importlib.import_module("agentsvc.cli.run.watch")
+    wanted = run.Wanted(
+        task=task,
+        repository=repository,
+        branch=None,
+        directory=None,
+        model=None,
+        base_url=None,
+        title=None,
+        agrees=False,
+        as_json=False,
+    )
+    started: Record = carrying.start(api, wanted, watching.View(as_json=False))
+    return started
+
+
+class Chat:
+    """One terminal in a conversation: a thread shows what happens while lines are read."""
+
+    def __init__(self, api: Api, conversation: Record) -> None:
+        watching: Any = importlib.import_module("agentsvc.cli.run.watch")
+        self._api = api
+        self._conversation = conversation
+        self._view = watching.View(as_json=False)
+        self._last = -1
+        self._is_over = threading.Event()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Talk until whoever types leaves, or the conversation is deleted."""
+        short = self._conversation["id"][:SHORT_ID]
+        click.echo(f"conversation {short}; /help says what can be typed", err=True)
+        for work in (self._show, self._read):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            while (line := self._lines.get()) is not None:
+                try:
+                    if not self._obey(line.strip()):
+                        break
+                except CommandFailed as exc:
+                    exc.show()
+        except KeyboardInterrupt:
+            pass
+        self._is_over.set()
+        self._view.busy("")
+        click.echo(f"go back to it with `agentsvc chat --id {short}`", err=True)
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _obey(self, line: str) -> bool:
+        """Do what a line says; say whether to go on."""
+        order, _, rest = line.partition(" ")
+        if order in ("/quit", "/exit"):
+            return False
+        orders: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: click.echo(_HELP, err=True),
+            "/confirm": lambda _: answer_agent(self._api, self._known(), accept=True),
+            "/reject": self._reject,
+            "/interrupt": lambda _: ask_agent(self._api, self._known(), "interrupt"),
+            "/resume": lambda _: ask_agent(self._api, wake(self._api, self._known()), "run"),
+            "/status": self._tell_status,
+            "/open": self._tell_address,
+        }
+        if order in orders:
+            orders[order](rest.strip())
+        elif order.startswith("/") and "/" not in order[1:]:
+            raise CommandFailed(f"there is no `{order}`", "/help says what can be typed")
+        elif line:
+            send_message(self._api, wake(self._api, self._known())["id"], line)
+        return True
+
+    def _reject(self, reason: str) -> None:
+        answer_agent(self._api, self._known(), accept=False, reason=reason)
+        click.echo("rejected; tell the agent what to do instead", err=True)
+
+    def _tell_status(self, _: str) -> None:
+        known = self._known()
+        state = known["execution_status"] or known["sandbox_status"].lower()
+        click.echo(", ".join(filter(None, (state, spent(known)))), err=True)
+
+    def _tell_address(self, _: str) -> None:
+        click.echo(f"{self._api.url}/#/c/{self._conversation['id']}", err=True)
+
+    def _known(self) -> Record:
+        return find_conversation(self._api, self._conversation["id"])
+
+    def _show(self) -> None:
+        path = f"{V1}/conversation/{self._conversation['id']}/events/stream"
+        while not self._is_over.is_set():
+            try:
+                for message in self._api.stream(path, after=self._last):
+                    if self._is_over.is_set() or not self._take(message):
+                        return
+            except (OSError, HTTPException, CommandFailed):
+                self._is_over.wait(_AGAIN_SECONDS)
+
+    def _take(self, message: Any) -> bool:
+        """Show a message of the stream; say whether more may come."""
+        match message.type:
+            case "event":
+                self._last = self._last if message.id is None else message.id
+                self._view.event(message.data)
+                if message.data.get("value") == "waiting_for_confirmation":
+                    self._view.say("The agent asks: /confirm or /reject [REASON]")
+            case "delta":
+                self._view.delta(str(message.data.get("content") or ""))
+            case "end":
+                self._view.say("the conversation is over")
+                self._lines.put(None)
+                return False
+            case _:
+                pass
+        return True

@@ -1,0 +1,22 @@
+"""`agentsvc open`: opens the console in a browser."""
+
+import click
+
+from agentsvc.cli.options import example
+from agentsvc.cli.server import ServerChoice, get_api, server_options
+from agentsvc.cli.talk import find_conversation
+
+
+@click.command("open", epilog=example("agentsvc open", "agentsvc open 7c9e6679 --print"))
+@click.argument("conversation_id", metavar="[ID]", required=False)
+@click.option("--print", "is_printed", is_flag=True, help="Print the address only.")
+@server_options
+def command(conversation_id: str | None, *, is_printed: bool, server: ServerChoice) -> None:
+    """Open the console, or the conversation with this ID in it, and print its address."""
+    api = get_api(server)
+    address = f"{api.url}/"
+    if conversation_id:
+        address += f"#/c/{find_conversation(api, conversation_id)['id']}"
+    click.echo(address)
+    if not is_printed:
+        click.launch(address)

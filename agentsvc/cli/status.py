@@ -1,0 +1,51 @@
+"""`agentsvc status`: says which server runs, and what in it needs somebody."""
+
+from collections import Counter
+from typing import Any
+
+import click
+
+from agentsvc.cli.client import PAGE
+from agentsvc.cli.options import example, json_option
+from agentsvc.cli.server import ServerChoice, get_api, server_options
+from agentsvc.cli.talk import CONVERSATIONS, SANDBOXES, SHORT_ID, Record
+from agentsvc.cli.text import json_text, short
+
+_MOST = 500
+_WAITING = "waiting_for_confirmation"
+
+
+@click.command("status", epilog=example("agentsvc status", "agentsvc status --json"))
+@json_option
+@server_options
+def command(*, as_json: bool, server: ServerChoice) -> None:
+    """Show the server, your sandboxes, and the conversations that wait for you."""
+    api = get_api(server)
+    info = api.call("GET", "/server_info")
+    listed = zip(api.pages(f"{CONVERSATIONS}/search", {"limit": PAGE}), range(_MOST), strict=False)
+    conversations = [one for one, _ in listed]
+    sandboxes = Counter(one["status"] for one in api.pages(f"{SANDBOXES}/search", {"limit": PAGE}))
+    waiting = [one for one in conversations if one["execution_status"] == _WAITING]
+    working = [one for one in conversations if one["execution_status"] == "running"]
+    if as_json:
+        shown: dict[str, Any] = {
+            "url": api.url,
+            "version": info.get("version"),
+            "sandboxes": dict(sandboxes),
+            "working": [one["id"] for one in working],
+            "waiting": [one["id"] for one in waiting],
+        }
+        click.echo(json_text(shown))
+        return
+    click.echo(f"server     {api.url}, version {info.get('version')}")
+    states = ", ".join(f"{number} {name.lower()}" for name, number in sorted(sandboxes.items()))
+    click.echo(f"sandboxes  {states or 'none'}")
+    _list("asks you  ", waiting)
+    _list("working   ", working)
+
+
+def _list(label: str, found: list[Record]) -> None:
+    if not found:
+        click.echo(f"{label} none")
+    for one in found:
+        click.echo(f"{label} {one['id'][:SHORT_ID]}  {short(one['title'])}")
