@@ -1,10 +1,11 @@
 """The console: the files of the web page at `/`, read once, as a browser gets them.
 
-Nothing is built: what is in `static` is what is sent. All files but the page itself have addresses with
+What is in `static` is what is sent; `static/vendor` is written by the build in `libraries`. All files but the page itself have addresses with
 a tag made of what is in them, so that a browser may keep them for good and never mixes two versions.
 """
 
 import functools
+import gzip
 import hashlib
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -23,6 +24,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     """A file as it is sent."""
 
     body: bytes
+    packed: bytes
+    """The body, compressed with gzip."""
     media: str
 
 
@@ -53,4 +56,6 @@ def _collect(directory: Traversable, prefix: str, parts: dict[str, File]) -> Non
         if entry.is_dir():
             _collect(entry, f"{path}/", parts)
         elif media := _MEDIA.get(PurePosixPath(path).suffix):
-            parts[path] = File(body=entry.read_bytes(), media=media)
+            body = entry.read_bytes()
+            # Without a time in it, so that the same file gives the same bytes.
+            parts[path] = File(body=body, packed=gzip.compress(body, mtime=0), media=media)

@@ -54,8 +54,12 @@ async def get_part(request: web.Request) -> web.Response:
     part = console.parts.get(request.match_info["path"])
     if part is None or request.match_info["tag"] != console.tag:
         raise web.HTTPNotFound
-    headers = {**_HEADERS, hdrs.CACHE_CONTROL: _FOR_GOOD}
-    return web.Response(body=part.body, content_type=part.media, charset="utf-8", headers=headers)
+    headers = {**_HEADERS, hdrs.CACHE_CONTROL: _FOR_GOOD, hdrs.VARY: hdrs.ACCEPT_ENCODING}
+    body = part.body
+    if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
+        body = part.packed
+        headers[hdrs.CONTENT_ENCODING] = "gzip"
+    return web.Response(body=body, content_type=part.media, charset="utf-8", headers=headers)
 
 
 async def _to_page(request: web.Request) -> web.Response:

@@ -85,7 +85,7 @@ class Console:
             raise
         finally:
             await context.close()
-        assert console.problems == []
+        assert console.problems == [], console.problems
 
     async def page(self, path: str = "") -> Page:
         """Open a page, logged in."""

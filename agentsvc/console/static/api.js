@@ -13,6 +13,24 @@ export class ApiError extends Error {
   }
 }
 
+const LOOK_MS = 2000;
+const waiting = new Set();
+
+function heardServer() {
+  for (const tell of waiting) tell();
+  waiting.clear();
+}
+
+/** Call a function once, when the server answers; ask it now and then until it does. Return what ends that. */
+export function onAnswer(tell) {
+  waiting.add(tell);
+  const timer = setInterval(() => waiting.has(tell) && fetch(url("alive")).then(({ ok }) => ok && heardServer(), () => {}), LOOK_MS);
+  return () => {
+    clearInterval(timer);
+    waiting.delete(tell);
+  };
+}
+
 export const url = (path) => new URL(path, BASE).href;
 
 const LOGIN_HEADER = "X-Agentsvc-Login";
@@ -31,7 +49,44 @@ export async function logIn(order) {
 export async function logOut() {
   await remove(`${V1}/logins/current`);
   localStorage.removeItem(STORED_LOGIN);
+  for (const key of Object.keys(localStorage)) if (key.startsWith(KEPT)) localStorage.removeItem(key);
 }
+
+const KEPT = `agentsvc-kept ${BASE.pathname} `;
+
+/** What the browser has no room for is kept as long as the page. */
+const unkept = new Map();
+
+/** Keep a value in this browser until the log-out, under a name; null removes it. */
+export function keep(name, value) {
+  unkept.delete(name);
+  localStorage.removeItem(KEPT + name);
+  if (value === null) return;
+  try {
+    localStorage.setItem(KEPT + name, JSON.stringify(value));
+  } catch {
+    unkept.set(name, value);
+  }
+}
+
+export function kept(name) {
+  if (unkept.has(name)) return unkept.get(name);
+  try {
+    return JSON.parse(localStorage.getItem(KEPT + name));
+  } catch {
+    return null;
+  }
+}
+
+/** Call a function with the name of each value that another tab keeps or removes; return what ends that. */
+export function onKept(tell) {
+  const heed = ({ key }) => key?.startsWith(KEPT) && tell(key.slice(KEPT.length));
+  addEventListener("storage", heed);
+  return () => removeEventListener("storage", heed);
+}
+
+/** Return a new id. Browsers make UUIDs on secure origins only. */
+export const newId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 export function goToLogin() {
   location.assign(url("login"));
@@ -41,8 +96,10 @@ export function goToLogin() {
 export const send = (path, { headers, ...options } = {}) =>
   fetch(url(path), { ...options, headers: { ...loginHeader(), ...headers } });
 
-export async function call(method, path, body) {
+/** Call an operation; with a `key` it is done once, however often it is called. */
+export async function call(method, path, body, key) {
   const options = { method, headers: { Accept: "application/json" } };
+  if (key) options.headers["Idempotency-Key"] = key;
   if (body !== undefined) {
     options.headers["Content-Type"] = "application/json";
     options.body = JSON.stringify(body);
@@ -54,6 +111,8 @@ export async function call(method, path, body) {
     throw new ApiError(0, "unreachable", "The server does not answer. Check that it runs and that you are online");
   }
   const text = await response.text();
+  // A proxy that does not reach the server answers for it.
+  if (![502, 503, 504].includes(response.status)) heardServer();
   if (response.ok) return text ? JSON.parse(text) : null;
   if (response.status === 401 && !path.startsWith("sandboxes/") && !isAtLogin()) goToLogin();
   throw toError(response, text);
@@ -89,7 +148,7 @@ function toMessage({ detail, error, message }) {
 }
 
 export const get = (path, query) => call("GET", query ? `${path}?${params(query)}` : path);
-export const post = (path, body = {}) => call("POST", path, body);
+export const post = (path, body = {}, key = null) => call("POST", path, body, key);
 export const put = (path, body) => call("PUT", path, body);
 export const patch = (path, body) => call("PATCH", path, body);
 export const remove = (path) => call("DELETE", path);

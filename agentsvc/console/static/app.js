@@ -1,11 +1,14 @@
 // The shell: who may see it, the list of conversations beside the view that the address names.
 import { get, goToLogin, isAtLogin, logOut, storedLogin, V1 } from "./api.js";
 import { AuditPage } from "./audit.js";
+import { useAttention } from "./attention.js";
+import { applyTheme } from "./browser.js";
 import { ConversationView } from "./conversation.js";
 import { ConversationList } from "./conversations.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { LoginPage } from "./login.js";
 import { findMe, isAdmin, myName, refusal } from "./me.js";
+import { Palette } from "./palette.js";
 import { UsersPage } from "./people.js";
 import { NewConversation, StartProgress } from "./start.js";
 import { SandboxesPage } from "./sandboxes.js";
@@ -106,6 +109,8 @@ function Shell() {
         <${ConversationList} route=${route} />
         <${Nav} route=${route} />
       </aside>
+      <${Palette} route=${route} />
+      ${!route.startsWith("/c/") && html`<${PageTitle} route=${route} />`}
       <main class="main" id="main" tabindex="-1">
         ${!isConnected && html`<p class="offline" role="status">The connection is lost. Trying again</p>`}
         <${IsolationWarning} protection=${protection} />
@@ -116,11 +121,19 @@ function Shell() {
   `;
 }
 
+/** The title of pages that are no conversation; those keep their own. */
+function PageTitle({ route }) {
+  const name = route.split("/")[1] ?? "";
+  useAttention(name && name !== "new" ? name.charAt(0).toUpperCase() + name.slice(1) : "");
+  return null;
+}
+
 function skip(event) {
   event.preventDefault();
   document.getElementById("main").focus();
 }
 
+applyTheme();
 const root = document.getElementById("app");
 if (isAtLogin() || storedLogin()) {
   root.replaceChildren();

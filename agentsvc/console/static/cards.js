@@ -1,6 +1,6 @@
 // How each thing in a conversation is shown.
 import { Diff } from "./diff.js";
-import { moment } from "./format.js";
+import { moment, span } from "./format.js";
 import { html } from "./html.js";
 import { Markdown } from "./markdown.js";
 import { Icon } from "./ui.js";
@@ -15,16 +15,22 @@ export function Card({ item, run, open, onToggle }) {
   switch (item.type) {
     case "user":
       return html`<div class="bubble user"><h3 class="who">You <${At} item=${item} /></h3><${Markdown} text=${item.text} />
-        ${item.images?.length ? html`<p class="hint">${item.images.length} image(s) were sent along.</p>` : null}</div>`;
+        ${item.images?.map((image) => (image.startsWith("data:") ? html`<img class="sent-image" src=${image} alt="An image that was sent along" />` : html`<p class="hint">${image}</p>`))}</div>`;
     case "agent":
       return html`<div class="bubble agent"><h3 class="who">Agent <${At} item=${item} /></h3><${Markdown} text=${item.text} /></div>`;
     case "tool":
       return fold(html`<${ToolHead} item=${item} run=${run} />`, () => html`<${ToolBody} item=${item} />`, toolTone(item));
+    case "group":
+      return fold(html`<${Icon} name=${item.steps.some(isBad) ? "warn" : "check"} /><span class="fold-title">${item.label}</span>
+        <span class="fold-end">${item.steps.some(isBad) && html`<span class="pill bad">${item.steps.filter(isBad).length} failed</span>`}</span>`,
+        () => item.steps.map((step) => html`<${Card} key=${step.key} item=${step} run=${run} open=${open} onToggle=${onToggle} />`), "group");
     case "thought":
       return fold(html`<${Icon} name="thought" /><span class="fold-title">Thought</span>`, () => html`<${Markdown} text=${item.text} />`, "quiet");
     case "system":
       return fold(html`<${Icon} name="gear" /><span class="fold-title">System prompt, ${item.tools.length} tools</span>`,
         () => html`<pre class="output" tabindex="0">${cut(item.text)}</pre><p class="hint">${item.tools.join(", ")}</p>`, "quiet");
+    case "refusal":
+      return html`<div class="problem passing"><${Icon} name="warn" /><div><strong>The model does not answer</strong> <${At} item=${item} /><p>${item.text}</p></div></div>`;
     case "error":
       return html`<div class="problem"><${Icon} name="warn" /><div><strong>${item.title ?? "Error"}</strong>
         <p class="pre">${item.text}</p>${item.remedy && html`<p>${item.remedy} ${item.isSettings && html`<a href="#/setup">Open the settings</a>`}</p>`}</div></div>`;
@@ -46,6 +52,8 @@ function Fold({ head, kind, isOpen, onToggle, children }) {
   `;
 }
 
+const isBad = (item) => toolTone(item) === "failed";
+
 function toolTone(item) {
   if (item.rejected) return "rejected";
   const { error, output } = item;
@@ -58,7 +66,7 @@ function ToolHead({ item, run }) {
     <${Icon} name=${icon} />
     <span class="fold-title">${title}</span>
     ${detail && html`<code class="fold-detail">${detail}</code>`}
-    <span class="fold-end">${outcome(item, run)}</span>
+    <span class="fold-end">${item.seconds >= 1 && html`<span class="hint">${span(item.seconds)}</span>`}${outcome(item, run)}</span>
   `;
 }
 
@@ -123,10 +131,10 @@ export function Call({ action, output }) {
 
 function Edit({ action, output }) {
   const after = output?.new_content;
-  if (after != null) return html`<${Diff} before=${output.old_content ?? ""} after=${after} />`;
-  if (action.command === "create") return html`<${Diff} before="" after=${action.file_text} />`;
+  if (after != null) return html`<${Diff} before=${output.old_content ?? ""} after=${after} path=${action.path} />`;
+  if (action.command === "create") return html`<${Diff} before="" after=${action.file_text} path=${action.path} />`;
   if (action.command === "undo_edit") return null;
-  return html`<${Diff} before=${action.old_str ?? ""} after=${action.new_str ?? ""} />`;
+  return html`<${Diff} before=${action.old_str ?? ""} after=${action.new_str ?? ""} path=${action.path} />`;
 }
 
 function cut(text) {

@@ -1,21 +1,24 @@
 // One conversation, live: what happened, what can be done now, and the workspace beside it.
-import { agentPath, call, conversationPath, download, get, patch, post, remove, textContent, V1 } from "./api.js";
+import { agentPath, conversationPath, download, get, patch, post, remove, V1 } from "./api.js";
+import { useAttention } from "./attention.js";
 import { Call, Card } from "./cards.js";
+import { Composer, Pending, useDraft } from "./composer.js";
 import { conversationState, count, money } from "./format.js";
-import { html, useCallback, useEffect, useRef, useState } from "./html.js";
-import { refusal } from "./me.js";
+import { html, useCallback, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Markdown } from "./markdown.js";
+import { useOutbox } from "./outbox.js";
 import { store, useStore } from "./store.js";
-import { Stream } from "./stream.js";
+import { Stream, readEvents } from "./stream.js";
 import { Terminal } from "./terminal.js";
-import { Timeline } from "./timeline.js";
+import { Split } from "./split.js";
+import { Timeline, grouped } from "./timeline.js";
 import { Button, Dialog, Empty, Icon, Pill, Problem, Question, Spinner, TextField, go } from "./ui.js";
 import { VirtualList } from "./virtual.js";
 import { Changes, Files, Ports } from "./workspace.js";
 
 const DRAW_MS = 50;
-const ENDING_MS = 20_000;
-const LOOK_MS = 300;
+/** How many events are loaded at once. */
+const PART = 500;
 const PARTS = [
   ["", "Conversation"],
   ["changes", "Changes"],
@@ -24,13 +27,46 @@ const PARTS = [
   ["ports", "Ports"],
 ];
 
+/** The events of a conversation that are loaded: the last ones first, those before them when they are asked for. */
+class History {
+  timeline = new Timeline();
+  events = [];
+  first = null;
+  isLoading = false;
+
+  add(event, id) {
+    this.first ??= id;
+    this.events.push(event);
+    this.timeline.add(event);
+  }
+
+  get hasMore() {
+    return this.first > 0;
+  }
+
+  async loadOlder(path) {
+    if (this.isLoading || !this.hasMore) return;
+    this.isLoading = true;
+    const from = Math.max(0, this.first - PART);
+    const older = await readEvents(path, from, this.first - 1);
+    this.events = [...older, ...this.events];
+    this.first = from;
+    const timeline = new Timeline();
+    for (const event of this.events) timeline.add(event);
+    timeline.takeDraft(this.timeline);
+    this.timeline = timeline;
+    this.isLoading = false;
+  }
+}
+
 /** Follow the events of a conversation; they are drawn together, however fast they come. */
 function useTimeline(id) {
-  const timeline = useRef(null);
+  const history = useRef(null);
   const [state, setState] = useState({ isLoaded: false, isGone: false });
   const [, redraw] = useState(0);
+  const path = `${V1}/conversation/${id}/events/stream`;
   useEffect(() => {
-    timeline.current = new Timeline();
+    history.current = new History();
     let timer = null;
     const draw = () => {
       timer ??= setTimeout(() => {
@@ -38,20 +74,22 @@ function useTimeline(id) {
         redraw((turn) => turn + 1);
       }, DRAW_MS);
     };
-    const stream = new Stream(`${V1}/conversation/${id}/events/stream`, (type, data) => {
-      if (type === "event") timeline.current.add(data);
-      else if (type === "delta") timeline.current.addDelta(data);
+    const stream = new Stream(path, (type, data, number) => {
+      if (type === "event") history.current.add(data, number);
+      else if (type === "delta") history.current.timeline.addDelta(data);
       else if (type === "ready") setState((old) => ({ ...old, isLoaded: true }));
+      else if (type === "resync" && data.last_event_id === null) history.current = new History();
       else if (type === "end") setState({ isLoaded: true, isGone: data.reason === "deleted" });
       draw();
-    });
+    }, () => {}, { latest: PART });
     return () => {
       clearTimeout(timer);
       stream.close();
     };
   }, [id]);
-  timeline.current ??= new Timeline();
-  return { timeline: timeline.current, ...state };
+  history.current ??= new History();
+  const loadOlder = useCallback(() => history.current.loadOlder(path).then(() => redraw((turn) => turn + 1)), [path]);
+  return { timeline: history.current.timeline, hasMore: history.current.hasMore, loadOlder, ...state };
 }
 
 /** Return a conversation as the list has it; asked for by itself until that is there. */
@@ -66,29 +104,36 @@ function useConversation(id) {
 
 export function ConversationView({ id, part, settings }) {
   const { conversation, error } = useConversation(id);
+  const [text, setText] = useDraft(id);
+  const [find, setFind] = useState(null);
+  useAttention(conversation?.title);
   const live = useTimeline(id);
   if (live.isGone || error?.status === 404) {
     return html`<${Empty} icon="chat" title="This conversation is not here"><a href="#/new">Start another one</a><//>`;
   }
   if (!conversation) return error ? html`<div class="page"><${Problem} error=${error} /></div>` : html`<${Spinner} />`;
   const run = live.timeline.run ?? conversation.execution_status;
+  const comment = (place) => {
+    setText((old) => `${old ? `${old.trimEnd()}\n\n` : ""}${place}\n`);
+    document.querySelector("[data-key=message]")?.focus();
+  };
   const Part = { changes: Changes, files: Files, terminal: Terminal, ports: Ports }[part];
   return html`
     <div class="conversation">
-      <${Top} conversation=${conversation} run=${run} live=${live} settings=${settings} />
+      <${Top} conversation=${conversation} run=${run} live=${live} settings=${settings} onFind=${() => setFind("")} />
       <nav class="tabs" aria-label="Parts of the conversation">
         ${PARTS.map(([name, label]) => html`
           <a href=${`#/c/${id}${name && `/${name}`}`} aria-current=${part === name ? "page" : null}>${label}</a>
         `)}
       </nav>
-      ${Part
-        ? html`<div class="page wide-page"><${Part} key=${part} conversation=${conversation} sandbox=${store.sandboxes.get(conversation.sandbox_id)} timeline=${live.timeline} /></div>`
-        : html`<${Talk} conversation=${conversation} run=${run} live=${live} />`}
+      <${Split} name="conversation" left=${html`<${Talk} conversation=${conversation} run=${run} live=${live} text=${text} setText=${setText} find=${find} setFind=${setFind} />`}
+        right=${Part && html`<div class="page wide-page"><${Part} key=${part} conversation=${conversation} sandbox=${store.sandboxes.get(conversation.sandbox_id)}
+          timeline=${live.timeline} onComment=${comment} /></div>`} />
     </div>
   `;
 }
 
-function Top({ conversation, run, live, settings }) {
+function Top({ conversation, run, live, settings, onFind }) {
   const [asked, setAsked] = useState("");
   const [error, setError] = useState(null);
   const close = () => setAsked("");
@@ -106,6 +151,7 @@ function Top({ conversation, run, live, settings }) {
         </p>
       </div>
       <div class="head-side">
+        <${Button} kind="bare" icon="search" isIcon label="Find" title="Find in the conversation (F)" data-key="find" onPress=${onFind} />
         <${Button} kind="bare" icon="pen" isIcon needs="run" label="Rename" onPress=${() => setAsked("rename")} />
         <${Button} kind="bare" icon="down" isIcon label="Download" onPress=${() => save(`${conversationPath(conversation.id)}/download`)} />
         <${Button} kind="bare" icon="trash" isIcon needs="run" label="Delete" onPress=${() => setAsked("delete")} />
@@ -163,9 +209,12 @@ function Rename({ conversation, onClose }) {
   `;
 }
 
-function Talk({ conversation, run, live: { timeline, isLoaded } }) {
+function Talk({ conversation, run, text, setText, find, setFind, live: { timeline, isLoaded, hasMore, loadOlder } }) {
   const [open, setOpen] = useState(() => new Set());
   const [error, setError] = useState(null);
+  const items = useMemo(() => grouped(timeline.items, run === "running"), [timeline, timeline.count, run]);
+  const list = useRef(null);
+  const outbox = useOutbox(conversation, timeline, isLoaded);
   const toggle = useCallback((key) => setOpen((old) => {
     const next = new Set(old);
     if (!next.delete(key)) next.add(key);
@@ -183,18 +232,58 @@ function Talk({ conversation, run, live: { timeline, isLoaded } }) {
   };
   return html`
     ${!isLoaded && !timeline.items.length && html`<${Spinner} label="Loading the events" />`}
-    <${VirtualList} items=${timeline.items} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
+    ${find !== null && html`<${Find} items=${items} words=${find} onWords=${setFind} onGo=${(key) => list.current?.(key)} onOpen=${setOpen} />`}
+    <${VirtualList} items=${items} goTo=${list} onTop=${hasMore ? loadOlder : null} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
       <${Draft} timeline=${timeline} />
+      <${Pending} outbox=${outbox} conversation=${conversation} setText=${setText} />
       ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}
     <//>
     <p class="hidden" role="status">${announcement(run, timeline)}</p>
     <div class="dock">
       <${Problem} error=${error} />
       <${Confirmation} conversation=${conversation} timeline=${timeline} attempt=${attempt} />
-      <${Composer} conversation=${conversation} run=${run} attempt=${attempt} />
+      <${Composer} conversation=${conversation} run=${run} timeline=${timeline} attempt=${attempt} outbox=${outbox} text=${text} setText=${setText} />
     </div>
   `;
 }
+
+/** Looks for words in what happened, and goes from one place to the next. */
+function Find({ items, words, onWords, onGo, onOpen }) {
+  const [at, setAt] = useState(0);
+  const field = useRef(null);
+  useEffect(() => field.current.focus(), []);
+  const found = useMemo(() => {
+    const wanted = words.toLowerCase();
+    return wanted ? items.filter((item) => textOfItem(item).includes(wanted)) : [];
+  }, [items, words]);
+  const go = (next) => {
+    if (!found.length) return;
+    const place = (next + found.length) % found.length;
+    setAt(place);
+    const item = found[place];
+    if (["tool", "group", "thought"].includes(item.type)) onOpen((old) => new Set([...old, item.key]));
+    onGo(item.key);
+  };
+  const onKey = (event) => {
+    if (event.key === "Escape") onWords(null);
+    else if (event.key === "Enter") go(event.shiftKey ? at - 1 : at + 1);
+    else return;
+    event.preventDefault();
+  };
+  return html`
+    <div class="find" role="search">
+      <input ref=${field} aria-label="Find in the conversation" placeholder="Find in the conversation" value=${words} onKeyDown=${onKey}
+        onInput=${(event) => { onWords(event.target.value); setAt(-1); }} />
+      <span class="hint" role="status">${words ? (found.length ? `${Math.max(at, 0) + 1} of ${found.length}` : "Not found") : ""}</span>
+      <${Button} icon="up" isIcon kind="bare" label="The one before" onPress=${() => go(at - 1)} />
+      <${Button} icon="downward" isIcon kind="bare" label="The next one" onPress=${() => go(at + 1)} />
+      <${Button} icon="cross" isIcon kind="bare" label="Close" onPress=${() => onWords(null)} />
+    </div>
+  `;
+}
+
+const textOfItem = ({ text, action, output, error, steps, summary }) => (steps ? steps.map(textOfItem).join("\n")
+  : [text, summary, action?.command, action?.path, action?.file_text, output?.text, error].filter((one) => typeof one === "string").join("\n").toLowerCase());
 
 function announcement(run, timeline) {
   if (run === "waiting_for_confirmation") return "The agent asks for your confirmation";
@@ -231,67 +320,10 @@ function Confirmation({ conversation, timeline, attempt }) {
           <${Call} action=${item.action} /></div>
       `)}
       <div class="confirm-actions">
-        <input aria-label="Reason, if you reject" placeholder="Reason, if you reject" value=${reason} onInput=${(event) => setReason(event.target.value)} />
-        <${Button} kind="danger" icon="cross" needs="run" onPress=${answer(false)} label="Reject" />
-        <${Button} kind="primary" icon="check" needs="run" onPress=${answer(true)} label="Confirm" />
+        <input data-key="reason" aria-label="Reason, if you reject" placeholder="Reason, if you reject" value=${reason} onKeyDown=${(event) => event.key === "Enter" && answer(false)()} onInput=${(event) => setReason(event.target.value)} />
+        <${Button} kind="danger" icon="cross" needs="run" onPress=${answer(false)} label="Reject" title="Reject (R)" />
+        <${Button} kind="primary" icon="check" needs="run" data-key="confirm" onPress=${answer(true)} label="Confirm" title="Confirm (A)" />
       </div>
     </section>
-  `;
-}
-
-/** Have the agent go on. What it was stopped in may still be ending, though it is paused already. */
-async function goOn(agent) {
-  const deadline = Date.now() + ENDING_MS;
-  for (;;) {
-    try {
-      return await post(`${agent}/run`);
-    } catch (error) {
-      if (error.status !== 409) throw error;
-      if (Date.now() > deadline) throw new Error("The step that the agent was paused in is not over yet. Try again when it is.");
-    }
-    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
-  }
-}
-
-const waiting = (number) => (number === 1 ? "A message is queued: the agent gets it as soon as it can take it" : `${number} messages are queued: the agent gets them as soon as it can take them`);
-
-function Composer({ conversation, run, attempt }) {
-  const [text, setText] = useState("");
-  const status = conversation.sandbox_status;
-  const agent = agentPath(conversation);
-  const send = async () => {
-    if (!text.trim()) return;
-    const isSent = await attempt(() => post(`${conversationPath(conversation.id)}/send-message`, { role: "user", content: textContent(text.trim()) }));
-    if (isSent) setText("");
-  };
-  const onKey = (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    send();
-  };
-  if (refusal("run")) return null;
-  if (["MISSING", "ERROR"].includes(status)) {
-    return html`<p class="banner"><${Icon} name="box" /><span>The sandbox is gone${status === "ERROR" ? " or has failed" : ""}. What happened stays here to be read.</span></p>`;
-  }
-  const act = (name) => () => attempt(() => post(`${agent}/${name}`));
-  const wake = () => attempt(() => call("POST", `${V1}/sandboxes/${conversation.sandbox_id}/resume`));
-  return html`
-    ${status === "PAUSED" && html`
-      <p class="banner"><${Icon} name="pause" /><span>The sandbox is paused. A message wakes it, too.</span>
-      <${Button} kind="primary" icon="play" onPress=${wake} label="Resume the sandbox" /></p>`}
-    ${status === "STARTING" && html`<p class="banner"><span class="spinner">The sandbox starts</span></p>`}
-    ${conversation.queued_messages > 0 && html`<p class="banner" role="status"><span class="spinner">${waiting(conversation.queued_messages)}</span></p>`}
-    <form class="composer" onSubmit=${(event) => event.preventDefault()}>
-      <textarea rows="2" aria-label="Message to the agent" placeholder="Message to the agent" value=${text}
-        onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
-      <div class="composer-actions">
-        ${run === "running" && status === "RUNNING" && html`
-          <${Button} icon="pause" onPress=${act("pause")} label="Pause" title="Pause after the step that is under way" />
-          <${Button} icon="stop" onPress=${act("interrupt")} label="Interrupt" title="Stop at once" />`}
-        ${["paused", "idle"].includes(run) && status === "RUNNING" && html`<${Button} icon="play" onPress=${() => attempt(() => goOn(agent))} label="Resume" />`}
-        <span class="grow"></span>
-        <${Button} kind="primary" icon="send" onPress=${send} label="Send" />
-      </div>
-    </form>
   `;
 }

@@ -1,5 +1,6 @@
 // The list of conversations: search, state and cost, and those that are being started.
-import { getAll, V1 } from "./api.js";
+import { getAll, keep, kept, V1 } from "./api.js";
+import { needsYou } from "./attention.js";
 import { ago, conversationState, money } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
 import { refusal } from "./me.js";
@@ -31,14 +32,21 @@ export function ConversationList({ route }) {
   const [words, setWords] = useState("");
   const found = useFound(words.trim());
   const all = found ? found.map((one) => conversations.get(one.id) ?? one) : [...conversations.values()];
+  const [pins, setPins] = useState(() => kept("pins") ?? []);
   const shown = all.filter((one) => !one.parent_conversation_id).sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
+  const groups = groupsOf(shown, pins);
+  const pin = (id) => {
+    const next = pins.includes(id) ? pins.filter((one) => one !== id) : [...pins, id];
+    setPins(next);
+    keep("pins", next.length ? next : null);
+  };
   const starting = [...tasks.values()].filter((task) => task.status !== "READY").sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
   return html`
     <div class="list">
       ${!refusal("run") && html`<a class="button primary wide" href="#/new"><${Icon} name="plus" /><span>New conversation</span></a>`}
       <label class="search">
         <${Icon} name="search" />
-        <input type="search" placeholder="Search" aria-label="Search conversations" value=${words}
+        <input type="search" data-key="search" placeholder="Search" aria-label="Search conversations" value=${words}
           onInput=${(event) => setWords(event.target.value)} />
       </label>
       ${!isLoaded && html`<${Spinner} />`}
@@ -47,17 +55,36 @@ export function ConversationList({ route }) {
       `}
       <ul class="rows" aria-label="Conversations">
         ${starting.map((task) => html`<${StartingRow} key=${task.id} task=${task} route=${route} />`)}
-        ${shown.map((one) => html`<${Row} key=${one.id} conversation=${one} route=${route} />`)}
+        ${groups.map(([name, members]) => html`
+          <li key=${name}><h2 class="row-group">${name}</h2><ul aria-label=${name}>
+            ${members.map((one) => html`<${Row} key=${one.id} conversation=${one} route=${route} isPinned=${pins.includes(one.id)} onPin=${() => pin(one.id)} />`)}
+          </ul></li>`)}
       </ul>
     </div>
   `;
 }
 
-function Row({ conversation, route }) {
+const DAY_MS = 86_400_000;
+
+/** Return [name, conversations] for each group that has any: what needs the user, what is pinned, the rest by date. */
+function groupsOf(conversations, pins) {
+  const today = new Date().setHours(0, 0, 0, 0);
+  const ages = [["Today", today], ["Yesterday", today - DAY_MS], ["Last 7 days", today - 7 * DAY_MS], ["Earlier", -Infinity]];
+  const groups = new Map([["Needs you", []], ["Pinned", []], ...ages.map(([name]) => [name, []])]);
+  for (const one of conversations) {
+    const at = Date.parse(one.updated_at);
+    const name = needsYou(one) ? "Needs you" : pins.includes(one.id) ? "Pinned" : ages.find(([, from]) => at >= from)[0];
+    groups.get(name).push(one);
+  }
+  return [...groups].filter(([, members]) => members.length);
+}
+
+function Row({ conversation, route, isPinned, onPin }) {
   const href = `/c/${conversation.id}`;
   const cost = conversation.metrics?.accumulated_cost;
   return html`
-    <li>
+    <li class="row-box">
+      <button type="button" class="pin" aria-pressed=${String(isPinned)} aria-label=${`Pin ${conversation.title || "Untitled"}`} onClick=${onPin}><${Icon} name="pin" /></button>
       <a class="row" href="#${href}" aria-current=${route.startsWith(href) ? "page" : null}>
         <span class="row-title">${conversation.title || "Untitled"}</span>
         <span class="row-facts">

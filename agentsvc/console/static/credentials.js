@@ -3,13 +3,14 @@ import { get, getAll, patch, post, put, remove, V1 } from "./api.js";
 import { ago, moment } from "./format.js";
 import { html, useState } from "./html.js";
 import { useForm, useList } from "./store.js";
-import { Button, Copyable, Field, Problem, SelectField, Spinner, TextField, Toggle } from "./ui.js";
+import { Button, Field, Once, Problem, Question, SelectField, Spinner, TextField, Toggle } from "./ui.js";
 
 const Section = ({ title, hint, children }) => html`<section class="card group"><h2>${title}</h2><p class="hint">${hint}</p>${children}</section>`;
 
 export function SecretsSection() {
   const list = useList(() => getAll(`${V1}/secrets/search`));
   const [form, field, clear] = useForm({ name: "", value: "", description: "" });
+  const [leaving, setLeaving] = useState(null);
   const add = list.act(async () => {
     await post(`${V1}/secrets`, { ...form, name: form.name.trim() });
     clear();
@@ -19,7 +20,13 @@ export function SecretsSection() {
       ${list.isLoading && !list.value && html`<${Spinner} />`}
       <ul class="entries">${(list.value ?? []).map(({ name, description }) => html`
         <li key=${name}><div><code>${name}</code><p class="hint">${description}</p></div>
-          <${Button} kind="bare" icon="trash" isIcon needs="run" label=${`Delete ${name}`} onPress=${list.act(() => remove(`${V1}/secrets/${encodeURIComponent(name)}`))} /></li>`)}</ul>
+          <${Button} kind="bare" icon="trash" isIcon needs="run" label=${`Delete ${name}`} onPress=${() => setLeaving(name)} /></li>`)}</ul>
+      ${leaving !== null && html`<${Question} title=${`Delete ${leaving}?`} action="Delete" onClose=${() => setLeaving(null)}
+        text="Its value is gone for good. Agents that use it do not find it any more."
+        onYes=${async () => {
+          await remove(`${V1}/secrets/${encodeURIComponent(leaving)}`);
+          list.again();
+        }} />`}
       ${list.value?.length === 0 && html`<p class="none">There are none so far.</p>`}
       <h3>Add or replace one</h3>
       <${TextField} label="Name" hint="As a variable is called, such as DEPLOY_TOKEN" spellcheck="false" ...${field("name")} />
@@ -102,7 +109,7 @@ export function Keys({ path, needs, whose = "" }) {
     clear();
   });
   return html`
-    ${made && html`<div class="success"><div><strong>${made.name}: copy it now, it is not shown again.</strong><${Copyable} text=${made.key} /></div></div>`}
+    ${made && html`<${Once} title=${`${made.name}: copy it now, it is not shown again.`} text=${made.key} />`}
     ${list.isLoading && !list.value && html`<${Spinner} />`}
     <ul class="entries">${(list.value ?? []).map((key) => html`
       <li key=${key.id}><div><strong>${key.name}</strong> ${isOver(key) && html`<span class="pill bad">has ended</span>`}<p class="hint">${factsOf(key)}</p></div>
@@ -183,7 +190,7 @@ export function WebhooksSection() {
   });
   return html`
     <${Section} title="Webhooks" hint="Tell other programs of your events and changes, signed as Standard Webhooks says.">
-      ${made && html`<div class="success"><div><strong>The secret of the signatures: copy it now, it is not shown again.</strong><${Copyable} text=${made.secret} /></div></div>`}
+      ${made && html`<${Once} title="The secret of the signatures: copy it now, it is not shown again." text=${made.secret} />`}
       <ul class="entries">${(list.value ?? []).map((one) => html`<${Webhook} key=${one.id} one=${one} path=${`${path}/${one.id}`} list=${list} onSecret=${setMade} />`)}</ul>
       ${list.value?.length === 0 && html`<p class="none">There are none so far.</p>`}
       <h3>Add one</h3>

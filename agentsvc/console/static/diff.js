@@ -1,81 +1,126 @@
-// Differences between two texts, line by line.
-import { html } from "./html.js";
+// Differences between two texts: lines with their numbers, the words that changed, and what is far from changes folded.
+// However many lines there are, only those near the visible part are elements.
+import { coloured, useHighlighting } from "./code.js";
+import { html, useMemo, useRef, useState } from "./html.js";
+import { diffArrays, diffWordsWithSpace } from "./vendor/diff.js";
 
-const MOST_CELLS = 4_000_000;
 const CONTEXT = 3;
+const MOST_EDITS = 10_000;
+const MOST_MS = 500;
+/** Longer diffs are drawn in part, in a box that scrolls. */
+const MOST_ROWS = 300;
+const ROW_PX = 20;
+const MARGIN_ROWS = 30;
+const LONGEST_LINE = 2000;
 
-/** Return the lines of two texts as [mark, text], where the mark is " ", "-" or "+". */
+const linesOf = (text) => (text ? text.replace(/\n$/, "").split("\n") : []);
+
+/** Return the lines of two texts as {mark, text, before, after}: the mark is " ", "-" or "+", then the numbers of the line. */
 export function diffLines(before, after) {
-  const a = before ? before.replace(/\n$/, "").split("\n") : [];
-  const b = after ? after.replace(/\n$/, "").split("\n") : [];
-  let head = 0;
-  while (head < a.length && head < b.length && a[head] === b[head]) head += 1;
-  let tail = 0;
-  while (tail < a.length - head && tail < b.length - head && a[a.length - 1 - tail] === b[b.length - 1 - tail]) tail += 1;
-  return [
-    ...a.slice(0, head).map((line) => [" ", line]),
-    ...middle(a.slice(head, a.length - tail), b.slice(head, b.length - tail)),
-    ...a.slice(a.length - tail).map((line) => [" ", line]),
-  ];
-}
-
-function middle(a, b) {
+  const a = linesOf(before);
+  const b = linesOf(after);
   // What differs too much is shown as all old and then all new lines.
-  if (a.length * b.length > MOST_CELLS) return [...a.map((line) => ["-", line]), ...b.map((line) => ["+", line])];
-  const width = b.length + 1;
-  const common = new Uint32Array((a.length + 1) * width);
-  for (let i = a.length - 1; i >= 0; i -= 1) {
-    for (let j = b.length - 1; j >= 0; j -= 1) {
-      common[i * width + j] = a[i] === b[j]
-        ? common[(i + 1) * width + j + 1] + 1
-        : Math.max(common[(i + 1) * width + j], common[i * width + j + 1]);
+  const parts = diffArrays(a, b, { maxEditLength: MOST_EDITS, timeout: MOST_MS })
+    ?? [{ value: a, removed: true }, { value: b, added: true }];
+  const rows = [];
+  let old = 0;
+  let now = 0;
+  for (const { value, added, removed } of parts) {
+    for (const text of value) {
+      if (!added) old += 1;
+      if (!removed) now += 1;
+      rows.push({ mark: added ? "+" : removed ? "-" : " ", text, before: added ? null : old, after: removed ? null : now });
     }
   }
-  const lines = [];
-  let i = 0;
-  let j = 0;
-  while (i < a.length || j < b.length) {
-    if (i < a.length && j < b.length && a[i] === b[j]) {
-      lines.push([" ", a[i]]);
-      i += 1;
-      j += 1;
-    } else if (j >= b.length || (i < a.length && common[(i + 1) * width + j] >= common[i * width + j + 1])) {
-      lines.push(["-", a[i]]);
-      i += 1;
-    } else {
-      lines.push(["+", b[j]]);
-      j += 1;
-    }
-  }
-  return lines;
+  return rows;
 }
 
-/** Leave out lines that are far from any change; null stands for those. */
-export function nearChanges(lines) {
-  const isNear = new Uint8Array(lines.length);
-  lines.forEach(([mark], at) => {
+/** Put {gap} in place of lines that are far from any change, unless that gap is open. */
+function foldFar(rows, open) {
+  const isNear = new Uint8Array(rows.length);
+  rows.forEach(({ mark }, at) => {
     if (mark !== " ") isNear.fill(1, Math.max(0, at - CONTEXT), at + CONTEXT + 1);
   });
   const kept = [];
-  lines.forEach((line, at) => {
-    if (isNear[at]) kept.push(line);
-    else if (kept.at(-1) !== null && lines.length) kept.push(null);
-  });
+  for (let at = 0; at < rows.length; at += 1) {
+    if (isNear[at]) {
+      kept.push(rows[at]);
+      continue;
+    }
+    let end = at;
+    while (end < rows.length && !isNear[end]) end += 1;
+    if (open.has(at)) kept.push(...rows.slice(at, end));
+    else kept.push({ gap: at, count: end - at });
+    at = end - 1;
+  }
   return kept;
 }
 
-const TONES = { "+": "added", "-": "removed", " ": "" };
-const NAMES = { "+": "added", "-": "removed" };
+/** Return, by row, the line that a changed line was or became, where one follows the other. */
+function pairsOf(rows) {
+  const pairs = new Map();
+  for (let at = 0; at < rows.length; at += 1) {
+    if (rows[at].mark !== "-") continue;
+    let middle = at;
+    while (rows[middle]?.mark === "-") middle += 1;
+    let end = middle;
+    while (rows[end]?.mark === "+") end += 1;
+    if (end - middle === middle - at) {
+      for (let i = at; i < middle; i += 1) {
+        pairs.set(rows[i], rows[i + middle - at]);
+        pairs.set(rows[i + middle - at], rows[i]);
+      }
+    }
+    at = Math.max(at, end - 1);
+  }
+  return pairs;
+}
 
-export function Diff({ before, after }) {
-  const lines = nearChanges(diffLines(before ?? "", after ?? ""));
-  const changed = lines.filter((line) => line && line[0] !== " ");
-  if (!changed.length) return html`<p class="hint">There is no difference.</p>`;
+function content(row, pair, language) {
+  const { mark, text } = row;
+  if (text.length > LONGEST_LINE) return `${text.slice(0, LONGEST_LINE)} … ${text.length - LONGEST_LINE} more characters`;
+  if (!pair || pair.text.length > LONGEST_LINE) return coloured(text, language) || " ";
+  const parts = mark === "-" ? diffWordsWithSpace(text, pair.text) : diffWordsWithSpace(pair.text, text);
+  return parts.filter(({ added, removed }) => (mark === "-" ? !added : !removed))
+    .map(({ value, added, removed }) => (added || removed ? html`<mark>${value}</mark>` : value));
+}
+
+const TONES = { "+": "added", "-": "removed", " ": "" };
+
+function Row({ row, pair, language, onOpen, onComment }) {
+  if (row.gap !== undefined) {
+    return html`<div class="diff-line diff-gap"><button type="button" onClick=${() => onOpen(row.gap)}>⋯ ${row.count} unchanged lines</button></div>`;
+  }
+  return html`<div class="diff-line ${TONES[row.mark]}"><span class="diff-number">${row.before}</span><span class="diff-number">${row.after}</span><span
+    class="diff-mark">${row.mark}${TONES[row.mark] && html`<span class="hidden">${TONES[row.mark]}</span>`}</span><span class="diff-text">${content(row, pair, language)}</span>${onComment
+    && html`<button type="button" class="diff-comment" aria-label=${`Comment on line ${row.after ?? row.before}`} onClick=${() => onComment(row)}>+</button>`}</div>`;
+}
+
+export function Diff({ before, after, path = "", onComment }) {
+  const hasColours = useHighlighting();
+  const [open, setOpen] = useState(() => new Set());
+  const [top, setTop] = useState(0);
+  const box = useRef(null);
+  const all = useMemo(() => diffLines(before ?? "", after ?? ""), [before, after]);
+  const pairs = useMemo(() => pairsOf(all), [all]);
+  const rows = useMemo(() => foldFar(all, open), [all, open]);
+  const added = all.filter(({ mark }) => mark === "+").length;
+  const removed = all.filter(({ mark }) => mark === "-").length;
+  if (!added && !removed) return html`<p class="hint">There is no difference.</p>`;
+  const isLong = rows.length > MOST_ROWS;
+  const first = isLong ? Math.max(0, Math.floor(top / ROW_PX) - MARGIN_ROWS) : 0;
+  const shown = isLong ? rows.slice(first, first + 2 * MARGIN_ROWS + 40) : rows;
+  const onScroll = () => {
+    const next = box.current.scrollTop;
+    if (isLong && Math.abs(next - top) >= ROW_PX * 5) setTop(next);
+  };
+  const openGap = (gap) => setOpen((old) => new Set([...old, gap]));
   return html`
-    <div class="diff" tabindex="0" role="group" aria-label="Changed lines">
-      ${lines.map((line) => line === null
-        ? html`<div class="diff-gap">⋯</div>`
-        : html`<div class="diff-line ${TONES[line[0]]}"><span class="diff-mark">${line[0]}${NAMES[line[0]] && html`<span class="hidden">${NAMES[line[0]]}</span>`}</span><span>${line[1] || " "}</span></div>`)}
+    <p class="diff-counts"><span class="good-text">+${added}</span> <span class="bad-text">−${removed}</span></p>
+    <div class="diff ${isLong ? "long" : ""}" ref=${box} onScroll=${onScroll} tabindex="0" role="group" aria-label="Changed lines">
+      <div class="diff-space" style=${{ height: `${first * ROW_PX}px` }}></div>
+      ${shown.map((row, i) => html`<${Row} key=${first + i} row=${row} pair=${pairs.get(row)} language=${hasColours ? path : ""} onOpen=${openGap} onComment=${onComment} />`)}
+      <div class="diff-space" style=${{ height: `${(rows.length - first - shown.length) * ROW_PX}px` }}></div>
     </div>
   `;
 }

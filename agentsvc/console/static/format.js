@@ -81,3 +81,10 @@ export function conversationState({ execution_status, sandbox_status, queued_mes
   if (sandbox_status === "PAUSED") return ["Asleep", "quiet"];
   return sandboxState(sandbox_status);
 }
+
+// Colours, titles and moves of the cursor, which mean nothing on a page.
+const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])/g;
+const CONTROLS = /[\x00-\x08\x0b-\x1f\x7f]/g;
+
+/** Return the text of a log without what is meant for terminals. */
+export const plain = (text) => (text ?? "").replace(ESCAPES, "").replace(CONTROLS, "");

@@ -1,9 +1,8 @@
 // Sandboxes: their state and isolation, what lives in them, and what can be done with them; the specs.
 import { get, getAll, post, remove, V1 } from "./api.js";
-import { ago, bytes, conversationState, moment, sandboxState, span } from "./format.js";
+import { ago, bytes, conversationState, moment, plain, sandboxState, span } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { useLoaded, useStore, store } from "./store.js";
-import { printed } from "./terminal.js";
 import { Button, Empty, Head, Pill, Problem, Question, Spinner } from "./ui.js";
 
 const USAGE_MS = 10_000;
@@ -127,6 +126,6 @@ function Log({ id }) {
     <div class="bar"><h4>The last lines it wrote</h4><${Button} icon="refresh" isIcon kind="bare" label="Look again" onPress=${log.again} /></div>
     <${Problem} error=${log.error} />
     ${log.isLoading && !lines && html`<${Spinner} />`}
-    ${lines && (lines.length ? html`<pre class="output" tabindex="0" aria-label="Log" ref=${box}>${printed(lines.join("\n"))}</pre>` : html`<p class="hint">It has written nothing.</p>`)}
+    ${lines && (lines.length ? html`<pre class="output" tabindex="0" aria-label="Log" ref=${box}>${plain(lines.join("\n"))}</pre>` : html`<p class="hint">It has written nothing.</p>`)}
   `;
 }

@@ -1,6 +1,7 @@
 // The settings, in groups: a tab for each, which says what it is for.
 import { get, getAll, post, put, remove, V1 } from "./api.js";
 import { ActivitySection } from "./audit.js";
+import { BrowserSection } from "./browser.js";
 import { Form, flatten, fromSchema, nest } from "./forms.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { KeysSection, LoginsSection, McpSection, SecretsSection, WebhooksSection } from "./credentials.js";
@@ -20,6 +21,7 @@ const SECTIONS = [
   ["webhooks", "Webhooks", WebhooksSection],
   ["usage", "Usage", UsageSection],
   ["activity", "Activity", ActivitySection],
+  ["browser", "This browser", BrowserSection],
   ["more", "More", MoreSection],
 ];
 

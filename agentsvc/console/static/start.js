@@ -1,5 +1,5 @@
 // Starting a conversation: what to ask for, and how far the start has come.
-import { get, getAll, post, textContent, V1 } from "./api.js";
+import { get, getAll, keep, kept, newId, post, textContent, V1 } from "./api.js";
 import { firstText } from "./conversations.js";
 import { STAGES } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
@@ -7,27 +7,42 @@ import { store, useLoaded, useStore } from "./store.js";
 import { Button, Empty, Head, Icon, Problem, SelectField, Spinner, TextField, go } from "./ui.js";
 
 const SEARCH_WAIT_MS = 300;
-let draft = {};
+const DRAFT = "draft new";
+const EXAMPLES = [
+  ["Explain a repository", "Read this repository, and write down what it does, how it is built and tested, and where to begin reading."],
+  ["Mend failing tests", "Run the tests. Find out why some fail, mend the cause and not the test, and show that all pass."],
+  ["Add tests", "Find the part of the code that is tested least but used most, and write tests for it in the style of those that are there."],
+  ["Update dependencies", "Bring the dependencies up to date one by one. Run the tests after each, and leave out what breaks them, with the reason."],
+];
+const EMPTY = { message: "", repository: "", branch: "", spec: "", provider: "" };
 
 export function NewConversation({ settings }) {
-  const [form, setForm] = useState(() => ({ message: "", repository: "", branch: "", spec: "", provider: "", ...draft }));
+  const [form, setForm] = useState(() => ({ ...EMPTY, ...kept(DRAFT) }));
+  const starting = useRef(null);
   const [error, setError] = useState(null);
   const specs = useLoaded(() => getAll(`${V1}/sandbox-specs/search`));
   const change = (name) => (value) => setForm((old) => ({ ...old, [name]: value }));
   useEffect(() => {
-    draft = form;
+    if (!starting.current) keep(DRAFT, form);
   }, [form]);
-  const start = async () => {
+  /** Start once, however often this is called meanwhile: what nobody answered is asked again with the same key. */
+  const begin = async () => {
     setError(null);
+    const key = form.key ?? newId();
+    change("key")(key);
+    keep(DRAFT, { ...form, key });
     try {
-      const task = await post(`${V1}/app-conversations`, await toOrder(form));
-      draft = {};
+      const task = await post(`${V1}/app-conversations`, await toOrder(form, key), key);
+      keep(DRAFT, null);
       store.tasks.set(task.id, task);
       go(`/start/${task.id}`);
     } catch (problem) {
+      if (problem.status) change("key")(undefined);
+      starting.current = null;
       setError(problem);
     }
   };
+  const start = () => (starting.current ??= begin());
   const onKey = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start();
   };
@@ -40,6 +55,9 @@ export function NewConversation({ settings }) {
         <textarea id="first-message" rows="6" value=${form.message} onKeyDown=${onKey}
           placeholder="Describe the task. Name files, and say how to tell that it is done."
           onInput=${(event) => change("message")(event.target.value)}></textarea>
+        ${!form.message && html`<ul class="examples" aria-label="Examples">
+          ${EXAMPLES.map(([name, text]) => html`<li key=${name}><button type="button" onClick=${() => { change("message")(text); document.getElementById("first-message").focus(); }}>${name}</button></li>`)}
+        </ul>`}
         <${Repository} form=${form} change=${change} providers=${Object.keys(settings?.provider_tokens_set ?? {})} />
         ${(specs.value?.length ?? 0) > 1 && html`
           <${SelectField} label="Sandbox spec" hint="What the sandbox is made from: its image, limits and network."
@@ -57,7 +75,7 @@ export function NewConversation({ settings }) {
 }
 
 /** A spec is named by a sandbox that follows it. */
-async function toOrder({ message, repository, branch, spec, provider }) {
+async function toOrder({ message, repository, branch, spec, provider }, key) {
   const order = { trigger: "gui" };
   if (message.trim()) order.initial_message = { role: "user", content: textContent(message.trim()) };
   if (repository.trim()) {
@@ -65,7 +83,7 @@ async function toOrder({ message, repository, branch, spec, provider }) {
     order.selected_branch = branch.trim() || null;
     order.git_provider = provider || null;
   }
-  if (spec) order.sandbox_id = (await post(`${V1}/sandboxes?sandbox_spec_id=${encodeURIComponent(spec)}`)).id;
+  if (spec) order.sandbox_id = (await post(`${V1}/sandboxes?sandbox_spec_id=${encodeURIComponent(spec)}`, {}, `${key}-sandbox`)).id;
   return order;
 }
 
@@ -135,7 +153,7 @@ export function StartProgress({ id }) {
   const isFailed = task.status === "ERROR";
   const again = () => {
     const { selected_repository, selected_branch, git_provider } = task.request;
-    draft = { message: firstText(task), repository: selected_repository ?? "", branch: selected_branch ?? "", provider: git_provider ?? "" };
+    keep(DRAFT, { message: firstText(task), repository: selected_repository ?? "", branch: selected_branch ?? "", provider: git_provider ?? "" });
     go("/new");
   };
   return html`

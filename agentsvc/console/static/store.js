@@ -1,7 +1,7 @@
 // What the page knows of the user's conversations, starts and sandboxes, kept fresh by one stream.
 import { getAll, V1 } from "./api.js";
 import { useEffect, useState } from "./html.js";
-import { Stream } from "./stream.js";
+import { followTogether } from "./stream.js";
 
 const RECENT_MS = 20 * 60 * 1000;
 
@@ -16,7 +16,9 @@ class Store {
   version = 0;
 
   begin() {
-    this.stream ??= new Stream(
+    if (this.isBegun) return;
+    this.isBegun = true;
+    followTogether(
       `${V1}/events/stream`,
       (type, data) => this.take(type, data),
       (isConnected) => {
@@ -50,8 +52,9 @@ class Store {
       this.tasks = byId(tasks);
       this.sandboxes = byId(sandboxes);
       this.isLoaded = true;
-    } catch (error) {
-      if (!this.isLoaded) setTimeout(() => this.load(), 2000);
+    } catch {
+      // Whatever came meanwhile is missing until this has worked out.
+      setTimeout(() => this.load(), 2000);
     }
     this.tell();
   }

@@ -1,104 +1,81 @@
-// The terminal of a conversation: what the agent's commands printed, and commands of one's own beside it.
-import { post } from "./api.js";
-import { html, useRef, useState } from "./html.js";
+// The terminal of a conversation: what the agent's commands printed, and a shell of one's own in the sandbox.
+import { html, useEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
-import { Button, Empty, Problem } from "./ui.js";
+import { Shell } from "./shell.js";
+import { Empty } from "./ui.js";
+import { openTerminal } from "./xterm.js";
 
 const COMMANDS = ["TerminalAction", "ExecuteBashAction"];
-const MOST_COMMANDS = 100;
-const MOST_CHARS = 20_000;
-const LONGEST_SECONDS = 120;
-// Colours, titles and moves of the cursor, which mean nothing on a page.
-const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])/g;
-const CONTROLS = /[\x00-\x08\x0b-\x1f\x7f]/g;
-
-/** Return a text as a terminal leaves it: what was written over is gone. */
-export function printed(text) {
-  const lines = (text ?? "").replace(ESCAPES, "").split("\n");
-  const left = lines.map((line) => overwritten(line).replace(CONTROLS, "")).join("\n");
-  return left.length > MOST_CHARS ? `… ${left.length - MOST_CHARS} characters before this\n${left.slice(-MOST_CHARS)}` : left;
-}
-
-function overwritten(line) {
-  let end = line.length;
-  while (line[end - 1] === "\r") end -= 1;
-  return line.slice(line.lastIndexOf("\r", end - 1) + 1, end);
-}
+const MOST_COMMANDS = 200;
+const MOST_CHARS = 100_000;
+const PROMPT = "\x1b[0m\x1b[1;34m$\x1b[0m ";
 
 /** Return the commands of an agent, with what came of each. */
 function commandsOf(items) {
-  return items.filter((item) => item.type === "tool" && COMMANDS.includes(item.action?.kind)).map(({ key, at, action, output, error, rejected }) => ({
-    key, at, who: "Agent", command: action.command ?? "", place: output?.metadata?.working_dir,
-    text: error ?? output?.text ?? "", exit: output?.exit_code, note: rejected ? "Rejected" : !output && !error ? "No result so far" : "",
+  return items.filter((item) => item.type === "tool" && COMMANDS.includes(item.action?.kind)).map(({ key, action, output, error, rejected }) => ({
+    key, command: action.command ?? "", isOver: Boolean(output || error || rejected), place: output?.metadata?.working_dir,
+    text: rejected ? `Rejected: ${rejected}` : (error ?? output?.text ?? ""), exit: output?.exit_code,
   }));
 }
 
+/** Return what a command looks like in a terminal: itself, and what it printed, the end of it if that is long. */
+function shownOutput({ text, exit }) {
+  const left = text.length > MOST_CHARS ? `… ${text.length - MOST_CHARS} characters before this\n${text.slice(-MOST_CHARS)}` : text;
+  const code = exit ? `\x1b[0m\x1b[31mexit code ${exit}\x1b[0m\n` : "";
+  return `${left.trimEnd()}${left.trim() ? "\n" : ""}${code}`;
+}
+
 export function Terminal({ conversation, sandbox, timeline }) {
-  const [own, setOwn] = useState([]);
-  const agents = commandsOf(timeline.items);
-  const all = [...agents, ...own].sort((a, b) => Date.parse(a.at) - Date.parse(b.at));
-  const place = agents.findLast((one) => one.place)?.place ?? sandbox?.working_dir;
+  const [isShell, setShell] = useState(false);
+  const commands = commandsOf(timeline.items);
+  const place = commands.findLast((one) => one.place)?.place ?? sandbox?.working_dir;
+  const isRunning = conversation.sandbox_status === "RUNNING";
   return html`
-    <h2>Terminal</h2>
-    ${all.length > MOST_COMMANDS && html`<p class="hint">The last ${MOST_COMMANDS} commands. The conversation has all of them.</p>`}
-    ${!all.length && html`<${Empty} icon="terminal" title="No commands">The agent has run none so far.<//>`}
-    <ol class="session" aria-label="Commands">
-      ${all.slice(-MOST_COMMANDS).map((one) => html`<${Command} key=${one.key} one=${one} />`)}
-    </ol>
-    ${refusal("run") ? null : conversation.sandbox_status === "RUNNING"
-      ? html`<${Prompt} conversation=${conversation} place=${place} onDone=${(one) => setOwn((old) => [...old, one])} />`
-      : html`<p class="hint">The sandbox does not run, so that you cannot run commands in it.</p>`}
+    <div class="bar">
+      <h2 class="hidden">Terminal</h2>
+      <div class="choice" role="group" aria-label="Which terminal">
+        <button type="button" aria-pressed=${String(!isShell)} onClick=${() => setShell(false)}>The agent's commands</button>
+        ${!refusal("run") && html`<button type="button" aria-pressed=${String(isShell)} disabled=${!isRunning} onClick=${() => setShell(true)}>Your shell</button>`}
+      </div>
+      ${!isRunning && html`<p class="hint">The sandbox does not run, so there is no shell in it.</p>`}
+    </div>
+    ${isShell && isRunning ? html`<${Shell} conversation=${conversation} place=${place} />` : html`<${AgentTerminal} commands=${commands} />`}
   `;
 }
 
-function Command({ one }) {
-  const text = printed(one.text).trimEnd();
-  return html`
-    <li>
-      <pre class="command" tabindex="0"><code>${one.who === "You" ? "you " : ""}$ ${one.command}</code></pre>
-      ${text && html`<pre class="output" tabindex="0">${text}</pre>`}
-      ${(one.note || one.exit > 0 || one.exit < 0) && html`<p class="hint">${one.note || `Exit code ${one.exit}`}</p>`}
-    </li>
-  `;
-}
-
-/** Runs a command of the user in the sandbox, in a shell of its own; the agent does not see it. */
-function Prompt({ conversation, place, onDone }) {
-  const [command, setCommand] = useState("");
-  const [error, setError] = useState(null);
-  const count = useRef(0);
-  const run = async () => {
-    if (!command.trim()) return;
-    setError(null);
-    const body = { command, timeout: LONGEST_SECONDS };
-    if (place) body.cwd = place;
-    try {
-      const found = await post(`sandboxes/${encodeURIComponent(conversation.sandbox_id)}/agent/api/bash/execute_bash_command`, body);
-      count.current += 1;
-      const isLate = found.exit_code === -1;
-      onDone({
-        key: `own-${count.current}`, at: new Date().toISOString(), who: "You", command,
-        text: [found.stdout, found.stderr].filter(Boolean).join("\n"), exit: found.exit_code,
-        note: isLate ? `It did not start, or was ended: commands may take ${LONGEST_SECONDS} seconds here.` : "",
-      });
-      setCommand("");
-    } catch (problem) {
-      setError(problem);
+function AgentTerminal({ commands }) {
+  const box = useRef(null);
+  const shown = useRef({ terminal: null, key: null, isOver: true });
+  const write = () => {
+    const { terminal } = shown.current;
+    if (!terminal) return;
+    const at = commands.findIndex((one) => one.key === shown.current.key);
+    const rest = at < 0 ? commands.slice(-MOST_COMMANDS) : commands.slice(at);
+    for (const one of rest) {
+      if (one.key !== shown.current.key) terminal.write(`${PROMPT}${one.command}\n`);
+      else if (shown.current.isOver) continue;
+      if (one.isOver) terminal.write(shownOutput(one));
+      shown.current = { terminal, key: one.key, isOver: one.isOver };
     }
+    terminal.scrollToBottom();
   };
-  const onKey = (event) => {
-    if (event.key !== "Enter" || event.isComposing) return;
-    event.preventDefault();
-    event.currentTarget.form.querySelector("button").click();
-  };
+  useEffect(() => {
+    let close = () => {};
+    let isGone = false;
+    openTerminal(box.current, { disableStdin: true, cursorBlink: false }).then((opened) => {
+      if (isGone) return opened.close();
+      close = opened.close;
+      shown.current = { terminal: opened.terminal, key: null, isOver: true };
+      write();
+    });
+    return () => {
+      isGone = true;
+      close();
+    };
+  }, []);
+  useEffect(write);
   return html`
-    <${Problem} error=${error} />
-    <form class="prompt" onSubmit=${(event) => event.preventDefault()}>
-      <label class="hidden" for="own-command">Command</label>
-      <input id="own-command" class="mono" value=${command} placeholder="A command of yours" autocomplete="off" autocapitalize="off"
-        spellcheck="false" onInput=${(event) => setCommand(event.target.value)} onKeyDown=${onKey} />
-      <${Button} kind="primary" icon="play" onPress=${run} label="Run" />
-    </form>
-    <p class="hint">It runs in a shell of its own${place ? html`, in <code>${place}</code>` : ""}. The agent does not see it, but its files are the same.</p>
+    ${!commands.length && html`<${Empty} icon="terminal" title="No commands">The agent has run none so far.<//>`}
+    <div class="terminal-box" ref=${box} role="group" aria-label="The agent's commands"></div>
   `;
 }

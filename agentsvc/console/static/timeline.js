@@ -7,6 +7,12 @@ const REMEDIES = {
   retry: "Send a message to try again.",
 };
 
+const REFUSALS = {
+  429: "The provider of the model is overloaded, or its limit is reached (429).",
+  500: "The provider of the model has an error (500).",
+  503: "The model is not available now (503).",
+};
+
 /** Collects events, each once, in the order in which they come. */
 export class Timeline {
   items = [];
@@ -35,10 +41,22 @@ export class Timeline {
     this.draftThought += reasoning_content ?? "";
   }
 
+  /** Go on with what another timeline has of what is being said. */
+  takeDraft({ draft, draftThought }) {
+    this.draft = draft;
+    this.draftThought = draftThought;
+  }
+
   /** Return the calls that wait to be confirmed. */
   get waiting() {
     if (this.run !== "waiting_for_confirmation") return [];
     return this.items.filter((item) => item.type === "tool" && !item.output && !item.error && !item.rejected).slice(-10);
+  }
+
+  /** Whether the last that happened is that somebody rejected what the agent asked for. */
+  get isRejected() {
+    const last = this.items.findLast(({ type }) => ["tool", "user", "agent"].includes(type));
+    return Boolean(last?.rejected);
   }
 
   #push(event, type, label, more) {
@@ -53,7 +71,7 @@ export class Timeline {
   }
 
   onMessageEvent(event) {
-    const text = textOf(event.llm_message?.content);
+    const text = textOf((event.llm_message?.content ?? []).filter((part) => part.text !== undefined));
     const images = (event.llm_message?.content ?? []).flatMap((part) => part.image_urls ?? []);
     if (event.source === "user") return void this.#push(event, "user", "You", { text, images });
     this.#endDraft();
@@ -88,6 +106,7 @@ export class Timeline {
     if (!item) return;
     const { observation } = event;
     item.output = { text: textOf(observation.content), ...observation };
+    item.seconds = (Date.parse(event.timestamp) - Date.parse(item.at)) / 1000;
     this.#touch(item);
   }
 
@@ -123,10 +142,21 @@ export class Timeline {
   onConversationStateUpdateEvent({ key, value, timestamp }) {
     if (key === "execution_status") this.#learn(value, timestamp);
     else if (key === "stats") this.#count(value, timestamp);
+    else if (key === "model_refusal") this.#noteRefusal(value, timestamp);
     else if (key === "full_state") {
       this.#learn(value?.execution_status, timestamp);
       this.#count(value?.stats, timestamp);
     }
+  }
+
+  /** The agent asks again by itself; refusals in a row are shown as one. */
+  #noteRefusal({ status, message }, at) {
+    this.#endDraft();
+    const last = this.items.at(-1);
+    const times = last?.type === "refusal" ? last.times + 1 : 1;
+    const text = `${REFUSALS[status] ?? message} The agent tries again by itself${times > 1 ? `; so far it was refused ${times} times` : ""}.`;
+    if (times > 1) this.items.pop();
+    this.items.push({ key: `refusal-${at}`, type: "refusal", label: "The model does not answer", text, at, times, status });
   }
 
   /** What was told later may have come before: the state at a start is often reported after the run has begun. */
@@ -181,6 +211,47 @@ export class Timeline {
   #touch(item) {
     item.version = (item.version ?? 0) + 1;
   }
+}
+
+const COMMANDS = ["TerminalAction", "ExecuteBashAction"];
+const LEAST_IN_GROUP = 3;
+
+const isStep = ({ type }) => type === "tool" || type === "thought";
+const isDone = ({ type, output, error, rejected }) => type !== "tool" || output || error || rejected;
+
+/** Put steps in a row that are done into groups; those that go on, and the last while the agent works, are left alone. */
+export function grouped(items, isRunning) {
+  const shown = [];
+  for (let at = 0; at < items.length; at += 1) {
+    let end = at;
+    while (end < items.length && isStep(items[end]) && isDone(items[end])) end += 1;
+    const steps = items.slice(at, end);
+    const isLast = isRunning && end === items.length;
+    if (steps.filter(({ type }) => type === "tool").length < LEAST_IN_GROUP || isLast) {
+      shown.push(...(steps.length ? steps : [items[at]]));
+    } else {
+      shown.push({ key: `group-${steps[0].key}`, type: "group", label: groupLabel(steps), at: steps[0].at, steps });
+    }
+    at = Math.max(at, end - 1);
+  }
+  return shown;
+}
+
+/** Return what a group of steps did, such as "Ran 12 commands, edited 3 files, 41 s". */
+function groupLabel(steps) {
+  const tools = steps.filter(({ type }) => type === "tool");
+  const commands = tools.filter(({ action }) => COMMANDS.includes(action?.kind)).length;
+  const edited = new Set(tools.filter(({ action }) => action?.kind === "FileEditorAction" && action.command !== "view").map(({ action }) => action.path)).size;
+  const read = new Set(tools.filter(({ action }) => action?.kind === "FileEditorAction" && action.command === "view").map(({ action }) => action.path)).size;
+  const others = tools.filter(({ action }) => !COMMANDS.includes(action?.kind) && action?.kind !== "FileEditorAction").length;
+  const count = (number, one, many) => (number ? `${number} ${number === 1 ? one : many}` : "");
+  const parts = [
+    commands && `ran ${count(commands, "command", "commands")}`, read && `read ${count(read, "file", "files")}`,
+    edited && `edited ${count(edited, "file", "files")}`, others && `used ${count(others, "other tool", "other tools")}`,
+  ].filter(Boolean);
+  const seconds = Math.round(tools.reduce((sum, one) => sum + (one.seconds ?? 0), 0));
+  const text = parts.join(", ") + (seconds ? `, ${seconds} s` : "");
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 function readArguments(call) {

@@ -1,4 +1,5 @@
 // The parts that views are made of: buttons, fields, icons, messages, dialogs.
+import { onAnswer } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { refusal } from "./me.js";
 
@@ -18,6 +19,10 @@ const PATHS = {
   folder: "M3 6h6l2 2h10v11H3z",
   diff: "M12 4v8M8 8h8M8 18h8",
   link: "M13 5h6v6M19 5l-8 8M10 6H5v13h13v-5",
+  up: "M6 15l6-6 6 6",
+  downward: "M6 9l6 6 6-6",
+  clip: "M8 12l6-6a3 3 0 0 1 4 4l-8 8a5 5 0 0 1-7-7l7-7",
+  pin: "M9 4h6l-1 6 3 3H7l3-3zM12 13v7",
   down: "M12 4v11M7 11l5 5 5-5M5 20h14",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   pen: "M5 19l1-4L16 5l3 3L9 18z",
@@ -81,9 +86,12 @@ export const Pill = ({ state: [word, tone] }) => html`<span class="pill ${tone}"
 
 export const Spinner = ({ label = "Loading" }) => html`<p class="spinner" role="status">${label}</p>`;
 
-/** What went wrong, and what to do about it. */
+/** What went wrong, and what to do about it. That the server does not answer is shown until it does. */
 export function Problem({ error, title, onAgain }) {
-  if (!error) return null;
+  const [over, setOver] = useState(null);
+  const isUnreachable = error?.status === 0;
+  useEffect(() => (isUnreachable ? onAnswer(() => setOver(error)) : undefined), [error]);
+  if (!error || over === error) return null;
   return html`
     <div class="problem" role="alert">
       <${Icon} name="warn" />
@@ -137,13 +145,18 @@ export const Toggle = ({ label, hint, value, onValue, needs }) => html`
 /** A dialog over the page; Escape closes it, and the focus goes back to where it was. */
 export function Dialog({ title, onClose, children }) {
   const ref = useRef(null);
+  const isThere = useRef(true);
   useEffect(() => {
     const dialog = ref.current;
     dialog.showModal();
-    return () => dialog.close();
+    return () => {
+      // That it is closed is told later, when it may be open anew.
+      isThere.current = false;
+      dialog.close();
+    };
   }, []);
   return html`
-    <dialog ref=${ref} aria-labelledby="dialog-title" onClose=${onClose} onCancel=${onClose}>
+    <dialog ref=${ref} aria-labelledby="dialog-title" onClose=${() => isThere.current && onClose()}>
       <h2 id="dialog-title">${title}</h2>
       ${children}
     </dialog>
@@ -186,6 +199,16 @@ export function Copyable({ text }) {
       <${Button} icon=${isCopied ? "check" : "copy"} isIcon label=${isCopied ? "Copied" : "Copy"} onPress=${copy} />
     </div>
   `;
+}
+
+/** What is shown once, such as a new key: it comes into sight, and is read out. */
+export function Once({ title, text }) {
+  const ref = useRef(null);
+  useEffect(() => {
+    ref.current.focus({ preventScroll: true });
+    ref.current.scrollIntoView({ block: "center" });
+  }, [text]);
+  return html`<div class="success" role="status" tabindex="-1" ref=${ref}><div><strong>${title}</strong><${Copyable} text=${text} /></div></div>`;
 }
 
 export const Empty = ({ icon, title, children }) => html`

@@ -4,6 +4,7 @@ import { html, useCallback, useLayoutEffect, useRef, useState } from "./html.js"
 const GUESS = 96;
 const MARGIN = 800;
 const AT_END = 60;
+const NEAR_TOP = 1500;
 /** Whether the browser itself keeps in place what is read, whatever changes above it. */
 const HAS_ANCHORS = CSS.supports("overflow-anchor", "auto");
 
@@ -37,9 +38,10 @@ class Heights {
 
 /**
  * Show items, each with a `key`. Who is at the end stays there as items are added; who reads further up
- * stays where they are.
+ * stays where they are. `goTo`, a reference, gets what brings the item of a key into sight. With
+ * `onTop` there are items before the first: it is called when that comes near, and promises that they are there.
  */
-export function VirtualList({ items, show, label, children }) {
+export function VirtualList({ items, show, label, goTo, onTop, children }) {
   const box = useRef(null);
   const heights = useRef(new Heights()).current;
   const isAtEnd = useRef(true);
@@ -60,6 +62,19 @@ export function VirtualList({ items, show, label, children }) {
     box.current.scrollTop = box.current.scrollHeight;
     redraw((count) => count + 1);
   }, []);
+
+  if (goTo) {
+    goTo.current = (key) => {
+      const at = items.findIndex((item) => item.key === key);
+      if (at < 0) return;
+      isAtEnd.current = false;
+      seen.current.isLetGo = true;
+      box.current.scrollTop = Math.max(0, heights.offsets[at] - 40);
+      redraw((count) => count + 1);
+      // What comes into sight is measured, and may move it.
+      setTimeout(() => box.current?.querySelector(`[data-key="${CSS.escape(key)}"]`)?.scrollIntoView({ block: "center" }), 120);
+    };
+  }
 
   const observer = useRef(null);
   observer.current ??= new ResizeObserver((entries) => {
@@ -112,9 +127,32 @@ export function VirtualList({ items, show, label, children }) {
     seen.current.top = scrollTop;
     seen.current.height = scrollHeight;
     setAway(!isAtEnd.current);
+    if (onTop && isNearTop()) redraw((count) => count + 1);
     const range = findRange();
     if (range[0] !== first || range[1] !== last) redraw((count) => count + 1);
   };
+  const isAsked = useRef(false);
+  const isOlder = useRef(false);
+  const isNearTop = () => box.current && !isAtEnd.current && box.current.scrollTop < NEAR_TOP;
+  useLayoutEffect(() => {
+    if (!onTop || isAsked.current || !isNearTop()) return;
+    isAsked.current = isOlder.current = true;
+    // What is read stays where it is: its distance to the end is the same, also where the browser has no anchors.
+    onTop().finally(() => {
+      isAsked.current = false;
+    });
+  });
+  const firstKey = items[0]?.key;
+  const before = useRef({ key: firstKey, total: heights.total });
+  useLayoutEffect(() => {
+    const was = before.current;
+    before.current = { key: firstKey, total: heights.total };
+    if (!isOlder.current || was.key === firstKey) return;
+    isOlder.current = false;
+    if (isAtEnd.current) return;
+    box.current.scrollTop += heights.total - was.total;
+    redraw((count) => count + 1);
+  }, [firstKey, items.length]);
   const watch = useCallback((element) => element && observer.current.observe(element), []);
 
   return html`

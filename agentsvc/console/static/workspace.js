@@ -10,7 +10,7 @@ const MARKS = { ADDED: ["A", "good", "added"], UPDATED: ["M", "warn", "changed"]
 
 const Asleep = () => html`<${Empty} icon="box" title="The sandbox does not run">Resume it to see what is in it.<//>`;
 
-export function Changes({ conversation }) {
+export function Changes({ conversation, onComment }) {
   const isAwake = conversation.sandbox_status === "RUNNING";
   const changes = useLoaded(async () => (isAwake ? get(`${conversationPath(conversation.id)}/git/changes`, { path: "." }) : []), [isAwake]);
   const [shown, setShown] = useState(null);
@@ -26,18 +26,23 @@ export function Changes({ conversation }) {
           <button type="button" aria-expanded=${String(shown === path)} onClick=${() => setShown(shown === path ? null : path)}>
             <span class="mark ${MARKS[status]?.[1] ?? ""}" aria-hidden="true">${MARKS[status]?.[0] ?? "?"}</span>${path}
             <span class="hidden">, ${MARKS[status]?.[2] ?? status}</span></button>
-          ${shown === path && html`<${FileDiff} conversation=${conversation} path=${path} />`}
+          ${shown === path && html`<${FileDiff} conversation=${conversation} path=${path} onComment=${onComment} />`}
         </li>
       `)}
     </ul>
   `;
 }
 
-function FileDiff({ conversation, path }) {
+function FileDiff({ conversation, path, onComment }) {
   const diff = useLoaded(() => get(`${conversationPath(conversation.id)}/git/diff`, { path }), [path]);
-  if (diff.error) return html`<${Problem} error=${diff.error} />`;
-  if (!diff.value) return html`<${Spinner} />`;
-  return html`<${Diff} before=${diff.value.original} after=${diff.value.modified} />`;
+  // Files that are no text, or too large, are refused or come without any text on both sides.
+  if (diff.error && ![400, 422, 502].includes(diff.error.status)) return html`<${Problem} error=${diff.error} />`;
+  if (diff.isLoading) return html`<${Spinner} />`;
+  if (diff.error || (diff.value.original ?? "") === (diff.value.modified ?? "")) {
+    return html`<p class="hint binary"><${Icon} name="file" /> This file is binary, empty or too large, so its lines are not compared.</p>`;
+  }
+  return html`<${Diff} before=${diff.value.original} after=${diff.value.modified} path=${path}
+    onComment=${(row) => onComment(`\`${path}\`, line ${row.after ?? row.before} (\`${row.text.trim().slice(0, 120)}\`):`)} />`;
 }
 
 export function Files({ conversation }) {

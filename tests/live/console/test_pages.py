@@ -27,7 +27,7 @@ PAGES = (
     *("new", "setup", "sandboxes", "settings", "settings/agent", "settings/git"),
     *("settings/sandboxes", "settings/secrets", "settings/mcp", "settings/keys"),
     *("settings/logins", "settings/webhooks", "settings/usage", "settings/activity"),
-    *("settings/more", "users", "audit"),
+    *("settings/browser", "settings/more", "users", "audit"),
 )
 
 
@@ -99,6 +99,7 @@ async def test_settings_secrets_and_keys_are_changed(console: Console) -> None:
     await page.get_by_role("button", name="Store").click()
     await expect(page.locator("code", has_text="CONSOLE_TEST")).to_be_visible()
     await page.get_by_role("button", name="Delete CONSOLE_TEST").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
     await expect(page.locator("code", has_text="CONSOLE_TEST")).to_be_hidden()
 
     await group(page, "MCP servers")

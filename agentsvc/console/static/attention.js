@@ -1,0 +1,39 @@
+// What needs the user: on top of the list, in the title and the icon of the page, and, if allowed, as a notification.
+import { kept } from "./api.js";
+import { useEffect, useRef } from "./html.js";
+import { useStore } from "./store.js";
+
+/** Whether a conversation waits for its user. */
+export const needsYou = ({ execution_status, sandbox_status }) => sandbox_status === "RUNNING" && execution_status === "waiting_for_confirmation";
+
+const ICON = document.querySelector("link[rel=icon]");
+const QUIET = ICON?.href;
+const LOUD = QUIET?.replace("icon.svg", "icon-attention.svg");
+
+/** Keep the title and the icon of the page, and tell of what has begun to need the user while nobody looks. */
+export function useAttention(title) {
+  const { conversations, isLoaded } = useStore();
+  const told = useRef(null);
+  const waiting = [...conversations.values()].filter(needsYou);
+  const ids = waiting.map(({ id }) => id).join();
+  useEffect(() => {
+    document.title = `${waiting.length ? `(${waiting.length}) ` : ""}${title ? `${title} · ` : ""}agentsvc`;
+    const href = waiting.length ? LOUD : QUIET;
+    if (ICON && ICON.href !== href) ICON.href = href;
+  }, [ids, title]);
+  useEffect(() => {
+    if (!isLoaded) return;
+    const known = told.current ?? new Set(ids.split(","));
+    told.current = new Set(ids.split(","));
+    const isWanted = kept("notify") && document.hidden && globalThis.Notification?.permission === "granted";
+    for (const one of isWanted ? waiting : []) {
+      if (known.has(one.id)) continue;
+      const shown = new Notification("The agent asks for your confirmation", { body: one.title ?? "", tag: one.id, silent: true });
+      shown.onclick = () => {
+        window.focus();
+        location.hash = `/c/${one.id}`;
+      };
+    }
+  }, [ids, isLoaded]);
+  return waiting;
+}

@@ -1,0 +1,150 @@
+// What is said to an agent: the draft, what is on its way, and what can be done with the run.
+import { agentPath, call, get, keep, kept, post, V1 } from "./api.js";
+import { Attachments, attach, withFiles } from "./attachments.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { refusal } from "./me.js";
+import { Markdown } from "./markdown.js";
+import { FAILED, SENDING } from "./outbox.js";
+import { Button, Icon, go } from "./ui.js";
+
+const ENDING_MS = 20_000;
+const LOOK_MS = 300;
+
+/** Have the agent go on. What it was stopped in may still be ending, though it is paused already. */
+async function goOn(agent) {
+  const deadline = Date.now() + ENDING_MS;
+  for (;;) {
+    try {
+      return await post(`${agent}/run`);
+    } catch (error) {
+      if (error.status !== 409) throw error;
+      if (Date.now() > deadline) throw new Error("The step that the agent was paused in is not over yet. Try again when it is.");
+    }
+    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+  }
+}
+
+/** Return a text that is kept in this browser under a name, and a way to change it. */
+export function useDraft(name) {
+  const [text, setText] = useState(() => kept(`draft ${name}`) ?? "");
+  useEffect(() => keep(`draft ${name}`, text || null), [name, text]);
+  return [text, setText];
+}
+
+/** Messages that the conversation does not have yet. */
+export function Pending({ outbox, conversation, setText }) {
+  return outbox.messages.map(({ key, text, state, error }) => html`
+    <div class="item" key=${key}>
+      <div class="bubble user pending ${state}"><h3 class="who">You <span role="status">${stateOf(state, conversation)}</span></h3><${Markdown} text=${text} />
+        ${state === FAILED && html`
+          <p class="pre bad-text" role="alert">${error}</p>
+          <div class="actions"><${Button} kind="bare" icon="trash" onPress=${() => outbox.drop(key)} label="Discard" />
+            <${Button} kind="bare" icon="pen" onPress=${() => { setText(text); outbox.drop(key); }} label="Edit" />
+            <${Button} icon="refresh" onPress=${() => outbox.retry(key)} label="Try again" /></div>`}
+      </div>
+    </div>
+  `);
+}
+
+function stateOf(state, { queued_messages, sandbox_status }) {
+  if (state === FAILED) return "Not sent";
+  if (state === SENDING) return "Sending";
+  return queued_messages || sandbox_status !== "RUNNING" ? "Queued" : "Delivered";
+}
+
+const waiting = (number) => (number === 1 ? "A message is queued: the agent gets it as soon as it can take it" : `${number} messages are queued: the agent gets them as soon as it can take them`);
+
+export function Composer({ conversation, run, timeline, attempt, outbox, text, setText }) {
+  const field = useRef(null);
+  const chooser = useRef(null);
+  const status = conversation.sandbox_status;
+  const agent = agentPath(conversation);
+  const isRejected = timeline.isRejected && run !== "running" && !outbox.messages.length;
+  useEffect(() => {
+    if (isRejected) field.current?.focus();
+  }, [isRejected]);
+  const [files, setFiles] = useState([]);
+  const [isOver, setOver] = useState(false);
+  const send = () => {
+    const said = withFiles(text.trim(), files);
+    if (!said) return;
+    outbox.send(said, files.map(({ image }) => image).filter(Boolean));
+    setText("");
+    setFiles([]);
+  };
+  const add = (chosen) => chosen.length > 0 && attempt(async () => {
+    const added = await attach(conversation, chosen);
+    setFiles((old) => [...old, ...added]);
+  });
+  const onPaste = (event) => {
+    if (!event.clipboardData.files.length) return;
+    event.preventDefault();
+    add(event.clipboardData.files);
+  };
+  const onDrop = (event) => {
+    event.preventDefault();
+    setOver(false);
+    add(event.dataTransfer.files);
+  };
+  const onOver = (event) => {
+    event.preventDefault();
+    setOver(true);
+  };
+  const onKey = (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  };
+  if (refusal("run")) return null;
+  if (["MISSING", "ERROR"].includes(status)) return html`<${Gone} conversation=${conversation} timeline=${timeline} outbox=${outbox} />`;
+  const act = (name) => () => attempt(() => post(`${agent}/${name}`));
+  const wake = () => attempt(() => call("POST", `${V1}/sandboxes/${conversation.sandbox_id}/resume`));
+  const resume = () => attempt(() => goOn(agent));
+  return html`
+    ${status === "PAUSED" && html`
+      <p class="banner"><${Icon} name="pause" /><span>The sandbox is paused. A message wakes it, too.</span>
+      <${Button} kind="primary" icon="play" onPress=${wake} label="Resume the sandbox" /></p>`}
+    ${status === "STARTING" && html`<p class="banner"><span class="spinner">The sandbox starts</span></p>`}
+    ${isRejected && html`
+      <p class="banner" role="status"><${Icon} name="cross" /><span>You rejected this step, and the agent waits. Tell it what to do instead, or let it find another way.</span>
+      <${Button} icon="play" onPress=${resume} label="Continue without it" /></p>`}
+    ${conversation.queued_messages > outbox.messages.length && html`<p class="banner" role="status"><span class="spinner">${waiting(conversation.queued_messages)}</span></p>`}
+    <form class="composer ${isOver ? "over" : ""}" onSubmit=${(event) => event.preventDefault()} onDragOver=${onOver} onDragLeave=${() => setOver(false)} onDrop=${onDrop}>
+      <${Attachments} files=${files} onRemove=${(file) => setFiles((old) => old.filter((one) => one !== file))} />
+      <textarea rows="2" ref=${field} data-key="message" onPaste=${onPaste} aria-label="Message to the agent" placeholder=${isRejected ? "What should the agent do instead?" : "Message to the agent"} value=${text}
+        onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
+      <div class="composer-actions">
+        ${run === "running" && status === "RUNNING" && html`
+          <${Button} icon="pause" onPress=${act("pause")} label="Pause" title="Pause after the step that is under way" />
+          <${Button} icon="stop" onPress=${act("interrupt")} label="Interrupt" title="Stop at once" />`}
+        ${["paused", "idle"].includes(run) && !isRejected && status === "RUNNING" && html`<${Button} icon="play" onPress=${resume} label="Resume" />`}
+        <span class="grow"></span>
+        <input type="file" multiple hidden ref=${chooser} onChange=${(event) => { add(event.target.files); event.target.value = ""; }} />
+        <${Button} kind="bare" icon="clip" isIcon label="Attach files" onPress=${() => chooser.current.click()} />
+        <${Button} kind="primary" icon="send" onPress=${send} label="Send" />
+      </div>
+    </form>
+  `;
+}
+
+/** Where the sandbox is gone: what was asked can be asked again. */
+function Gone({ conversation, timeline, outbox }) {
+  const [task, setTask] = useState(null);
+  useEffect(() => {
+    get(`${V1}/app-conversations/start-tasks/search`, { conversation_id__eq: conversation.id, limit: 1 })
+      .then(({ items }) => setTask(items[0] ?? null), () => {});
+  }, [conversation.id]);
+  const first = timeline.items.find(({ type }) => type === "user")?.text;
+  const asked = first ?? task?.request.initial_message?.content?.find((part) => part.text)?.text ?? outbox.messages[0]?.text ?? "";
+  const again = () => {
+    keep("draft new", { message: asked, repository: conversation.selected_repository ?? "", branch: conversation.selected_branch ?? "", provider: conversation.git_provider ?? "" });
+    go("/new");
+  };
+  return html`
+    ${!first && asked && html`<blockquote class="asked">${asked}</blockquote>`}
+    <p class="banner" role="alert"><${Icon} name="box" /><span>${conversation.sandbox_status === "ERROR" ? "The sandbox has failed." : "The sandbox is gone."}
+      ${timeline.items.length ? " What happened stays here to be read." : " It ended before the agent began."}</span>
+      <a class="button" href="#/sandboxes">Look at the sandboxes</a>
+      <${Button} kind="primary" icon="refresh" onPress=${again} label="Start again" /></p>
+  `;
+}

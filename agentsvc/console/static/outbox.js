@@ -1,0 +1,110 @@
+// Messages on their way to an agent: each is kept in the browser, shown at once, and sent once, until the conversation
+// has it.
+import { conversationPath, keep, kept, newId, onKept, post, textContent, V1 } from "./api.js";
+import { useCallback, useEffect, useMemo, useState } from "./html.js";
+
+export const SENDING = "sending";
+export const TAKEN = "taken";
+export const FAILED = "failed";
+
+const NOT_DELIVERED = "MessageNotDelivered";
+
+class Outbox {
+  constructor(id, redraw) {
+    this.name = `outbox ${id}`;
+    this.id = id;
+    this.redraw = redraw;
+    this.sending = new Set();
+  }
+
+  get messages() {
+    return kept(this.name) ?? [];
+  }
+
+  write(messages) {
+    keep(this.name, messages.length ? messages : null);
+    this.redraw();
+  }
+
+  change(key, changes) {
+    this.write(this.messages.map((one) => (one.key === key ? { ...one, ...changes } : one)));
+  }
+
+  drop(key) {
+    this.write(this.messages.filter((one) => one.key !== key));
+  }
+
+  /** Keep a message and send it; `told` is how often the conversation has one of this text. */
+  add(conversation, text, told, images) {
+    const before = this.messages.filter((one) => one.text === text).length;
+    const message = { key: newId(), text, images, at: new Date().toISOString(), state: SENDING, seen: told + before };
+    this.write([...this.messages, message]);
+    this.deliver(conversation, message);
+  }
+
+  retry(conversation, key) {
+    const message = this.messages.find((one) => one.key === key);
+    if (!message) return;
+    this.change(key, { state: SENDING, error: "" });
+    this.deliver(conversation, message);
+  }
+
+  /** Send what was not sent, since the page was closed meanwhile: the server takes it once. */
+  resume(conversation) {
+    for (const message of this.messages) if (message.state === SENDING) this.deliver(conversation, message);
+  }
+
+  async deliver(conversation, { key, text, images, isQueued }) {
+    if (this.sending.has(key)) return;
+    this.sending.add(key);
+    const path = conversationPath(this.id);
+    const content = [...textContent(text), ...(images?.length ? [{ type: "image", image_urls: images }] : [])];
+    const queue = () => {
+      this.change(key, { isQueued: true });
+      return post(`${V1}/conversations/${this.id}/pending-messages`, { role: "user", content }, key);
+    };
+    try {
+      if (conversation.sandbox_status === "PAUSED") await post(`${V1}/sandboxes/${conversation.sandbox_id}/resume`);
+      // A key counts for one operation, so that a message that was queued once is queued again.
+      if (isQueued || conversation.sandbox_status !== "RUNNING") await queue();
+      else await post(`${path}/send-message`, { role: "user", content }, key);
+      this.change(key, { state: TAKEN });
+    } catch (error) {
+      // What was refused may be sent anew; what nobody answered may have been taken, and keeps its key.
+      this.change(key, { state: FAILED, error: error.message, ...(error.status ? { key: newId() } : {}) });
+    } finally {
+      this.sending.delete(key);
+    }
+  }
+
+  /** Forget what the conversation has, and tell of what it says it cannot have. */
+  settle(items) {
+    const { messages } = this;
+    if (!messages.length) return;
+    const told = new Map();
+    for (const { type, text } of items) if (type === "user") told.set(text, (told.get(text) ?? 0) + 1);
+    const refused = new Map(items.filter(({ title }) => title === NOT_DELIVERED).map((one) => [one.text.split("\nThe message was:\n")[1], one]));
+    const left = messages.filter(({ text, seen }) => (told.get(text) ?? 0) <= seen)
+      .filter(({ text, state, at }) => state !== TAKEN || !(Date.parse(refused.get(text)?.at) > Date.parse(at)));
+    if (left.length !== messages.length) this.write(left);
+  }
+}
+
+/** Return the messages of a conversation that are on their way, and what can be done with them. */
+export function useOutbox(conversation, timeline, isLoaded) {
+  const [, redraw] = useState(0);
+  const { id } = conversation;
+  const outbox = useMemo(() => new Outbox(id, () => redraw((turn) => turn + 1)), [id]);
+  useEffect(() => onKept((name) => name === outbox.name && outbox.redraw()), [outbox]);
+  useEffect(() => outbox.resume(conversation), [outbox]);
+  useEffect(() => {
+    if (isLoaded) outbox.settle(timeline.items);
+  }, [outbox, timeline.count, isLoaded]);
+  const told = (text) => timeline.items.filter((item) => item.type === "user" && item.text === text).length;
+  return {
+    messages: outbox.messages,
+    send: (text, images = []) => outbox.add(conversation, text, told(text), images),
+    retry: (key) => outbox.retry(conversation, key),
+    drop: useCallback((key) => outbox.drop(key), [outbox]),
+  };
+}

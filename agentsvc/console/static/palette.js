@@ -1,0 +1,108 @@
+// Every action by its name, and the keys that do some of them.
+import { goToLogin, logOut } from "./api.js";
+import { setTheme } from "./browser.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { isAdmin } from "./me.js";
+import { useStore } from "./store.js";
+import { Dialog, go } from "./ui.js";
+
+const MOST = 12;
+const KEYS = [
+  ["Ctrl+K", "Find an action or a conversation"],
+  ["N", "New conversation"],
+  ["/", "Search the conversations"],
+  ["F", "Find in this conversation"],
+  ["M", "Write a message"],
+  ["A", "Confirm what the agent asks for"],
+  ["R", "Reject it, with a reason"],
+  ["?", "These keys"],
+];
+
+const isTyping = ({ target }) => target.closest?.("input, textarea, select, [contenteditable], dialog, .xterm");
+
+/** Do what a key stands for, wherever nothing is typed; each has a mark on the element that it presses or goes to. */
+function press(selector) {
+  const found = document.querySelector(selector);
+  if (!found) return;
+  if (found.matches("button, a")) found.click();
+  else found.focus();
+}
+
+function actionsOf(route, conversations) {
+  const [, page, id] = route.split("/");
+  const parts = page === "c" ? [["Conversation", ""], ["Changes", "/changes"], ["Files", "/files"], ["Terminal", "/terminal"], ["Ports", "/ports"]] : [];
+  return [
+    ["New conversation", () => go("/new")],
+    ...parts.map(([name, part]) => [`Show: ${name}`, () => go(`/c/${id}${part}`)]),
+    ["Sandboxes", () => go("/sandboxes")],
+    ["Settings", () => go("/settings")],
+    ["Settings: secrets", () => go("/settings/secrets")],
+    ["Settings: API keys", () => go("/settings/keys")],
+    ["Settings: this browser", () => go("/settings/browser")],
+    ...(isAdmin() ? [["Users", () => go("/users")], ["Audit log", () => go("/audit")]] : []),
+    ["Colours: light", () => setTheme("light")],
+    ["Colours: dark", () => setTheme("dark")],
+    ["Colours: as the system", () => setTheme("")],
+    ["Log out", () => logOut().then(goToLogin)],
+    ...conversations.map((one) => [one.title || "Untitled", () => go(`/c/${one.id}`), "Conversation"]),
+  ].map(([name, act, kind = "Action"]) => ({ name, act, kind }));
+}
+
+export function Palette({ route }) {
+  const [open, setOpen] = useState("");
+  useEffect(() => {
+    const onKey = (event) => {
+      if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
+        event.preventDefault();
+        return setOpen((old) => (old ? "" : "actions"));
+      }
+      if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
+      const what = { "?": () => setOpen("keys"), n: () => go("/new"), "/": () => press("[data-key=search]"), f: () => press("[data-key=find]"),
+        m: () => press("[data-key=message]"), a: () => press("[data-key=confirm]"), r: () => press("[data-key=reason]") }[event.key];
+      if (!what) return;
+      event.preventDefault();
+      what();
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, []);
+  const close = () => setOpen("");
+  if (open === "keys") {
+    return html`<${Dialog} title="Keyboard shortcuts" onClose=${close}>
+      <dl class="keys">${KEYS.map(([key, what]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}</dl><//>`;
+  }
+  return open && html`<${Actions} route=${route} onClose=${close} />`;
+}
+
+function Actions({ route, onClose }) {
+  const { conversations } = useStore();
+  const [words, setWords] = useState("");
+  const [at, setAt] = useState(0);
+  const field = useRef(null);
+  useEffect(() => field.current.focus(), []);
+  const all = useMemo(() => actionsOf(route, [...conversations.values()]), [route, conversations]);
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = all.filter(({ name }) => wanted.every((word) => name.toLowerCase().includes(word))).slice(0, MOST);
+  const choose = (one) => {
+    if (!one) return;
+    onClose();
+    one.act();
+  };
+  const onKey = (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step) setAt((old) => (old + step + found.length) % Math.max(found.length, 1));
+    else if (event.key === "Enter") choose(found[at]);
+    else return;
+    event.preventDefault();
+  };
+  return html`
+    <${Dialog} title="Find an action or a conversation" onClose=${onClose}>
+      <input ref=${field} role="combobox" aria-expanded="true" aria-controls="palette" aria-label="What to do" aria-activedescendant=${found[at] ? `palette-${at}` : null}
+        value=${words} onInput=${(event) => { setWords(event.target.value); setAt(0); }} onKeyDown=${onKey} autocomplete="off" />
+      <ul class="palette" id="palette" role="listbox" aria-label="Found">
+        ${found.map((one, i) => html`<li key=${i} id=${`palette-${i}`} role="option" aria-selected=${String(i === at)} onClick=${() => choose(one)}><span class="cut">${one.name}</span> <span class="hint">${one.kind}</span></li>`)}
+      </ul>
+      ${!found.length && html`<p class="none">Nothing has this name.</p>`}
+    <//>
+  `;
+}
