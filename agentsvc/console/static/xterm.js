@@ -72,13 +72,19 @@ export async function openTerminal(element, options, onResize = () => {}) {
   terminal.loadAddon(fit);
   terminal.open(element);
   fit.fit();
+  let frame = 0;
+  // In a frame of its own: what is fitted may change what is observed.
   const observer = new ResizeObserver(() => {
-    fit.fit();
-    onResize(terminal.cols, terminal.rows);
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(() => {
+      fit.fit();
+      onResize(terminal.cols, terminal.rows);
+    });
   });
   observer.observe(element);
   const close = () => {
     observer.disconnect();
+    cancelAnimationFrame(frame);
     terminal.dispose();
   };
   return { terminal, close };
