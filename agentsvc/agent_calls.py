@@ -29,7 +29,6 @@ from agentsvc.values import Secret
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 _PART_BYTES: Final = 256 * 1024
-_LARGEST_BATCH: Final = 100
 _HEARTBEAT_SECONDS: Final = 30.0
 
 _NOT_CONFIRMED: Final = (BackendBroken, BackendUnavailable, PortUnavailable)
@@ -156,15 +155,7 @@ class AgentCalls:
                 heartbeat=_HEARTBEAT_SECONDS,
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
             ) as socket:
-                while (first := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
-                    batch = [first.data.encode()]
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(gather_seconds):
-                            while len(batch) < _LARGEST_BATCH:
-                                more = await socket.receive()
-                                if more.type is not aiohttp.WSMsgType.TEXT:
-                                    break
-                                batch.append(more.data.encode())
+                while batch := await _gather(socket, gather_seconds):
                     yield batch
         except _NOT_CONFIRMED as exc:
             raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
@@ -172,6 +163,24 @@ class AgentCalls:
             raise AgentUnavailable(
                 "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
             ) from exc
+
+
+async def _gather(socket: aiohttp.ClientWebSocketResponse, gather_seconds: float) -> list[bytes]:
+    """Return the next texts, those that come within a moment together; none at the end."""
+    first = await socket.receive()
+    if first.type is not aiohttp.WSMsgType.TEXT:
+        return []
+    batch = [first.data.encode()]
+    size = len(batch[0])
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(gather_seconds):
+            while size < _PART_BYTES:
+                more = await socket.receive()
+                if more.type is not aiohttp.WSMsgType.TEXT:
+                    break
+                batch.append(more.data.encode())
+                size += len(batch[-1])
+    return batch
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:

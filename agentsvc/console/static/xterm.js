@@ -62,7 +62,8 @@ const COLOURS = {
 /** Open a terminal in an element, as large as that is; return it with what ends it. */
 export async function openTerminal(element, options, onResize = () => {}) {
   const { Terminal, FitAddon } = await loadTerminal();
-  const isDark = getComputedStyle(element).colorScheme.startsWith("dark") || matchMedia("(prefers-color-scheme: dark)").matches;
+  const scheme = getComputedStyle(element).colorScheme;
+  const isDark = scheme === "dark" || (scheme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
   const terminal = new Terminal({
     documentOverride, convertEol: true, fontSize: 13, scrollback: 20_000, screenReaderMode: true,
     fontFamily: getComputedStyle(document.documentElement).getPropertyValue("--mono"), theme: COLOURS[isDark ? "dark" : "light"], ...options,
@@ -71,13 +72,19 @@ export async function openTerminal(element, options, onResize = () => {}) {
   terminal.loadAddon(fit);
   terminal.open(element);
   fit.fit();
+  let frame = 0;
+  // In a frame of its own: what is fitted may change what is observed.
   const observer = new ResizeObserver(() => {
-    fit.fit();
-    onResize(terminal.cols, terminal.rows);
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(() => {
+      fit.fit();
+      onResize(terminal.cols, terminal.rows);
+    });
   });
   observer.observe(element);
   const close = () => {
     observer.disconnect();
+    cancelAnimationFrame(frame);
     terminal.dispose();
   };
   return { terminal, close };
