@@ -115,8 +115,9 @@ class KeyRing:
     was, or a moment has passed.
     """
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, *, most_known: int = _MOST_KNOWN) -> None:
         self._db = db
+        self._most_known = most_known
         self._known: dict[str, _Known] = {}
 
     async def identify(self, key: str) -> Principal:
@@ -235,7 +236,7 @@ class KeyRing:
             return known.row
         row = await KeyTable.find(self._db, digest)
         if row is not None:
-            if len(self._known) >= _MOST_KNOWN:
+            if len(self._known) >= self._most_known:
                 self._known.clear()
             self._known[digest] = _Known(row=row, at=moment, commits=commits)
         return row

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import importlib.util
 import logging
 import os
 import signal
@@ -298,10 +299,20 @@ def _run(
     reload: Callable[[], None],
     greet: Greet,
 ) -> None:
+    serving = _serve(config, places, listener, manager, reload=reload, greet=greet)
     try:
-        asyncio.run(_serve(config, places, listener, manager, reload=reload, greet=greet))
+        asyncio.run(serving, loop_factory=_loop_factory())
     except asyncio.CancelledError:
         click.echo("agentsvc has stopped", err=True)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes the event loop: uvloop where it is installed, else asyncio's own."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop]
+    factory = importlib.import_module("uvloop").new_event_loop
+    return factory
 
 
 async def _serve(

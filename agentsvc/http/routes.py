@@ -30,7 +30,6 @@ from agentsvc.errors import (
     SandboxNotUsable,
     Unsupported,
 )
-from agentsvc.http.paths import VariablePath
 
 READS_ONLY: Final = "This key, or its user, may only read"
 """What is said to a caller who would change something."""
@@ -252,7 +251,7 @@ def mount(app: web.Application, routes: Iterable[Route]) -> None:
             handlers[hdrs.METH_HEAD] = _head_of(route) if route.is_stream else route.handler
         for method, handler in handlers.items():
             for path in (route.path, f"{route.path}/"):
-                added = _resource_of(app, path).add_route(method, handler)
+                added = app.router.add_resource(path).add_route(method, handler)
                 app[_MOUNTED][added] = route
 
 
@@ -288,14 +287,6 @@ def _head_of(route: Route) -> Handler:
 async def _end_head(request: web.Request, response: web.StreamResponse) -> None:
     if request.get(_WANTS_HEAD, False):
         raise _HeadIsKnown(response)
-
-
-def _resource_of(app: web.Application, path: str) -> web.Resource:
-    if not VariablePath.fits(path):
-        return app.router.add_resource(path)
-    made = VariablePath(path)
-    app.router.register_resource(made)
-    return made
 
 
 def mounted(app: web.Application) -> tuple[Route, ...]:

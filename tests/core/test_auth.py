@@ -1,5 +1,6 @@
 """Users and API keys: who is let in, who is not, and what is kept of a key."""
 
+import asyncio
 import logging
 import sqlite3
 from datetime import datetime, timedelta
@@ -64,6 +65,45 @@ async def test_a_revoked_key_is_not_let_in_and_others_of_the_user_are(ring: KeyR
     with pytest.raises(NotAuthenticated, match=r"^Unauthorized$"):
         await ring.identify(lost_secret.reveal())
     assert (await ring.identify(kept_secret.reveal())).user_id == user_id
+
+
+async def test_what_is_known_of_a_key_ends_with_the_next_change(
+    ring: KeyRing, db: Database
+) -> None:
+    user_id = await ring.create_user("ada", Role.ADMIN)
+    key, secret = await ring.create_key(user_id, "laptop")
+
+    assert (await ring.identify(secret.reveal())).role is Role.ADMIN
+    await db.write(lambda tx: tx.run("UPDATE users SET role = 'viewer'"))
+    assert (await ring.identify(secret.reveal())).role is Role.VIEWER
+    await ring.revoke_key(key.id)
+    with pytest.raises(NotAuthenticated):
+        await ring.identify(secret.reveal())
+
+
+async def test_a_key_that_another_process_revokes_is_useless_within_a_second(
+    ring: KeyRing, db: Database
+) -> None:
+    key, secret = await ring.create_key(await ring.create_user("ada", Role.ADMIN), "laptop")
+    for _ in range(2):
+        # The first use is noted, which is a change.
+        await ring.identify(secret.reveal())
+    other = await Database.open(db.path)
+    try:
+        await KeyRing(other).revoke_key(key.id)
+        await asyncio.sleep(1)
+        with pytest.raises(NotAuthenticated):
+            await ring.identify(secret.reveal())
+    finally:
+        await other.close()
+
+
+async def test_no_more_keys_are_known_than_may_be(db: Database) -> None:
+    ring = KeyRing(db, most_known=1)
+    user_id = await ring.create_user("ada", Role.ADMIN)
+    made = [await ring.create_key(user_id, name) for name in ("laptop", "phone")]
+    for key, secret in (*made, *made):
+        assert (await ring.identify(secret.reveal())).key_id == key.id
 
 
 async def test_revoking_again_keeps_the_first_moment(ring: KeyRing) -> None:
