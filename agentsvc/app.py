@@ -37,7 +37,13 @@ from agentsvc.departures import Departures
 from agentsvc.devices import DeviceLogins
 from agentsvc.events import EventLog
 from agentsvc.extension.publishing import publish_to
-from agentsvc.extension.server import Extension, Server, make_extensions, mount_extension
+from agentsvc.extension.server import (
+    Extension,
+    Server,
+    git_hosts_of,
+    make_extensions,
+    mount_extension,
+)
 from agentsvc.extension.tables import migrate
 from agentsvc.gateway.admission import Admission
 from agentsvc.gitproviders import GitProviders
@@ -259,6 +265,7 @@ async def _git_providers(app: web.Application) -> AsyncIterator[None]:
         private_hosts=app[CONFIG].git.private_hosts,
         own=app[CONFIG].server.own_urls(),
         trusts=partial(_is_admin, app),
+        more=git_hosts_of(app[_EXTENSIONS]),
     )
     await providers.open()
     yield

@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
+from agentsvc.config import Config
+from agentsvc.extension.server import git_hosts_of, make_extensions
+from agentsvc.gitproviders.hosting import Hosting
+from agentsvc.orders import Provider
 from agentsvc.plugins import PluginHost, installed_points
 
 _POINTS: Final = tuple(installed_points())
@@ -13,12 +17,17 @@ _POINTS: Final = tuple(installed_points())
 PluginHost.load(points=_POINTS)
 
 
-def load_plugins(*, without: Sequence[str] = (), **added: object) -> PluginHost:
+def load_plugins(without: Sequence[str] = (), /, **added: object) -> PluginHost:
     """Return what a server loads, with plugins of the test in place of local processes."""
     host = PluginHost.load(disable=["process", *without], points=_POINTS)
     for name, plugin in added.items():
         host.add(name, plugin, version="", origin="tests")
     return host
+
+
+def git_hosts() -> dict[Provider, type[Hosting]]:
+    """Return the git hosting services that plugins know."""
+    return git_hosts_of(make_extensions(PluginHost.load(points=_POINTS), Config()))
 
 
 def part(name: str) -> ModuleType:

@@ -1,7 +1,8 @@
 """What a plugin may add to the server, and what it gets of it for that."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -15,9 +16,10 @@ from agentsvc.conversations import Conversations, StartTask
 from agentsvc.db import Database
 from agentsvc.errors import StartFailed
 from agentsvc.events import EventLog
+from agentsvc.gitproviders.hosting import Hosting
 from agentsvc.http.middleware import trace_request
 from agentsvc.http.routes import Handler, Route, mount, mounted
-from agentsvc.orders import StartStatus
+from agentsvc.orders import Provider, StartStatus
 from agentsvc.pluginfiles import bundled
 from agentsvc.plugins import PluginHost, listed
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
@@ -45,6 +47,7 @@ __all__ = [
     "Subject",
     "Supervisor",
     "Target",
+    "git_hosts_of",
     "make_extensions",
     "mount_extension",
     "status_of",
@@ -88,6 +91,9 @@ class Extension[Settings: msgspec.Struct]:
     """SQL scripts that make its tables, in their order: add to them, change none. The names of its
     tables and indexes begin with `plugin_NAME_`."""
 
+    git_hosts: ClassVar[Mapping[Provider, type[Hosting]]] = MappingProxyType({})
+    """What asks git hosting services, by what users call these; see `agentsvc.extension.git`."""
+
     def __init__(self, config: Settings) -> None:
         self.config = config
 
@@ -120,6 +126,17 @@ def make_extensions(host: PluginHost, config: Config) -> list[tuple[str, Extensi
         )
     made = [(name, _make(name, kind, config)) for name, kind in host.extensions()]
     return [(name, one) for name, one in made if getattr(one.config, "enabled", True)]
+
+
+def git_hosts_of(
+    extensions: list[tuple[str, Extension[Any]]],
+) -> dict[Provider, type[Hosting]]:
+    """Return the git hosting services that plugins know."""
+    return {
+        provider: kind
+        for _, extension in extensions
+        for provider, kind in extension.git_hosts.items()
+    }
 
 
 def _make(name: str, kind: type, config: Config) -> Extension[Any]:

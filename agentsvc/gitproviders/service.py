@@ -23,11 +23,7 @@ from agentsvc.errors import (
     NotAllowed,
     NotFound,
 )
-from agentsvc.gitproviders.azure import AzureDevOps
-from agentsvc.gitproviders.bitbucket import Bitbucket
 from agentsvc.gitproviders.client import Api, Connection, not_public, unavailable
-from agentsvc.gitproviders.data_center import DataCenter
-from agentsvc.gitproviders.forgejo import Forgejo
 from agentsvc.gitproviders.github import GitHub
 from agentsvc.gitproviders.gitlab import GitLab
 from agentsvc.gitproviders.hosting import PATH_LOC, Hosting
@@ -62,10 +58,6 @@ WALKED_PAGES_MAX: Final = 10
 _HOSTINGS: Final[Mapping[Provider, type[Hosting]]] = {
     Provider.GITHUB: GitHub,
     Provider.GITLAB: GitLab,
-    Provider.BITBUCKET: Bitbucket,
-    Provider.BITBUCKET_DATA_CENTER: DataCenter,
-    Provider.FORGEJO: Forgejo,
-    Provider.AZURE_DEVOPS: AzureDevOps,
 }
 _NOT_REFUSED: Final = (
     BadRequest,
@@ -87,7 +79,7 @@ class GitProviders:
     the services answer: NotAuthenticated, NotAllowed, NotFound, BadRequest,
     GitProviderRateLimited, GitProviderUnavailable. Hosts at addresses that are not public are asked
     for users whom `trusts` says so of, and those of `private_hosts` for all. Where several services are asked, one that
-    fails is left out, unless all do.
+    fails is left out, unless all do. `more` are services beside GitHub and GitLab.
     """
 
     def __init__(
@@ -99,7 +91,9 @@ class GitProviders:
         private_hosts: Sequence[str] = (),
         own: Sequence[str] = (),
         trusts: Callable[[str], Awaitable[bool]] = _trusts_nobody,
+        more: Mapping[Provider, type[Hosting]] | None = None,
     ) -> None:
+        self._hostings = {**_HOSTINGS, **(more or {})}
         self._secrets = secrets
         self._checks_tokens = checks_tokens
         self._time_limit = time_limit
@@ -274,7 +268,7 @@ class GitProviders:
         session = self._anywhere if is_trusted else self._session
         if session is None:
             raise unavailable(provider, "the client is not open")
-        kind = _HOSTINGS.get(provider)
+        kind = self._hostings.get(provider)
         if kind is None:
             raise BadRequest(f"The git provider `{provider.value}` has no API of its own")
         usual = git.DEFAULT_HOSTS.get(provider)

@@ -15,6 +15,7 @@ from agentsvc.usersecrets import ProviderToken
 from agentsvc.values import Secret
 from agentsvc.vault import Vault
 from tests.git_hosts import GitHosts
+from tests.plugins import git_hosts
 
 
 @pytest.fixture
@@ -31,6 +32,7 @@ async def providers(tmp_path: Path, hosts: GitHosts) -> AsyncIterator[GitProvide
         SecretStore(database, vault),
         time_limit=0.5,
         private_hosts=[host_of_url(hosts.url), "192.0.2.1"],
+        more=git_hosts(),
     )
     await providers.open()
     yield providers

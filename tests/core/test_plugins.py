@@ -29,6 +29,9 @@ PLUGINS = Path(__file__).parents[2] / "plugins"
 OURS = ["process", *(file.stem for file in PLUGINS.iterdir() if file.suffix in ("", ".py"))]
 """What comes with the server, so that a test sees its own plugin alone."""
 
+USUAL = {"process", "githosts", "webhooks"}
+"""What every server loads."""
+
 BACKEND = """
 from __future__ import annotations
 
@@ -148,7 +151,7 @@ def test_first_party_plugins_of_no_configured_backend_are_left_out(
     kinds: set[str], loaded: list[str]
 ) -> None:
     host = PluginHost.load(points=(), kinds=frozenset(kinds))
-    assert [plugin.name for plugin in host.plugins()] == ["process", *loaded, "webhooks"]
+    assert {plugin.name for plugin in host.plugins()} == {*loaded, *USUAL}
 
 
 def test_settings_and_the_environment_say_which_plugins_a_server_needs() -> None:
@@ -156,12 +159,11 @@ def test_settings_and_the_environment_say_which_plugins_a_server_needs() -> None
         host = PluginHost.load(points=(), kinds=frozenset({"process"}), **options)
         return {plugin.name for plugin in host.plugins()}
 
-    usual = {"process", "webhooks"}
-    assert loaded() == usual
-    assert loaded(settings={"runtime_api": {"enabled": True}}) == usual | {"runtime_api"}
-    assert loaded(settings={"runtime_api": {"enabled": False}, "webhooks": {}}) == usual
-    assert loaded(environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}) == usual | {"otel"}
-    assert loaded(disable=["webhooks"]) == {"process"}
+    assert loaded() == USUAL
+    assert loaded(settings={"runtime_api": {"enabled": True}}) == USUAL | {"runtime_api"}
+    assert loaded(settings={"runtime_api": {"enabled": False}, "webhooks": {}}) == USUAL
+    assert loaded(environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}) == USUAL | {"otel"}
+    assert loaded(disable=["webhooks"]) == USUAL - {"webhooks"}
 
 
 def test_the_kinds_of_the_configured_backends_are_known_without_plugins() -> None:
@@ -177,7 +179,7 @@ def test_a_server_imports_no_plugin_that_it_does_not_need(tmp_path: Path) -> Non
     program = (
         "import asyncio, sys; from pathlib import Path; from agentsvc.app import build_app;"
         "from agentsvc.config import Config, PluginsConfig;"
-        "config = Config(plugins=PluginsConfig(disable=('webhooks',)));"
+        "config = Config(plugins=PluginsConfig(disable=('githosts', 'webhooks')));"
         f"asyncio.run(build_app(config, data_dir=Path({str(tmp_path)!r})));"
         "print(*[name for name in sys.modules if name.startswith('agentsvc_plugins')])"
     )

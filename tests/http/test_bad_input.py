@@ -15,11 +15,18 @@ import msgspec
 import pytest
 from yarl import URL
 
+from agentsvc.app import published_routes
 from agentsvc.http import ops, v0, v1
 from agentsvc.http.routes import Route, Scope
+from tests.conftest import FAST
 from tests.service import Answer, Client, Service
 
-ROUTES = [*ops.ROUTES, *v0.ROUTES, *v1.ROUTES, *v1.LOGIN_ROUTES]
+HOOKS = [
+    route
+    for route in published_routes(FAST)
+    if route.path.startswith("/api/v1/webhook-subscriptions")
+]
+ROUTES = [*ops.ROUTES, *v0.ROUTES, *v1.ROUTES, *v1.LOGIN_ROUTES, *HOOKS]
 PAGES = {"/oauth/device/verify"}
 """Pages for people, which say what is wrong in HTML."""
 WITH_BODY = [

@@ -12,11 +12,18 @@ from urllib.parse import quote, urlencode
 import msgspec.inspect as mi
 import pytest
 
-from agentsvc.http import ops, runtime, v0, v1
+from agentsvc.app import published_routes
+from agentsvc.http import ops, v0, v1
 from agentsvc.http.routes import JSON, Route, Scope
+from tests.conftest import FAST
 from tests.service import Answer, Client, Service
 
-ROUTES = [*ops.ROUTES, *v0.ROUTES, *v1.ROUTES, *v1.LOGIN_ROUTES, *runtime.ROUTES]
+OF_PLUGINS = [
+    route
+    for route in published_routes(FAST)
+    if route.path.startswith(("/runtime", "/api/v1/webhook-subscriptions"))
+]
+ROUTES = [*ops.ROUTES, *v0.ROUTES, *v1.ROUTES, *v1.LOGIN_ROUTES, *OF_PLUGINS]
 WITH_BODY = [route for route in ROUTES if route.body is not None and JSON in route.reads]
 WITH_QUERY = [route for route in ROUTES if route.query is not None]
 IN_OTHER_WORDS = {"/oauth/device/token"}

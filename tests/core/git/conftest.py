@@ -14,6 +14,7 @@ from agentsvc.usersecrets import ProviderTokenPatch
 from agentsvc.values import Secret
 from agentsvc.vault import Vault
 from tests.git_hosts import GitHosts
+from tests.plugins import git_hosts
 
 
 class GitUser:
@@ -52,7 +53,7 @@ async def _trusts_all(_user_id: str) -> bool:
 async def user(tmp_path: Path, hosts: GitHosts) -> AsyncIterator[GitUser]:
     database = await Database.open(tmp_path / "agentsvc.db")
     secrets = SecretStore(database, Vault.open(tmp_path / "master.key"))
-    providers = GitProviders(secrets, time_limit=10, trusts=_trusts_all)
+    providers = GitProviders(secrets, time_limit=10, trusts=_trusts_all, more=git_hosts())
     await providers.open()
     user_id = await KeyRing(database).create_user("ann", Role.MEMBER)
     yield GitUser(user_id, secrets, providers, hosts)

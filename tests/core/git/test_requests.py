@@ -1,7 +1,7 @@
 """What requests to git hosting services may do, and what their failures become."""
 
 import gzip
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pytest
 from aiohttp import web
@@ -16,16 +16,24 @@ from agentsvc.errors import (
     NotFound,
 )
 from agentsvc.gitproviders import ANSWER_MAX, BranchQuery, RepositoryQuery
-from agentsvc.gitproviders.azure import AzureDevOps
-from agentsvc.gitproviders.bitbucket import Bitbucket
 from agentsvc.gitproviders.client import REDIRECTS_MAX, wait_seconds
-from agentsvc.gitproviders.data_center import DataCenter
-from agentsvc.gitproviders.forgejo import Forgejo
 from agentsvc.gitproviders.github import GitHub
 from agentsvc.gitproviders.gitlab import GitLab
 from agentsvc.gitproviders.hosting import Hosting, Places
 from agentsvc.orders import Provider
 from tests.core.git.conftest import GitUser
+from tests.plugins import part
+
+if TYPE_CHECKING:
+    from githosts.azure import AzureDevOps
+    from githosts.bitbucket import Bitbucket
+    from githosts.data_center import DataCenter
+    from githosts.forgejo import Forgejo
+else:
+    AzureDevOps = part("githosts.azure").AzureDevOps
+    Bitbucket = part("githosts.bitbucket").Bitbucket
+    DataCenter = part("githosts.data_center").DataCenter
+    Forgejo = part("githosts.forgejo").Forgejo
 
 REPOSITORY = "octocat/hello-world"
 

@@ -495,7 +495,7 @@ async def test_without_the_plugin_there_are_no_webhooks(
     tmp_path: Path, fake_world: FakeWorld
 ) -> None:
     def make_plugins() -> PluginHost:
-        return load_plugins(without=["webhooks"], fake=fake_world.plugin())
+        return load_plugins(["webhooks"], fake=fake_world.plugin())
 
     service = Service(tmp_path / "data", FAST, make_plugins)
     await service.start()

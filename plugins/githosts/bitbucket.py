@@ -6,29 +6,29 @@ import msgspec
 from msgspec import Struct
 
 from agentsvc.errors import NotFound
-from agentsvc.gitproviders.client import page_in
-from agentsvc.gitproviders.hosting import (
-    Hosting,
-    Places,
-    bad_cursor,
-    next_number,
-    number_of,
-    quoted,
-    quoted_path,
-)
-from agentsvc.gitproviders.model import (
+from agentsvc.extension.git import (
     PAGE_MAX,
     Branch,
     BranchQuery,
     File,
     GitAccount,
+    Hosting,
     Listing,
     Number,
+    Places,
+    Provider,
     Repository,
     RepositoryQuery,
     SortBy,
+    SuggestedTask,
+    TaskType,
+    bad_cursor,
+    next_number,
+    number_of,
+    page_in,
+    quoted,
+    quoted_path,
 )
-from agentsvc.orders import Provider, SuggestedTask, TaskType
 
 _WORKSPACES_MAX: Final = 10
 _PULLS_MAX: Final = 50

@@ -5,8 +5,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from agentsvc.gitproviders.hosting import Hosting, Places
-from agentsvc.gitproviders.model import GitAccount
+from agentsvc.extension.git import (
+    GitAccount,
+    Hosting,
+    Places,
+)
 
 _PROFILE_HOST: Final = "https://app.vssps.visualstudio.com"
 

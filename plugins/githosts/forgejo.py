@@ -6,29 +6,29 @@ import msgspec
 from msgspec import Struct
 
 from agentsvc.errors import NotFound
-from agentsvc.gitproviders.client import Answer
-from agentsvc.gitproviders.hosting import (
+from agentsvc.extension.git import (
+    PAGE_MAX,
+    Answer,
+    Branch,
+    BranchQuery,
+    File,
+    GitAccount,
     Hosting,
+    Listing,
+    Number,
+    OwnerType,
     Places,
+    Provider,
+    Repository,
+    RepositoryQuery,
+    SortBy,
+    SuggestedTask,
+    TaskType,
     next_number,
     number_of,
     quoted,
     quoted_path,
 )
-from agentsvc.gitproviders.model import (
-    PAGE_MAX,
-    Branch,
-    BranchQuery,
-    File,
-    GitAccount,
-    Listing,
-    Number,
-    OwnerType,
-    Repository,
-    RepositoryQuery,
-    SortBy,
-)
-from agentsvc.orders import Provider, SuggestedTask, TaskType
 
 _SERVER_PAGE: Final = 50
 """The most items a server gives at once, unless it is set up otherwise."""

@@ -6,29 +6,29 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from agentsvc import git
-from agentsvc.gitproviders.client import refused
-from agentsvc.gitproviders.hosting import (
-    REPOSITORY_LOC,
-    Hosting,
-    Places,
-    number_of,
-    quoted,
-    quoted_path,
-)
-from agentsvc.gitproviders.model import (
+from agentsvc.extension.git import (
     PAGE_MAX,
+    REPOSITORY_LOC,
     Branch,
     BranchQuery,
     File,
     GitAccount,
+    Hosting,
     Listing,
     Number,
     OwnerType,
+    Places,
+    Provider,
     Repository,
     RepositoryQuery,
+    SuggestedTask,
+    TaskType,
+    check_repository,
+    number_of,
+    quoted,
+    quoted_path,
+    refused,
 )
-from agentsvc.orders import Provider, SuggestedTask, TaskType
 from agentsvc.values import to_stored
 
 _PULLS_MAX: Final = 50
@@ -216,7 +216,7 @@ class DataCenter(Hosting):
         return str((page - 1) * limit)
 
     def _place(self, repository: str) -> str:
-        project, name = git.check_repository(repository, self._api.provider, loc=REPOSITORY_LOC)
+        project, name = check_repository(repository, self._api.provider, loc=REPOSITORY_LOC)
         return f"{_REST}/projects/{quoted(project)}/repos/{quoted(name)}"
 
 
