@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from agentsvc.announcements import Announcement, Subject
-from agentsvc.config import WebhooksConfig
 from agentsvc.hookspecs import Event, hookimpl
 from agentsvc.http.keys import ANNOUNCEMENTS, DATABASE, KEYRING
 from tests.conftest import FAST
@@ -47,7 +46,7 @@ def hears() -> Hears:
 async def telling(
     tmp_path: Path, fake_world: TroubledWorld, hears: Hears
 ) -> AsyncIterator[Service]:
-    config = msgspec.structs.replace(FAST, webhooks=WebhooksConfig(allow_private=True))
+    config = msgspec.structs.replace(FAST, extensions={"webhooks": {"allow_private": True}})
     service = Service(
         tmp_path / "data",
         config,

@@ -15,7 +15,7 @@ import msgspec
 from agentsvc import errors
 from agentsvc.app import published_routes
 from agentsvc.cli import cli
-from agentsvc.config import Config, RuntimeApiConfig
+from agentsvc.config import Config, with_sections
 from agentsvc.configfile import render_default, to_toml
 from agentsvc.dbfile import render_schema
 from agentsvc.errors import AgentsvcError, StartFailed
@@ -35,7 +35,7 @@ from tests.service import Client, Service
 
 TOP: Final = Path(__file__).parents[2]
 REFERENCE: Final = TOP / "agentsvc" / "docs" / "reference"
-_EVERYTHING: Final = Config(runtime_api=RuntimeApiConfig(enabled=True))
+_EVERYTHING: Final = Config(extensions={"runtime_api": {"enabled": True}})
 _FAMILY: Final = re.compile(r"# HELP (\w+) (.*)\n# TYPE \w+ (\w+)")
 _LABELS: Final = re.compile(r"^(\w+?)(?:_bucket|_sum|_count)?\{(.*)\}", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="')
@@ -105,7 +105,7 @@ def render_configuration() -> str:
     """Return every key of the configuration, section by section, and those of the backends."""
     parts = [
         f"## `[{section.name}]`\n\n{_keys(section.type)}\n"
-        for section in msgspec.structs.fields(Config)
+        for section in msgspec.structs.fields(with_sections(sections()))
         if isinstance(section.type, type) and issubclass(section.type, msgspec.Struct)
     ]
     parts.append(f"## `[specs.NAME]`\n\nA template for sandboxes.\n\n{_keys(SpecConfig)}\n")

@@ -15,9 +15,10 @@ from click.testing import CliRunner
 from agentsvc.announcements import Subject
 from agentsvc.app import published_routes
 from agentsvc.cli import cli
-from agentsvc.config import Config, RuntimeApiConfig
+from agentsvc.config import Config, with_sections
 from agentsvc.http.openapi.parameters import plain_path
 from agentsvc.layers import known_keys
+from agentsvc.pluginfiles import sections
 from agentsvc.plugins import PluginHost
 from agentsvc.registry import BackendRegistry
 from tests.docs.generate import PARTS, REFERENCE, fill, measure
@@ -35,7 +36,8 @@ from tests.docs.pages import (
 )
 from tests.service import Client
 
-ROUTES = published_routes(Config(runtime_api=RuntimeApiConfig(enabled=True)))
+WHOLE = with_sections(sections())
+ROUTES = published_routes(Config(extensions={"runtime_api": {"enabled": True}}))
 COMMAND_LINES = sorted(
     {
         (block.page, line)
@@ -100,14 +102,14 @@ def test_a_command_line_is_understood(page: str, line: str) -> None:
 
 @pytest.mark.parametrize("page", [name for name in PAGES if name != "changes"])
 def test_every_configuration_key_that_is_named_exists(page: str) -> None:
-    sections = set(Config.__struct_fields__) - {"backends", "specs"}
+    known = set(WHOLE.__struct_fields__) - {"backends", "specs"}
     named = [
         code
         for code in codes_of(page)
         if (found := re.fullmatch(r"([a-z_0-9]+)\.([a-z_]+)", code)) and found[1] in sections
         if found[2] not in ("changed", "event", "deleted", "toml")
     ]
-    assert set(named) <= {*known_keys(Config), *(f"{one}.*" for one in sections)}
+    assert set(named) <= {*known_keys(WHOLE), *(f"{one}.*" for one in known)}
 
 
 @pytest.mark.parametrize("page", [name for name in PAGES if name not in ("changes", "SCALE")])
@@ -168,7 +170,7 @@ def test_the_first_conversation_uses_nothing_that_is_deprecated(page: str) -> No
 def test_an_example_of_the_configuration_is_valid(block: Block, tmp_path: Path) -> None:
     if block.page == "plugins":
         pytest.skip("it is of two files, and of a package that is not there")
-    config = msgspec.convert(tomllib.loads(block.code), Config)
+    config = msgspec.convert(tomllib.loads(block.code), WHOLE)
     BackendRegistry.build(PluginHost.load(), config, instance_id="i", state_dir=tmp_path)
 
 
