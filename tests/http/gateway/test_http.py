@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from agentsvc.auth import Role
+from agentsvc.config import GatewayConfig
+from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import Box, Wire, head, session, until
-from tests.http.gateway.upstream import DATA
+from tests.http.gateway.upstream import DATA, Upstream
 
 MIB = 1024 * 1024
 
@@ -224,7 +227,12 @@ async def test_a_sandbox_may_answer_before_the_body_has_come(box: Box) -> None:
     await wire.close()
 
 
-async def test_a_body_that_turns_bad_on_its_way_ends_the_request(box: Box) -> None:
+async def test_a_body_that_turns_bad_on_its_way_ends_the_request(
+    start_gate: StartGate, upstream: Upstream
+) -> None:
+    # aiohttp tells nobody of it who waits for the body already, so that it is one that does not come.
+    gate = await start_gate(GatewayConfig(start_seconds=10, connect_seconds=10), stall_seconds=1.0)
+    box = await Box.start(gate, upstream, await gate.make_client("owner", Role.MEMBER))
     wire = await Wire.open(box.service)
     lines = (f"X-Session-API-Key: {box.key}", "Transfer-Encoding: chunked")
     wire.send(head("POST", box.path("/sink"), *lines) + b"5\r\nhello\r\n")
