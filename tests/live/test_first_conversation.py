@@ -8,7 +8,7 @@ import pytest
 from agentsvc.testing.llm import MODEL
 from tests.docs.pages import blocks_of
 from tests.live.client import LiveClient
-from tests.live.installation import Installation
+from tests.live.installation import Installation, eventually
 
 pytestmark = [
     pytest.mark.live,
@@ -62,6 +62,7 @@ async def test_the_first_conversation_of_the_readme(
 async def test_the_tutorial(client: LiveClient, shared: Installation) -> None:
     named = {block.name: block.code for block in blocks_of("tutorial") if block.name}
     assert list(named) == ["model", "test-model", "start", "read", "more"]
+    before = set(shared.sandbox_dirs())
     output = await run(
         "\n".join(named.values()),
         AGENTSVC_URL=shared.url,
@@ -71,3 +72,4 @@ async def test_the_tutorial(client: LiveClient, shared: Installation) -> None:
         LLM_BASE_URL=client.model.url,
     )
     assert "Hello from the sandbox" in output or "print(" in output, output
+    await eventually(lambda: set(shared.sandbox_dirs()) <= before, "the sandbox is removed")
