@@ -106,7 +106,7 @@ def test_every_configuration_key_that_is_named_exists(page: str) -> None:
     named = [
         code
         for code in codes_of(page)
-        if (found := re.fullmatch(r"([a-z_0-9]+)\.([a-z_]+)", code)) and found[1] in sections
+        if (found := re.fullmatch(r"([a-z_0-9]+)\.([a-z_]+)", code)) and found[1] in known
         if found[2] not in ("changed", "event", "deleted", "toml")
     ]
     assert set(named) <= {*known_keys(WHOLE), *(f"{one}.*" for one in known)}
