@@ -15,27 +15,32 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from agentsvc import gateway
-from agentsvc.admitted import LOOK_SECONDS, Admitted
-from agentsvc.agent import AgentClient
-from agentsvc.announcements import Announcement, Announcements, Subject
-from agentsvc.archives import Archives
-from agentsvc.audit import AuditLog
-from agentsvc.auth import KeyRing
-from agentsvc.catalogue import Catalogue
-from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config
+from agentsvc.accounts.audit import AuditLog
+from agentsvc.accounts.device_logins import DeviceLogins
+from agentsvc.accounts.idempotency import Repeats
+from agentsvc.accounts.keys import KeyRing
+from agentsvc.accounts.logins import Logins
+from agentsvc.accounts.open_connections import LOOK_SECONDS, Admitted
+from agentsvc.accounts.quotas import QuotaBook
+from agentsvc.accounts.users import Users
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.sandboxes import OnShutdown
+from agentsvc.config.schema import TRACE_PLUGINS_VARIABLE, Config
 from agentsvc.conversations import Conversations
+from agentsvc.conversations.archives import Archives
+from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import ConversationFiles
-from agentsvc.conversations.grants import Grants
-from agentsvc.conversations.pending import PendingMessages
+from agentsvc.conversations.live_settings import Surroundings
+from agentsvc.conversations.message_queue import PendingMessages
+from agentsvc.conversations.model_tokens import Grants
 from agentsvc.conversations.replays import Replays
 from agentsvc.conversations.retention import keep_to_age
-from agentsvc.conversations.surroundings import Surroundings
-from agentsvc.datadir import DataDir
-from agentsvc.departures import Departures
-from agentsvc.devices import DeviceLogins
-from agentsvc.events import EventLog
+from agentsvc.conversations.streams import Streams
+from agentsvc.conversations.user_deletion import Departures
 from agentsvc.extension.publishing import publish_to
 from agentsvc.extension.server import (
     Extension,
@@ -45,13 +50,11 @@ from agentsvc.extension.server import (
     mount_extension,
 )
 from agentsvc.extension.tables import migrate
-from agentsvc.gateway.admission import Admission
-from agentsvc.gitproviders import GitProviders
-from agentsvc.http import description, llm, metrics, ops, v0, v1
-from agentsvc.http.console import mount_console
-from agentsvc.http.doorstep import DOORSTEP, Doorstep
-from agentsvc.http.guide import mount_guide
-from agentsvc.http.hosts import known_hosts
+from agentsvc.git import GitProviders
+from agentsvc.http import gateway, metrics, v0, v1
+from agentsvc.http import health as ops
+from agentsvc.http import model_proxy as llm
+from agentsvc.http.gateway.admission import Admission
 from agentsvc.http.keys import (
     ADMITTED,
     ANNOUNCEMENTS,
@@ -84,30 +87,29 @@ from agentsvc.http.keys import (
     SURROUNDINGS,
     USERS,
 )
-from agentsvc.http.links import TRUSTED, prefix_of, to_networks
-from agentsvc.http.live import LIVE, LiveAnswers
-from agentsvc.http.middleware import install
+from agentsvc.http.middleware.host_names import known_hosts
+from agentsvc.http.middleware.pipeline import install
+from agentsvc.http.middleware.websocket_auth import DOORSTEP, Doorstep
+from agentsvc.http.openapi import handlers as description
 from agentsvc.http.routes import Route, mount, mounted
-from agentsvc.installation import Installation
-from agentsvc.logins import Logins
-from agentsvc.modelproxy import ModelProxy
-from agentsvc.plugins import Notifier, PluginHost
-from agentsvc.quotas import QuotaBook
-from agentsvc.registry import BackendRegistry, kinds_of
-from agentsvc.repeats import Repeats
-from agentsvc.sandboxconfig import OnShutdown
+from agentsvc.http.streaming import LIVE, LiveAnswers
+from agentsvc.http.urls import TRUSTED, prefix_of, to_networks
+from agentsvc.http.web.guide import mount_guide
+from agentsvc.http.web.handlers import mount_console
+from agentsvc.models.catalogue import Catalogue
+from agentsvc.models.proxy import ModelProxy
 from agentsvc.sandboxes import Sandbox, Sandboxes, Target
-from agentsvc.sandboxes.culler import Culler
-from agentsvc.sandboxes.order import CallbackRules
+from agentsvc.sandboxes.admission.warm_pool import SPARES_SECONDS
+from agentsvc.sandboxes.idle_culler import Culler
+from agentsvc.sandboxes.isolation import check_isolation
+from agentsvc.sandboxes.orders import CallbackRules
 from agentsvc.sandboxes.owners import Owners
-from agentsvc.sandboxes.protection import check_isolation
-from agentsvc.sandboxes.spares import SPARES_SECONDS
-from agentsvc.secretstore import SecretStore
-from agentsvc.settings import SettingsStore
-from agentsvc.streams import Streams
-from agentsvc.supervisor import Supervisor
-from agentsvc.users import Users
-from agentsvc.vault import Vault
+from agentsvc.sandboxes.plugin_loader import Notifier, PluginHost
+from agentsvc.sandboxes.registry import BackendRegistry, kinds_of
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.settings.store import SettingsStore
+from agentsvc.storage.installation import Installation
+from agentsvc.storage.vault import Vault
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.agent import AgentServer, ConversationInfo, GitDiff
-from agentsvc.errors import AgentRefused, BadRequest, Conflict, NotFound
+from agentsvc.agentserver.client import AgentServer, ConversationInfo, GitDiff
+from agentsvc.base.errors import AgentRefused, BadRequest, Conflict, NotFound
+from agentsvc.base.values import Secret, new_id
 from agentsvc.testing.llm import Script, call, fail, finish, say
-from agentsvc.values import Secret, new_id
 
 SCRIPTS: dict[str, Script] = {
     "work": [

@@ -6,13 +6,9 @@ from pathlib import Path
 import coverage
 import pytest
 
-from agentsvc.config import (
-    Config,
-    GitConfig,
-    LimitsConfig,
-)
-from agentsvc.conversationconfig import ConversationsConfig, ModelsConfig
-from agentsvc.sandboxconfig import SandboxesConfig
+from agentsvc.config.conversations import ConversationsConfig, ModelsConfig
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.config.schema import Config, GitConfig, LimitsConfig
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.core.troubles import TroubledWorld

@@ -10,11 +10,11 @@ import jsonschema  # type: ignore[import-untyped]  # it has no types of its own
 import msgspec
 from aiohttp import web
 
+from agentsvc.base.values import parse_time
 from agentsvc.http.openapi import describe
 from agentsvc.http.openapi.operations import methods_of
 from agentsvc.http.openapi.parameters import plain_path
 from agentsvc.http.routes import Route, mounted, route_of
-from agentsvc.values import parse_time
 
 type Json = dict[str, Any]
 

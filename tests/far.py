@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from agentsvc.backends.tree import marks, send, snapshot
-from agentsvc.datadir import DataDir
-from agentsvc.plugins import PluginHost
+from agentsvc.base.values import Secret, monotonic, new_key
+from agentsvc.config.data_directory import DataDir
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD
-from agentsvc.values import Secret, monotonic, new_key
 from tests.service import Client
 
 PATIENCE = 60.0

@@ -24,7 +24,7 @@ BUILD: Final = ("editables", "setuptools")
 IMAGE_BUILD: Final = "setuptools"
 """What those packages need among the agent server's."""
 
-IMAGE: Final = ROOT / "agentsvc" / "images"
+IMAGE: Final = ROOT / "agentsvc" / "cli" / "sandbox_image"
 """Where the parts of the lock are that the image of sandboxes is made of."""
 
 _PART_HEAD: Final = (

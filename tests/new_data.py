@@ -5,8 +5,8 @@ import functools
 import tempfile
 from pathlib import Path
 
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database
+from agentsvc.config.data_directory import DataDir
+from agentsvc.storage.database import Database
 
 
 def lay_database(data_dir: Path) -> None:

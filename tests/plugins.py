@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
-from agentsvc.config import Config
+from agentsvc.config.schema import Config
+from agentsvc.domain.orders import Provider
 from agentsvc.extension.server import git_hosts_of, make_extensions
-from agentsvc.gitproviders.hosting import Hosting
-from agentsvc.orders import Provider
-from agentsvc.plugins import PluginHost, installed_points
+from agentsvc.git.hosting import Hosting
+from agentsvc.sandboxes.plugin_loader import PluginHost, installed_points
 
 _POINTS: Final = tuple(installed_points())
 

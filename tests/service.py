@@ -11,14 +11,14 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.app import build_app
-from agentsvc.auth import KeyScope, Role
-from agentsvc.config import Config
+from agentsvc.base.values import Secret
+from agentsvc.config.schema import Config
 from agentsvc.http.keys import ANNOUNCEMENTS, KEYRING
-from agentsvc.http.links import prefix_of
-from agentsvc.http.server import Runner, make_runner
-from agentsvc.plugins import PluginHost
-from agentsvc.values import Secret
+from agentsvc.http.server.application import Runner, make_runner
+from agentsvc.http.urls import prefix_of
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from tests.description import Watch
 from tests.new_data import lay_database
 

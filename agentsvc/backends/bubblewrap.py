@@ -21,10 +21,10 @@ from typing import Final, Self
 import msgspec
 
 import agentsvc
-from agentsvc.backend import Network
 from agentsvc.backends import seccomp, uplink
 from agentsvc.backends.spaces import INSIDE
 from agentsvc.backends.tree import MARK
+from agentsvc.plugin.backend import Network
 
 DOORS: Final = Path("/run/agentsvc")
 """Where a sandbox without a network of the machine's finds the way out."""

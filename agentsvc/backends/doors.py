@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from agentsvc.backend import Network
 from agentsvc.backends.bubblewrap import DOORS
 from agentsvc.backends.places import Place, Record, WayOut
 from agentsvc.backends.threads import finish
-from agentsvc.egress import (
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.plugin.backend import Network
+from agentsvc.plugin.egress import (
     Mode,
     Policy,
     Proxy,
@@ -26,7 +27,6 @@ from agentsvc.egress import (
     proxy_environment,
     source_of,
 )
-from agentsvc.errors import AgentsvcError
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 import agentsvc
-from agentsvc.backend import Isolation, Order
 from agentsvc.backends import bubblewrap, doors, landlock, openfiles, places, uplink
 from agentsvc.backends.groups import Groups
 from agentsvc.backends.places import Place, Record, WayOut
@@ -25,8 +24,9 @@ from agentsvc.backends.specs import AGENT_SERVER, DEFAULT_SPEC, OUTPUT, passed_p
 from agentsvc.backends.tree import MARK
 from agentsvc.backends.users import Users
 from agentsvc.backends.zygote import Loan
-from agentsvc.egress import relay
-from agentsvc.errors import BackendUnavailable
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.plugin.backend import Isolation, Order
+from agentsvc.plugin.egress import relay
 
 _LOCALE = "C.UTF-8"
 _CERTIFICATES = "/etc/ssl/certs"

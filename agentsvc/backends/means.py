@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from agentsvc.backend import Fences, Isolation, Network
 from agentsvc.backends import bubblewrap, doors, groups, landlock, seccomp, uplink, users
 from agentsvc.backends.look import NETWORKS
 from agentsvc.backends.places import WayOut
 from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
 from agentsvc.backends.zygote import Confinement
+from agentsvc.plugin.backend import Fences, Isolation, Network
 
 log = logging.getLogger(__name__)
 

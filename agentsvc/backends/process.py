@@ -19,7 +19,29 @@ from urllib.parse import quote
 
 import msgspec
 
-from agentsvc.backend import (
+from agentsvc.backends import (
+    bubblewrap,
+    cgroup,
+    control,
+    doors,
+    launch,
+    listening,
+    peers,
+    places,
+    zygote,
+)
+from agentsvc.backends.look import Look, look_at, state_of_this_boot
+from agentsvc.backends.means import Means
+from agentsvc.backends.meter import Meter
+from agentsvc.backends.places import LogFile, Pause, Place, mark_of
+from agentsvc.backends.priority import Priorities
+from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
+from agentsvc.backends.specs import AGENT_SERVER, DEFAULT_SPEC, ZYGOTE, agent_version, check
+from agentsvc.backends.threads import finish, reach, until_none
+from agentsvc.backends.tree import Tree, marks, reap, snapshot
+from agentsvc.base.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
+from agentsvc.base.values import now
+from agentsvc.plugin.backend import (
     API_VERSION,
     BackendContext,
     Capability,
@@ -39,33 +61,7 @@ from agentsvc.backend import (
     Spec,
     Usage,
 )
-from agentsvc.backends import (
-    bubblewrap,
-    cgroup,
-    control,
-    doors,
-    launch,
-    listening,
-    peers,
-    places,
-    zygote,
-)
-from agentsvc.backends.look import (
-    Look,
-    look_at,
-    state_of_this_boot,
-)
-from agentsvc.backends.means import Means
-from agentsvc.backends.meter import Meter
-from agentsvc.backends.places import LogFile, Pause, Place, mark_of
-from agentsvc.backends.priority import Priorities
-from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
-from agentsvc.backends.specs import AGENT_SERVER, DEFAULT_SPEC, ZYGOTE, agent_version, check
-from agentsvc.backends.threads import finish, reach, until_none
-from agentsvc.backends.tree import Tree, marks, reap, snapshot
-from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
-from agentsvc.hookspecs import hookimpl
-from agentsvc.values import now
+from agentsvc.plugin.hookspecs import hookimpl
 
 log = logging.getLogger(__name__)
 

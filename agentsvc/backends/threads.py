@@ -6,8 +6,8 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from agentsvc.errors import BackendUnavailable, CapacityExceeded
-from agentsvc.values import monotonic
+from agentsvc.base.errors import BackendUnavailable, CapacityExceeded
+from agentsvc.base.values import monotonic
 
 FULL: Final = frozenset(
     {errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}

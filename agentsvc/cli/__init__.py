@@ -16,8 +16,8 @@ from typing import IO, Any, Final
 import click
 
 from agentsvc import __version__
+from agentsvc.base.errors import HINT_ROOM, AgentsvcError, StartFailed, is_no_room
 from agentsvc.cli import certificates
-from agentsvc.errors import HINT_ROOM, AgentsvcError, StartFailed, is_no_room
 
 GROUPS: Final = {
     "Conversations": ("run", "chat", "conversations", "sandboxes", "status", "open"),

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from agentsvc.audit import COMMAND_LINE, AuditLog, Entry, EntryQuery
+from agentsvc.accounts.audit import COMMAND_LINE, AuditLog, Entry, EntryQuery
+from agentsvc.accounts.users import Users
 from agentsvc.cli.options import config_option, data_dir_option, example
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns
-from agentsvc.db import Database
-from agentsvc.users import Users
+from agentsvc.storage.database import Database
 
 _TITLES = ("AT (UTC)", "WHO", "KEY", "ACTION", "SUBJECT", "STATUS", "FROM")
 

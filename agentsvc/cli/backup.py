@@ -12,6 +12,7 @@ from typing import Final
 import click
 
 from agentsvc import __version__
+from agentsvc.base.values import now
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import (
     config_option,
@@ -20,9 +21,8 @@ from agentsvc.cli.options import (
     existing_data_dir,
     load_config,
 )
-from agentsvc.datadir import DataDir
-from agentsvc.dbfile import check_file, copy_running
-from agentsvc.values import now
+from agentsvc.config.data_directory import DataDir
+from agentsvc.storage.database_file import check_file, copy_running
 
 DATABASE: Final = "agentsvc.db"
 MASTER_KEY: Final = "master.key"

@@ -14,8 +14,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from agentsvc.base.values import Secret
 from agentsvc.cli import CommandFailed
-from agentsvc.values import Secret
 
 V1: Final = "/api/v1"
 KEY_HEADER: Final = "X-Session-API-Key"

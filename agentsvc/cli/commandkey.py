@@ -3,13 +3,13 @@
 import asyncio
 from typing import Final
 
-from agentsvc.auth import KeyRing
+from agentsvc.accounts.keys import KeyRing
+from agentsvc.base.errors import StartFailed
+from agentsvc.base.values import Secret
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.secretoutput import replace_private
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database
-from agentsvc.errors import StartFailed
-from agentsvc.values import Secret
+from agentsvc.config.data_directory import DataDir
+from agentsvc.storage.database import Database
 
 _FIRST_USER: Final = "admin"
 _NAME: Final = "command line"

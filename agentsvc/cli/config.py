@@ -8,11 +8,11 @@ from typing import Any, Final
 import click
 import msgspec
 
+from agentsvc.base.values import MASK
 from agentsvc.cli.options import config_option, data_dir_option, example, load_config
-from agentsvc.config import Loaded, settings_of
-from agentsvc.configfile import render_default, to_toml
-from agentsvc.pluginfiles import sections
-from agentsvc.values import MASK
+from agentsvc.config.file import render_default, to_toml
+from agentsvc.config.schema import Loaded, settings_of
+from agentsvc.plugin.files import sections
 
 _SECRET: Final = re.compile(r"[._](key|password|secret|token)s?$")
 

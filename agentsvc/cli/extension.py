@@ -1,6 +1,7 @@
 """Public: what subcommands of plugins are made of."""
 
-from agentsvc.auth import KeyRing, Role
+from agentsvc.accounts.keys import KeyRing, Role
+from agentsvc.accounts.users import Users
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import (
     config_option,
@@ -13,9 +14,8 @@ from agentsvc.cli.options import (
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.stored import places_of
 from agentsvc.cli.text import clean, columns, json_text, short
-from agentsvc.config import settings_of
-from agentsvc.installation import Installation
-from agentsvc.users import Users
+from agentsvc.config.schema import settings_of
+from agentsvc.storage.installation import Installation
 
 __all__ = [
     "CommandFailed",

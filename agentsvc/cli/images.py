@@ -5,7 +5,7 @@ import os
 
 import click
 
-from agentsvc import images
+from agentsvc.cli import sandbox_image as images
 from agentsvc.cli.options import example
 from agentsvc.cli.text import columns
 

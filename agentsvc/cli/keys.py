@@ -7,19 +7,19 @@ from pathlib import Path
 
 import click
 
-from agentsvc.auth import ApiKey, KeyRing, KeyScope, Role
+from agentsvc.accounts.device_logins import DeviceLogins
+from agentsvc.accounts.keys import ApiKey, KeyRing, KeyScope, Role
+from agentsvc.base.errors import NotFound
+from agentsvc.base.values import Secret, now
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import config_option, data_dir_option, example
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database
-from agentsvc.dbfile import lock_data_dir
-from agentsvc.devices import DeviceLogins
-from agentsvc.errors import NotFound
-from agentsvc.installation import change_master_key
-from agentsvc.values import Secret, now
+from agentsvc.config.data_directory import DataDir
+from agentsvc.storage.database import Database
+from agentsvc.storage.database_file import lock_data_dir
+from agentsvc.storage.installation import change_master_key
 
 _ROLES = click.Choice([role.value for role in Role])
 _SCOPES = click.Choice([scope.value for scope in KeyScope])

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from agentsvc import config
-from agentsvc.config import Loaded
-from agentsvc.datadir import DataDir
-from agentsvc.errors import StartFailed
-from agentsvc.pluginfiles import sections
+from agentsvc.base.errors import StartFailed
+from agentsvc.config import schema as config
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.schema import Loaded
+from agentsvc.plugin.files import sections
 
 type Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

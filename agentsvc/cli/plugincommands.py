@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from agentsvc.config import Config, load
-from agentsvc.errors import StartFailed
-from agentsvc.pluginfiles import PluginFile, bundled, sections
-from agentsvc.plugins import PluginHost, installed_points
+from agentsvc.base.errors import StartFailed
+from agentsvc.config.schema import Config, load
+from agentsvc.plugin.files import PluginFile, bundled, sections
+from agentsvc.sandboxes.plugin_loader import PluginHost, installed_points
 
 
 def names() -> list[str]:

@@ -9,7 +9,7 @@ from typing import Final
 import click
 import msgspec
 
-from agentsvc.backend import IdleRules
+from agentsvc.base.values import now
 from agentsvc.cli.options import (
     config_option,
     data_dir_option,
@@ -19,7 +19,8 @@ from agentsvc.cli.options import (
     yes_option,
 )
 from agentsvc.cli.text import columns, confirm, moment
-from agentsvc.config import Config
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.schema import Config
 from agentsvc.conversations.retention import (
     IdleSandbox,
     count_old_events,
@@ -28,11 +29,10 @@ from agentsvc.conversations.retention import (
     find_idle_by_rules,
     give_up_idle,
 )
-from agentsvc.datadir import DataDir
-from agentsvc.installation import Installation
-from agentsvc.sandboxes.culler import defaults_of
-from agentsvc.settings import SettingsStore
-from agentsvc.values import now
+from agentsvc.plugin.backend import IdleRules
+from agentsvc.sandboxes.idle_culler import defaults_of
+from agentsvc.settings.store import SettingsStore
+from agentsvc.storage.installation import Installation
 
 _AGE: Final = re.compile(r"([1-9][0-9]{0,4})([hdw])")
 _UNITS: Final = {"h": "hours", "d": "days", "w": "weeks"}

@@ -11,8 +11,8 @@ from typing import Any, Final
 import click
 
 from agentsvc import __version__
+from agentsvc.base.values import dashed, new_id, now
 from agentsvc.cli.options import example
-from agentsvc.values import dashed, new_id, now
 
 _SPEC: Final = "1.6"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")

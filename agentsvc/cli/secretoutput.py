@@ -12,10 +12,10 @@ from typing import Final
 
 import click
 
+from agentsvc.base.errors import hint_against, is_no_room
+from agentsvc.base.values import short_id
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import Decorator
-from agentsvc.errors import hint_against, is_no_room
-from agentsvc.values import short_id
 
 _STANDARD_OUTPUT: Final = "-"
 

@@ -19,33 +19,34 @@ import click
 import msgspec
 from aiohttp import web
 
-from agentsvc import __version__, logs
+from agentsvc import __version__
+from agentsvc.accounts.keys import SHORTEST_KEY, KeyRing, Role
+from agentsvc.accounts.logins import LINK_LIFETIME
 from agentsvc.app import build_app
-from agentsvc.auth import SHORTEST_KEY, KeyRing, Role
 from agentsvc.backends import openfiles
+from agentsvc.base import logs
+from agentsvc.base.errors import HINT_ACCESS, NotAuthenticated, StartFailed, hint_against
+from agentsvc.base.logs import Masker
+from agentsvc.base.python_holes import known_holes
+from agentsvc.base.values import Secret
 from agentsvc.cli import callbacks
 from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 from agentsvc.cli.secretoutput import is_terminal, replace_private
-from agentsvc.config import (
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.schema import (
     BOOTSTRAP_KEY_FILE_VARIABLE,
     BOOTSTRAP_KEY_VARIABLE,
     Config,
     Loaded,
 )
-from agentsvc.datadir import DataDir
-from agentsvc.dbfile import lock_data_dir
-from agentsvc.errors import HINT_ACCESS, NotAuthenticated, StartFailed, hint_against
 from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE, KEYRING, LOGINS, SANDBOXES, SUPERVISOR
-from agentsvc.http.links import prefix_of
 from agentsvc.http.routes import LOGIN_PATH
-from agentsvc.http.server import Runner, make_runner
-from agentsvc.installation import Installation
-from agentsvc.logins import LINK_LIFETIME
-from agentsvc.logs import Masker
-from agentsvc.pythonholes import known_holes
-from agentsvc.sandboxes.protection import find_protections
-from agentsvc.values import Secret
+from agentsvc.http.server.application import Runner, make_runner
+from agentsvc.http.urls import prefix_of
+from agentsvc.sandboxes.isolation import find_protections
+from agentsvc.storage.database_file import lock_data_dir
+from agentsvc.storage.installation import Installation
 
 log = logging.getLogger(__name__)
 

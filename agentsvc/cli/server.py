@@ -9,18 +9,12 @@ from typing import Any
 import click
 import msgspec
 
+from agentsvc.base.values import Secret
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api
-from agentsvc.cli.options import (
-    Decorator,
-    config_option,
-    data_dir_of,
-    data_dir_option,
-    load_config,
-)
-from agentsvc.config import KEY_VARIABLE, URL_VARIABLE
-from agentsvc.datadir import DataDir
-from agentsvc.values import Secret
+from agentsvc.cli.options import Decorator, config_option, data_dir_of, data_dir_option, load_config
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.schema import KEY_VARIABLE, URL_VARIABLE
 
 
 class ServerChoice(msgspec.Struct, frozen=True, kw_only=True):

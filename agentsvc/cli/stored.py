@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from agentsvc.audit import note_command
+from agentsvc.accounts.audit import note_command
 from agentsvc.cli.options import existing_data_dir, load_config
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database
+from agentsvc.config.data_directory import DataDir
+from agentsvc.storage.database import Database
 
 
 def places_of(data_dir: str | None, config_file: Path | None) -> DataDir:

@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from agentsvc.base.values import monotonic
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import V1, Api
-from agentsvc.values import monotonic
 
 CONVERSATIONS: Final = f"{V1}/app-conversations"
 SANDBOXES: Final = f"{V1}/sandboxes"

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import click
 
+from agentsvc.base.values import now
 from agentsvc.cli import CommandFailed
-from agentsvc.values import now
 
 _SHOWN = 60
 _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}

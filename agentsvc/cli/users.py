@@ -7,14 +7,14 @@ import click
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
+from agentsvc.accounts.quotas import QuotaBook, Quotas, Used
+from agentsvc.accounts.users import User, UserPatch, Users
 from agentsvc.cli.options import config_option, data_dir_option, example, yes_option
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns, confirm
-from agentsvc.db import Database
-from agentsvc.departures import Departure, let_go
-from agentsvc.quotas import QuotaBook, Quotas, Used
-from agentsvc.users import User, UserPatch, Users
+from agentsvc.conversations.user_deletion import Departure, let_go
+from agentsvc.storage.database import Database
 
 _ROLES = click.Choice([role.value for role in Role])
 _NONE = "none"

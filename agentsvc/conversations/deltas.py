@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from agentsvc.agent import AgentClient
-from agentsvc.conversations.recorder import Recorder
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.supervisor import Supervisor, back_off
+from agentsvc.base.values import monotonic
+from agentsvc.conversations.event_ingestor import Recorder
+from agentsvc.conversations.event_log import DELTA_KIND, EventLog, read_head
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.errors import AgentsvcError
-from agentsvc.events import DELTA_KIND, EventLog, read_head
 from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.supervisor import Supervisor, back_off
-from agentsvc.values import monotonic
 
 log = logging.getLogger(__name__)
 

@@ -10,19 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.agent import AgentClient, AgentServer, GitChange, GitDiff
+from agentsvc.agentserver.client import AgentClient, AgentServer, GitChange, GitDiff
+from agentsvc.base.errors import AgentRefused, AgentUnavailable, BadRequest, Conflict, NotFound
+from agentsvc.base.values import dashed
 from agentsvc.conversations.model import ConversationView
 from agentsvc.conversations.service import Conversations
-from agentsvc.errors import (
-    AgentRefused,
-    AgentUnavailable,
-    BadRequest,
-    Conflict,
-    NotFound,
-)
 from agentsvc.sandboxes import SandboxStatus
-from agentsvc.settings import SettingsStore
-from agentsvc.values import dashed
+from agentsvc.settings.store import SettingsStore
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.events import StoredEvent
-from agentsvc.values import dashed, new_id
+from agentsvc.base.values import dashed, new_id
+from agentsvc.conversations.event_log import StoredEvent
 
 _TOLD_ONLY: Final = frozenset(
     {

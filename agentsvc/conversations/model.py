@@ -7,7 +7,8 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.orders import (
+from agentsvc.base.values import Secret
+from agentsvc.domain.orders import (
     ConversationSort,
     ExecutionStatus,
     Provider,
@@ -16,7 +17,6 @@ from agentsvc.orders import (
     Trigger,
 )
 from agentsvc.sandboxes import Sandbox, SandboxStatus
-from agentsvc.values import Secret
 
 SANDBOX_GONE: Final = (
     "The sandbox of this conversation does not exist any more; a fork of the conversation goes on"

@@ -7,14 +7,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from agentsvc.agent import AgentClient, AgentServer, ConversationInfo
-from agentsvc.agentoptions import llm_to_agent, secrets_of
-from agentsvc.announcements import Announcements
-from agentsvc.conversations.agent_body import chosen_model, to_agent_message
-from agentsvc.conversations.grants import Grants
-from agentsvc.conversations.handing_over import times_said
-from agentsvc.conversations.pending_table import Pending, PendingKind
-from agentsvc.conversations.recording import (
+from agentsvc.agentserver.client import AgentClient, AgentServer, ConversationInfo
+from agentsvc.base.bus import Announcements
+from agentsvc.base.errors import (
+    AgentUnavailable,
+    Conflict,
+    ConversationDeleted,
+    NotFound,
+    StartRefused,
+)
+from agentsvc.conversations.message_delivery import times_said
+from agentsvc.conversations.message_queue_table import Pending, PendingKind
+from agentsvc.conversations.model_tokens import Grants
+from agentsvc.conversations.replay_script import (
     MODEL,
     Question,
     acts_as_recorded,
@@ -27,19 +32,14 @@ from agentsvc.conversations.recording import (
     recording_of,
     title_answer,
 )
-from agentsvc.conversations.task_table import StartTaskTable
-from agentsvc.db import Database
-from agentsvc.errors import (
-    AgentUnavailable,
-    Conflict,
-    ConversationDeleted,
-    NotFound,
-    StartRefused,
-)
-from agentsvc.orders import ExecutionStatus, RecordedStep
+from agentsvc.conversations.starting.agent_request import chosen_model, to_agent_message
+from agentsvc.conversations.starting.task_table import StartTaskTable
+from agentsvc.domain.agent_options import llm_to_agent, secrets_of
+from agentsvc.domain.orders import ExecutionStatus, RecordedStep
 from agentsvc.sandboxes import Sandbox
-from agentsvc.settings import SettingsStore
-from agentsvc.vault import Vault
+from agentsvc.settings.store import SettingsStore
+from agentsvc.storage.database import Database
+from agentsvc.storage.vault import Vault
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backend import IdleRules
-from agentsvc.db import Database, Queryable, Transaction
-from agentsvc.sandboxes.culler import due, rules_for
+from agentsvc.base.values import now, to_stored
+from agentsvc.plugin.backend import IdleRules
+from agentsvc.sandboxes.admission.table import UseTable
+from agentsvc.sandboxes.idle_culler import due, rules_for
 from agentsvc.sandboxes.state import Target
-from agentsvc.sandboxes.use_table import UseTable
-from agentsvc.settings import SettingsStore
-from agentsvc.values import now, to_stored
+from agentsvc.settings.store import SettingsStore
+from agentsvc.storage.database import Database, Queryable, Transaction
 
 log = logging.getLogger(__name__)
 

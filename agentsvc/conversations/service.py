@@ -10,22 +10,29 @@ from typing import Final
 
 import msgspec
 
-from agentsvc import quotas
-from agentsvc.agent import AgentClient, AgentServer
-from agentsvc.announcements import Announcements
-from agentsvc.archives import Archive, Archives, ArchiveState
-from agentsvc.config import LimitsConfig
-from agentsvc.conversationconfig import ConversationsConfig
-from agentsvc.conversations.carrying import Carrier
-from agentsvc.conversations.deltas import DeltaSubscriptions
-from agentsvc.conversations.grants import Grant, Grants
-from agentsvc.conversations.making import (
-    new_conversation,
-    new_task,
-    patched,
-    require_settings,
-    shown,
+from agentsvc.accounts import quotas
+from agentsvc.agentserver.client import AgentClient, AgentServer
+from agentsvc.base.bus import Announcements
+from agentsvc.base.errors import (
+    AgentsvcError,
+    BadRequest,
+    Conflict,
+    Gone,
+    NotFound,
+    QuotaExceeded,
+    SandboxNotUsable,
 )
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import new_id, now, parse_uuid
+from agentsvc.config.conversations import ConversationsConfig
+from agentsvc.config.schema import LimitsConfig
+from agentsvc.conversations.archives import Archive, Archives, ArchiveState
+from agentsvc.conversations.callbacks import Reports
+from agentsvc.conversations.deletion import Remover, archive_of
+from agentsvc.conversations.deltas import DeltaSubscriptions
+from agentsvc.conversations.event_ingestor import Recorder, refusal_event
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations.history_transfer import Carrier
 from agentsvc.conversations.model import (
     SANDBOX_GONE,
     Conversation,
@@ -35,35 +42,28 @@ from agentsvc.conversations.model import (
     Generation,
     StartTask,
 )
-from agentsvc.conversations.progress import Start
-from agentsvc.conversations.prompts import first_message
-from agentsvc.conversations.recorder import Recorder, refusal_event
-from agentsvc.conversations.removal import Remover, archive_of
-from agentsvc.conversations.reports import Reports
-from agentsvc.conversations.start import Starter
-from agentsvc.conversations.table import ConversationTable
-from agentsvc.conversations.task_table import StartTaskTable
-from agentsvc.db import Database, Queryable, Transaction
-from agentsvc.effects import note_effect
-from agentsvc.errors import (
-    AgentsvcError,
-    BadRequest,
-    Conflict,
-    Gone,
-    NotFound,
-    QuotaExceeded,
-    SandboxNotUsable,
+from agentsvc.conversations.model_tokens import Grant, Grants
+from agentsvc.conversations.records import (
+    new_conversation,
+    new_task,
+    patched,
+    require_settings,
+    shown,
 )
-from agentsvc.events import EventLog
-from agentsvc.git import check_branch, check_repository
-from agentsvc.mcp import restore_secrets
-from agentsvc.orders import StartOrder, StartSort
+from agentsvc.conversations.starting.pipeline import Starter
+from agentsvc.conversations.starting.progress import Start
+from agentsvc.conversations.starting.prompts import first_message
+from agentsvc.conversations.starting.task_table import StartTaskTable
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.domain.mcp import restore_secrets
+from agentsvc.domain.orders import StartOrder, StartSort
+from agentsvc.domain.repositories import check_branch, check_repository
 from agentsvc.sandboxes import Sandboxes, SandboxStatus
-from agentsvc.secretstore import SecretStore
-from agentsvc.settings import Settings, SettingsStore
-from agentsvc.supervisor import Supervisor
-from agentsvc.values import new_id, now, parse_uuid
-from agentsvc.vault import Vault
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.settings.store import Settings, SettingsStore
+from agentsvc.storage.database import Database, Queryable, Transaction
+from agentsvc.storage.request_effects import note_effect
+from agentsvc.storage.vault import Vault
 
 log = logging.getLogger(__name__)
 

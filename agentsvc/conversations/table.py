@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.announcements import Announcement, Announcements, Subject
-from agentsvc.backend import NOT_CALLING
-from agentsvc.conversations.grouping import Occupancy
+from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.values import from_stored, now, stored_or_none, to_stored
 from agentsvc.conversations.model import (
     Conversation,
     ConversationQuery,
@@ -18,20 +17,12 @@ from agentsvc.conversations.model import (
     Metrics,
     TitleSource,
 )
-from agentsvc.conversations.pages import page_of
-from agentsvc.db import Database, Queryable, Row, Transaction
-from agentsvc.orders import (
-    ExecutionStatus,
-    Provider,
-    Trigger,
-)
-from agentsvc.paging import cut
-from agentsvc.values import (
-    from_stored,
-    now,
-    stored_or_none,
-    to_stored,
-)
+from agentsvc.conversations.sorting import page_of
+from agentsvc.conversations.starting.grouping import Occupancy
+from agentsvc.domain.orders import ExecutionStatus, Provider, Trigger
+from agentsvc.plugin.backend import NOT_CALLING
+from agentsvc.storage.database import Database, Queryable, Row, Transaction
+from agentsvc.storage.paging import cut
 
 _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.title_source,
     c.selected_repository, c.selected_branch, c.git_provider, c.trigger, c.pr_number, c.llm_model,

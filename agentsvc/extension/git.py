@@ -1,14 +1,9 @@
 """What asks a git hosting service that the server does not know by itself."""
 
-from agentsvc.git import (
-    check_repository,
-)
-from agentsvc.gitproviders.client import (
-    Answer,
-    page_in,
-    refused,
-)
-from agentsvc.gitproviders.hosting import (
+from agentsvc.domain.orders import Provider, SuggestedTask, TaskType
+from agentsvc.domain.repositories import check_repository
+from agentsvc.git.client import Answer, page_in, refused
+from agentsvc.git.hosting import (
     REPOSITORY_LOC,
     Hosting,
     Places,
@@ -18,7 +13,7 @@ from agentsvc.gitproviders.hosting import (
     quoted,
     quoted_path,
 )
-from agentsvc.gitproviders.model import (
+from agentsvc.git.model import (
     PAGE_MAX,
     Branch,
     BranchQuery,
@@ -30,11 +25,6 @@ from agentsvc.gitproviders.model import (
     Repository,
     RepositoryQuery,
     SortBy,
-)
-from agentsvc.orders import (
-    Provider,
-    SuggestedTask,
-    TaskType,
 )
 
 __all__ = [

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from agentsvc.announcements import Announcements
+from agentsvc.base.bus import Announcements
+from agentsvc.conversations.event_log import IMPORTED_KEY, EventLog
 from agentsvc.conversations.model import (
     Conversation,
     Facts,
@@ -14,13 +15,12 @@ from agentsvc.conversations.model import (
     TokenUsage,
     default_title,
 )
+from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.conversations.task_table import StartTaskTable
-from agentsvc.db import Database, Transaction
-from agentsvc.events import IMPORTED_KEY, EventLog
-from agentsvc.git import check_branch, check_repository
-from agentsvc.orders import ExecutionStatus, Provider, StartOrder, StartStatus, Trigger
-from agentsvc.vault import Vault
+from agentsvc.domain.orders import ExecutionStatus, Provider, StartOrder, StartStatus, Trigger
+from agentsvc.domain.repositories import check_branch, check_repository
+from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage.vault import Vault
 
 __all__ = [
     "IMPORTED_KEY",

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from agentsvc.announcements import Announcement, Announcements, Subject
+from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.values import new_id, now
 from agentsvc.conversations import Conversations, StartTask
-from agentsvc.hookspecs import Event
-from agentsvc.orders import StartStatus
-from agentsvc.plugins import Notifier
+from agentsvc.domain.orders import StartStatus
+from agentsvc.plugin.hookspecs import Event
 from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.values import new_id, now
+from agentsvc.sandboxes.plugin_loader import Notifier
 
 
 def publish_to(

@@ -10,23 +10,23 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from agentsvc import __version__
-from agentsvc.announcements import Announcement, Announcements, Subject
-from agentsvc.config import Config, settings_of
+from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.errors import StartFailed
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.config.schema import Config, settings_of
 from agentsvc.conversations import Conversations, StartTask
-from agentsvc.db import Database
-from agentsvc.errors import StartFailed
-from agentsvc.events import EventLog
-from agentsvc.gitproviders.hosting import Hosting
-from agentsvc.http.middleware import trace_request
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.domain.orders import Provider, StartStatus
+from agentsvc.git.hosting import Hosting
+from agentsvc.http.middleware.pipeline import trace_request
 from agentsvc.http.routes import Handler, Route, mount, mounted
-from agentsvc.orders import Provider, StartStatus
-from agentsvc.pluginfiles import bundled
-from agentsvc.plugins import PluginHost, listed
+from agentsvc.plugin.files import bundled
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
-from agentsvc.sandboxes.clients import ClientOrder
+from agentsvc.sandboxes.plugin_loader import PluginHost, listed
+from agentsvc.sandboxes.runtime_clients import ClientOrder
 from agentsvc.sandboxes.state import Target, status_of
-from agentsvc.supervisor import Supervisor
-from agentsvc.vault import Vault
+from agentsvc.storage.database import Database
+from agentsvc.storage.vault import Vault
 
 __all__ = [
     "VERSION",

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from agentsvc.db import Database, Queryable, Transaction
-from agentsvc.dbfile import statements_of
-from agentsvc.errors import StartFailed
+from agentsvc.base.errors import StartFailed
+from agentsvc.storage.database import Database, Queryable, Transaction
+from agentsvc.storage.database_file import statements_of
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,7 @@
 """What the routes of plugins are made of: tables of routes, requests read, answers written."""
 
-from agentsvc.gateway import mount_short_paths
+from agentsvc.http.gateway import mount_short_paths
 from agentsvc.http.keys import CONFIG, PRINCIPAL, REQUEST_ID
-from agentsvc.http.links import Links, links_of
 from agentsvc.http.routes import (
     EXAMPLE_ID,
     OF_SANDBOXES,
@@ -13,6 +12,7 @@ from agentsvc.http.routes import (
     Scope,
     route_of,
 )
+from agentsvc.http.urls import Links, links_of
 from agentsvc.http.wire import (
     SUCCESS,
     ClientId,

@@ -8,39 +8,39 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.admitted import Admitted
-from agentsvc.announcements import Announcements
-from agentsvc.archives import Archives
-from agentsvc.audit import AuditLog
-from agentsvc.auth import KeyRing, Principal
-from agentsvc.catalogue import Catalogue
-from agentsvc.config import Config
+from agentsvc.accounts.audit import AuditLog
+from agentsvc.accounts.device_logins import DeviceLogins
+from agentsvc.accounts.idempotency import Repeats
+from agentsvc.accounts.keys import KeyRing, Principal
+from agentsvc.accounts.logins import Logins
+from agentsvc.accounts.open_connections import Admitted
+from agentsvc.accounts.quotas import QuotaBook
+from agentsvc.accounts.users import Users
+from agentsvc.base.bus import Announcements
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.config.schema import Config
 from agentsvc.conversations import Conversations
+from agentsvc.conversations.archives import Archives
+from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import ConversationFiles
-from agentsvc.conversations.grants import Grant, Grants
-from agentsvc.conversations.lookups import ProviderPass
-from agentsvc.conversations.pending import PendingMessages
+from agentsvc.conversations.live_settings import Surroundings
+from agentsvc.conversations.message_queue import PendingMessages
+from agentsvc.conversations.model_tokens import Grant, Grants
 from agentsvc.conversations.replays import Replays
-from agentsvc.conversations.surroundings import Surroundings
-from agentsvc.db import Database
-from agentsvc.departures import Departures
-from agentsvc.devices import DeviceLogins
-from agentsvc.events import EventLog
-from agentsvc.gitproviders import GitProviders
-from agentsvc.http.measures import Measures, Refusal
+from agentsvc.conversations.secret_lookup import ProviderPass
+from agentsvc.conversations.streams import Streams
+from agentsvc.conversations.user_deletion import Departures
+from agentsvc.git import GitProviders
 from agentsvc.http.sdk_versions import Version
-from agentsvc.logins import Logins
-from agentsvc.modelproxy import ModelProxy
-from agentsvc.quotas import QuotaBook
-from agentsvc.registry import BackendRegistry
-from agentsvc.repeats import Repeats
+from agentsvc.http.server.metrics_registry import Measures, Refusal
+from agentsvc.models.catalogue import Catalogue
+from agentsvc.models.proxy import ModelProxy
 from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.secretstore import SecretStore
-from agentsvc.settings import SettingsStore
-from agentsvc.streams import Streams
-from agentsvc.supervisor import Supervisor
-from agentsvc.users import Users
+from agentsvc.sandboxes.registry import BackendRegistry
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.settings.store import SettingsStore
+from agentsvc.storage.database import Database
 
 CONFIG: Final[web.AppKey[Config]] = web.AppKey("config")
 DATABASE: Final[web.AppKey[Database]] = web.AppKey("database")

@@ -9,8 +9,8 @@ import msgspec
 from aiohttp import hdrs, web
 from msgspec import UNSET, Meta
 
-from agentsvc.auth import Principal
-from agentsvc.errors import (
+from agentsvc.accounts.keys import Principal
+from agentsvc.base.errors import (
     AgentRefused,
     AgentsvcError,
     AgentUnavailable,

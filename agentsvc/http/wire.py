@@ -1,7 +1,7 @@
 """JSON in and out: bodies, queries, paths, pages and the one error body.
 
 Whatever a client can get wrong on the way to a typed value is found here and raised as one of
-the classes of `agentsvc.errors`; no handler looks at raw input.
+the classes of `agentsvc.base.errors`; no handler looks at raw input.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from agentsvc.errors import (
+from agentsvc.base.errors import (
     AgentsvcError,
     BodyTooLarge,
     InvalidRequest,
@@ -25,9 +25,9 @@ from agentsvc.errors import (
     Problem,
     UnsupportedMediaType,
 )
+from agentsvc.base.validation import convert, matching, refusal
+from agentsvc.base.values import MAX_INT, new_id, parse_time, parse_uuid
 from agentsvc.http.routes import Scope, route_of
-from agentsvc.misfits import convert, matching, refusal
-from agentsvc.values import MAX_INT, new_id, parse_time, parse_uuid
 
 CALLBACK_BODY_BYTES: Final = 64 * 1024 * 1024
 """The largest body of what a sandbox calls back; one refused would come again for ever."""

@@ -1,10 +1,10 @@
 """What backends may ask of the user whose sandbox they run."""
 
-from agentsvc.db import Database
+from agentsvc.base.values import Secret
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.settings import SettingsStore
-from agentsvc.values import Secret
-from agentsvc.vault import Vault
+from agentsvc.settings.store import SettingsStore
+from agentsvc.storage.database import Database
+from agentsvc.storage.vault import Vault
 
 
 class Owners:

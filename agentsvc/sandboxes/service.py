@@ -10,52 +10,39 @@ from datetime import datetime
 
 import msgspec
 
-from agentsvc.agent import AgentClient
-from agentsvc.auth import UserTable
-from agentsvc.backend import Capability, Phase, Spec
-from agentsvc.db import Database, Queryable, Transaction
-from agentsvc.effects import note_effect
-from agentsvc.errors import (
-    Conflict,
-    Gone,
-    NotAuthenticated,
-    NotFound,
-    SandboxNotUsable,
-)
-from agentsvc.orders import WhenFull
-from agentsvc.paging import Page, cut
-from agentsvc.registry import BackendRegistry
-from agentsvc.sandboxconfig import SandboxesConfig
-from agentsvc.sandboxes.abilities import is_pausable, possible, require
-from agentsvc.sandboxes.calls import BackendCalls
-from agentsvc.sandboxes.capacity import Load
-from agentsvc.sandboxes.changes import Changes, OnChange
-from agentsvc.sandboxes.clients import ClientOrder, ClientTable
-from agentsvc.sandboxes.confirming import Confirmer
-from agentsvc.sandboxes.driver import LOG_LINES, Driver, IsHeldBack
-from agentsvc.sandboxes.gate import Gate
-from agentsvc.sandboxes.meter import Meter
-from agentsvc.sandboxes.order import CallbackRules, with_local_hosts, with_models
-from agentsvc.sandboxes.placement import Place, choose, places_of
-from agentsvc.sandboxes.spares import Spares
+from agentsvc.accounts.keys import UserTable
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.base.errors import Conflict, Gone, NotAuthenticated, NotFound, SandboxNotUsable
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import monotonic, new_id, new_key, now, sha256, to_stored
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.domain.orders import WhenFull
+from agentsvc.plugin.backend import Capability, Phase, Spec
+from agentsvc.sandboxes.admission.capacity import Load
+from agentsvc.sandboxes.admission.placement import Place, choose, places_of
+from agentsvc.sandboxes.admission.queue import Gate
+from agentsvc.sandboxes.admission.table import Removal, Unused, UseTable
+from agentsvc.sandboxes.admission.warm_pool import Spares
+from agentsvc.sandboxes.backend_calls import BackendCalls
+from agentsvc.sandboxes.change_listeners import Changes, OnChange
+from agentsvc.sandboxes.identity import Confirmer
+from agentsvc.sandboxes.last_used import Usage
+from agentsvc.sandboxes.operations import is_pausable, possible, require
+from agentsvc.sandboxes.orders import CallbackRules, with_local_hosts, with_models
+from agentsvc.sandboxes.orphan_collector import Sweeper
+from agentsvc.sandboxes.priority import Yielding
+from agentsvc.sandboxes.reconciler import LOG_LINES, Driver, IsHeldBack
+from agentsvc.sandboxes.registry import BackendRegistry
+from agentsvc.sandboxes.runtime_clients import ClientOrder, ClientTable
 from agentsvc.sandboxes.state import Sandbox, Target, is_settled
-from agentsvc.sandboxes.sweep import Sweeper
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.sandboxes.targets import Targets
-from agentsvc.sandboxes.usage import Usage
-from agentsvc.sandboxes.use_table import Removal, Unused, UseTable
-from agentsvc.sandboxes.yielding import Yielding
-from agentsvc.settings import SettingsStore
-from agentsvc.supervisor import Supervisor
-from agentsvc.values import (
-    monotonic,
-    new_id,
-    new_key,
-    now,
-    sha256,
-    to_stored,
-)
-from agentsvc.vault import Vault
+from agentsvc.sandboxes.usage_meter import Meter
+from agentsvc.settings.store import SettingsStore
+from agentsvc.storage.database import Database, Queryable, Transaction
+from agentsvc.storage.paging import Page, cut
+from agentsvc.storage.request_effects import note_effect
+from agentsvc.storage.vault import Vault
 
 
 class Sandboxes:

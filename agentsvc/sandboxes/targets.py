@@ -4,21 +4,21 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from agentsvc.backend import Phase
-from agentsvc.db import Database, Transaction
-from agentsvc.errors import Conflict
-from agentsvc.orders import WhenFull
-from agentsvc.sandboxconfig import SandboxesConfig
-from agentsvc.sandboxes.changes import Changes
-from agentsvc.sandboxes.driver import Driver
-from agentsvc.sandboxes.gate import Gate, held_of
-from agentsvc.sandboxes.spare_table import Spare
-from agentsvc.sandboxes.spares import Spares
+from agentsvc.base.errors import Conflict
+from agentsvc.base.values import now
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.domain.orders import WhenFull
+from agentsvc.plugin.backend import Phase
+from agentsvc.sandboxes.admission.queue import Gate, held_of
+from agentsvc.sandboxes.admission.table import UseTable
+from agentsvc.sandboxes.admission.warm_pool import Spares
+from agentsvc.sandboxes.admission.warm_pool_table import Spare
+from agentsvc.sandboxes.change_listeners import Changes
+from agentsvc.sandboxes.last_used import Usage
+from agentsvc.sandboxes.reconciler import Driver
 from agentsvc.sandboxes.state import Sandbox, Target, holds_room
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.sandboxes.usage import Usage
-from agentsvc.sandboxes.use_table import UseTable
-from agentsvc.values import now
+from agentsvc.storage.database import Database, Transaction
 
 
 class Targets:

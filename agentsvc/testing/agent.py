@@ -15,13 +15,13 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from agentsvc.agent_answers import CommandResult
-from agentsvc.backend import Order
-from agentsvc.supervisor import Supervisor
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import new_id
+from agentsvc.plugin.backend import Order
 from agentsvc.testing.fake_conversation import FakeConversation, Json, observe, read_history
 from agentsvc.testing.fake_sandbox import FakeSandbox
 from agentsvc.testing.llm import DEMO, Script, make_playbook
-from agentsvc.values import new_id
 
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -19,7 +19,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.backend import (
+from agentsvc.base.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
+from agentsvc.base.values import now
+from agentsvc.plugin.backend import (
     API_VERSION,
     BackendContext,
     Capability,
@@ -43,10 +45,8 @@ from agentsvc.backend import (
     Usage,
     fill,
 )
-from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
-from agentsvc.hookspecs import hookimpl
+from agentsvc.plugin.hookspecs import hookimpl
 from agentsvc.testing.workload import Workload
-from agentsvc.values import now
 
 HANDLE_VERSION: Final = 1
 WORKING_DIR: Final = "/workspace/project"

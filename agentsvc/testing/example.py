@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from agentsvc.backend import (
+from agentsvc.base.errors import BackendUnavailable, HandleTooNew, OrderRejected
+from agentsvc.plugin.backend import (
     API_VERSION,
     Capability,
     Endpoint,
@@ -35,8 +36,7 @@ from agentsvc.backend import (
     Spec,
     fill,
 )
-from agentsvc.errors import BackendUnavailable, HandleTooNew, OrderRejected
-from agentsvc.hookspecs import hookimpl
+from agentsvc.plugin.hookspecs import hookimpl
 
 HANDLE_VERSION = 1
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from agentsvc.base.values import MASK, dashed, new_id, now
 from agentsvc.testing.llm import Playbook, Reply, ToolCall, Turn
-from agentsvc.values import MASK, dashed, new_id, now
 
 type Json = dict[str, Any]
 type UseTool = Callable[[str, Mapping[str, Any]], tuple[Json, float]]

@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.backend import HANDLE_BYTES_MAX, Capability, Endpoint, Handle, Phase
-from agentsvc.errors import Conflict
+from agentsvc.base.errors import Conflict
+from agentsvc.base.values import new_id, new_key
+from agentsvc.plugin.backend import HANDLE_BYTES_MAX, Capability, Endpoint, Handle, Phase
 from agentsvc.testing.looks import check_usage, is_served, stopped_and_started
 from agentsvc.testing.promises import check, needs
 from agentsvc.testing.rig import Rig, expect, expect_error, together, web_endpoint, web_url
-from agentsvc.values import new_id, new_key
 
 CANCEL_AFTER: Final = (0.0, 0.001, 0.004, 0.015, 0.04, 0.1)
 _MOST_NAMED: Final = 10

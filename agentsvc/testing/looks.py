@@ -8,7 +8,16 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.backend import Capability, Handle, Limits, Order, PausedAs, Phase, Report, Usage
+from agentsvc.plugin.backend import (
+    Capability,
+    Handle,
+    Limits,
+    Order,
+    PausedAs,
+    Phase,
+    Report,
+    Usage,
+)
 from agentsvc.testing.rig import LoopWatch, Rig, expect
 from agentsvc.testing.workload import WORK_SECONDS
 

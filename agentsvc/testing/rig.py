@@ -17,7 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from agentsvc.backend import (
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.values import Secret, monotonic, new_id
+from agentsvc.plugin.backend import (
     BackendContext,
     Endpoint,
     Handle,
@@ -28,9 +30,7 @@ from agentsvc.backend import (
     RuntimeBackend,
     SaveHandle,
 )
-from agentsvc.errors import AgentsvcError
 from agentsvc.testing import host, workload
-from agentsvc.values import Secret, monotonic, new_id
 
 WORKLOAD: Final = Path(workload.__file__).read_text(encoding="utf-8")
 """The program the kit runs in a sandbox; give it to a Python as `-c WORKLOAD`."""

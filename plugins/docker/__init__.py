@@ -6,8 +6,8 @@ Needs the extra `docker`; the client library is imported when a backend is opene
 from collections.abc import Iterable
 from typing import Any
 
-from agentsvc.backend import RuntimeBackend, Spec
-from agentsvc.hookspecs import hookimpl
+from agentsvc.plugin.backend import RuntimeBackend, Spec
+from agentsvc.plugin.hookspecs import hookimpl
 
 from .backend import DockerBackend
 from .specs import SPECS

@@ -1,4 +1,4 @@
-"""The docker backend: the contract of `agentsvc.backend`, kept with containers."""
+"""The docker backend: the contract of `agentsvc.plugin.backend`, kept with containers."""
 
 import asyncio
 import logging
@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from agentsvc.backend import (
+from agentsvc.base.errors import BackendUnavailable, Conflict, HandleTooNew
+from agentsvc.plugin.backend import (
     API_VERSION,
     BackendContext,
     Capability,
@@ -30,7 +31,6 @@ from agentsvc.backend import (
     Usage,
     check_hosts,
 )
-from agentsvc.errors import BackendUnavailable, Conflict, HandleTooNew
 
 from . import commands, look, names, plan
 from .engine import Engine, Json

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from agentsvc.backend import ExecResult
-from agentsvc.errors import AgentsvcError, Conflict, OrderRejected
-from agentsvc.values import new_id
+from agentsvc.base.errors import AgentsvcError, Conflict, OrderRejected
+from agentsvc.base.values import new_id
+from agentsvc.plugin.backend import ExecResult
 
 from .engine import Engine
 from .plan import INSIDE

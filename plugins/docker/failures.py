@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from agentsvc.errors import (
+from agentsvc.base.errors import (
     AgentsvcError,
     BackendUnavailable,
     CapacityExceeded,

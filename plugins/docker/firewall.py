@@ -11,9 +11,9 @@ import shutil
 import socket
 from collections.abc import Iterable
 
-from agentsvc.backendparts import finish
-from agentsvc.errors import BackendUnavailable
-from agentsvc.values import monotonic
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.base.values import monotonic
+from agentsvc.plugin.helpers import finish
 
 from .engine import is_ours
 

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Final
 
-from agentsvc import backend
-from agentsvc.backend import Order
-from agentsvc.backendparts import choose_ports
+from agentsvc.plugin import backend
+from agentsvc.plugin.backend import Order
+from agentsvc.plugin.helpers import choose_ports
 
 from . import names
 from .plan import Json, archive_of, bindings

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from agentsvc.backend import StillFetching
-from agentsvc.errors import AgentsvcError, BackendUnavailable, OrderRejected
-from agentsvc.values import monotonic
+from agentsvc.base.errors import AgentsvcError, BackendUnavailable, OrderRejected
+from agentsvc.base.values import monotonic
+from agentsvc.plugin.backend import StillFetching
 
 from .engine import Engine, registry_login
 from .failures import from_pull, one_line

@@ -17,9 +17,9 @@ from typing import cast
 
 import msgspec
 
-from agentsvc.backend import Network, Order
-from agentsvc.backendparts import working_dir
-from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
+from agentsvc.base.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
+from agentsvc.plugin.backend import Network, Order
+from agentsvc.plugin.helpers import working_dir
 
 from . import firewall, gateways, names, networks
 from .engine import Engine, Facts

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.backend import Isolation, Order, Spec, fill
-from agentsvc.backendparts import choose_ports, is_below, working_dir
-from agentsvc.errors import OrderRejected
-from agentsvc.values import Secret
+from agentsvc.base.errors import OrderRejected
+from agentsvc.base.values import Secret
+from agentsvc.plugin.backend import Isolation, Order, Spec, fill
+from agentsvc.plugin.helpers import choose_ports, is_below, working_dir
 
 from . import names
 from .settings import DockerConfig

@@ -5,11 +5,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from agentsvc.extension.git import (
-    GitAccount,
-    Hosting,
-    Places,
-)
+from agentsvc.extension.git import GitAccount, Hosting, Places
 
 _PROFILE_HOST: Final = "https://app.vssps.visualstudio.com"
 

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from agentsvc.base.values import to_stored
 from agentsvc.extension.git import (
     PAGE_MAX,
     REPOSITORY_LOC,
@@ -29,7 +30,6 @@ from agentsvc.extension.git import (
     quoted_path,
     refused,
 )
-from agentsvc.values import to_stored
 
 _PULLS_MAX: Final = 50
 _REST: Final = "/rest/api/1.0"

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.errors import BadRequest
+from agentsvc.base.errors import BadRequest
+from agentsvc.base.values import parse_time, parse_uuid
 from agentsvc.extension.history import ExecutionStatus, Generation, Provider, Trigger
 from agentsvc.extension.storage import read_foreign
-from agentsvc.values import parse_time, parse_uuid
 
 from .files import Entry, Tree
 from .model import Found, History, Unreadable

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from agentsvc.base.values import now, parse_time, to_stored
 from agentsvc.extension.history import IMPORTED_KEY
-from agentsvc.values import now, parse_time, to_stored
 
 from .older_tools import (
     ANSWERED,

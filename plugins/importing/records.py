@@ -9,15 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.errors import InvalidRequest
-from agentsvc.extension.history import (
-    Metrics,
-    Provider,
-    TokenUsage,
-    check_branch,
-    check_repository,
-)
-from agentsvc.values import MAX_INT, parse_time, parse_uuid
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.values import MAX_INT, parse_time, parse_uuid
+from agentsvc.extension.history import Metrics, Provider, TokenUsage, check_branch, check_repository
 
 from .model import Unreadable
 

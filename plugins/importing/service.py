@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from agentsvc.base.values import now, parse_uuid
 from agentsvc.extension.history import (
     Conversation,
     Conversations,
@@ -17,7 +18,6 @@ from agentsvc.extension.history import (
 )
 from agentsvc.extension.preferences import SecretStore, Settings, SettingsStore
 from agentsvc.extension.storage import Database, Vault
-from agentsvc.values import now, parse_uuid
 
 from .credentials import SecretOpener
 from .files import Tree

@@ -6,8 +6,8 @@ Needs the extra `kubernetes`; the client library is imported when a backend is o
 from collections.abc import Iterable
 from typing import Any
 
-from agentsvc.backend import RuntimeBackend, Spec
-from agentsvc.hookspecs import hookimpl
+from agentsvc.plugin.backend import RuntimeBackend, Spec
+from agentsvc.plugin.hookspecs import hookimpl
 
 from .backend import KubernetesBackend
 from .specs import SPECS

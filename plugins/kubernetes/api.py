@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from agentsvc.errors import BackendUnavailable
-from agentsvc.values import monotonic
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.base.values import monotonic
 
 from .failures import from_api
 from .login import Access, log_in

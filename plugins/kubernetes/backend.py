@@ -1,4 +1,4 @@
-"""The kubernetes backend: the contract of `agentsvc.backend`, kept with pods and claims."""
+"""The kubernetes backend: the contract of `agentsvc.plugin.backend`, kept with pods and claims."""
 
 import logging
 import os
@@ -9,7 +9,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.backend import (
+from agentsvc.base.errors import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew
+from agentsvc.base.values import now, parse_time
+from agentsvc.plugin.backend import (
     API_VERSION,
     BackendContext,
     Capability,
@@ -30,9 +32,7 @@ from agentsvc.backend import (
     Usage,
     check_hosts,
 )
-from agentsvc.backendparts import finish
-from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew
-from agentsvc.values import now, parse_time
+from agentsvc.plugin.helpers import finish
 
 from . import commands, look, names, plan, settings
 from .api import Api

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.backend import ExecResult
-from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
-from agentsvc.values import new_id
+from agentsvc.base.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
+from agentsvc.base.values import new_id
+from agentsvc.plugin.backend import ExecResult
 
 from . import names
 from .api import Api

@@ -4,7 +4,7 @@ import re
 from http import HTTPStatus
 from typing import Any, Final
 
-from agentsvc.errors import (
+from agentsvc.base.errors import (
     AgentsvcError,
     BackendUnavailable,
     CapacityExceeded,

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from agentsvc import backend
-from agentsvc.backend import Order
+from agentsvc.plugin import backend
+from agentsvc.plugin.backend import Order
 
 from . import names, objects, plan
 from .objects import Place

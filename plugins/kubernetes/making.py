@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.backend import Order
-from agentsvc.errors import BackendUnavailable, Conflict, OrderRejected
-from agentsvc.values import monotonic
+from agentsvc.base.errors import BackendUnavailable, Conflict, OrderRejected
+from agentsvc.base.values import monotonic
+from agentsvc.plugin.backend import Order
 
 from . import gateways, look, names, objects, plan
 from .api import APPLY, MERGE, Api

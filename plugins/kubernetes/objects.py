@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.backend import Order, fill
-from agentsvc.backendparts import choose_ports, working_dir
-from agentsvc.values import Secret
+from agentsvc.base.values import Secret
+from agentsvc.plugin.backend import Order, fill
+from agentsvc.plugin.helpers import choose_ports, working_dir
 
 from . import names, plan
 from .settings import KubernetesConfig, Toleration

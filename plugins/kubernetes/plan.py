@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.backend import Isolation, Network, Order, Spec, fill
-from agentsvc.backendparts import choose_ports, working_dir
-from agentsvc.errors import OrderRejected
+from agentsvc.base.errors import OrderRejected
+from agentsvc.plugin.backend import Isolation, Network, Order, Spec, fill
+from agentsvc.plugin.helpers import choose_ports, working_dir
 
 from .settings import KubernetesConfig, Name, Toleration
 

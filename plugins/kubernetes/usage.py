@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from agentsvc.backend import Usage
-from agentsvc.errors import AgentsvcError, BackendUnavailable, OrderRejected
-from agentsvc.values import monotonic
+from agentsvc.base.errors import AgentsvcError, BackendUnavailable, OrderRejected
+from agentsvc.base.values import monotonic
+from agentsvc.plugin.backend import Usage
 
 from . import names, plan
 from .api import Api

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.errors import AgentsvcError, BackendUnavailable
-from agentsvc.values import monotonic
+from agentsvc.base.errors import AgentsvcError, BackendUnavailable
+from agentsvc.base.values import monotonic
 
 from . import names
 from .api import Api

@@ -6,8 +6,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from agentsvc.backend import RuntimeBackend, Spec
-from agentsvc.hookspecs import hookimpl
+from agentsvc.plugin.backend import RuntimeBackend, Spec
+from agentsvc.plugin.hookspecs import hookimpl
 
 from .runtime_api import RUNTIME_SPEC, RemoteBackend
 from .server import SERVER_SPEC, ServerBackend

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from agentsvc.backend import Handle
-from agentsvc.errors import (
+from agentsvc.base.errors import (
     AgentsvcError,
     BackendUnavailable,
     CapacityExceeded,
@@ -21,7 +20,8 @@ from agentsvc.errors import (
     OrderRejected,
     Unsupported,
 )
-from agentsvc.values import MASK, Secret, sha256
+from agentsvc.base.values import MASK, Secret, sha256
+from agentsvc.plugin.backend import Handle
 
 if TYPE_CHECKING:
     import aiohttp

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from agentsvc.backend import (
+from agentsvc.base.errors import Conflict
+from agentsvc.plugin.backend import (
     BackendContext,
     Endpoint,
     Fences,
@@ -18,7 +19,6 @@ from agentsvc.backend import (
     RuntimeBackend,
     Spec,
 )
-from agentsvc.errors import Conflict
 
 from .calls import Calls, one_line, session_prefix
 

@@ -14,7 +14,9 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec import Meta
 
-from agentsvc.backend import (
+from agentsvc.base.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
+from agentsvc.base.values import Secret, now, parse_time
+from agentsvc.plugin.backend import (
     API_VERSION,
     NOT_CALLING,
     Capability,
@@ -31,9 +33,7 @@ from agentsvc.backend import (
     Spec,
     fill,
 )
-from agentsvc.backendparts import finish
-from agentsvc.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
-from agentsvc.values import Secret, now, parse_time
+from agentsvc.plugin.helpers import finish
 
 from .calls import (
     HANDLE_VERSION,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import click
 
-from agentsvc.hookspecs import hookimpl
+from agentsvc.plugin.hookspecs import hookimpl
 
 
 @hookimpl

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from agentsvc.base.values import Secret
 from agentsvc.cli.extension import (
     CommandFailed,
     Installation,
@@ -22,7 +23,6 @@ from agentsvc.cli.extension import (
     secret_output,
     settings_of,
 )
-from agentsvc.values import Secret
 
 from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
 from .service import Webhooks

@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from agentsvc import values
+from agentsvc.base import values
+from agentsvc.base.values import Secret
 from agentsvc.extension.server import Announcement, Announcements, EventLog, Subject, Supervisor
 from agentsvc.extension.storage import Database, Transaction, Vault
-from agentsvc.values import Secret
 
 from .model import Delivery, DeliveryState, Subscription
 from .payload import make_body

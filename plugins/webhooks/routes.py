@@ -6,7 +6,8 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.errors import Conflict, NotFound
+from agentsvc.base.errors import Conflict, NotFound
+from agentsvc.base.values import Secret, ShownSecret, stated, stored_or_none, to_stored
 from agentsvc.extension.network import WEBHOOK_URL
 from agentsvc.extension.web import (
     PRINCIPAL,
@@ -24,7 +25,6 @@ from agentsvc.extension.web import (
     read_json,
     read_query,
 )
-from agentsvc.values import Secret, ShownSecret, stated, stored_or_none, to_stored
 
 from .courier import Courier
 from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft

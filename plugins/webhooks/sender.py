@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import hdrs
 from yarl import URL
 
-from agentsvc import values
-from agentsvc.errors import InvalidRequest, NotAllowed
+from agentsvc.base import values
+from agentsvc.base.errors import InvalidRequest, NotAllowed
 from agentsvc.extension.network import Lookup, Reach, refusal_in
 
 from .targets import check_url

@@ -6,10 +6,10 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from agentsvc import values
-from agentsvc.errors import Conflict, NotFound
+from agentsvc.base import values
+from agentsvc.base.errors import Conflict, NotFound
+from agentsvc.base.values import Secret
 from agentsvc.extension.storage import Database, Transaction, Vault, cut, note_effect
-from agentsvc.values import Secret
 
 from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft
 from .settings import WebhooksConfig

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from agentsvc import values
-from agentsvc.values import Secret
+from agentsvc.base import values
+from agentsvc.base.values import Secret
 
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105  # how a secret begins, not a secret
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from agentsvc.base.values import from_stored, moment_or_none, stored_or_none, to_stored
 from agentsvc.extension.storage import Queryable, Row, Transaction
-from agentsvc.values import from_stored, moment_or_none, stored_or_none, to_stored
 
 from .model import Change, Delivery, DeliveryState, Subscription
 

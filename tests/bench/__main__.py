@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from agentsvc import __version__
-from agentsvc.values import monotonic, now
+from agentsvc.base.values import monotonic, now
 from tests.bench import (
     part_agents,
     part_api,

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.bench.figures import percentile
 
 _WARM_UP_SECONDS: Final = 0.3

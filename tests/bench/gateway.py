@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.bench.rig import MIB, Running, client_of, run, run_agent_server
 from tests.http.gateway.steps import session
 from tests.live import nginx

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 
 _WARM_UP: Final = 20
 

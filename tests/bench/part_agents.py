@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.modelhosts import host_of_url
+from agentsvc.base.values import monotonic, new_key
+from agentsvc.models.hosts import host_of_url
 from agentsvc.testing.llm import Reply, ScriptedModel
-from agentsvc.values import monotonic, new_key
 from tests.bench.figures import Figure, Section, Target, percentile
 from tests.bench.sizes import Sizes
 from tests.live.client import LiveClient

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.bench.figures import Figure, Section, Target
 from tests.bench.load import Work, as_many_as_can_be, in_turns
 from tests.bench.processes import serve_bare

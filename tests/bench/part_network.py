@@ -8,12 +8,12 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agent import AgentClient
-from agentsvc.backend import BackendContext, Handle, Order
+from agentsvc.agentserver.client import AgentClient
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC
-from agentsvc.values import monotonic, new_id
+from agentsvc.base.values import monotonic, new_id
+from agentsvc.plugin.backend import BackendContext, Handle, Order
 from tests.bench.figures import Figure, Section, Target
 from tests.bench.sizes import Sizes
 from tests.bench.zygote import Bench

@@ -9,17 +9,17 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.announcements import Announcements
-from agentsvc.auth import KeyRing, Role
-from agentsvc.conversations.making import new_conversation
+from agentsvc.accounts.keys import KeyRing, Role
+from agentsvc.base.bus import Announcements
+from agentsvc.base.values import new_id
+from agentsvc.config.data_directory import DataDir
+from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.model import Conversation
+from agentsvc.conversations.records import new_conversation
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database, Transaction
-from agentsvc.events import EventLog
-from agentsvc.orders import StartOrder
-from agentsvc.settings import Settings
-from agentsvc.values import new_id
+from agentsvc.domain.orders import StartOrder
+from agentsvc.settings.store import Settings
+from agentsvc.storage.database import Database, Transaction
 from tests.bench.figures import Figure, Section, Target
 from tests.bench.load import in_turns
 from tests.bench.processes import serve_bare

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-from agentsvc.values import monotonic, new_id
+from agentsvc.base.values import monotonic, new_id
 from tests.bench.figures import Figure, Section, Target, percentile
 from tests.bench.load import as_many_as_can_be, paced
 from tests.bench.part_pages import event_of

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.values import monotonic, new_id
+from agentsvc.base.values import monotonic, new_id
 from tests.bench.figures import Figure, Section, Target, percentile
 from tests.bench.load import paced
 from tests.bench.processes import memory_of, serve_bare

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.bench.rig import Running
 from tests.service import Client
 

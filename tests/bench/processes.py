@@ -12,7 +12,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.live.nginx import free_port
 
 _LOOK_SECONDS: Final = 0.002

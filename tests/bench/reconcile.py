@@ -17,23 +17,23 @@ from typing import Final
 import click
 import msgspec
 
-from agentsvc.agent import AgentClient
-from agentsvc.backend import Endpoint, Handle, Order, Phase
-from agentsvc.config import Config
-from agentsvc.db import Database, Transaction
-from agentsvc.plugins import PluginHost
-from agentsvc.registry import BackendRegistry
-from agentsvc.sandboxconfig import SandboxesConfig
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import monotonic, new_id, new_key, now
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.config.schema import Config
+from agentsvc.plugin.backend import Endpoint, Handle, Order, Phase
 from agentsvc.sandboxes import Sandboxes
-from agentsvc.sandboxes.order import CallbackRules
+from agentsvc.sandboxes.orders import CallbackRules
+from agentsvc.sandboxes.plugin_loader import PluginHost
+from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.state import Sandbox, Target
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.settings import SettingsStore
-from agentsvc.supervisor import Supervisor
+from agentsvc.settings.store import SettingsStore
+from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage.vault import Vault
 from agentsvc.testing.backend import FAKE_SPEC, HANDLE_VERSION, FakeSandbox, FakeWorld
 from agentsvc.testing.rig import LoopWatch
-from agentsvc.values import monotonic, new_id, new_key, now
-from agentsvc.vault import Vault
 
 SIZES: Final = (100, 1_000, 10_000)
 FLAT: Final = 2.0

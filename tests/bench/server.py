@@ -13,14 +13,14 @@ from typing import Final
 
 import msgspec
 
-from agentsvc import logs
 from agentsvc.app import build_app
+from agentsvc.base import logs
 from agentsvc.cli.serve import bind, ensure_first_key, with_addresses
-from agentsvc.config import Config, LimitsConfig, LogFormat, LogLevel
-from agentsvc.datadir import DataDir
-from agentsvc.http.server import make_runner
-from agentsvc.plugins import PluginHost
-from agentsvc.sandboxconfig import SandboxesConfig, SpecConfig
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.sandboxes import SandboxesConfig, SpecConfig
+from agentsvc.config.schema import Config, LimitsConfig, LogFormat, LogLevel
+from agentsvc.http.server.application import make_runner
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.bench.rig import Running, serve_until_told

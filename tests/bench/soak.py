@@ -10,11 +10,11 @@ from typing import Final
 import click
 import msgspec
 
-from agentsvc.announcements import Announcements
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database, Transaction
-from agentsvc.events import EventLog
-from agentsvc.values import monotonic
+from agentsvc.base.bus import Announcements
+from agentsvc.base.values import monotonic
+from agentsvc.config.data_directory import DataDir
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.storage.database import Database, Transaction
 from tests.bench.rig import client_of, feeder_of, run
 from tests.http.v1.streaming import Feeder, events
 from tests.service import Client

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.bench.rig import MIB, client_of, feeder_of, run
 from tests.http.v1.streaming import Feeder, deltas, events
 from tests.http.v1.test_streams_slow import stalled

@@ -14,13 +14,13 @@ from typing import Final
 import click
 import msgspec
 
-from agentsvc.agent import AgentClient
-from agentsvc.backend import BackendContext, Handle, Order, Phase
+from agentsvc.agentserver.client import AgentClient
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
-from agentsvc.errors import AgentsvcError
-from agentsvc.values import Secret, monotonic, new_id, new_key
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.values import Secret, monotonic, new_id, new_key
+from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase
 
 _KIB_IN_MIB: Final = 1024
 _POLL_SECONDS: Final = 0.02

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from agentsvc.values import monotonic, now
+from agentsvc.base.values import monotonic, now
 from tests.campaign.apart import Run, run_apart
 from tests.campaign.book import Row
 from tests.campaign.results import RESULTS, line_of, machine, seconds_of, write

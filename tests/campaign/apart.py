@@ -19,7 +19,7 @@ import msgspec
 
 from agentsvc.backends.tree import Process as Seen
 from agentsvc.backends.tree import send, snapshot
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.campaign.book import Figure, Ground, Outcome, Row
 from tests.campaign.rows import ROWS
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from agentsvc.backend import (
+from agentsvc.plugin.backend import (
     API_VERSION,
     Capability,
     Fences,
@@ -29,7 +29,7 @@ from agentsvc.backend import (
     SaveHandle,
     Spec,
 )
-from agentsvc.hookspecs import Event, hookimpl
+from agentsvc.plugin.hookspecs import Event, hookimpl
 
 PLACE = Path(__file__).parents[1]
 LEAKED: list[bytes] = []

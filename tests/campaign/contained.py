@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.campaign.real import RealServer, real_server
 from tests.live.containers import EVERYWHERE, VARIABLE, Engine, our_engine
 from tests.live.engines import EngineFailed

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.live import engines
 from tests.live.engines import EngineFailed, Lease
 

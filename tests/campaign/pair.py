@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.values import new_id
+from agentsvc.base.values import new_id
 from tests.campaign.real import SECONDS, Inside, RealServer, real_server
 from tests.live.client import LiveClient
 

@@ -12,12 +12,12 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.backend import Fences, Handle, Isolation, Order
-from agentsvc.errors import AgentsvcError
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.values import Secret
+from agentsvc.plugin.backend import Fences, Handle, Isolation, Order
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeBackend, FakeWorld
 from agentsvc.testing.llm import Script
-from agentsvc.values import Secret
 
 PLUGIN: Final = Path(__file__).parent / "place_backend.py"
 """What a server that is tried has in its directory of plugins."""

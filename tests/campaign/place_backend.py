@@ -6,7 +6,9 @@ from typing import Any, ClassVar, NoReturn
 import aiohttp
 import msgspec
 
-from agentsvc.backend import (
+from agentsvc.base.errors import BackendUnavailable, Conflict, OrderRejected
+from agentsvc.base.values import Secret
+from agentsvc.plugin.backend import (
     API_VERSION,
     Capability,
     Fences,
@@ -23,9 +25,7 @@ from agentsvc.backend import (
     Spec,
     Usage,
 )
-from agentsvc.errors import BackendUnavailable, Conflict, OrderRejected
-from agentsvc.hookspecs import hookimpl
-from agentsvc.values import Secret
+from agentsvc.plugin.hookspecs import hookimpl
 
 REFUSED = 418
 

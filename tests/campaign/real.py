@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.modelhosts import host_of_url
+from agentsvc.base.values import Secret, new_key
+from agentsvc.models.hosts import host_of_url
 from agentsvc.testing.llm import ScriptedModel
-from agentsvc.values import Secret, new_key
 from tests.live.client import PATIENCE, LiveClient
 from tests.live.installation import Installation
 from tests.live.scripts import SCRIPTS

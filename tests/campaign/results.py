@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 import agentsvc
-from agentsvc.values import now
+from agentsvc.base.values import now
 from tests.campaign.book import Half, Outcome, Row
 
 RESULTS: Final = Path(__file__).parent / "RESULTS.md"

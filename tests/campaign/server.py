@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from agentsvc.base.values import monotonic
 from agentsvc.testing.llm import Script, ScriptedModel
-from agentsvc.values import monotonic
 from tests.campaign.place import PLUGIN, Place, open_place
 from tests.http.v1.streaming import Feeder
 from tests.live.client import PATIENCE

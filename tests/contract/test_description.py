@@ -13,17 +13,17 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 from msgspec import UNSET
 
-from agentsvc.agent_answers import CommandResult
+from agentsvc.agentserver.responses import CommandResult
 from agentsvc.app import published_routes
-from agentsvc.errors import AgentsvcError
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.values import new_id
 from agentsvc.http.keys import LOGINS
-from agentsvc.http.live import EVENT_STREAM
 from agentsvc.http.openapi.fields import SHARED
 from agentsvc.http.openapi.parameters import PATH_PARTS, names_in
 from agentsvc.http.routes import EXAMPLE_ID, Route, Scope, Undescribed, mounted
-from agentsvc.settings import GroupingStrategy
+from agentsvc.http.streaming import EVENT_STREAM
+from agentsvc.settings.store import GroupingStrategy
 from agentsvc.testing.agent import FakeAgent
-from agentsvc.values import new_id
 from tests.conftest import FAST
 from tests.core.test_archives import fake_agent
 from tests.description import Description, Operation, example_body, example_path, undescribed

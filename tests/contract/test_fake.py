@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentsvc.backend import RuntimeBackend
+from agentsvc.plugin.backend import RuntimeBackend
 from agentsvc.testing import FakeConfig, FakeWorld, KitOptions, backend_contract
 
 WORLD = FakeWorld()

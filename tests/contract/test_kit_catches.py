@@ -14,7 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.backend import (
+from agentsvc.backends.process import ProcessBackend
+from agentsvc.backends.processconfig import ProcessConfig
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.plugin.backend import (
     Capability,
     Endpoint,
     ExecResult,
@@ -32,9 +35,6 @@ from agentsvc.backend import (
     Spec,
     Usage,
 )
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.errors import BackendUnavailable
 from agentsvc.testing import (
     WORKLOAD,
     CheckResult,

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import pytest
 
-from agentsvc.backend import BackendContext, RuntimeBackend
-from agentsvc.plugins import PluginHost
+from agentsvc.plugin.backend import BackendContext, RuntimeBackend
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD, KitOptions, backend_contract
 from agentsvc.testing.checks import CHECKS
 from agentsvc.testing.kit import run_check

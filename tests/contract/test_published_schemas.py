@@ -14,7 +14,7 @@ import jsonschema  # type: ignore[import-untyped]  # it has no types of its own
 import msgspec
 import pytest
 
-from agentsvc.values import parse_time
+from agentsvc.base.values import parse_time
 from tests.service import Answer, Client, Service
 
 type Json = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from agentsvc.backend import BackendContext, Port, RuntimeBackend
+from agentsvc.plugin.backend import BackendContext, Port, RuntimeBackend
 from agentsvc.testing import KitOptions, backend_contract
 from tests.far import KINDS, FarServer
 

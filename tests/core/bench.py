@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from agentsvc.backend import BackendContext, Handle, Order, Phase, Port, Report
 from agentsvc.backends import places, tree
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.values import new_id
+from agentsvc.base.values import new_id
+from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase, Port, Report
 
 SERVE = (
     "import http.server, sys;"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.db import Database
+from agentsvc.storage.database import Database
 from tests.core.bench import Bench, on_bench
 from tests.core.troubles import TroubledAgent, TroubledWorld
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentsvc.backend import BackendContext, Handle, Isolation, Order, Phase, Port
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.values import new_id
+from agentsvc.base.values import new_id
+from agentsvc.plugin.backend import BackendContext, Handle, Isolation, Order, Phase, Port
 
 ASK = """
 import json, re, socket

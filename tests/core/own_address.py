@@ -11,17 +11,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentsvc.agentoptions import Llm
-from agentsvc.db import Database
-from agentsvc.errors import AgentsvcError, NotAllowed
-from agentsvc.gitproviders import GitProviders
-from agentsvc.modelcheck import check_model
-from agentsvc.orders import Provider
-from agentsvc.reach import Found
-from agentsvc.secretstore import SecretStore
-from agentsvc.usersecrets import ProviderToken
-from agentsvc.values import Secret
-from agentsvc.vault import Vault
+from agentsvc.agentserver.safe_connector import Found
+from agentsvc.base.errors import AgentsvcError, NotAllowed
+from agentsvc.base.values import Secret
+from agentsvc.domain.agent_options import Llm
+from agentsvc.domain.orders import Provider
+from agentsvc.git import GitProviders
+from agentsvc.models.check import check_model
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.settings.user_secrets import ProviderToken
+from agentsvc.storage.database import Database
+from agentsvc.storage.vault import Vault
 from tests.plugins import part
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from agentsvc.agent_answers import CommandResult
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.config.data_directory import DataDir
 from agentsvc.conversations.model import StartTask
-from agentsvc.datadir import DataDir
 from agentsvc.http.keys import CONVERSATIONS, DATABASE, KEYRING
-from agentsvc.vault import Vault
+from agentsvc.storage.vault import Vault
 from tests.service import Client, Service
 
 PATH = "/api/v1/app-conversations"

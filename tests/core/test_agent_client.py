@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentsvc.agent import AgentClient, AgentServer
-from agentsvc.agent_calls import MAX_ANSWER_BYTES
-from agentsvc.errors import AgentRefused, AgentUnavailable
-from agentsvc.values import Secret, monotonic
+from agentsvc.agentserver.calls import MAX_ANSWER_BYTES
+from agentsvc.agentserver.client import AgentClient, AgentServer
+from agentsvc.base.errors import AgentRefused, AgentUnavailable
+from agentsvc.base.values import Secret, monotonic
 
 KEY = Secret("the-session-key")
 

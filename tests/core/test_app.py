@@ -6,13 +6,13 @@ import pytest
 from aiohttp import web
 
 from agentsvc.app import build_app
-from agentsvc.config import Config
-from agentsvc.datadir import DataDir
-from agentsvc.errors import StartFailed
-from agentsvc.hookspecs import Event, hookimpl
+from agentsvc.base.errors import StartFailed
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.config.schema import Config
 from agentsvc.http.keys import SANDBOXES
-from agentsvc.plugins import PluginHost
-from agentsvc.sandboxconfig import SandboxesConfig
+from agentsvc.plugin.hookspecs import Event, hookimpl
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from tests.conftest import FAST
 from tests.core.troubles import TroubledWorld, eventually
 from tests.plugins import load_plugins

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agentsvc.agent import AgentClient, AgentServer
-from agentsvc.agent_answers import CommandResult
-from agentsvc.archives import Archives, ArchiveState, new_archive
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
+from agentsvc.agentserver.client import AgentClient, AgentServer
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.agentserver.safe_connector import Confirm
+from agentsvc.base.values import Secret
+from agentsvc.conversations.archives import Archives, ArchiveState, new_archive
 from agentsvc.http import keys
 from agentsvc.http.keys import DATABASE, SANDBOXES, SUPERVISOR
-from agentsvc.reach import Confirm
-from agentsvc.values import Secret
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 from tests.service import WAIT_SECONDS, Client, Service
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc import values
-from agentsvc.auth import KeyRing, KeyScope, Principal, Role
-from agentsvc.db import Database, Transaction
-from agentsvc.errors import BadRequest, Conflict, NotAuthenticated, NotFound
-from agentsvc.values import Secret
+from agentsvc.accounts.keys import KeyRing, KeyScope, Principal, Role
+from agentsvc.base import values
+from agentsvc.base.errors import BadRequest, Conflict, NotAuthenticated, NotFound
+from agentsvc.base.values import Secret
+from agentsvc.storage.database import Database, Transaction
 
 
 @pytest.fixture

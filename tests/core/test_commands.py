@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from agentsvc.agent_answers import CommandResult
+from agentsvc.agentserver.responses import CommandResult
 from agentsvc.cli import cli
-from agentsvc.dbfile import lock_data_dir
+from agentsvc.storage.database_file import lock_data_dir
 from agentsvc.testing.agent import FakeAgent
 from tests.live.scripts import SCRIPTS
 from tests.service import Client, Service

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from agentsvc.agent_answers import CommandResult
-from agentsvc.auth import Role
-from agentsvc.conversations.pending_table import PendingKind
+from agentsvc.accounts.keys import Role
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.conversations.message_queue_table import PendingKind
+from agentsvc.domain.orders import Content, ContentKind, Message
 from agentsvc.http.keys import CONVERSATIONS, KEYRING, PENDING
-from agentsvc.orders import Content, ContentKind, Message
 from agentsvc.sandboxes import SandboxStatus
 from agentsvc.testing.llm import call, finish, make_playbook
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc import devices, values
-from agentsvc.auth import KeyRing, Role
-from agentsvc.db import Database
-from agentsvc.devices import ClaimState, DeviceLogins, Pace
-from agentsvc.errors import NotFound, TooManyRequests
-from agentsvc.values import Secret
+from agentsvc.accounts import device_logins as devices
+from agentsvc.accounts.device_logins import ClaimState, DeviceLogins, Pace
+from agentsvc.accounts.keys import KeyRing, Role
+from agentsvc.base import values
+from agentsvc.base.errors import NotFound, TooManyRequests
+from agentsvc.base.values import Secret
+from agentsvc.storage.database import Database
 
 
 @pytest.fixture

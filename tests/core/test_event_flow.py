@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentsvc.announcements import Announcement, Subject
-from agentsvc.hookspecs import Event, hookimpl
+from agentsvc.base.bus import Announcement, Subject
 from agentsvc.http.keys import ANNOUNCEMENTS, DATABASE, KEYRING
+from agentsvc.plugin.hookspecs import Event, hookimpl
 from tests.conftest import FAST
 from tests.core.troubles import TroubledWorld
 from tests.plugins import load_plugins

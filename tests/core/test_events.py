@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.announcements import Announcement, Announcements, Subject
-from agentsvc.db import Database, Transaction
-from agentsvc.errors import InvalidRequest
-from agentsvc.events import (
+from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.conversations.event_log import (
     LARGEST_EVENT_BYTES,
     EventHead,
     EventLog,
@@ -20,6 +19,7 @@ from agentsvc.events import (
     StoredEvent,
     read_head,
 )
+from agentsvc.storage.database import Database, Transaction
 
 ALL = EventQuery()
 NEWEST_FIRST = EventQuery(descending=True)

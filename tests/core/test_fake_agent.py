@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agentsvc.agent import AgentClient, CommandResult
-from agentsvc.backend import Order, Port
-from agentsvc.errors import AgentRefused, AgentUnavailable
+from agentsvc.agentserver.client import AgentClient, CommandResult
+from agentsvc.base.errors import AgentRefused, AgentUnavailable
+from agentsvc.base.values import Secret, monotonic, new_id
+from agentsvc.plugin.backend import Order, Port
 from agentsvc.testing.agent import FakeAgent
-from agentsvc.values import Secret, monotonic, new_id
 from tests.agent_checks import CHECKS, SCRIPTS, Rig
 
 KEY = Secret("a-session-key")

@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentsvc.agent import AgentClient
-from agentsvc.backend import Order, Port
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.base.values import Secret, new_id
+from agentsvc.plugin.backend import Order, Port
 from agentsvc.testing.agent import FakeAgent
-from agentsvc.values import Secret, new_id
 from tests.agent_checks import SCRIPTS, Rig
 
 KEY = Secret("a-session-key")

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.config import Config
-from agentsvc.plugins import PluginHost
-from agentsvc.sandboxconfig import SandboxesConfig
+from agentsvc.accounts.keys import Role
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.config.schema import Config
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from tests.conftest import FAST
 from tests.service import Client, Service
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.db import Database
-from agentsvc.errors import GitProviderRateLimited, GitProviderUnavailable, NotAuthenticated
-from agentsvc.gitproviders import ANSWER_MAX, GitAccount, GitProviders
-from agentsvc.modelhosts import host_of_url
-from agentsvc.orders import Provider
-from agentsvc.secretstore import SecretStore
-from agentsvc.usersecrets import ProviderToken
-from agentsvc.values import Secret
-from agentsvc.vault import Vault
+from agentsvc.base.errors import GitProviderRateLimited, GitProviderUnavailable, NotAuthenticated
+from agentsvc.base.values import Secret
+from agentsvc.domain.orders import Provider
+from agentsvc.git import ANSWER_MAX, GitAccount, GitProviders
+from agentsvc.models.hosts import host_of_url
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.settings.user_secrets import ProviderToken
+from agentsvc.storage.database import Database
+from agentsvc.storage.vault import Vault
 from tests.git_hosts import GitHosts
 from tests.plugins import git_hosts
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from msgspec.json import encode
 
+from agentsvc.conversations.event_log import StoredEvent
 from agentsvc.conversations.history import (
     lines_of,
     moved_event,
@@ -14,7 +15,6 @@ from agentsvc.conversations.history import (
     with_prompt,
     without_parent,
 )
-from agentsvc.events import StoredEvent
 from tests.core.test_archives import PackingAgent, fake_agent, start
 from tests.http.v1.test_webhook_subscriptions import configure, subscribe
 from tests.receivers import Receiver

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.backend import Capability
+from agentsvc.accounts.keys import Role
+from agentsvc.base.values import now
 from agentsvc.http.keys import SANDBOXES
+from agentsvc.plugin.backend import Capability
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from agentsvc.testing.llm import Reply, ToolCall, make_playbook
-from agentsvc.values import now
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 from tests.service import WAIT_SECONDS, Client, Service
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from agentsvc.base.values import parse_uuid
 from agentsvc.cli import cli
 from agentsvc.http.keys import KEYRING, SETTINGS
-from agentsvc.settings import Settings
-from agentsvc.values import parse_uuid
+from agentsvc.settings.store import Settings
 from tests.new_data import lay_database
 from tests.openhands_data import (
     NEWER_ID,

@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.backend import Fences, Isolation, Limits, Network, RuntimeBackend, Spec
-from agentsvc.config import Config
-from agentsvc.errors import OrderRejected, StartFailed
-from agentsvc.hookspecs import hookimpl
-from agentsvc.sandboxconfig import IsolationFloor, SpecConfig
-from agentsvc.sandboxes.protection import with_floor
+from agentsvc.accounts.keys import Role
+from agentsvc.base.errors import OrderRejected, StartFailed
+from agentsvc.config.sandboxes import IsolationFloor, SpecConfig
+from agentsvc.config.schema import Config
+from agentsvc.plugin.backend import Fences, Isolation, Limits, Network, RuntimeBackend, Spec
+from agentsvc.plugin.hookspecs import hookimpl
+from agentsvc.sandboxes.isolation import with_floor
 from agentsvc.testing import FakeWorld
 from tests.conftest import FAST
 from tests.plugins import load_plugins

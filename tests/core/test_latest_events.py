@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.announcements import Announcements
-from agentsvc.db import Database, Transaction
-from agentsvc.events import EventLog
+from agentsvc.base.bus import Announcements
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.storage.database import Database, Transaction
 from tests.core.test_events import ADD_CONVERSATION, ADD_USER, event
 
 

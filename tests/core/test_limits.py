@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.backend import Cause, Limits, Order, Phase, Spec
 from agentsvc.backends import groups, openfiles, watch
 from agentsvc.backends.files import remove_directory
-from agentsvc.errors import OrderRejected
+from agentsvc.base.errors import OrderRejected
+from agentsvc.plugin.backend import Cause, Limits, Order, Phase, Spec
 from tests.core.bench import Bench, no_save, on_bench
 
 MEGABYTE = 1024 * 1024

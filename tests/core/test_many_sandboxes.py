@@ -3,7 +3,7 @@
 import asyncio
 from typing import ClassVar
 
-from agentsvc.backend import Handle, Report
+from agentsvc.plugin.backend import Handle, Report
 from agentsvc.testing.backend import FakeBackend, FakeWorld
 from tests.bench.reconcile import fleet_of, growth, lines, measure
 

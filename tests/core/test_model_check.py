@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.agentoptions import Llm
-from agentsvc.modelcheck import Outcome, check_model
-from agentsvc.reach import Found
+from agentsvc.agentserver.safe_connector import Found
+from agentsvc.base.values import Secret
+from agentsvc.domain.agent_options import Llm
+from agentsvc.models.check import Outcome, check_model
 from agentsvc.testing.llm import ScriptedModel
-from agentsvc.values import Secret
 from tests.receivers import Receiver
 
 KEY = "sk-of-the-user"

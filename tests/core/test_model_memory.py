@@ -5,10 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from agentsvc.agentoptions import Llm
-from agentsvc.conversations.model_memory import ModelMemory
-from agentsvc.modelwire import upstream_of
-from agentsvc.values import Secret
+from agentsvc.base.values import Secret
+from agentsvc.conversations.model_health import ModelMemory
+from agentsvc.domain.agent_options import Llm
+from agentsvc.models.wire import upstream_of
 
 MODEL = Llm(model="openai/small", base_url="http://127.0.0.1:1/v1", api_key=Secret("sk-one"))
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from agentsvc.announcements import Announcement, Subject, Subscription
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
+from agentsvc.base.bus import Announcement, Subject, Subscription
 from agentsvc.http.keys import ANNOUNCEMENTS, KEYRING
 from tests.service import Client, Service
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agentsvc.reach import Found, NotPublic, Reach
+from agentsvc.agentserver.safe_connector import Found, NotPublic, Reach
 from tests.plugins import part
 
 if TYPE_CHECKING:

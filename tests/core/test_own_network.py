@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentsvc.backend import Handle, Phase
 from agentsvc.backends import uplink
 from agentsvc.backends.look import MACHINES_NETWORK, OWN_NETWORK, PROXIED_NETWORK
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC
+from agentsvc.plugin.backend import Handle, Phase
 from tests.core.bench import Bench, is_there, no_save, on_bench, until
 from tests.core.egress.rig import open_target
 from tests.live.cables import Cable

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from agentsvc.backend import Found, Handle, PartlyScanned
-from agentsvc.datadir import DataDir
-from agentsvc.errors import BackendUnavailable
-from agentsvc.values import now
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.base.values import now
+from agentsvc.config.data_directory import DataDir
+from agentsvc.plugin.backend import Found, Handle, PartlyScanned
 from tests.core.test_sandboxes import PATH, order, start
 from tests.core.test_sandboxes_trouble import make_orphan, messages
 from tests.core.troubles import TroubledWorld, eventually, reconfigure

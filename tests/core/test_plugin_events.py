@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.hookspecs import EVENT_KINDS, Event, hookimpl
-from agentsvc.plugins import PluginHost
+from agentsvc.accounts.keys import Role
+from agentsvc.plugin.hookspecs import EVENT_KINDS, Event, hookimpl
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import FakeWorld
 from tests.plugins import load_plugins
 from tests.service import Service

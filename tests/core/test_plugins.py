@@ -12,18 +12,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.backend import Port, Spec
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.specs import DEFAULT_SPEC
-from agentsvc.config import Config
-from agentsvc.errors import BackendUnavailable, StartFailed
-from agentsvc.hookspecs import Event, hookimpl
-from agentsvc.pluginfiles import bundled
-from agentsvc.plugins import BUILT_IN, Notifier, Plugin, PluginHost
-from agentsvc.registry import BackendRegistry, kinds_of
-from agentsvc.sandboxconfig import LimitsConfig, SandboxesConfig, SpecConfig
+from agentsvc.base.errors import BackendUnavailable, StartFailed
+from agentsvc.base.values import now
+from agentsvc.config.sandboxes import LimitsConfig, SandboxesConfig, SpecConfig
+from agentsvc.config.schema import Config
+from agentsvc.plugin.backend import Port, Spec
+from agentsvc.plugin.files import bundled
+from agentsvc.plugin.hookspecs import Event, hookimpl
+from agentsvc.sandboxes.plugin_loader import BUILT_IN, Notifier, Plugin, PluginHost
+from agentsvc.sandboxes.registry import BackendRegistry, kinds_of
 from agentsvc.testing import FakeBackend, FakeWorld
-from agentsvc.values import now
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 OURS = ["process", *(file.stem for file in PLUGINS.iterdir() if file.suffix in ("", ".py"))]
@@ -39,7 +39,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from agentsvc.hookspecs import hookimpl
+from agentsvc.plugin.hookspecs import hookimpl
 from agentsvc.testing import FakeBackend
 
 __version__ = "2.5"
@@ -178,7 +178,7 @@ def test_the_kinds_of_the_configured_backends_are_known_without_plugins() -> Non
 def test_a_server_imports_no_plugin_that_it_does_not_need(tmp_path: Path) -> None:
     program = (
         "import asyncio, sys; from pathlib import Path; from agentsvc.app import build_app;"
-        "from agentsvc.config import Config, PluginsConfig;"
+        "from agentsvc.config.schema import Config, PluginsConfig;"
         "config = Config(plugins=PluginsConfig(disable=('githosts', 'webhooks')));"
         f"asyncio.run(build_app(config, data_dir=Path({str(tmp_path)!r})));"
         "print(*[name for name in sys.modules if name.startswith('agentsvc_plugins')])"
@@ -204,7 +204,7 @@ def test_an_installed_package_is_found_by_its_entry_point(
     assert PluginHost.load(disable=[*OURS, "cloud"]).plugins() == []
 
 
-HOOK = "from agentsvc.hookspecs import hookimpl\n@hookimpl\n"
+HOOK = "from agentsvc.plugin.hookspecs import hookimpl\n@hookimpl\n"
 CLASS = BACKEND.partition("@hookimpl")[0]
 OFFER = "\n@hookimpl\ndef agentsvc_register_backends():\n    return [Other]\n"
 BROKEN = {
@@ -255,7 +255,7 @@ def test_two_backends_of_one_name_stop_the_start(tmp_path: Path) -> None:
 def test_two_specs_of_one_id_stop_the_start(tmp_path: Path) -> None:
     text = HOOK + (
         "def agentsvc_register_specs():\n"
-        "    from agentsvc.backend import Spec\n"
+        "    from agentsvc.plugin.backend import Spec\n"
         "    return [Spec(id='process')]"
     )
     with pytest.raises(StartFailed, match="The spec `process` exists twice"):
@@ -276,7 +276,7 @@ def test_a_plugins_directory_that_does_not_exist_is_refused(tmp_path: Path) -> N
 
 
 def test_hook_calls_can_be_traced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "agentsvc.plugins")
+    caplog.set_level(logging.INFO, "agentsvc.sandboxes.plugin_loader")
     load(write(tmp_path, cloud=BACKEND), is_traced=True)
     lines = [record.__dict__ for record in caplog.records]
     assert {"agentsvc_register_backends", "agentsvc_register_specs"} == {

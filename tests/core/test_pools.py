@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from agentsvc.backends.specs import DEFAULT_SPEC
-from agentsvc.config import Config
-from agentsvc.errors import StartFailed
-from agentsvc.hookspecs import hookimpl
+from agentsvc.base.errors import StartFailed
+from agentsvc.config.sandboxes import SandboxesConfig, SpecConfig
+from agentsvc.config.schema import Config
 from agentsvc.http.keys import BACKENDS, SANDBOXES
-from agentsvc.plugins import PluginHost
-from agentsvc.registry import BackendRegistry
-from agentsvc.sandboxconfig import SandboxesConfig, SpecConfig
+from agentsvc.plugin.hookspecs import hookimpl
+from agentsvc.sandboxes.plugin_loader import PluginHost
+from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.testing.backend import FakeBackend, FakeWorld
 from tests.conftest import FAST
 from tests.plugins import load_plugins

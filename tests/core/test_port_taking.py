@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.backend import Phase
+from agentsvc.accounts.keys import Role
 from agentsvc.backends.specs import GUEST
-from agentsvc.config import Config
+from agentsvc.base.values import monotonic
+from agentsvc.config.schema import Config
 from agentsvc.http.keys import BACKENDS, SANDBOXES
-from agentsvc.plugins import PluginHost
-from agentsvc.values import monotonic
+from agentsvc.plugin.backend import Phase
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from tests.live.nginx import free_port
 from tests.service import Client, Service
 

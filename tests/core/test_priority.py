@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.backend import Phase
 from agentsvc.backends.places import State
 from agentsvc.backends.priority import Priorities, weigh
-from agentsvc.errors import BackendUnavailable
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.plugin.backend import Phase
 from tests.core.bench import Bench, on_bench
 from tests.core.test_sandbox_usage import state_of
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from agentsvc.backend import BackendContext, Isolation, Order, Phase, Port, Spec
 from agentsvc.backends import launch, tree
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC
-from agentsvc.errors import BackendUnavailable, Conflict, OrderRejected
-from agentsvc.values import Secret, new_id
+from agentsvc.base.errors import BackendUnavailable, Conflict, OrderRejected
+from agentsvc.base.values import Secret, new_id
+from agentsvc.plugin.backend import BackendContext, Isolation, Order, Phase, Port, Spec
 from tests.core.bench import (
     WEB,
     Bench,

@@ -19,13 +19,13 @@ from urllib.parse import unquote
 
 import pytest
 
-from agentsvc.backend import BackendContext, Cause, Handle, Isolation, Network, Phase, Report
 from agentsvc.backends import bubblewrap, landlock, seccomp
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
-from agentsvc.errors import OrderRejected
+from agentsvc.base.errors import OrderRejected
+from agentsvc.base.values import Secret
+from agentsvc.plugin.backend import BackendContext, Cause, Handle, Isolation, Network, Phase, Report
 from agentsvc.testing.rig import ask, web_url
-from agentsvc.values import Secret
 from tests.core.bench import Bench, on_bench
 
 CANARY = "canary-of-the-server"

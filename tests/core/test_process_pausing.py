@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.backend import Phase
 from agentsvc.backends import places, tree
+from agentsvc.plugin.backend import Phase
 from tests.core.bench import (
     BOTH_WAYS,
     on_bench,

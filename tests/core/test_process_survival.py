@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.backend import BackendContext, Handle, Order, Phase
 from agentsvc.backends import places, tree
 from agentsvc.backends.files import remove_directory
 from agentsvc.backends.process import HANDLE_VERSION, ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.errors import BackendUnavailable, Conflict
-from agentsvc.values import monotonic, new_id
+from agentsvc.base.errors import BackendUnavailable, Conflict
+from agentsvc.base.values import monotonic, new_id
+from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase
 from tests.core.bench import (
     SERVE,
     Bench,
@@ -27,7 +27,7 @@ from tests.core.bench import (
 async def test_a_sandbox_outlives_a_killed_server_and_is_adopted(bench: Bench) -> None:
     script = (
         "import asyncio, sys, pathlib\n"
-        "from agentsvc.backend import *\n"
+        "from agentsvc.plugin.backend import *\n"
         "from agentsvc.backends.process import *\n"
         "async def save(handle): pass\n"
         "async def main():\n"

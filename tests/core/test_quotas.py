@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from agentsvc import quotas
-from agentsvc.auth import Role
-from agentsvc.db import Database
-from agentsvc.errors import QuotaExceeded
-from agentsvc.quotas import QuotaBook, Quotas, QuotaTable
+from agentsvc.accounts import quotas
+from agentsvc.accounts.keys import Role
+from agentsvc.accounts.quotas import QuotaBook, Quotas, QuotaTable
+from agentsvc.accounts.users import Users
+from agentsvc.base.errors import QuotaExceeded
+from agentsvc.base.values import now
+from agentsvc.storage.database import Database
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import Reply, ToolCall, call, make_playbook
-from agentsvc.users import Users
-from agentsvc.values import now
 from tests.service import Answer, Client, Service
 from tests.sockets import follow
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from agentsvc.base.values import MASK
 from agentsvc.testing.fake_conversation import FakeConversation
 from agentsvc.testing.fake_sandbox import FakeSandbox
 from agentsvc.testing.llm import Reply, ToolCall, call, finish, make_playbook, say
-from agentsvc.values import MASK
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 from tests.service import Client, Service
 

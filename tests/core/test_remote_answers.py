@@ -8,16 +8,25 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentsvc.backend import BackendContext, Handle, Isolation, Limits, Order, Phase, Port, Spec
-from agentsvc.errors import (
+from agentsvc.base.errors import (
     AgentsvcError,
     BackendUnavailable,
     CapacityExceeded,
     Conflict,
     OrderRejected,
 )
-from agentsvc.plugins import Backend, PluginHost
-from agentsvc.values import Secret
+from agentsvc.base.values import Secret
+from agentsvc.plugin.backend import (
+    BackendContext,
+    Handle,
+    Isolation,
+    Limits,
+    Order,
+    Phase,
+    Port,
+    Spec,
+)
+from agentsvc.sandboxes.plugin_loader import Backend, PluginHost
 
 KINDS = PluginHost.load().backend_types()
 KEY = "key-of-the-service"

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from agentsvc.conversationconfig import EventsConfig
+from agentsvc.config.conversations import EventsConfig
 from tests.service import WAIT_SECONDS, Client, Service
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.config import Config
+from agentsvc.accounts.keys import Role
+from agentsvc.config.schema import Config
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
 from tests.plugins import load_plugins

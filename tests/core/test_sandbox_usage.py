@@ -14,10 +14,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from agentsvc.backend import Usage
 from agentsvc.backends import meter
 from agentsvc.backends.places import State
 from agentsvc.backends.tree import boot_id, look_up
+from agentsvc.plugin.backend import Usage
 from tests.core.troubles import TroubledWorld, reconfigure
 from tests.service import WAIT_SECONDS, Client, Service
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from agentsvc.backend import Handle, Limits, Network, Phase
 from agentsvc.backends import bubblewrap
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.errors import CapacityExceeded
+from agentsvc.base.errors import CapacityExceeded
+from agentsvc.plugin.backend import Handle, Limits, Network, Phase
 from tests.core.bench import Bench, no_save, on_bench, until
 from tests.core.test_zygote import Probes
 

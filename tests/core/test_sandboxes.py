@@ -5,10 +5,10 @@ import logging
 
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.backend import Capability, Phase
-from agentsvc.errors import BackendUnavailable, Conflict, NotFound, OrderRejected
+from agentsvc.accounts.keys import Role
+from agentsvc.base.errors import BackendUnavailable, Conflict, NotFound, OrderRejected
 from agentsvc.http.keys import SANDBOXES
+from agentsvc.plugin.backend import Capability, Phase
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeBackend
 from tests.core.troubles import TroubledWorld, eventually, reconfigure

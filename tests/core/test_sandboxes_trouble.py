@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from agentsvc.backend import Order, Phase, StillFetching
-from agentsvc.datadir import DataDir
-from agentsvc.errors import BackendUnavailable, CapacityExceeded, HandleTooNew, OrderRejected
-from agentsvc.sandboxconfig import OnShutdown
+from agentsvc.base.errors import BackendUnavailable, CapacityExceeded, HandleTooNew, OrderRejected
+from agentsvc.base.values import Secret, monotonic, new_id
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.sandboxes import OnShutdown
+from agentsvc.plugin.backend import Order, Phase, StillFetching
 from agentsvc.testing.backend import FAKE_SPEC
-from agentsvc.values import Secret, monotonic, new_id
 from tests.core.test_sandboxes import PATH, order, start
 from tests.core.troubles import TroubledWorld, eventually, reconfigure
 from tests.service import Client, Service

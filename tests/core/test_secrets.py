@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from agentsvc.auth import KeyRing, Role
-from agentsvc.db import Database
-from agentsvc.errors import InvalidRequest
-from agentsvc.orders import Provider
-from agentsvc.secretstore import SecretStore
-from agentsvc.settings import SettingsPatch, SettingsStore
-from agentsvc.usersecrets import (
+from agentsvc.accounts.keys import KeyRing, Role
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.values import MASK, Secret
+from agentsvc.domain.orders import Provider
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.settings.store import SettingsPatch, SettingsStore
+from agentsvc.settings.user_secrets import (
     RESERVED_NAMES,
     CustomSecret,
     CustomSecretPatch,
@@ -24,8 +24,8 @@ from agentsvc.usersecrets import (
     merge_token,
     read_secrets,
 )
-from agentsvc.values import MASK, Secret
-from agentsvc.vault import Vault
+from agentsvc.storage.database import Database
+from agentsvc.storage.vault import Vault
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from agentsvc.auth import KeyRing, Role
-from agentsvc.db import Database
-from agentsvc.errors import InvalidRequest
-from agentsvc.mcp import McpConfig, ShttpServer, SseServer, StdioServer, read_mcp_config
-from agentsvc.settings import (
+from agentsvc.accounts.keys import KeyRing, Role
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.values import MASK, MAX_INT, Secret
+from agentsvc.domain.mcp import McpConfig, ShttpServer, SseServer, StdioServer, read_mcp_config
+from agentsvc.settings.store import (
     AGENTS,
     FLAT_FIELDS,
     KEPT_ON_NULL,
@@ -28,9 +28,9 @@ from agentsvc.settings import (
     merge,
     show_settings,
 )
-from agentsvc.usersecrets import read_secrets
-from agentsvc.values import MASK, MAX_INT, Secret
-from agentsvc.vault import Vault
+from agentsvc.settings.user_secrets import read_secrets
+from agentsvc.storage.database import Database
+from agentsvc.storage.vault import Vault
 
 
 def to_patch(given: dict[str, Any]) -> SettingsPatch:

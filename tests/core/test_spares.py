@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.backend import Network, Phase
-from agentsvc.config import Config
+from agentsvc.config.sandboxes import SpecConfig
+from agentsvc.config.schema import Config
 from agentsvc.http.keys import SANDBOXES
-from agentsvc.sandboxconfig import SpecConfig
-from agentsvc.sandboxes.spare_table import Spare, SpareState
+from agentsvc.plugin.backend import Network, Phase
+from agentsvc.sandboxes.admission.warm_pool_table import Spare, SpareState
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST

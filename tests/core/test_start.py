@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from agentsvc.agent_answers import CommandResult
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.domain.orders import StartStatus
 from agentsvc.http.keys import CONVERSATIONS
-from agentsvc.orders import StartStatus
 from agentsvc.testing.backend import WORKING_DIR
 from agentsvc.testing.llm import Reply, make_playbook
 from tests.core.starts import PATH, admin_of, failed, stored_task

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentsvc.errors import NotFound
+from agentsvc.base.errors import NotFound
 from agentsvc.http.keys import CONVERSATIONS, SANDBOXES
 from tests.core.starts import PATH, failure
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure

@@ -6,11 +6,11 @@ import logging
 import msgspec
 import pytest
 
-from agentsvc.agent_answers import CommandResult
-from agentsvc.auth import Role
-from agentsvc.errors import CapacityExceeded, OrderRejected
+from agentsvc.accounts.keys import Role
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.base.errors import CapacityExceeded, OrderRejected
+from agentsvc.config.sandboxes import SpecConfig
 from agentsvc.http.keys import SANDBOXES
-from agentsvc.sandboxconfig import SpecConfig
 from agentsvc.sandboxes import Target
 from agentsvc.testing.llm import Reply, fail, make_playbook
 from tests.core.starts import PATH, admin_of, damage_settings, failed, failure

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
 from agentsvc.testing.backend import WORKING_DIR
 from tests.core.troubles import TroubledAgent, TroubledWorld
 from tests.service import Client, Service

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from agentsvc.agent import AgentClient
-from agentsvc.agent_answers import CommandResult
-from agentsvc.conversations.handing_over import hand_over
-from agentsvc.conversations.pending_table import Pending, PendingKind
-from agentsvc.orders import Content, ContentKind, Message
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.base.values import Secret, new_id
+from agentsvc.conversations.message_delivery import hand_over
+from agentsvc.conversations.message_queue_table import Pending, PendingKind
+from agentsvc.domain.orders import Content, ContentKind, Message
 from agentsvc.testing.fake_sandbox import FakeSandbox
 from agentsvc.testing.llm import call, finish, make_playbook
-from agentsvc.values import Secret, new_id
 from tests.core.troubles import TroubledAgent, eventually
 from tests.service import Client, Service
 

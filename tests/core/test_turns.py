@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.config import Config
-from agentsvc.errors import BackendUnavailable
+from agentsvc.accounts.keys import Role
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.config.schema import Config
 from tests.conftest import FAST
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 from tests.plugins import load_plugins

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from agentsvc.backend import Handle, Network, Order, Phase
 from agentsvc.backends.doors import Doors
 from agentsvc.backends.places import Place, new_record
 from agentsvc.backends.process import ProcessBackend
-from agentsvc.errors import BackendUnavailable, OrderRejected
-from agentsvc.values import new_id
+from agentsvc.base.errors import BackendUnavailable, OrderRejected
+from agentsvc.base.values import new_id
+from agentsvc.plugin.backend import Handle, Network, Order, Phase
 from tests.core.bench import Bench, no_save, on_bench
 from tests.core.egress.rig import Target, open_target
 

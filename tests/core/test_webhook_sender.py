@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agentsvc.reach import Found
+from agentsvc.agentserver.safe_connector import Found
 from tests.plugins import part
 from tests.receivers import Receiver
 

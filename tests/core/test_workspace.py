@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.agent import AgentServer
-from agentsvc.agent_answers import CommandResult
-from agentsvc.conversations.workspace import Clone, Workspace
-from agentsvc.errors import StartRefused
-from agentsvc.orders import Provider
+from agentsvc.agentserver.client import AgentServer
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.base.errors import StartRefused
+from agentsvc.base.values import Secret
+from agentsvc.conversations.starting.workspace import Clone, Workspace
+from agentsvc.domain.orders import Provider
 from agentsvc.testing.git import GitServer, run_git
-from agentsvc.values import Secret
 
 FILES = {
     "README.md": "Hello",

@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import pytest
 
 import tests
-from agentsvc.backend import Handle, Order, Phase, Port, Report
 from agentsvc.backends import bubblewrap
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.backends.shim import ZYGOTE
-from agentsvc.errors import Conflict, OrderRejected
+from agentsvc.base.errors import Conflict, OrderRejected
+from agentsvc.base.values import Secret
+from agentsvc.plugin.backend import Handle, Order, Phase, Port, Report
 from agentsvc.testing.rig import ask, web_url
-from agentsvc.values import Secret
 from tests.core.bench import Bench, no_save, on_bench, until
 
 pytestmark = pytest.mark.timeout(60)

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agentsvc.backend import Limits
 from agentsvc.backends import landlock
 from agentsvc.backends.shim import ZYGOTE
+from agentsvc.plugin.backend import Limits
 from tests.core.bench import Bench
 from tests.core.test_zygote import Probe, ProbeBackend, is_alive, probes
 from tests.users import plain_user

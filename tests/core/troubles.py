@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import msgspec
 from aiohttp import web
 
-from agentsvc.backend import Capability, Found, Handle, LogLine, Order, Report, SaveHandle
-from agentsvc.conversationconfig import ConversationsConfig
-from agentsvc.sandboxconfig import SandboxesConfig
+from agentsvc.base.values import now
+from agentsvc.config.conversations import ConversationsConfig
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.plugin.backend import Capability, Found, Handle, LogLine, Order, Report, SaveHandle
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeBackend, FakeWorld
 from agentsvc.testing.fake_conversation import FakeConversation
-from agentsvc.values import now
 from tests.service import WAIT_SECONDS, Service
 
 

@@ -12,23 +12,23 @@ from typing import Any, Final, get_type_hints
 import click
 import msgspec
 
-from agentsvc import errors
 from agentsvc.app import published_routes
+from agentsvc.base import errors
+from agentsvc.base.errors import AgentsvcError, StartFailed
+from agentsvc.base.values import Secret
 from agentsvc.cli import cli
-from agentsvc.config import Config, with_sections
-from agentsvc.configfile import render_default, to_toml
-from agentsvc.dbfile import render_schema
-from agentsvc.errors import AgentsvcError, StartFailed
+from agentsvc.config.file import render_default, to_toml
+from agentsvc.config.sandboxes import SpecConfig
+from agentsvc.config.schema import Config, with_sections
 from agentsvc.http.openapi.operations import tag_of
 from agentsvc.http.openapi.texts import Source
 from agentsvc.http.routes import Route
-from agentsvc.pluginfiles import sections
-from agentsvc.plugins import PluginHost
-from agentsvc.sandboxconfig import SpecConfig
-from agentsvc.settings import FLAT_FIELDS, KEPT_ON_NULL, Settings
+from agentsvc.plugin.files import sections
+from agentsvc.sandboxes.plugin_loader import PluginHost
+from agentsvc.settings.store import FLAT_FIELDS, KEPT_ON_NULL, Settings
+from agentsvc.storage.database_file import render_schema
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
-from agentsvc.values import Secret
 from tests.conftest import FAST
 from tests.plugins import load_plugins
 from tests.service import Client, Service
@@ -261,7 +261,7 @@ def _of_metrics() -> str:
 
 GENERATED: Final[dict[Path, Callable[[], str]]] = {
     TOP / "config.toml": lambda: render_default(sections()),
-    TOP / "agentsvc" / "migrations" / "schema.sql": render_schema,
+    TOP / "agentsvc" / "storage" / "migrations" / "schema.sql": render_schema,
     REFERENCE / "metrics.md": _of_metrics,
     **{REFERENCE / name: _of_page(name) for name in PARTS},
 }

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agentsvc.http.guide import page_files
-from agentsvc.http.markdown import slug
+from agentsvc.http.web.guide import page_files
+from agentsvc.http.web.markdown import slug
 
 TOP: Final = Path(__file__).parents[2]
 DOCS: Final = TOP / "agentsvc" / "docs"

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from agentsvc.base.values import monotonic
 from agentsvc.testing.llm import Reply, ScriptedModel, Turn, call, finish
-from agentsvc.values import monotonic
 from tests.docs.session import (
     HEIGHT,
     WIDTH,

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.config import Config, load, with_sections
-from agentsvc.configfile import render_default
-from agentsvc.layers import known_keys
-from agentsvc.pluginfiles import sections
-from agentsvc.sandboxconfig import SpecConfig
+from agentsvc.config.file import render_default
+from agentsvc.config.layers import known_keys
+from agentsvc.config.sandboxes import SpecConfig
+from agentsvc.config.schema import Config, load, with_sections
+from agentsvc.plugin.files import sections
 
 FILE = Path(__file__).parents[2] / "config.toml"
 DEFAULTS = {name: msgspec.to_builtins(kind()) for name, kind in sections().items()}

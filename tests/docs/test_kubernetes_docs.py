@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from agentsvc.config import Config
-from agentsvc.plugins import PluginHost
-from agentsvc.registry import BackendRegistry
+from agentsvc.config.schema import Config
+from agentsvc.sandboxes.plugin_loader import PluginHost
+from agentsvc.sandboxes.registry import BackendRegistry
 from tests.docs.pages import text_of
 from tests.plugins import part
 

@@ -12,15 +12,15 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from agentsvc.announcements import Subject
 from agentsvc.app import published_routes
+from agentsvc.base.bus import Subject
 from agentsvc.cli import cli
-from agentsvc.config import Config, with_sections
+from agentsvc.config.layers import known_keys
+from agentsvc.config.schema import Config, with_sections
 from agentsvc.http.openapi.parameters import plain_path
-from agentsvc.layers import known_keys
-from agentsvc.pluginfiles import sections
-from agentsvc.plugins import PluginHost
-from agentsvc.registry import BackendRegistry
+from agentsvc.plugin.files import sections
+from agentsvc.sandboxes.plugin_loader import PluginHost
+from agentsvc.sandboxes.registry import BackendRegistry
 from tests.docs.generate import PARTS, REFERENCE, fill, measure
 from tests.docs.pages import (
     DOCS,

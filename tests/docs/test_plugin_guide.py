@@ -10,18 +10,18 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from agentsvc import hookspecs
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
+from agentsvc.base.errors import StartFailed
+from agentsvc.base.values import now
 from agentsvc.cli import cli
-from agentsvc.datadir import DataDir
-from agentsvc.dbfile import check_schema
-from agentsvc.errors import StartFailed
-from agentsvc.hookspecs import EVENT_KINDS, Event
+from agentsvc.config.data_directory import DataDir
 from agentsvc.http.keys import DATABASE, SUPERVISOR
-from agentsvc.pluginfiles import Manifest, PluginFile
-from agentsvc.plugins import Notifier, PluginHost
+from agentsvc.plugin import hookspecs
+from agentsvc.plugin.files import Manifest, PluginFile
+from agentsvc.plugin.hookspecs import EVENT_KINDS, Event
+from agentsvc.sandboxes.plugin_loader import Notifier, PluginHost
+from agentsvc.storage.database_file import check_schema
 from agentsvc.testing import FakeBackend, FakeWorld, KitOptions, backend_contract
-from agentsvc.values import now
 from tests.conftest import FAST
 from tests.plugins import load_plugins
 from tests.service import Service
@@ -41,13 +41,13 @@ def test_every_hook_is_explained_with_its_arguments() -> None:
 def test_every_import_of_the_guide_is_a_public_module() -> None:
     modules = set(re.findall(r"^from (agentsvc\S*) import", "\n".join(BLOCKS), re.MULTILINE))
     assert modules <= {
-        "agentsvc.backend",
-        "agentsvc.errors",
+        "agentsvc.plugin.backend",
+        "agentsvc.base.errors",
         "agentsvc.extension.server",
         "agentsvc.extension.web",
-        "agentsvc.hookspecs",
+        "agentsvc.plugin.hookspecs",
         "agentsvc.testing",
-        "agentsvc.values",
+        "agentsvc.base.values",
     }
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentsvc.config import Config
-from agentsvc.plugins import PluginHost
-from agentsvc.registry import BackendRegistry
+from agentsvc.config.schema import Config
+from agentsvc.sandboxes.plugin_loader import PluginHost
+from agentsvc.sandboxes.registry import BackendRegistry
 from tests.docs.pages import text_of
 
 SECTION = text_of("how-to/other-machines")

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from yarl import URL
 
+from agentsvc.domain.orders import Provider
 from agentsvc.http import v0, v1
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Route
-from agentsvc.orders import Provider
 from tests.git_hosts import GitHosts
 from tests.http.test_bad_input import PATH_VALUES, QUERY_VALUES
 from tests.service import Client

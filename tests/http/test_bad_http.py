@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agentsvc.http.server import make_runner
-from agentsvc.values import new_id
+from agentsvc.base.values import new_id
+from agentsvc.http.server.application import make_runner
 from tests.service import Service
 
 SECRET = "SECRETVALUE"  # noqa: S105  # what must not be repeated

@@ -16,7 +16,8 @@ import pytest
 from yarl import URL
 
 from agentsvc.app import published_routes
-from agentsvc.http import ops, v0, v1
+from agentsvc.http import health as ops
+from agentsvc.http import v0, v1
 from agentsvc.http.routes import Route, Scope
 from tests.conftest import FAST
 from tests.service import Answer, Client, Service

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agentsvc.console import read_console
+from agentsvc.http.web import read_console
 from tests.service import Client, Service
 
-STATIC = Path(__file__).parents[2] / "agentsvc" / "console" / "static"
+STATIC = Path(__file__).parents[2] / "agentsvc" / "http" / "web" / "static"
 PARTS = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.*"))
 SENT = [path for path in PARTS if path.endswith((".css", ".js", ".svg"))]
 MEDIA = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from agentsvc.app import published_routes
 from agentsvc.cli import cli
-from agentsvc.config import Config
+from agentsvc.config.schema import Config
 from agentsvc.http.openapi.parameters import plain_path
 from agentsvc.http.routes import mounted
 from tests.conftest import FAST

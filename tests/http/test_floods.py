@@ -13,9 +13,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from agentsvc.backend import Network, Phase
-from agentsvc.config import Config
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
+from agentsvc.config.schema import Config
+from agentsvc.plugin.backend import Network, Phase
 from tests.core.bench import on_bench
 from tests.http.gateway.steps import until
 from tests.http.test_metrics import read

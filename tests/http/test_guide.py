@@ -6,8 +6,8 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
-from agentsvc.http.guide import page_files
-from agentsvc.http.markdown import render
+from agentsvc.http.web.guide import page_files
+from agentsvc.http.web.markdown import render
 from tests.service import Client, Service
 
 GUIDE = "/docs/guide/"

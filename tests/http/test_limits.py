@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentsvc.config import LimitsConfig, ServerConfig
-from agentsvc.http.limits import Limit
-from agentsvc.http.patience import HOLD_SECONDS, Bench, Seldom
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
+from agentsvc.config.schema import LimitsConfig, ServerConfig
+from agentsvc.http.middleware.rate_limit import Limit
+from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, Bench, Seldom
 from tests.conftest import FAST
 from tests.core.troubles import TroubledWorld
 from tests.plugins import load_plugins
@@ -92,7 +92,7 @@ async def test_who_is_turned_away_again_and_again_waits_and_good_keys_do_not(
     assert [(await stranger.get(PATH)).status for _ in range(30)] == [401] * 30
     # All of the rest at once: the 31st waits already, and while it did there would be one more.
     began = monotonic()
-    with caplog.at_level("DEBUG", "agentsvc.http.middleware"):
+    with caplog.at_level("DEBUG", "agentsvc.http.middleware.pipeline"):
         late = [asyncio.ensure_future(stranger.get(PATH)) for _ in range(7)]  # noqa: TID251  # clients
         assert (await user.get(PATH)).status == 200
         answers = await asyncio.gather(*late)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import pytest
 
 from agentsvc.app import published_routes
-from agentsvc.console import read_console
 from agentsvc.http.routes import Route, Scope
+from agentsvc.http.web import read_console
 from tests.conftest import FAST
 from tests.service import Answer, Client, Service
 

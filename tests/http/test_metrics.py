@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.conversations.figures import lag_seconds, quantile
-from agentsvc.http.measures import Measures, gauge, to_text
+from agentsvc.accounts.keys import Role
+from agentsvc.conversations.statistics import lag_seconds, quantile
+from agentsvc.http.server.metrics_registry import Measures, gauge, to_text
 from agentsvc.testing.backend import FakeWorld
 from tests.service import WAIT_SECONDS, Client, Service
 

@@ -11,14 +11,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 
-from agentsvc import errors
-from agentsvc.auth import KeyRing, Role
-from agentsvc.db import Database
+from agentsvc.accounts.keys import KeyRing, Role
+from agentsvc.base import errors
+from agentsvc.base.values import Secret
 from agentsvc.http import wire
 from agentsvc.http.keys import KEYRING, PRINCIPAL
-from agentsvc.http.middleware import install
+from agentsvc.http.middleware.pipeline import install
 from agentsvc.http.routes import Route, Scope, mount
-from agentsvc.values import Secret
+from agentsvc.storage.database import Database
 
 type Client = TestClient[web.Request, web.Application]
 type MakeClient = Callable[[web.Application], Awaitable[Client]]

@@ -13,7 +13,8 @@ import msgspec.inspect as mi
 import pytest
 
 from agentsvc.app import published_routes
-from agentsvc.http import ops, v0, v1
+from agentsvc.http import health as ops
+from agentsvc.http import v0, v1
 from agentsvc.http.routes import JSON, Route, Scope
 from tests.conftest import FAST
 from tests.service import Answer, Client, Service

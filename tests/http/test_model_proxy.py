@@ -12,17 +12,17 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agentsvc.auth import Role
-from agentsvc.conversationconfig import ModelsConfig
-from agentsvc.conversations.usage import find_usage
-from agentsvc.errors import ModelUnavailable
+from agentsvc.accounts.keys import Role
+from agentsvc.base.errors import ModelUnavailable
+from agentsvc.base.values import Secret
+from agentsvc.config.conversations import ModelsConfig
+from agentsvc.conversations.model_usage import find_usage
 from agentsvc.http.keys import DATABASE
-from agentsvc.modelhosts import host_of_url
-from agentsvc.modelproxy import ModelProxy
-from agentsvc.modelwire import Upstream
+from agentsvc.models.hosts import host_of_url
+from agentsvc.models.proxy import ModelProxy
+from agentsvc.models.wire import Upstream
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import ScriptedModel, make_playbook, say
-from agentsvc.values import Secret
 from tests.conftest import FAST
 from tests.core.troubles import TroubledWorld, eventually, reconfigure
 from tests.plugins import load_plugins

@@ -10,7 +10,7 @@ import pytest
 
 from agentsvc import __version__
 from agentsvc.app import build_app
-from agentsvc.config import Config, ServerConfig
+from agentsvc.config.schema import Config, ServerConfig
 from agentsvc.http.routes import Scope, mounted
 from agentsvc.testing.backend import FakeWorld
 from tests.service import WAIT_SECONDS, Client, Service

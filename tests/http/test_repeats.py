@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.agent_answers import CommandResult
-from agentsvc.auth import KeyRing, Role
-from agentsvc.config import IdempotencyConfig
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database
-from agentsvc.errors import Conflict, IdempotencyKeyReused, TooManyRequests
-from agentsvc.installation import Installation
-from agentsvc.repeats import LARGEST_ANSWER_BYTES, Kept, Repeats, Slot
+from agentsvc.accounts.idempotency import LARGEST_ANSWER_BYTES, Kept, Repeats, Slot
+from agentsvc.accounts.keys import KeyRing, Role
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.base.errors import Conflict, IdempotencyKeyReused, TooManyRequests
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.schema import IdempotencyConfig
+from agentsvc.storage.database import Database
+from agentsvc.storage.installation import Installation
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST

@@ -11,12 +11,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.config import Config, LimitsConfig
-from agentsvc.http.limits import Throttle
+from agentsvc.accounts.keys import Role
+from agentsvc.accounts.quotas import Quotas
+from agentsvc.base.values import dashed, monotonic, new_id
+from agentsvc.config.schema import Config, LimitsConfig
+from agentsvc.http.middleware.rate_limit import Throttle
 from agentsvc.http.wire import CALLBACK_BODY_BYTES
-from agentsvc.quotas import Quotas
-from agentsvc.values import dashed, monotonic, new_id
 from tests.http.test_metrics import read
 from tests.http.v1.streaming import Feeder, events, feeder
 from tests.service import Answer, Client, Service

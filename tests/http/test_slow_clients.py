@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agentsvc.config import ServerConfig
-from agentsvc.http.server import Runner, make_runner
+from agentsvc.config.schema import ServerConfig
+from agentsvc.http.server.application import Runner, make_runner
 from tests.core.troubles import eventually
 from tests.service import Service
 

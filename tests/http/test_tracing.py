@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agentsvc.auth import Role
-from agentsvc.errors import StartFailed
-from agentsvc.pluginfiles import bundled, is_needed
+from agentsvc.accounts.keys import Role
+from agentsvc.base.errors import StartFailed
+from agentsvc.plugin.files import bundled, is_needed
 from tests.plugins import part
 from tests.service import Service
 

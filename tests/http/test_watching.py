@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 import agentsvc
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import Reply, ToolCall, make_playbook
 from tests.service import Client, Service

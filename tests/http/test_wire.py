@@ -11,8 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 
-from agentsvc.errors import BodyTooLarge
-from agentsvc.http import middleware, wire
+from agentsvc.base.errors import BodyTooLarge
+from agentsvc.http import wire
+from agentsvc.http.middleware import pipeline as middleware
 from agentsvc.http.routes import Route, Scope, mount
 
 type Client = TestClient[web.Request, web.Application]

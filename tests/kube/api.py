@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from aiohttp import WSMsgType, web
 
-from agentsvc.values import new_id
+from agentsvc.base.values import new_id
 from tests.kube.node import Node
 from tests.kube.store import KINDS, Refused, Store, merged, stamp
 

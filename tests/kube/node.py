@@ -11,7 +11,7 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from pathlib import Path
 from typing import Any
 
-from agentsvc.values import now
+from agentsvc.base.values import now
 from tests.kube.store import Store
 
 type Json = dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC
 from typing import Any, Final
 
-from agentsvc.values import new_id, now
+from agentsvc.base.values import new_id, now
 
 type Json = dict[str, Any]
 type Key = tuple[str, str, str]

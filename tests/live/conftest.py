@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 import pytest_asyncio
 
-from agentsvc.modelhosts import host_of_url
+from agentsvc.models.hosts import host_of_url
 from agentsvc.testing.git import GitServer
 from agentsvc.testing.llm import ScriptedModel
 from tests.live import rootless

@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from agentsvc.images import default_name
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
+from agentsvc.cli.sandbox_image import default_name
 from tests.live import engines, podman
 from tests.live.engines import EngineFailed, Lease
 from tests.live.podman import PodmanLease

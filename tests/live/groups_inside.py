@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentsvc.backend import BackendContext, Handle, Limits, Order, Phase
 from agentsvc.backends import groups, watch
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.values import new_id
+from agentsvc.base.values import new_id
+from agentsvc.plugin.backend import BackendContext, Handle, Limits, Order, Phase
 from tests.live.uml import tell
 
 TOP = Path("/mnt/groups")

@@ -14,9 +14,9 @@ from typing import BinaryIO
 
 from agentsvc.backends.places import list_temps
 from agentsvc.backends.tree import Process, marks, send, snapshot
-from agentsvc.datadir import DataDir
+from agentsvc.base.values import Secret, monotonic, new_key
+from agentsvc.config.data_directory import DataDir
 from agentsvc.testing.llm import ScriptedModel
-from agentsvc.values import Secret, monotonic, new_key
 from tests.live.client import PATIENCE, LiveClient
 
 _READY = re.compile(r"is ready: (\S+)")

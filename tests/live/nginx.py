@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from agentsvc.values import now
+from agentsvc.base.values import now
 
 _FRAME = """
 daemon off;

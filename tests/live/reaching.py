@@ -2,7 +2,7 @@
 
 import asyncio
 
-from agentsvc.backend import Network
+from agentsvc.plugin.backend import Network
 from tests.live.containers import Engine
 from tests.live.test_docker_backend import REACH, address_of, host_service, python, rig_on
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentsvc.agent import AgentClient
-from agentsvc.errors import AgentRefused, AgentUnavailable
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.base.errors import AgentRefused, AgentUnavailable
+from agentsvc.base.values import Secret, new_key
 from agentsvc.testing.llm import ScriptedModel
-from agentsvc.values import Secret, new_key
 from tests.agent_checks import CHECKS, SCRIPTS, Rig
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(60)]

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from agentsvc.config import GatewayConfig
+from agentsvc.config.schema import GatewayConfig
 from tests.http.gateway.steps import Box, boxed, until
 from tests.live.chromium import showing
 

@@ -12,7 +12,9 @@ import aiodocker
 import msgspec
 import pytest
 
-from agentsvc.backend import (
+from agentsvc.base.errors import BackendUnavailable, OrderRejected
+from agentsvc.base.values import Secret
+from agentsvc.plugin.backend import (
     BackendContext,
     Cause,
     ExecResult,
@@ -25,11 +27,9 @@ from agentsvc.backend import (
     Report,
     StillFetching,
 )
-from agentsvc.errors import BackendUnavailable, OrderRejected
-from agentsvc.plugins import PluginHost
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD, KitOptions
 from agentsvc.testing.rig import Rig, open_rig
-from agentsvc.values import Secret
 from tests.live.containers import Engine
 from tests.live.registry import ABSENT, Registry
 from tests.live.tls import carry, make_certificates

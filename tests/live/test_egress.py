@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.backend import BackendContext, Handle, Network, Order
 from agentsvc.backends import launch, uplink
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.egress.addresses import is_public
-from agentsvc.values import new_id
+from agentsvc.base.values import new_id
+from agentsvc.plugin.backend import BackendContext, Handle, Network, Order
+from agentsvc.plugin.egress.addresses import is_public
 from tests.live.conftest import unavailable
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]

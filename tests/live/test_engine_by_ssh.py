@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.backend import Phase
-from agentsvc.errors import BackendUnavailable
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.plugin.backend import Phase
 from tests.live.conftest import unavailable
 from tests.live.containers import Engine
 from tests.live.engines import EngineFailed

@@ -16,11 +16,11 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from agentsvc.config import Config
-from agentsvc.plugins import PluginHost
-from agentsvc.sandboxconfig import PortConfig, SandboxesConfig, SpecConfig
+from agentsvc.base.values import monotonic
+from agentsvc.config.sandboxes import PortConfig, SandboxesConfig, SpecConfig
+from agentsvc.config.schema import Config
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD
-from agentsvc.values import monotonic
 from tests.live import engines
 from tests.live.cables import Cable
 from tests.live.containers import EVERYWHERE, Engine

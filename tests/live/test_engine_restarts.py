@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.backend import Phase
-from agentsvc.errors import AgentsvcError
-from agentsvc.plugins import PluginHost
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.values import monotonic
+from agentsvc.plugin.backend import Phase
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD, KitOptions
 from agentsvc.testing.rig import open_rig
-from agentsvc.values import monotonic
 from tests.live import engines
 from tests.live.containers import EVERYWHERE, Engine
 from tests.live.engines import BASE, Lease

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.values import dashed
+from agentsvc.base.values import dashed
 from tests.live.client import LiveClient
 from tests.live.events import said
 from tests.live.installation import Installation

@@ -20,7 +20,7 @@ from aiohttp import web
 from playwright.async_api import Browser, BrowserContext, Page
 
 import agentsvc
-from agentsvc.config import GatewayConfig
+from agentsvc.config.schema import GatewayConfig
 from tests.http.gateway.steps import Box, boxed, until
 from tests.live import browser, nginx
 from tests.live.conftest import unavailable

@@ -33,7 +33,7 @@ import os
 import pathlib
 
 from agentsvc.backends.process import ProcessBackend
-from agentsvc.hookspecs import hookimpl
+from agentsvc.plugin.hookspecs import hookimpl
 
 
 async def hold(step):

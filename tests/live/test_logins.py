@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentsvc.config import GatewayConfig
+from agentsvc.config.schema import GatewayConfig
 from agentsvc.http.keys import LOGINS
 from tests.http.gateway.steps import Box, boxed
 from tests.live.chromium import showing

@@ -13,7 +13,7 @@ import pytest_asyncio
 from aiohttp import WSMsgType
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from agentsvc.config import GatewayConfig
+from agentsvc.config.schema import GatewayConfig
 from agentsvc.testing.backend import FakeWorld
 from tests.http.gateway.steps import Box, make_gate
 from tests.http.gateway.upstream import DATA, Upstream

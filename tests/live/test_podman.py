@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentsvc.backend import Network
+from agentsvc.plugin.backend import Network
 from tests.live import test_docker_backend as promises
 from tests.live.containers import Engine
 

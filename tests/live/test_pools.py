@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from agentsvc.backends.shim import ZYGOTE
-from agentsvc.modelhosts import host_of_url
+from agentsvc.models.hosts import host_of_url
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.conftest import MakeInstallation
 from tests.live.events import outputs

@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.agent import AgentClient, AgentServer
-from agentsvc.backend import BackendContext, Handle, Order, Phase, Report
+from agentsvc.agentserver.client import AgentClient, AgentServer
 from agentsvc.backends import places, tree
 from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
 from agentsvc.backends.shim import ZYGOTE
 from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
+from agentsvc.base.values import Secret, new_id, new_key
+from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase, Report
 from agentsvc.testing.llm import ScriptedModel, call, finish
-from agentsvc.values import Secret, new_id, new_key
 from tests.agent_checks import Rig
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(90)]

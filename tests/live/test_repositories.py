@@ -9,8 +9,8 @@ from typing import Any, Self
 import pytest
 import pytest_asyncio
 
+from agentsvc.base.values import Secret
 from agentsvc.testing.git import GitServer
-from agentsvc.values import Secret
 from tests.live.client import LiveClient
 from tests.live.events import errors, outputs
 from tests.live.installation import Installation, command_line, secret

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from agentsvc.backend import Network
+from agentsvc.plugin.backend import Network
 from agentsvc.testing.checks import CHECKS, Check
 from tests.live.containers import Engine
 from tests.live.reaching import reached

@@ -10,7 +10,7 @@ import pytest
 from agentsvc.backends import launch, uplink
 from agentsvc.backends.look import OWN_NETWORK, PROXIED_NETWORK
 from agentsvc.backends.shim import ZYGOTE
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation, unavailable
 from tests.live.events import outputs

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from agentsvc.values import now
+from agentsvc.base.values import now
 
 
 def make_certificates(directory: Path, *addresses: str) -> tuple[Path, Path]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.db import Database
+from agentsvc.storage.database import Database
 
 
 @pytest.fixture

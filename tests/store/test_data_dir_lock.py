@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.dbfile import lock_data_dir
-from agentsvc.errors import StartFailed
+from agentsvc.base.errors import StartFailed
+from agentsvc.storage.database_file import lock_data_dir
 
 
 def test_a_second_server_is_refused_and_told_who_holds_the_directory(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_the_lock_can_be_taken_again_once_it_was_given_back(tmp_path: Path) -> N
 def test_the_lock_ends_with_a_killed_process_though_its_child_lives(tmp_path: Path) -> None:
     code = (
         "import pathlib, subprocess, sys, time\n"
-        "from agentsvc.dbfile import lock_data_dir\n"
+        "from agentsvc.storage.database_file import lock_data_dir\n"
         "with lock_data_dir(pathlib.Path(sys.argv[1])):\n"
         "    child = subprocess.Popen(['sleep', '8'], stdout=subprocess.DEVNULL)\n"
         "    print(child.pid, flush=True)\n"

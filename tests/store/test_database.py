@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.db import Database, IntegrityError, Reader, Row, Transaction
-from agentsvc.errors import CapacityExceeded
-from agentsvc.values import monotonic
+from agentsvc.base.errors import CapacityExceeded
+from agentsvc.base.values import monotonic
+from agentsvc.storage.database import Database, IntegrityError, Reader, Row, Transaction
 
 INSERT = """
     INSERT INTO users (id, name, role, created_at)

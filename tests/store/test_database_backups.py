@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.db import Database
-from agentsvc.errors import CapacityExceeded, Conflict
+from agentsvc.base.errors import CapacityExceeded, Conflict
+from agentsvc.storage.database import Database
 from tests.store.test_database import adding, names_in, user_ids
 
 

@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.db import Database, Transaction
-from agentsvc.dbfile import check_file, check_schema, copy_running, read_foreign, vacuum_file
-from agentsvc.errors import BadRequest, StartFailed
-from agentsvc.values import new_id
+from agentsvc.base.errors import BadRequest, StartFailed
+from agentsvc.base.values import new_id
+from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage.database_file import (
+    check_file,
+    check_schema,
+    copy_running,
+    read_foreign,
+    vacuum_file,
+)
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from agentsvc.base.errors import StartFailed
+from agentsvc.base.values import Secret
 from agentsvc.cli.serve import ensure_first_key
-from agentsvc.datadir import DataDir
-from agentsvc.errors import StartFailed
-from agentsvc.installation import Installation
-from agentsvc.secretstore import SecretStore
-from agentsvc.values import Secret
+from agentsvc.config.data_directory import DataDir
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.storage.installation import Installation
 
 OLD = Path(__file__).parents[1] / "data" / "db"
 

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.db import Database
-from agentsvc.dbfile import APPLICATION_ID, MIGRATIONS, lock_data_dir, render_schema, write_schema
-from agentsvc.errors import StartFailed
+from agentsvc.base.errors import StartFailed
+from agentsvc.storage.database import Database
+from agentsvc.storage.database_file import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    lock_data_dir,
+    render_schema,
+    write_schema,
+)
 
 
 @pytest.fixture
@@ -134,7 +140,7 @@ async def test_programs_that_start_together_migrate_once(db_path: Path, migratio
 
 _HOLDER = """
 import pathlib, sys
-from agentsvc.dbfile import lock_data_dir
+from agentsvc.storage.database_file import lock_data_dir
 with lock_data_dir(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -251,7 +257,7 @@ async def test_a_place_where_no_file_can_be_made_stops_the_start(tmp_path: Path,
 
 def test_the_schema_file_is_the_sum_of_the_migrations() -> None:
     committed = (MIGRATIONS / "schema.sql").read_text("utf-8")
-    assert committed == render_schema(), "run agentsvc.db.write_schema()"
+    assert committed == render_schema(), "run agentsvc.storage.database.write_schema()"
 
 
 def test_the_schema_file_alone_makes_the_same_database(tmp_path: Path) -> None:

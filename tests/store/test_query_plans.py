@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from agentsvc.announcements import Announcements
-from agentsvc.archives.table import ArchiveTable
+from agentsvc.base.bus import Announcements
+from agentsvc.base.values import encode_cursor, new_id
+from agentsvc.conversations.archives.table import ArchiveTable
+from agentsvc.conversations.event_log import EventLog, EventQuery
+from agentsvc.conversations.event_table import EventTable
 from agentsvc.conversations.model import ConversationQuery
+from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.conversations.task_table import StartTaskTable
-from agentsvc.db import Database, Row
-from agentsvc.events import EventLog, EventQuery
-from agentsvc.eventtable import EventTable
-from agentsvc.orders import ConversationSort, StartSort
-from agentsvc.paging import Page
+from agentsvc.domain.orders import ConversationSort, StartSort
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.values import encode_cursor, new_id
-from agentsvc.vault import Vault
+from agentsvc.storage.database import Database, Row
+from agentsvc.storage.paging import Page
+from agentsvc.storage.vault import Vault
 from tests.plugins import part
 
 if TYPE_CHECKING:

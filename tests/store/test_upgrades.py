@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 import agentsvc
-from agentsvc.announcements import Announcements
-from agentsvc.archives.table import ArchiveTable
-from agentsvc.auth import KeyRing
-from agentsvc.conversations.pending_table import PendingTable, lane_of
+from agentsvc.accounts.keys import KeyRing
+from agentsvc.base.bus import Announcements
+from agentsvc.base.errors import NotAuthenticated
+from agentsvc.base.values import Secret
+from agentsvc.conversations.archives.table import ArchiveTable
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations.message_queue_table import PendingTable, lane_of
+from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.conversations.task_table import StartTaskTable
-from agentsvc.db import Database
-from agentsvc.dbfile import MIGRATIONS, check_file
-from agentsvc.errors import NotAuthenticated
-from agentsvc.events import EventLog
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.secretstore import SecretStore
-from agentsvc.settings import SettingsStore
-from agentsvc.values import Secret
-from agentsvc.vault import Vault
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.settings.store import SettingsStore
+from agentsvc.storage.database import Database
+from agentsvc.storage.database_file import MIGRATIONS, check_file
+from agentsvc.storage.vault import Vault
 
 DUMPS = Path(__file__).parents[1] / "data" / "db"
 OLD = sorted(DUMPS.glob("[0-9]*.sql"))

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from agentsvc.db import Database, IntegrityError, Transaction
-from agentsvc.errors import CapacityExceeded
+from agentsvc.base.errors import CapacityExceeded
+from agentsvc.storage.database import Database, IntegrityError, Transaction
 from tests.store.test_database import adding, fill, set_page_limit, user_ids
 
 

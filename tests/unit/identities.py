@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from agentsvc.auth import KeyRing, Principal
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database
+from agentsvc.accounts.keys import KeyRing, Principal
+from agentsvc.config.data_directory import DataDir
+from agentsvc.storage.database import Database
 
 
 def identify(data_dir: Path, key: str) -> Principal:

@@ -3,7 +3,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.agentoptions import (
+from agentsvc.base.errors import BadRequest
+from agentsvc.base.values import Secret
+from agentsvc.conversations.secret_lookup import Lookup
+from agentsvc.conversations.starting.agent_request import (
+    AgentInputs,
+    make_agent_body,
+    require_model,
+)
+from agentsvc.conversations.starting.prompts import first_message
+from agentsvc.domain.agent_options import (
     AgentOptions,
     CondenserOptions,
     ContextOptions,
@@ -11,12 +20,8 @@ from agentsvc.agentoptions import (
     Tool,
     VerificationOptions,
 )
-from agentsvc.conversations.agent_body import AgentInputs, make_agent_body, require_model
-from agentsvc.conversations.lookups import Lookup
-from agentsvc.conversations.prompts import first_message
-from agentsvc.errors import BadRequest
-from agentsvc.mcp import McpConfig, SseServer
-from agentsvc.orders import (
+from agentsvc.domain.mcp import McpConfig, SseServer
+from agentsvc.domain.orders import (
     AgentType,
     Content,
     ContentKind,
@@ -25,8 +30,7 @@ from agentsvc.orders import (
     SuggestedTask,
     TaskType,
 )
-from agentsvc.settings import Settings
-from agentsvc.values import Secret
+from agentsvc.settings.store import Settings
 
 CONVERSATION = "0f" * 16
 USABLE = ["terminal", "file_editor", "task_tracker", "task_tool_set", "glob", "grep"]

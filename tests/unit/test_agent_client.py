@@ -3,16 +3,10 @@
 import msgspec
 import pytest
 
-from agentsvc.agent import AgentClient, ConversationStats, decode_conversation
-from agentsvc.agent_answers import BashOutput, Output, to_error
-from agentsvc.errors import (
-    AgentRefused,
-    AgentsvcError,
-    AgentUnavailable,
-    Conflict,
-    NotFound,
-)
-from agentsvc.values import Secret
+from agentsvc.agentserver.client import AgentClient, ConversationStats, decode_conversation
+from agentsvc.agentserver.responses import BashOutput, Output, to_error
+from agentsvc.base.errors import AgentRefused, AgentsvcError, AgentUnavailable, Conflict, NotFound
+from agentsvc.base.values import Secret
 
 KEY = Secret("the-session-key")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.announcements import Announcement, Announcements, Overrun, Subject
+from agentsvc.base.bus import Announcement, Announcements, Overrun, Subject
 
 
 def news(number: int = 0, **fields: Any) -> Announcement:

@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from agentsvc.backend import fill
 from agentsvc.backends.look import describe_exit
-from agentsvc.errors import OrderRejected
+from agentsvc.base.errors import OrderRejected
+from agentsvc.plugin.backend import fill
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from agentsvc.backend import Port
-from agentsvc.backendparts import choose_ports, finish, working_dir
-from agentsvc.errors import OrderRejected
+from agentsvc.base.errors import OrderRejected
+from agentsvc.plugin.backend import Port
+from agentsvc.plugin.helpers import choose_ports, finish, working_dir
 
 
 def test_ports_have_the_numbers_that_clients_know() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.events import read_head
+from agentsvc.conversations.event_log import read_head
 from tests.bench.__main__ import measure
 from tests.bench.figures import Figure, Section, Target, document, percentile, table
 from tests.bench.load import Work, as_many_as_can_be, in_turns, one_by_one, paced

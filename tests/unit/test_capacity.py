@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from agentsvc.sandboxes.capacity import (
+from agentsvc.base.values import now
+from agentsvc.sandboxes.admission.capacity import (
     Held,
     Limits,
     Load,
@@ -16,7 +17,6 @@ from agentsvc.sandboxes.capacity import (
     left,
     roomiest,
 )
-from agentsvc.values import now
 
 BEGIN = now()
 ONE = Load(sandboxes=1)

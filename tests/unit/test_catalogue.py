@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.catalogue import Catalogue, Model, ModelProvider, Models, installed_file, read_models
+from agentsvc.models.catalogue import (
+    Catalogue,
+    Model,
+    ModelProvider,
+    Models,
+    installed_file,
+    read_models,
+)
 
 VERIFIED = '''
 """Lists."""
@@ -100,7 +107,7 @@ async def test_the_files_are_read_once(find_file: FindFile) -> None:
 
 def test_reading_imports_nothing_of_the_packages() -> None:
     code = (
-        "import sys; from agentsvc.catalogue import read_models;"
+        "import sys; from agentsvc.models.catalogue import read_models;"
         "print(len(read_models().models), *sorted({n.partition('.')[0] for n in sys.modules}))"
     )
     output = subprocess.run(

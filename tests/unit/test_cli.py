@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 import agentsvc
+from agentsvc.base.errors import Conflict, StartFailed
 from agentsvc.cli import COMMANDS, CommandFailed, LazyGroup, cli, plugincommands
 from agentsvc.cli.run.watch import View
 from agentsvc.cli.text import columns, json_line, json_text
-from agentsvc.errors import Conflict, StartFailed
 
 
 def test_the_version_is_that_of_the_package() -> None:

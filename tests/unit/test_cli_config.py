@@ -5,8 +5,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentsvc.cli import cli
-from agentsvc.configfile import render_default
-from agentsvc.pluginfiles import sections
+from agentsvc.config.file import render_default
+from agentsvc.plugin.files import sections
 
 
 def run(*arguments: str, **environment: str) -> Result:

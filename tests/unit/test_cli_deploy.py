@@ -9,10 +9,10 @@ import yaml
 from click.testing import CliRunner
 
 import agentsvc
-from agentsvc import config
 from agentsvc.cli import cli
 from agentsvc.cli.deploy import FILES
-from agentsvc.layers import Origin
+from agentsvc.config import schema as config
+from agentsvc.config.layers import Origin
 
 DIRECTORY = Path(agentsvc.__file__).parent / "deploy"
 ROOT = DIRECTORY.parents[1]

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentsvc.cli import cli
-from agentsvc.datadir import DataDir
-from agentsvc.dbfile import lock_data_dir
-from agentsvc.installation import Installation
+from agentsvc.config.data_directory import DataDir
+from agentsvc.storage.database_file import lock_data_dir
+from agentsvc.storage.installation import Installation
 
 CLEAN = dict.fromkeys(
     (

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agentsvc.auth import KeyRing, Role
+from agentsvc.accounts.device_logins import Claim, DeviceLogins, Login
+from agentsvc.accounts.keys import KeyRing, Role
+from agentsvc.base.errors import NotAuthenticated
+from agentsvc.base.values import now
 from agentsvc.cli import cli
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database
-from agentsvc.devices import Claim, DeviceLogins, Login
-from agentsvc.errors import NotAuthenticated
-from agentsvc.values import now
+from agentsvc.config.data_directory import DataDir
+from agentsvc.storage.database import Database
 from tests.unit.identities import identify
 
 

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from agentsvc.announcements import Announcements
-from agentsvc.backend import IdleRules
+from agentsvc.base.bus import Announcements
+from agentsvc.base.values import Secret, now, to_stored
 from agentsvc.cli import cli
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database
-from agentsvc.dbfile import lock_data_dir
-from agentsvc.events import EventLog, EventQuery
-from agentsvc.installation import Installation
-from agentsvc.settings import Settings, SettingsStore
-from agentsvc.values import Secret, now, to_stored
+from agentsvc.config.data_directory import DataDir
+from agentsvc.conversations.event_log import EventLog, EventQuery
+from agentsvc.plugin.backend import IdleRules
+from agentsvc.settings.store import Settings, SettingsStore
+from agentsvc.storage.database import Database
+from agentsvc.storage.database_file import lock_data_dir
+from agentsvc.storage.installation import Installation
 
 USER = "a" * 32
 OLD = to_stored(now() - timedelta(days=100))

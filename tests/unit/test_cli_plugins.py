@@ -9,9 +9,9 @@ from agentsvc.cli import cli
 from agentsvc.testing import WORKLOAD
 
 PLUGIN = """
-from agentsvc.backend import API_VERSION
-from agentsvc.errors import BackendUnavailable
-from agentsvc.hookspecs import hookimpl
+from agentsvc.plugin.backend import API_VERSION
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.plugin.hookspecs import hookimpl
 from agentsvc.testing.backend import FakeBackend
 
 __version__ = "7.1"
@@ -35,8 +35,8 @@ def agentsvc_register_backends():
 """
 
 UNFINISHED = """
-from agentsvc.backend import RuntimeBackend
-from agentsvc.hookspecs import hookimpl
+from agentsvc.plugin.backend import RuntimeBackend
+from agentsvc.plugin.hookspecs import hookimpl
 
 
 class Unfinished(RuntimeBackend):
@@ -49,8 +49,8 @@ def agentsvc_register_backends():
 """
 
 USELESS = """
-from agentsvc.errors import OrderRejected
-from agentsvc.hookspecs import hookimpl
+from agentsvc.base.errors import OrderRejected
+from agentsvc.plugin.hookspecs import hookimpl
 from agentsvc.testing import FakeWorld
 
 class Useless(FakeWorld().backend_type()):

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from agentsvc.backends import landlock
+from agentsvc.base.errors import StartFailed
+from agentsvc.base.values import new_id
 from agentsvc.cli.serve import bind, read_bootstrap_key, with_addresses
-from agentsvc.config import Config, ServerConfig
-from agentsvc.errors import StartFailed
-from agentsvc.values import new_id
+from agentsvc.config.schema import Config, ServerConfig
 from tests.users import ordinary_user
 
 BOOTSTRAP_KEY = "bootstrap-key-of-forty-characters-or-so"

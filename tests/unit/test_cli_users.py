@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agentsvc.archives import new_archive
-from agentsvc.archives.table import ArchiveTable
-from agentsvc.auth import KeyScope, Role
+from agentsvc.accounts.keys import KeyScope, Role
+from agentsvc.base.errors import NotAuthenticated
+from agentsvc.base.values import now
 from agentsvc.cli import cli
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database
-from agentsvc.errors import NotAuthenticated
-from agentsvc.values import now
+from agentsvc.config.data_directory import DataDir
+from agentsvc.conversations.archives import new_archive
+from agentsvc.conversations.archives.table import ArchiveTable
+from agentsvc.storage.database import Database
 from tests.unit.identities import identify
 
 

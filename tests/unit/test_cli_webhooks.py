@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentsvc.cli import cli
-from agentsvc.datadir import DataDir
-from agentsvc.db import Transaction
-from agentsvc.installation import Installation
+from agentsvc.config.data_directory import DataDir
+from agentsvc.storage.database import Transaction
+from agentsvc.storage.installation import Installation
 from tests.plugins import part
 
 if TYPE_CHECKING:

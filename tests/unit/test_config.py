@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc import layers
-from agentsvc.config import Config, LogLevel, data_dir, find_file, load
-from agentsvc.errors import StartFailed
-from agentsvc.layers import Origin
-from agentsvc.sandboxconfig import SpecConfig
+from agentsvc.base.errors import StartFailed
+from agentsvc.config import layers
+from agentsvc.config.layers import Origin
+from agentsvc.config.sandboxes import SpecConfig
+from agentsvc.config.schema import Config, LogLevel, data_dir, find_file, load
 
 NO_HOME = {"HOME": "/nonexistent"}
 

@@ -4,9 +4,9 @@ import ipaddress
 
 import pytest
 
-from agentsvc.egress import source_of
-from agentsvc.errors import CapacityExceeded, TooManyRequests
-from agentsvc.http.connection_limit import Connection, ConnectionLimit
+from agentsvc.base.errors import CapacityExceeded, TooManyRequests
+from agentsvc.http.server.connection_limit import Connection, ConnectionLimit
+from agentsvc.plugin.egress import source_of
 
 FAR = "192.0.2.1"
 ALSO_FAR = "192.0.2.2"

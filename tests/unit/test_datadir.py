@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.datadir import DataDir
-from agentsvc.errors import StartFailed
+from agentsvc.base.errors import StartFailed
+from agentsvc.config.data_directory import DataDir
 
 
 def mode_of(path: Path) -> int:

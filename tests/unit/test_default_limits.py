@@ -5,9 +5,9 @@ import os
 import msgspec
 import pytest
 
-from agentsvc.backend import Fences, Isolation, Limits, Spec
-from agentsvc.sandboxconfig import DefaultLimits, IsolationFloor, SandboxesConfig
-from agentsvc.sandboxes.protection import as_now, floor_of, protection_of, with_limits
+from agentsvc.config.sandboxes import DefaultLimits, IsolationFloor, SandboxesConfig
+from agentsvc.plugin.backend import Fences, Isolation, Limits, Spec
+from agentsvc.sandboxes.isolation import as_now, floor_of, protection_of, with_limits
 from agentsvc.testing import FakeWorld
 
 GIBIBYTE = 1024**3

@@ -14,17 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from agentsvc.backend import (
-    BackendContext,
-    Cause,
-    Isolation,
-    Limits,
-    Network,
-    Order,
-    Phase,
-)
-from agentsvc.errors import BackendUnavailable
-from agentsvc.values import new_id
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.base.values import new_id
+from agentsvc.plugin.backend import BackendContext, Cause, Isolation, Limits, Network, Order, Phase
 from tests.plugins import part
 
 if TYPE_CHECKING:

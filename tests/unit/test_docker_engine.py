@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from agentsvc.backend import (
+from agentsvc.base.errors import (
+    AgentsvcError,
+    BackendUnavailable,
+    CapacityExceeded,
+    Conflict,
+    OrderRejected,
+    StartFailed,
+)
+from agentsvc.plugin.backend import (
     NOT_CALLING,
     BackendContext,
     Cause,
@@ -23,14 +31,6 @@ from agentsvc.backend import (
     PausedAs,
     Phase,
     Spec,
-)
-from agentsvc.errors import (
-    AgentsvcError,
-    BackendUnavailable,
-    CapacityExceeded,
-    Conflict,
-    OrderRejected,
-    StartFailed,
 )
 from tests.plugins import part
 

@@ -4,8 +4,8 @@ import ipaddress
 
 import pytest
 
-from agentsvc.egress import Resolver, from_json, parse_policy, to_json
-from agentsvc.egress.addresses import BadHost, is_own, is_public, parse_host
+from agentsvc.plugin.egress import Resolver, from_json, parse_policy, to_json
+from agentsvc.plugin.egress.addresses import BadHost, is_own, is_public, parse_host
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from agentsvc.conversations import facts
-from agentsvc.conversations.making import new_conversation
+from agentsvc.conversations.event_log import EventHead
 from agentsvc.conversations.model import Conversation, Metrics
-from agentsvc.events import EventHead
-from agentsvc.orders import ExecutionStatus, StartOrder
-from agentsvc.settings import Settings
+from agentsvc.conversations.records import new_conversation
+from agentsvc.domain.orders import ExecutionStatus, StartOrder
+from agentsvc.settings.store import Settings
 
 
 def conversation(budget: float | None = None) -> Conversation:

@@ -59,8 +59,8 @@ class Watch:
 sys.meta_path.insert(0, Watch())
 import agentsvc.cli.serve
 from agentsvc.app import published_routes
-from agentsvc.config import Config
-from agentsvc.plugins import PluginHost
+from agentsvc.config.schema import Config
+from agentsvc.sandboxes.plugin_loader import PluginHost
 
 PluginHost.load()
 published_routes(Config())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentsvc.gateway.rewrite import relocate_body, to_agent
+from agentsvc.http.gateway.rewriting import relocate_body, to_agent
 
 ELSEWHERE = "/srv/sandboxes/7/workspace"
 IN_CONTAINER = "/workspace/project"

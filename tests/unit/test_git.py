@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsvc.errors import InvalidRequest
-from agentsvc.git import (
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.values import Secret
+from agentsvc.domain.orders import Provider
+from agentsvc.domain.repositories import (
     check_branch,
     check_host,
     check_repository,
@@ -14,8 +16,6 @@ from agentsvc.git import (
     locate,
     token_variable,
 )
-from agentsvc.orders import Provider
-from agentsvc.values import Secret
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from agentsvc.backend import Phase, Spec
-from agentsvc.conversations.grouping import MATES_MAX, Occupancy, choose_sandbox
+from agentsvc.base.values import Secret, now
+from agentsvc.conversations.starting.grouping import MATES_MAX, Occupancy, choose_sandbox
+from agentsvc.plugin.backend import Phase, Spec
 from agentsvc.sandboxes import Sandbox, Target
-from agentsvc.settings import GroupingStrategy
-from agentsvc.values import Secret, now
+from agentsvc.settings.store import GroupingStrategy
 
 BEGIN = now()
 

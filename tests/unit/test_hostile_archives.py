@@ -17,14 +17,14 @@ import pytest
 from backports import zstd
 from click.testing import CliRunner, Result
 
-from agentsvc.archives import tarball
-from agentsvc.archives.tarball import Bounds, read_parts, repack
+from agentsvc.base.errors import AgentsvcError, ArchiveRefused
 from agentsvc.cli import CommandFailed, cli
 from agentsvc.cli.run.files import read_files
-from agentsvc.datadir import DataDir
-from agentsvc.errors import AgentsvcError, ArchiveRefused
+from agentsvc.config.data_directory import DataDir
+from agentsvc.conversations.archives import tarball
+from agentsvc.conversations.archives.tarball import Bounds, read_parts, repack
 from agentsvc.http.v0.workspaces import to_zip
-from agentsvc.tarstream import BadTar, TarStream
+from agentsvc.storage.tar_reader import BadTar, TarStream
 from tests.hostile_archives import PLANTED, TERABYTES, hostile_tars, plant, tree
 from tests.unit.test_cli_operations import store_model_key
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.config import Config, GatewayConfig
-from agentsvc.http.hosts import known_hosts
+from agentsvc.config.schema import Config, GatewayConfig
+from agentsvc.http.middleware.host_names import known_hosts
 
 
 def known(host: str, /, *, sandbox_domain: str = "", **server: Any) -> bool:

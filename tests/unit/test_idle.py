@@ -4,12 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from agentsvc.backend import IdleRules, PausedAs, Phase, Spec
+from agentsvc.base.values import now
+from agentsvc.plugin.backend import IdleRules, PausedAs, Phase, Spec
 from agentsvc.sandboxes import Target
-from agentsvc.sandboxes.culler import due
-from agentsvc.sandboxes.usage import Usage
-from agentsvc.sandboxes.use_table import Unused
-from agentsvc.values import now
+from agentsvc.sandboxes.admission.table import Unused
+from agentsvc.sandboxes.idle_culler import due
+from agentsvc.sandboxes.last_used import Usage
 
 LONG_AGO = now() - timedelta(days=1)
 RULES = IdleRules(pause_after_seconds=60, delete_after_seconds=600)

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentsvc.cli import cli
-from agentsvc.images import default_name, find_recipe
-from agentsvc.images.recipe import CONTAINERFILE, LOCKS, find_certificates, find_indexes
+from agentsvc.cli.sandbox_image import default_name, find_recipe
+from agentsvc.cli.sandbox_image.recipe import CONTAINERFILE, LOCKS, find_certificates, find_indexes
 from tests.wheels import write_wheel
 
 

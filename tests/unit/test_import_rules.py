@@ -31,7 +31,7 @@ def imported_by(source: str) -> Iterator[str]:
                 # A part of the plugin itself, if it is not outside its package.
                 assert node.level == 1
                 continue
-            # `from agentsvc import backend` names a module, `from agentsvc.backend import Spec` a part.
+            # `from agentsvc import backend` names a module, `from agentsvc.plugin.backend import Spec` a part.
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
@@ -54,12 +54,12 @@ def test_a_plugin_imports_only_what_is_public() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "import agentsvc.db",
+        "import agentsvc.storage.database",
         "import agentsvc",
         "from agentsvc import db",
         "from agentsvc.sandboxes import Sandboxes",
         "from agentsvc.backends.process import ProcessBackend",
-        "def f():\n    import agentsvc.config",
+        "def f():\n    import agentsvc.config.schema",
     ],
 )
 def test_the_rule_for_plugins_catches(line: str) -> None:
@@ -70,9 +70,9 @@ def test_the_rule_for_plugins_catches(line: str) -> None:
     "line",
     [
         "import aiohttp",
-        "import agentsvc.backend",
+        "import agentsvc.plugin.backend",
         "from agentsvc import errors, values",
-        "from agentsvc.backend import Spec",
+        "from agentsvc.plugin.backend import Spec",
         "from agentsvc.testing.kit import backend_contract",
     ],
 )
@@ -81,7 +81,7 @@ def test_the_rule_for_plugins_allows(line: str) -> None:
 
 
 def test_a_backend_that_nobody_configured_loads_no_client_library() -> None:
-    code = "import sys; from agentsvc.plugins import PluginHost; host = PluginHost.load();"
+    code = "import sys; from agentsvc.sandboxes.plugin_loader import PluginHost; host = PluginHost.load();"
     code += "print(*host.backend_types()); print(*sorted(sys.modules))"
     backends, modules = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

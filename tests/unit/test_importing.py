@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from cryptography.fernet import Fernet
 
-from agentsvc.events import IMPORTED_KEY
+from agentsvc.conversations.event_log import IMPORTED_KEY
 from agentsvc.http.v0.translate import translate
 from tests.openhands_data import OLDER_ID, USES, every_event, sealed, write
 from tests.plugins import part

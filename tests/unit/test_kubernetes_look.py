@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agentsvc.backend import NOT_CALLING, Cause, Isolation, PausedAs, Phase
-from agentsvc.errors import (
+from agentsvc.base.errors import (
     AgentsvcError,
     BackendUnavailable,
     CapacityExceeded,
     Conflict,
     OrderRejected,
 )
-from agentsvc.values import now
+from agentsvc.base.values import now
+from agentsvc.plugin.backend import NOT_CALLING, Cause, Isolation, PausedAs, Phase
 from tests.plugins import part
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from agentsvc.backend import Isolation, Limits, Network, Order, Port
-from agentsvc.errors import OrderRejected, StartFailed
-from agentsvc.values import Secret, new_id
+from agentsvc.base.errors import OrderRejected, StartFailed
+from agentsvc.base.values import Secret, new_id
+from agentsvc.plugin.backend import Isolation, Limits, Network, Order, Port
 from tests.kube.standard import breaches
 from tests.plugins import part
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentsvc import logs
-from agentsvc.logs import CURRENT_REQUEST, Masker
-from agentsvc.values import MASK, Secret, dashed, new_id, new_key
+from agentsvc.base import logs
+from agentsvc.base.logs import CURRENT_REQUEST, Masker
+from agentsvc.base.values import MASK, Secret, dashed, new_id, new_key
 
 log = logging.getLogger("agentsvc.test")
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.conversations.masking import mask_state
-from agentsvc.values import MASK
+from agentsvc.base.values import MASK
+from agentsvc.conversations.state_masking import mask_state
 
 
 def state(value: Any, key: str = "full_state") -> bytes:

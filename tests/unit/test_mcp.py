@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
-from agentsvc.errors import InvalidRequest
-from agentsvc.mcp import (
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.values import MASK, Secret
+from agentsvc.domain.mcp import (
     McpConfig,
     ShttpServer,
     SseServer,
@@ -13,7 +14,6 @@ from agentsvc.mcp import (
     show_mcp_config,
     to_agent,
 )
-from agentsvc.values import MASK, Secret
 
 FULL = McpConfig(
     sse_servers=(

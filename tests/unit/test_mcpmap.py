@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from agentsvc.errors import InvalidRequest
-from agentsvc.mcp import (
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.values import MASK, Secret
+from agentsvc.domain.mcp import (
     Extras,
     McpConfig,
     ShttpServer,
@@ -17,8 +18,7 @@ from agentsvc.mcp import (
     show_mcp_config,
     to_agent,
 )
-from agentsvc.mcpmap import read_mcp_map, show_mcp_map
-from agentsvc.values import MASK, Secret
+from agentsvc.domain.mcp_map import read_mcp_map, show_mcp_map
 
 LOC = ("body", "mcp_config")
 MAP: dict[str, Any] = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agentsvc.gitproviders.microagents import directory_of, read_microagent
-from agentsvc.orders import Provider
+from agentsvc.domain.orders import Provider
+from agentsvc.git.microagents import directory_of, read_microagent
 
 
 @pytest.mark.parametrize(

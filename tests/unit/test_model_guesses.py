@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentsvc.modelwire import Upstream, guess_usage
+from agentsvc.models.wire import Upstream, guess_usage
 
 
 @pytest.mark.parametrize(("price", "dollars"), [(0.01, 1.0), (None, None)])

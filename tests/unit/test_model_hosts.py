@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from agentsvc.agentoptions import Llm
-from agentsvc.backend import Network, Spec
-from agentsvc.config import GitConfig
-from agentsvc.modelhosts import host_of
-from agentsvc.sandboxconfig import SandboxesConfig
-from agentsvc.sandboxes.order import with_local_hosts, with_models
-from agentsvc.settings import Settings
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.config.schema import GitConfig
+from agentsvc.domain.agent_options import Llm
+from agentsvc.models.hosts import host_of
+from agentsvc.plugin.backend import Network, Spec
+from agentsvc.sandboxes.orders import with_local_hosts, with_models
+from agentsvc.settings.store import Settings
 
 
 @pytest.mark.parametrize(

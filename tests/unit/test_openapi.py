@@ -8,7 +8,8 @@ import openapi_spec_validator
 import pytest
 from aiohttp import web
 
-from agentsvc.errors import AgentUnavailable, Conflict, Unsupported
+from agentsvc.base.errors import AgentUnavailable, Conflict, Unsupported
+from agentsvc.base.values import Secret, SentSecret
 from agentsvc.http.openapi import describe
 from agentsvc.http.openapi.answers import errors_of
 from agentsvc.http.openapi.fields import SHARED
@@ -21,7 +22,6 @@ from agentsvc.http.openapi.schemas import (
     without_null,
 )
 from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope, shown_as
-from agentsvc.values import Secret, SentSecret
 
 
 class Colour(StrEnum):
@@ -176,7 +176,7 @@ def test_no_two_components_have_one_name() -> None:
         {
             "agentsvc.http.v0.types_a.Body": {"title": "Body"},
             "agentsvc.http.v1.types_a.Body": {"title": "Body"},
-            "agentsvc.agent_answers.Page": {"title": "Page"},
+            "agentsvc.agentserver.responses.Page": {"title": "Page"},
             "agentsvc.http.v1.types_one_two.Same": {"title": "Same"},
             "agentsvc.http.v1.three.Same": {"title": "Same"},
             "Alone": {"title": "Alone"},

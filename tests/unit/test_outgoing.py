@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from agentsvc.errors import InvalidRequest, NotAllowed
-from agentsvc.values import Secret
+from agentsvc.base.errors import InvalidRequest, NotAllowed
+from agentsvc.base.values import Secret
 from tests.plugins import part
 
 if TYPE_CHECKING:

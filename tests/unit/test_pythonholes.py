@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from agentsvc.base.python_holes import HOLES, Version, known_holes
 from agentsvc.cli import cli
-from agentsvc.pythonholes import HOLES, Version, known_holes
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agentsvc.reach import SandboxConnector, as_http, socket_of
+from agentsvc.agentserver.safe_connector import SandboxConnector, as_http, socket_of
 
 
 async def greet(request: web.Request) -> web.Response:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.conversations.recording import (
+from agentsvc.conversations.replay_script import (
     Question,
     acts_as_recorded,
     completion,
@@ -18,7 +18,7 @@ from agentsvc.conversations.recording import (
     recording_of,
     title_answer,
 )
-from agentsvc.orders import Content, ContentKind, Message, RecordedStep, StartOrder, ToolUse
+from agentsvc.domain.orders import Content, ContentKind, Message, RecordedStep, StartOrder, ToolUse
 
 
 def said(text: str) -> RecordedStep:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from agentsvc.base.errors import BadRequest
 from agentsvc.conversations.files import check_ref, is_inside, locate
-from agentsvc.errors import BadRequest
 
 ID = "0123456789abcdef0123456789abcdef"
 ROOT = "/srv/sandbox/workspace"

@@ -1,6 +1,7 @@
 import pytest
 
-from agentsvc.backend import Endpoint, Phase, Spec
+from agentsvc.base.values import new_key, now
+from agentsvc.plugin.backend import Endpoint, Phase, Spec
 from agentsvc.sandboxes.state import (
     Action,
     Sandbox,
@@ -11,7 +12,6 @@ from agentsvc.sandboxes.state import (
     next_action,
     status_of,
 )
-from agentsvc.values import new_key, now
 
 RUNNING, RESTARTED, PAUSED, STOPPED, DELETED = Target
 STARTING, UP, FROZEN, FAILED, GONE = Phase

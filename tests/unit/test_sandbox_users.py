@@ -9,7 +9,7 @@ import pytest
 
 from agentsvc.backends import bubblewrap, users
 from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.errors import CapacityExceeded
+from agentsvc.base.errors import CapacityExceeded
 
 
 @pytest.mark.parametrize(

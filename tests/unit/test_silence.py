@@ -1,7 +1,7 @@
 """Since when an agent server counts as silent."""
 
-from agentsvc.conversations.silence import Silence
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
+from agentsvc.conversations.agent_liveness import Silence
 
 LONG = 3600.0
 

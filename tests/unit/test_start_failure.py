@@ -3,17 +3,17 @@
 import msgspec
 import pytest
 
-from agentsvc import errors
-from agentsvc.agent_answers import CommandResult
-from agentsvc.backend import Phase
-from agentsvc.conversations.failure import (
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.base import errors
+from agentsvc.base.errors import REASON_CHARS, reason_of
+from agentsvc.conversations.starting.failure import (
     explain_error,
     explain_sandbox,
     unknown_sandbox,
     with_tail,
 )
-from agentsvc.conversations.workspace import Clone, clone_failure
-from agentsvc.errors import REASON_CHARS, reason_of
+from agentsvc.conversations.starting.workspace import Clone, clone_failure
+from agentsvc.plugin.backend import Phase
 from agentsvc.sandboxes import Target
 from tests.unit.test_sandbox_state import sandbox
 

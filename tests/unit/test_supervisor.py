@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from agentsvc import values
-from agentsvc.supervisor import Supervisor, back_off
+from agentsvc.base import values
+from agentsvc.base.supervisor import Supervisor, back_off
 
 
 async def test_a_spawned_task_runs_to_its_end() -> None:

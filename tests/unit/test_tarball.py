@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.archives.tarball import Bounds, Contents, read_parts, repack
-from agentsvc.errors import ArchiveRefused
+from agentsvc.base.errors import ArchiveRefused
+from agentsvc.conversations.archives.tarball import Bounds, Contents, read_parts, repack
 
 BOUNDS = Bounds(unpacked_bytes=1_000_000, files=100)
 

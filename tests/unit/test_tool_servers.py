@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.conversations.tool_servers import Tool, without_tools
+from agentsvc.conversations.starting.tool_servers import Tool, without_tools
 
 TOOL = {"kind": "MCPToolDefinition"}
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from agentsvc.base.urls import CLONE_URL, HTTP_URL, TOOL_SERVER_URL, WEBHOOK_URL
 from agentsvc.http.openapi.schemas import to_ecma
-from agentsvc.urls import CLONE_URL, HTTP_URL, TOOL_SERVER_URL, WEBHOOK_URL
 
 
 @pytest.mark.parametrize(

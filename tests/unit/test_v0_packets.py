@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from socketio import packet
 
-from agentsvc.errors import BadRequest
+from agentsvc.base.errors import BadRequest
 from agentsvc.http.v0.packets import Packet, check_payload, event_packet
 
 GOODBYES = [

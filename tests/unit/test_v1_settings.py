@@ -7,7 +7,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsvc.agentoptions import (
+from agentsvc.base.values import MASK, Secret
+from agentsvc.domain.agent_options import (
     AgentOptions,
     CondenserOptions,
     ContextOptions,
@@ -17,8 +18,7 @@ from agentsvc.agentoptions import (
     VerificationOptions,
 )
 from agentsvc.http.v1.types_settings import SETTINGS_BODY, from_settings, to_change
-from agentsvc.settings import Settings
-from agentsvc.values import MASK, Secret
+from agentsvc.settings.store import Settings
 from tests.core.test_settings import for_every, secrets, settings_records, words
 
 amounts = st.floats(0, 1e9).map(lambda value: round(value, 3))

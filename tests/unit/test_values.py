@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentsvc.values import from_stored, has_control, to_stored
+from agentsvc.base.values import from_stored, has_control, to_stored
 
 
 @pytest.mark.parametrize("char", ["\0", "\t", "\n", "\r", "\x1f", "\x7f"])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.errors import AgentsvcError, StartFailed
-from agentsvc.vault import Vault
+from agentsvc.base.errors import AgentsvcError, StartFailed
+from agentsvc.storage.vault import Vault
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any, Final, Self
 
 import aiohttp
 
+from agentsvc.base.values import Secret
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.show.notes import Event
-from agentsvc.values import Secret
 
 V0: Final = "/api"
 V1: Final = "/api/v1"

@@ -9,7 +9,8 @@ import click
 import msgspec
 
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.doctor import machine, surroundings
+from agentsvc.cli.doctor import environment as surroundings
+from agentsvc.cli.doctor import machine
 from agentsvc.cli.doctor.finding import Finding, Grade
 from agentsvc.cli.options import (
     config_option,
@@ -20,8 +21,8 @@ from agentsvc.cli.options import (
     load_config,
 )
 from agentsvc.cli.text import json_text
-from agentsvc.config import Config
-from agentsvc.datadir import DataDir
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.schema import Config
 
 type Check = Callable[[Config, DataDir], Iterator[Finding]]
 

@@ -15,13 +15,13 @@ from typing import Final
 
 from agentsvc.backends import bubblewrap, landlock, uplink
 from agentsvc.backends.processconfig import OpenNetwork
+from agentsvc.base.errors import StartFailed
+from agentsvc.base.python_holes import known_holes
 from agentsvc.cli.doctor.finding import Finding, bad, fine, note
 from agentsvc.cli.plugins import load_plugins, opened
-from agentsvc.config import Config
-from agentsvc.datadir import DataDir
-from agentsvc.errors import StartFailed
-from agentsvc.pythonholes import known_holes
-from agentsvc.sandboxes.protection import Protection, find_protections
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.schema import Config
+from agentsvc.sandboxes.isolation import Protection, find_protections
 
 _OLDEST_PYTHON: Final = (3, 12)
 _TOO_NEW_PYTHON: Final = (3, 14)

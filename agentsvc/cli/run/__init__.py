@@ -135,7 +135,7 @@ def model_of(wanted: Wanted, environ: Mapping[str, str]) -> dict[str, str]:
 def _private_server() -> Iterator[Api]:
     """Give a server of its own; nothing of it is left afterwards."""
     private: Any = importlib.import_module("agentsvc.cli.private")
-    values: Any = importlib.import_module("agentsvc.values")
+    values: Any = importlib.import_module("agentsvc.base.values")
     _check_installed()
     directory = Path(tempfile.mkdtemp(prefix="agentsvc-run-"))
     key = values.new_key("asvc_")

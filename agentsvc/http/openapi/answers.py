@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from agentsvc.errors import (
+from agentsvc.base.errors import (
     AgentsvcError,
     BadRequest,
     BodyTooLarge,

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
+from agentsvc.base.values import Secret
 from agentsvc.http.openapi.texts import Source, classes_of
 from agentsvc.http.routes import SHOWN_AS
-from agentsvc.values import Secret
 
 type Json = dict[str, Any]
 
@@ -19,7 +19,7 @@ _IGNORING_CASE: Final = re.compile(r"\(\?i:([^()]*)\)")
 _NOT_OF_NAMES: Final = re.compile(r"[^a-zA-Z0-9.\-_]")
 _UUID: Final = "^(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})$"
 _OF_V0: Final = "agentsvc.http.v0."
-_OF_AGENTS: Final = "agentsvc.agent_answers."
+_OF_AGENTS: Final = "agentsvc.agentserver.responses."
 
 
 class Schemas(msgspec.Struct, frozen=True, kw_only=True):

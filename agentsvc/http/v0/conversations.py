@@ -4,12 +4,13 @@ from typing import Final
 
 from aiohttp import web
 
+from agentsvc.base.errors import BadRequest, NotFound
 from agentsvc.conversations import ConversationPatch, ConversationView, Generation, StartTask
-from agentsvc.conversations.prompts import first_message
-from agentsvc.errors import BadRequest, NotFound
+from agentsvc.conversations.starting.prompts import first_message
+from agentsvc.domain.orders import StartOrder
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
-from agentsvc.http.links import links_of
 from agentsvc.http.routes import OF_STARTS, Effect, Example, Route, Scope
+from agentsvc.http.urls import links_of
 from agentsvc.http.v0.types_conversations import (
     START_BODY,
     TITLE_BODY,
@@ -28,7 +29,6 @@ from agentsvc.http.v0.types_conversations import (
 )
 from agentsvc.http.v0.types_socket import FOLLOWERS
 from agentsvc.http.wire import json_response, read_json, read_query
-from agentsvc.orders import StartOrder
 
 _ID_MAX = 100
 

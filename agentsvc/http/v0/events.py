@@ -4,8 +4,9 @@ from typing import Annotated, Final
 
 from aiohttp import web
 
-from agentsvc.conversations.pending import Queued
-from agentsvc.errors import BadRequest, QuotaExceeded, TooManyRequests
+from agentsvc.base.errors import BadRequest, QuotaExceeded, TooManyRequests
+from agentsvc.conversations.message_queue import Queued
+from agentsvc.domain.orders import Message
 from agentsvc.http.keys import PENDING, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, Effect, Example, Route, Scope, Socket, shown_as
 from agentsvc.http.v0.conversations import get_view
@@ -40,7 +41,6 @@ from agentsvc.http.wire import (
     read_json,
     read_query,
 )
-from agentsvc.orders import Message
 
 
 async def get_events(request: web.Request) -> web.Response:

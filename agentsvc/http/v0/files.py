@@ -6,8 +6,8 @@ from typing import Final
 
 from aiohttp import BodyPartReader, web
 
-from agentsvc.agent import AgentServer
-from agentsvc.errors import (
+from agentsvc.agentserver.client import AgentServer
+from agentsvc.base.errors import (
     AgentsvcError,
     BadRequest,
     BodyTooLarge,
@@ -18,8 +18,8 @@ from agentsvc.errors import (
     UnsupportedMediaType,
 )
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, PRINCIPAL
-from agentsvc.http.links import links_of
 from agentsvc.http.routes import MULTIPART, OF_AGENTS, ZIP, Example, Route, Scope
+from agentsvc.http.urls import links_of
 from agentsvc.http.v0.conversations import get_view
 from agentsvc.http.v0.types_files import (
     Change,

@@ -10,10 +10,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from agentsvc.conversations import SANDBOX_GONE, ConversationView
+from agentsvc.domain.orders import ExecutionStatus, StartStatus
 from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ConversationStatus, shown_id, status_of
 from agentsvc.http.wire import encode
-from agentsvc.orders import ExecutionStatus, StartStatus
 
 _STATE_CHANGED: Final = "agent_state_changed"
 _TOLD_LIVE: Final = frozenset({"run", _STATE_CHANGED, "recall", "error"})

@@ -8,8 +8,15 @@ from typing import Final
 
 from aiohttp import web
 
+from agentsvc.base.errors import (
+    AgentRefused,
+    AgentUnavailable,
+    BadRequest,
+    Conflict,
+    Gone,
+    NotFound,
+)
 from agentsvc.conversations import SANDBOX_GONE, ConversationView
-from agentsvc.errors import AgentRefused, AgentUnavailable, BadRequest, Conflict, Gone, NotFound
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOXES
 from agentsvc.http.routes import OF_SANDBOXES, Example, Route, Scope
 from agentsvc.http.v0.conversations import conversation_id_of, find_view, get_view

@@ -12,10 +12,11 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from agentsvc.announcements import Announcement, Announcements, Overrun, Subject
+from agentsvc.base.bus import Announcement, Announcements, Overrun, Subject
+from agentsvc.base.errors import AgentsvcError, BadRequest, NotAuthenticated
 from agentsvc.conversations import Conversations, ConversationView
-from agentsvc.conversations.pending import PendingMessages
-from agentsvc.errors import AgentsvcError, BadRequest, NotAuthenticated
+from agentsvc.conversations.message_queue import PendingMessages
+from agentsvc.domain.orders import StartStatus
 from agentsvc.http.v0.frames import (
     READY,
     error_frame,
@@ -28,7 +29,6 @@ from agentsvc.http.v0.frames import (
 from agentsvc.http.v0.transcripts import Transcripts
 from agentsvc.http.v0.types_conversations import ConversationStatus, status_of
 from agentsvc.http.v0.user_actions import ACTION_BODY, ActionBody, perform, to_user_action
-from agentsvc.orders import StartStatus
 from agentsvc.sandboxes import Sandboxes
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.errors import BadRequest
+from agentsvc.base.errors import BadRequest
+from agentsvc.domain.orders import Content, ContentKind, Message, RecordedStep, ToolUse
 from agentsvc.http.v0.replay_actions import (
     NO_EFFECT,
     Fields,
@@ -19,7 +20,6 @@ from agentsvc.http.v0.replay_actions import (
     uses_of_tool,
 )
 from agentsvc.http.wire import check_extremes
-from agentsvc.orders import Content, ContentKind, Message, RecordedStep, ToolUse
 
 NOT_JSON: Final = "replay_json is not valid JSON"
 NO_TRAJECTORY: Final = (

@@ -20,11 +20,11 @@ import socketio
 from aiohttp import hdrs, web
 from socketio.exceptions import ConnectionRefusedError as Refused
 
-from agentsvc.admitted import Admitted
-from agentsvc.audit import AuditLog, of_caller
-from agentsvc.auth import KeyRing, Principal
-from agentsvc.conversations import ConversationView
-from agentsvc.errors import (
+from agentsvc.accounts.audit import AuditLog, of_caller
+from agentsvc.accounts.keys import KeyRing, Principal
+from agentsvc.accounts.logins import Logins
+from agentsvc.accounts.open_connections import Admitted
+from agentsvc.base.errors import (
     AgentsvcError,
     BadRequest,
     NotAuthenticated,
@@ -32,8 +32,9 @@ from agentsvc.errors import (
     TimedOut,
     TooManyRequests,
 )
-from agentsvc.http.authentication import keys_of
-from agentsvc.http.connections import show_key
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import monotonic
+from agentsvc.conversations import ConversationView
 from agentsvc.http.keys import (
     ADMITTED,
     ANNOUNCEMENTS,
@@ -47,17 +48,16 @@ from agentsvc.http.keys import (
     SANDBOXES,
     SUPERVISOR,
 )
-from agentsvc.http.links import address_of
-from agentsvc.http.login_cookie import login_token
+from agentsvc.http.middleware.authentication import keys_of
+from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.routes import Scope, check_scope, query_keys
+from agentsvc.http.server.connections import show_key
+from agentsvc.http.urls import address_of
 from agentsvc.http.v0.frames import error_frame
 from agentsvc.http.v0.listeners import Listener, Services
 from agentsvc.http.v0.packets import Packet, check_payload, event_packet
 from agentsvc.http.v0.transcripts import TRANSCRIPTS
 from agentsvc.http.v0.types_socket import FOLLOWERS, Wish, to_wish
-from agentsvc.logins import Logins
-from agentsvc.supervisor import Supervisor
-from agentsvc.values import monotonic
 
 log = logging.getLogger(__name__)
 

@@ -7,16 +7,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc import git
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.validation import Problems, matching
+from agentsvc.base.values import ShownSecret, parse_uuid, to_stored
 from agentsvc.conversations import ConversationQuery, ConversationView, Generation, default_title
-from agentsvc.errors import InvalidRequest
-from agentsvc.http.links import Links
-from agentsvc.http.routes import shown_as
-from agentsvc.http.v0.replay import read_recording
-from agentsvc.http.wire import PAGE_MAX, Int64, Time
-from agentsvc.mcp import McpListsBody, to_mcp_config
-from agentsvc.misfits import Problems, matching
-from agentsvc.orders import (
+from agentsvc.domain import repositories as git
+from agentsvc.domain.mcp import McpListsBody, to_mcp_config
+from agentsvc.domain.orders import (
     Content,
     ContentKind,
     ExecutionStatus,
@@ -27,8 +24,11 @@ from agentsvc.orders import (
     TaskType,
     Trigger,
 )
+from agentsvc.http.routes import shown_as
+from agentsvc.http.urls import Links
+from agentsvc.http.v0.replay import read_recording
+from agentsvc.http.wire import PAGE_MAX, Int64, Time
 from agentsvc.sandboxes import SandboxStatus
-from agentsvc.values import ShownSecret, parse_uuid, to_stored
 
 TITLE_MAX: Final = 200
 

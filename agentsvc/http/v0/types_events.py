@@ -5,10 +5,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.errors import BadRequest
+from agentsvc.base.errors import BadRequest
+from agentsvc.base.values import stated
 from agentsvc.http.v0.transcripts import Range
 from agentsvc.http.wire import Int64
-from agentsvc.values import stated
 
 LIMIT_MAX: Final = 100
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from agentsvc.agent import GitChange, GitDiff
+from agentsvc.agentserver.client import GitChange, GitDiff
 from agentsvc.conversations import ConversationView
-from agentsvc.http.links import Links
+from agentsvc.http.urls import Links
 from agentsvc.http.v0.workspaces import Skipped
 
 type Path = Annotated[str, Meta(max_length=4096)]

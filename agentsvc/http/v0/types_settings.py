@@ -6,10 +6,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.catalogue import Model
-from agentsvc.mcp import McpListsBody, to_mcp_config
-from agentsvc.misfits import Problems
-from agentsvc.settings import (
+from agentsvc.base.validation import Problems
+from agentsvc.base.values import Secret
+from agentsvc.domain.mcp import McpListsBody, to_mcp_config
+from agentsvc.models.catalogue import Model
+from agentsvc.settings.store import (
     SECRET_FIELDS,
     AgentName,
     AnalyzerName,
@@ -25,8 +26,7 @@ from agentsvc.settings import (
     check_patch,
     show_settings,
 )
-from agentsvc.usersecrets import SecretsStoreBody, to_secrets_patch
-from agentsvc.values import Secret
+from agentsvc.settings.user_secrets import SecretsStoreBody, to_secrets_patch
 
 
 class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,8 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.errors import BadRequest
-from agentsvc.values import MAX_INT, SentSecret
+from agentsvc.base.errors import BadRequest
+from agentsvc.base.values import MAX_INT, SentSecret
 
 SOCKET_PATHS: Final = ("/socket.io/", "/socket.io")
 NOTHING_SEEN: Final = -1

@@ -5,7 +5,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from agentsvc.gitproviders import (
+from agentsvc.base.values import stated
+from agentsvc.domain.orders import Provider, SuggestedTask, TaskType
+from agentsvc.git import (
     Branch,
     BranchQuery,
     File,
@@ -17,8 +19,6 @@ from agentsvc.gitproviders import (
     RepositoryQuery,
     SortBy,
 )
-from agentsvc.orders import Provider, SuggestedTask, TaskType
-from agentsvc.values import stated
 
 PAGE_MAX: Final = 100
 _SHORT_PAGE: Final = 30

@@ -6,7 +6,8 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.errors import GitTokenMissing, NotAuthenticated
+from agentsvc.base.errors import GitTokenMissing, NotAuthenticated
+from agentsvc.base.values import now, to_stored
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Example, Route, Scope
 from agentsvc.http.v0.types_user import (
@@ -36,7 +37,6 @@ from agentsvc.http.v0.types_user import (
     to_search_query,
 )
 from agentsvc.http.wire import json_response, path_text, read_query
-from agentsvc.values import now, to_stored
 
 PREFIX: Final = "/api/user"
 

@@ -4,14 +4,14 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from agentsvc.conversations.pending import PendingMessages
-from agentsvc.conversations.pending_table import PendingKind
-from agentsvc.errors import BadRequest, InvalidRequest
+from agentsvc.base.errors import BadRequest, InvalidRequest
+from agentsvc.base.validation import convert, in_text
+from agentsvc.base.values import stated
+from agentsvc.conversations.message_queue import PendingMessages
+from agentsvc.conversations.message_queue_table import PendingKind
+from agentsvc.domain.orders import Message
 from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ImageUrls, to_message
-from agentsvc.misfits import convert, in_text
-from agentsvc.orders import Message
-from agentsvc.values import stated
 
 type UserAction = Message | AgentState
 

@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agent import AgentServer
-from agentsvc.errors import (
+from agentsvc.agentserver.client import AgentServer
+from agentsvc.base.errors import (
     AgentRefused,
     AgentUnavailable,
     BadRequest,
@@ -23,7 +23,7 @@ from agentsvc.errors import (
     NotFound,
     UnsupportedMediaType,
 )
-from agentsvc.tarstream import (
+from agentsvc.storage.tar_reader import (
     SPARSE,
     BadTar,
     Gunzip,

@@ -7,9 +7,11 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from agentsvc.auth import KeyScope, Role
-from agentsvc.departures import Departure
-from agentsvc.errors import BadRequest, Conflict, NotFound
+from agentsvc.accounts.keys import KeyScope, Role
+from agentsvc.accounts.users import User, UserPatch
+from agentsvc.base.errors import BadRequest, Conflict, NotFound
+from agentsvc.base.values import stored_or_none, to_stored
+from agentsvc.conversations.user_deletion import Departure
 from agentsvc.http.keys import ADMITTED, DEPARTURES, KEYRING, USERS
 from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.v1.api_keys import (
@@ -30,8 +32,6 @@ from agentsvc.http.wire import (
     read_json,
     read_query,
 )
-from agentsvc.users import User, UserPatch
-from agentsvc.values import stored_or_none, to_stored
 
 PREFIX: Final = "/api/v1/users"
 

@@ -6,12 +6,9 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.auth import ApiKey, KeyScope, Principal, Role
-from agentsvc.errors import BadRequest, InvalidRequest, NotFound
-from agentsvc.http.keys import ADMITTED, KEYRING, PRINCIPAL
-from agentsvc.http.routes import Effect, Example, Route, Scope
-from agentsvc.http.wire import Time, json_response, path_text, read_json
-from agentsvc.values import (
+from agentsvc.accounts.keys import ApiKey, KeyScope, Principal, Role
+from agentsvc.base.errors import BadRequest, InvalidRequest, NotFound
+from agentsvc.base.values import (
     MAX_INT,
     Secret,
     ShownSecret,
@@ -21,6 +18,9 @@ from agentsvc.values import (
     stored_or_none,
     to_stored,
 )
+from agentsvc.http.keys import ADMITTED, KEYRING, PRINCIPAL
+from agentsvc.http.routes import Effect, Example, Route, Scope
+from agentsvc.http.wire import Time, json_response, path_text, read_json
 
 PREFIX: Final = "/api/keys"
 

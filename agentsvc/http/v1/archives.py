@@ -7,9 +7,11 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.archives import Archive, ArchiveState
+from agentsvc.base.errors import Conflict, Gone, NotFound
+from agentsvc.base.values import to_stored
 from agentsvc.conversations import StartTask
-from agentsvc.errors import Conflict, Gone, NotFound
+from agentsvc.conversations.archives import Archive, ArchiveState
+from agentsvc.domain.orders import WhenFull
 from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PRINCIPAL
 from agentsvc.http.routes import OF_STARTS, Effect, Example, Route, Scope
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
@@ -27,8 +29,6 @@ from agentsvc.http.wire import (
     read_json,
     read_query,
 )
-from agentsvc.orders import WhenFull
-from agentsvc.values import to_stored
 
 PREFIX: Final = "/api/v1/archives"
 

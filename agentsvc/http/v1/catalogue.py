@@ -6,11 +6,11 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.catalogue import Model, ModelProvider
+from agentsvc.base.values import decode_cursor, encode_cursor
 from agentsvc.http.keys import CATALOGUE
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import Limit, Page, json_response, read_query
-from agentsvc.values import decode_cursor, encode_cursor
+from agentsvc.models.catalogue import Model, ModelProvider
 
 PREFIX: Final = "/api/v1/config"
 

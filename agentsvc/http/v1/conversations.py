@@ -7,12 +7,13 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from agentsvc.base.errors import BadRequest, NotFound, QuotaExceeded, TooManyRequests
+from agentsvc.base.values import parse_uuid
 from agentsvc.conversations import StartTask
-from agentsvc.conversations.pending import Queued
-from agentsvc.errors import BadRequest, NotFound, QuotaExceeded, TooManyRequests
+from agentsvc.conversations.message_queue import Queued
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
-from agentsvc.http.links import links_of
 from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Effect, Example, Route, Scope
+from agentsvc.http.urls import links_of
 from agentsvc.http.v1.types_conversations import (
     AppConversation,
     ConversationFilter,
@@ -39,7 +40,6 @@ from agentsvc.http.wire import (
     read_query,
     stream_array,
 )
-from agentsvc.values import parse_uuid
 
 PREFIX: Final = "/api/v1/app-conversations"
 

@@ -5,9 +5,9 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.auth import Principal
-from agentsvc.devices import Claim, ClaimState, Login
-from agentsvc.errors import (
+from agentsvc.accounts.device_logins import Claim, ClaimState, Login
+from agentsvc.accounts.keys import Principal
+from agentsvc.base.errors import (
     AgentsvcError,
     BadRequest,
     InvalidRequest,
@@ -16,14 +16,14 @@ from agentsvc.errors import (
     NotFound,
     TooManyRequests,
 )
+from agentsvc.base.values import Secret, SentSecret, ShownSecret
 from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
-from agentsvc.http.links import address_of, links_of
 from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope, check_scope
 from agentsvc.http.sdk_versions import Version, mark, version_of_login
+from agentsvc.http.urls import address_of, links_of
 from agentsvc.http.v1.forms import read_form
 from agentsvc.http.v1.pages import FormPage
 from agentsvc.http.wire import json_response, read_query
-from agentsvc.values import Secret, SentSecret, ShownSecret
 
 PREFIX: Final = "/oauth/device"
 

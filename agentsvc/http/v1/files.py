@@ -7,9 +7,10 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.agent import GitChange, GitDiff
+from agentsvc.agentserver.client import GitChange, GitDiff
+from agentsvc.base.errors import AgentsvcError, BadRequest, Conflict, ExportTooLarge, NotFound
+from agentsvc.base.values import dashed
 from agentsvc.conversations import ConversationView
-from agentsvc.errors import AgentsvcError, BadRequest, Conflict, ExportTooLarge, NotFound
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, EXPORTS, FILES, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, ZIP, Example, Route, Scope
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX
@@ -22,7 +23,6 @@ from agentsvc.http.v1.types_files import (
     to_meta,
 )
 from agentsvc.http.wire import json_response, path_id, read_query
-from agentsvc.values import dashed
 
 PREFIX: Final = f"{CONVERSATIONS_PREFIX}/{{conversation_id}}"
 

@@ -5,8 +5,9 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.errors import BadRequest
-from agentsvc.gitproviders import BranchQuery, Listing
+from agentsvc.base.errors import BadRequest
+from agentsvc.base.values import decode_cursor, encode_cursor
+from agentsvc.git import BranchQuery, Listing
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Example, Route, Scope
 from agentsvc.http.v1.types_git import (
@@ -24,7 +25,6 @@ from agentsvc.http.v1.types_git import (
     to_query,
 )
 from agentsvc.http.wire import Page, json_response, read_query
-from agentsvc.values import decode_cursor, encode_cursor
 
 PREFIX: Final = "/api/v1/git"
 

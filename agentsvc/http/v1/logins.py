@@ -6,20 +6,20 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.errors import (
+from agentsvc.accounts.logins import Login, LoginToken
+from agentsvc.base.errors import (
     InvalidRequest,
     NotAllowed,
     NotAuthenticated,
     NotFound,
     TooManyRequests,
 )
+from agentsvc.base.values import Secret, SentSecret, ShownSecret, stated, to_stored
 from agentsvc.http.keys import ADMITTED, CONFIG, LOGINS, PRINCIPAL
-from agentsvc.http.links import address_of, origin_of
-from agentsvc.http.login_cookie import expired_cookie, is_foreign, make_cookie
+from agentsvc.http.middleware.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.urls import address_of, origin_of
 from agentsvc.http.wire import SUCCESS, Success, Time, json_response, path_text, read_json
-from agentsvc.logins import Login, LoginToken
-from agentsvc.values import Secret, SentSecret, ShownSecret, stated, to_stored
 
 PREFIX: Final = "/api/v1/logins"
 

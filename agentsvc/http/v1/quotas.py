@@ -5,10 +5,10 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
+from agentsvc.accounts.quotas import Quotas
 from agentsvc.http.keys import PRINCIPAL, QUOTAS, SANDBOXES, USERS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import json_response, path_text, read_json
-from agentsvc.quotas import Quotas
 
 PREFIX: Final = "/api/v1/users"
 

@@ -5,25 +5,18 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.auth import Role
-from agentsvc.errors import (
+from agentsvc.accounts.keys import Role
+from agentsvc.base.errors import (
     BadRequest,
     NotAllowed,
     NotFound,
     OrderRejected,
     SandboxLimitReached,
 )
-from agentsvc.http.keys import (
-    BACKENDS,
-    CONFIG,
-    CONVERSATIONS,
-    PRINCIPAL,
-    SANDBOX,
-    SANDBOXES,
-)
-from agentsvc.http.links import links_of
-from agentsvc.http.middleware import ACTIVITY
+from agentsvc.http.keys import BACKENDS, CONFIG, CONVERSATIONS, PRINCIPAL, SANDBOX, SANDBOXES
+from agentsvc.http.middleware.pipeline import ACTIVITY
 from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Effect, Example, Route, Scope
+from agentsvc.http.urls import links_of
 from agentsvc.http.v1.types_sandboxes import (
     Ids,
     RoomChoice,
@@ -54,7 +47,7 @@ from agentsvc.http.wire import (
     text_response,
 )
 from agentsvc.sandboxes import Sandbox
-from agentsvc.sandboxes.protection import Protection, find_protections
+from agentsvc.sandboxes.isolation import Protection, find_protections
 
 PREFIX: Final = "/api/v1/sandboxes"
 SPECS_PREFIX: Final = "/api/v1/sandbox-specs"

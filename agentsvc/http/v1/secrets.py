@@ -7,7 +7,11 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from agentsvc.errors import BadRequest, Conflict, NotFound
+from agentsvc.base.errors import BadRequest, Conflict, NotFound
+from agentsvc.base.validation import Problems, checked_by
+from agentsvc.base.values import Secret, decode_cursor
+from agentsvc.domain.mcp_map import NamedServers, read_mcp_map
+from agentsvc.domain.orders import Provider
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS, SETTINGS
 from agentsvc.http.routes import Example, Route, Scope, shown_as
 from agentsvc.http.wire import (
@@ -19,19 +23,15 @@ from agentsvc.http.wire import (
     read_json,
     read_query,
 )
-from agentsvc.mcpmap import NamedServers, read_mcp_map
-from agentsvc.misfits import Problems, checked_by
-from agentsvc.orders import Provider
-from agentsvc.paging import cut
-from agentsvc.settings import SettingsPatch
-from agentsvc.usersecrets import (
+from agentsvc.settings.store import SettingsPatch
+from agentsvc.settings.user_secrets import (
     ProviderTokenPatch,
     ProviderTokens,
     VariableName,
     VariableValue,
     to_token_patches,
 )
-from agentsvc.values import Secret, decode_cursor
+from agentsvc.storage.paging import cut
 
 PREFIX: Final = "/api/v1/secrets"
 

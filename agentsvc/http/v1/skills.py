@@ -5,8 +5,9 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.conversations.surroundings import UserSkill
-from agentsvc.errors import AgentRefused, AgentUnavailable
+from agentsvc.base.errors import AgentRefused, AgentUnavailable
+from agentsvc.base.values import decode_cursor
+from agentsvc.conversations.live_settings import UserSkill
 from agentsvc.http.keys import PRINCIPAL, SURROUNDINGS
 from agentsvc.http.routes import OF_AGENTS, Example, Route, Scope
 from agentsvc.http.wire import (
@@ -19,8 +20,7 @@ from agentsvc.http.wire import (
     read_json,
     read_query,
 )
-from agentsvc.paging import cut
-from agentsvc.values import decode_cursor
+from agentsvc.storage.paging import cut
 
 
 class SkillInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,10 +4,10 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.errors import BadRequest
+from agentsvc.base.errors import BadRequest
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
-from agentsvc.http.links import links_of
 from agentsvc.http.routes import EXAMPLE_ID, Example, Route, Scope
+from agentsvc.http.urls import links_of
 from agentsvc.http.v1.types_sandboxes import check_ids
 from agentsvc.http.v1.types_start import (
     StartTaskFilter,

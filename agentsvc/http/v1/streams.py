@@ -7,22 +7,22 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
+from agentsvc.base.errors import BadRequest, CapacityExceeded, InvalidRequest, NotFound
+from agentsvc.base.values import MAX_INT
 from agentsvc.conversations import ConversationView, StartTask
-from agentsvc.errors import BadRequest, CapacityExceeded, InvalidRequest, NotFound
-from agentsvc.events import StoredEvent
+from agentsvc.conversations.event_log import StoredEvent
+from agentsvc.conversations.streams import Change, ConversationStream, Delta, Mark, UserStream
 from agentsvc.http.keys import PRINCIPAL, SDK_VERSION, STREAMS
-from agentsvc.http.links import Links, links_of
-from agentsvc.http.live import DELETED, EVENT_STREAM, Item, Items, Message, resync, serve
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.sdk_versions import Reader, reader_of
+from agentsvc.http.streaming import DELETED, EVENT_STREAM, Item, Items, Message, resync, serve
+from agentsvc.http.urls import Links, links_of
 from agentsvc.http.v1.types_conversations import from_view
 from agentsvc.http.v1.types_sandboxes import from_sandbox
 from agentsvc.http.v1.types_start import from_start_task
 from agentsvc.http.v1.types_streams import OfConversation, OfUser
 from agentsvc.http.wire import encode, path_id, read_query
 from agentsvc.sandboxes import Sandbox
-from agentsvc.streams import Change, ConversationStream, Delta, Mark, UserStream
-from agentsvc.values import MAX_INT
 
 _LAST_EVENT_ID: Final = "Last-Event-ID"
 _NUMBER_DIGITS: Final = 19

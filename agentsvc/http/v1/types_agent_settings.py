@@ -11,7 +11,14 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.agentoptions import (
+from agentsvc.base.errors import BadRequest, InvalidRequest
+from agentsvc.base.validation import Loc, convert, in_text
+from agentsvc.base.values import MASK, MAX_INT, Secret, SentSecret
+from agentsvc.conversations.starting.agent_request import (
+    DEFAULT_CONDENSER_SIZE,
+    DEFAULT_MAX_ITERATIONS,
+)
+from agentsvc.domain.agent_options import (
     SECRET_OPTIONS,
     AgentOptions,
     CondenserOptions,
@@ -21,12 +28,9 @@ from agentsvc.agentoptions import (
     read_options,
     reveal_options,
 )
-from agentsvc.conversations.agent_body import DEFAULT_CONDENSER_SIZE, DEFAULT_MAX_ITERATIONS
-from agentsvc.errors import BadRequest, InvalidRequest
+from agentsvc.domain.mcp_map import NamedServers, read_mcp_map, show_mcp_map
 from agentsvc.http.routes import shown_as
-from agentsvc.mcpmap import NamedServers, read_mcp_map, show_mcp_map
-from agentsvc.misfits import Loc, convert, in_text
-from agentsvc.settings import (
+from agentsvc.settings.store import (
     AgentName,
     BaseUrl,
     Settings,
@@ -36,7 +40,6 @@ from agentsvc.settings import (
     llm_of,
     merge,
 )
-from agentsvc.values import MASK, MAX_INT, Secret, SentSecret
 
 AGENT_SCHEMA_VERSION: Final = 5
 """The version of the nested agent settings that clients of today write themselves."""

@@ -6,22 +6,17 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc import git
-from agentsvc.conversations import (
-    ConversationPatch,
-    ConversationQuery,
-    ConversationView,
-    Metrics,
-)
-from agentsvc.errors import BadRequest
-from agentsvc.http.links import Links
+from agentsvc.base.errors import BadRequest
+from agentsvc.base.validation import matching
+from agentsvc.base.values import ShownSecret, parse_uuid, stated, to_stored
+from agentsvc.conversations import ConversationPatch, ConversationQuery, ConversationView, Metrics
+from agentsvc.domain import repositories as git
+from agentsvc.domain.orders import ConversationSort, ExecutionStatus, Provider, Trigger
+from agentsvc.http.urls import Links
 from agentsvc.http.v1.types_messages import SAYS_SOMETHING, RawPart
 from agentsvc.http.v1.types_start import LongText
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
-from agentsvc.misfits import matching
-from agentsvc.orders import ConversationSort, ExecutionStatus, Provider, Trigger
 from agentsvc.sandboxes import SandboxStatus
-from agentsvc.values import ShownSecret, parse_uuid, stated, to_stored
 
 IDS_MAX: Final = 99
 

@@ -6,7 +6,7 @@ import msgspec
 
 from agentsvc.conversations import ConversationView
 from agentsvc.conversations.files import USUAL_ROOT, HookEvent, Skill
-from agentsvc.http.links import Links
+from agentsvc.http.urls import Links
 from agentsvc.http.v1.types_conversations import from_view
 from agentsvc.http.wire import encode
 

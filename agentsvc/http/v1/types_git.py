@@ -6,10 +6,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from agentsvc.gitproviders import Branch, OwnerType, Repository, RepositoryQuery, SortBy
+from agentsvc.base.values import decode_cursor
+from agentsvc.domain.orders import Provider, SuggestedTask, TaskType
+from agentsvc.git import Branch, OwnerType, Repository, RepositoryQuery, SortBy
 from agentsvc.http.wire import Limit, PageQuery
-from agentsvc.orders import Provider, SuggestedTask, TaskType
-from agentsvc.values import decode_cursor
 
 SHORT_PAGE: Final = 30
 

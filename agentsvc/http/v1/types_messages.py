@@ -6,12 +6,12 @@ from typing import Annotated, Any, Final, Literal, assert_never
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.errors import InvalidRequest
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.validation import Problems, checked_by, matching
+from agentsvc.base.values import stated
+from agentsvc.domain.orders import Content, ContentKind, Message
 from agentsvc.http.routes import shown_as
 from agentsvc.http.wire import decode, encode
-from agentsvc.misfits import Problems, checked_by, matching
-from agentsvc.orders import Content, ContentKind, Message
-from agentsvc.values import stated
 
 type Location = tuple[str | int, ...]
 

@@ -4,13 +4,13 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from agentsvc.conversations.pending import Queued
-from agentsvc.errors import BadRequest, InvalidRequest
+from agentsvc.base.errors import BadRequest, InvalidRequest
+from agentsvc.base.validation import in_text
+from agentsvc.base.values import dashed, stated
+from agentsvc.conversations.message_queue import Queued
+from agentsvc.domain.orders import Message
 from agentsvc.http.routes import shown_as
 from agentsvc.http.v1.types_messages import SAYS_SOMETHING, MessagePart, to_said
-from agentsvc.misfits import in_text
-from agentsvc.orders import Message
-from agentsvc.values import dashed, stated
 
 _PARTS_MAX: Final = 1000
 

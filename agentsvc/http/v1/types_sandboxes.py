@@ -7,17 +7,24 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from agentsvc.backend import Cause, Isolation, PausedAs, Spec
-from agentsvc.errors import BadRequest, InvalidRequest
-from agentsvc.http.links import Links
-from agentsvc.http.origins import EDITOR_PORT
+from agentsvc.base.errors import BadRequest, InvalidRequest
+from agentsvc.base.values import (
+    Secret,
+    ShownSecret,
+    decode_cursor,
+    encode_cursor,
+    stated,
+    to_stored,
+)
+from agentsvc.domain.orders import WhenFull
+from agentsvc.http.port_origins import EDITOR_PORT
+from agentsvc.http.urls import Links
 from agentsvc.http.wire import ClientId, EnvName, EnvValue, Page, Time
-from agentsvc.orders import WhenFull
+from agentsvc.plugin.backend import Cause, Isolation, PausedAs, Spec
 from agentsvc.sandboxes import Sandbox, SandboxStatus
-from agentsvc.sandboxes.clients import ClientOrder
-from agentsvc.sandboxes.meter import Measured, Meter
+from agentsvc.sandboxes.runtime_clients import ClientOrder
 from agentsvc.sandboxes.state import AGENT_PORT
-from agentsvc.values import Secret, ShownSecret, decode_cursor, encode_cursor, stated, to_stored
+from agentsvc.sandboxes.usage_meter import Measured, Meter
 
 IDS_MAX: Final = 100
 

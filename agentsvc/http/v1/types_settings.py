@@ -5,8 +5,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.auth import Principal, Role
-from agentsvc.errors import InvalidRequest, Problem
+from agentsvc.accounts.keys import Principal, Role
+from agentsvc.base.errors import InvalidRequest, Problem
+from agentsvc.base.validation import Problems, checked_by
+from agentsvc.base.values import MASK, Secret, ShownSecret, dashed, stated
+from agentsvc.domain.mcp import McpConfig, show_mcp_config
+from agentsvc.domain.mcp_map import NamedServers, read_mcp_map
 from agentsvc.http.routes import shown_as
 from agentsvc.http.v1.types_agent_settings import (
     AgentBody,
@@ -18,11 +22,8 @@ from agentsvc.http.v1.types_agent_settings import (
     to_agent_change,
     to_conversation_change,
 )
-from agentsvc.mcp import McpConfig, show_mcp_config
-from agentsvc.mcpmap import NamedServers, read_mcp_map
-from agentsvc.misfits import Problems, checked_by
-from agentsvc.profiles import active_profile
-from agentsvc.settings import (
+from agentsvc.settings.profiles import active_profile
+from agentsvc.settings.store import (
     SECRET_FIELDS,
     AgentName,
     AnalyzerName,
@@ -42,8 +43,7 @@ from agentsvc.settings import (
     merge,
     show_settings,
 )
-from agentsvc.usersecrets import SecretsPatch, SecretsStoreBody, to_secrets_patch
-from agentsvc.values import MASK, Secret, ShownSecret, dashed, stated
+from agentsvc.settings.user_secrets import SecretsPatch, SecretsStoreBody, to_secrets_patch
 
 _WHOLE: Final = ("agent_settings", "conversation_settings")
 _USE_DIFFS: Final = "Use *_diff nested settings payloads instead of legacy keys"

@@ -6,15 +6,13 @@ from uuid import UUID
 
 import msgspec
 
-from agentsvc import git
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.validation import Problems, matching
+from agentsvc.base.values import MASK, Secret, SentSecret, to_stored
 from agentsvc.conversations import StartTask
 from agentsvc.conversations.model import Stage
-from agentsvc.errors import InvalidRequest
-from agentsvc.http.links import Links
-from agentsvc.http.v1.types_messages import MessageBody, MessageView, from_message, to_message
-from agentsvc.http.wire import PAGE_MAX, Int64, Limit, Time, find_time
-from agentsvc.misfits import Problems, matching
-from agentsvc.orders import (
+from agentsvc.domain import repositories as git
+from agentsvc.domain.orders import (
     AgentPlugin,
     AgentType,
     Message,
@@ -27,8 +25,10 @@ from agentsvc.orders import (
     Trigger,
     WhenFull,
 )
-from agentsvc.usersecrets import check_secret_name
-from agentsvc.values import MASK, Secret, SentSecret, to_stored
+from agentsvc.http.urls import Links
+from agentsvc.http.v1.types_messages import MessageBody, MessageView, from_message, to_message
+from agentsvc.http.wire import PAGE_MAX, Int64, Limit, Time, find_time
+from agentsvc.settings.user_secrets import check_secret_name
 
 SECRETS_MAX: Final = 50
 

@@ -5,13 +5,13 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.errors import NotAllowed, NotAuthenticated
-from agentsvc.gitproviders import GitAccount
+from agentsvc.base.errors import NotAllowed, NotAuthenticated
+from agentsvc.domain.orders import Provider
+from agentsvc.git import GitAccount
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SANDBOXES, SETTINGS
 from agentsvc.http.routes import OF_GIT_PROVIDERS, READS_ONLY, Route, Scope
 from agentsvc.http.v1.types_settings import Expose, UserView, from_user
 from agentsvc.http.wire import json_response, read_query
-from agentsvc.orders import Provider
 
 PREFIX: Final = "/api/v1/users"
 

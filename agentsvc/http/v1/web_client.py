@@ -5,11 +5,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from aiohttp import web
 
-from agentsvc.http.middleware import ACTIVITY
+from agentsvc.base.values import to_stored
+from agentsvc.domain.orders import Provider
+from agentsvc.http.middleware.pipeline import ACTIVITY
 from agentsvc.http.routes import Route, Scope
 from agentsvc.http.wire import Time, json_response
-from agentsvc.orders import Provider
-from agentsvc.values import to_stored
 
 
 class FeatureFlags(msgspec.Struct, frozen=True, kw_only=True):

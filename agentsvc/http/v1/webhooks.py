@@ -5,9 +5,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.agent_answers import ConversationInfo
-from agentsvc.conversations.recording import Question
-from agentsvc.errors import (
+from agentsvc.agentserver.responses import ConversationInfo
+from agentsvc.base.errors import (
     AgentRefused,
     AgentUnavailable,
     BadRequest,
@@ -15,6 +14,7 @@ from agentsvc.errors import (
     NotFound,
     QuotaExceeded,
 )
+from agentsvc.conversations.replay_script import Question
 from agentsvc.http.keys import CONVERSATIONS, PASS, REPLAYS
 from agentsvc.http.routes import EXAMPLE_ID, TEXT, Example, Route, Scope
 from agentsvc.http.v1.sandboxes import calling_sandbox

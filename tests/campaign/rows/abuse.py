@@ -19,7 +19,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.real import own_address
 from tests.campaign.server import Server, serving

@@ -13,9 +13,9 @@ import msgspec
 import socketio
 
 from agentsvc.app import published_routes
-from agentsvc.config import Config
+from agentsvc.base.values import now, to_stored
+from agentsvc.config.schema import Config
 from agentsvc.http.routes import OF_USERS, Scope
-from agentsvc.values import now, to_stored
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, serving
 from tests.description import Description, Operation, example_body, example_path

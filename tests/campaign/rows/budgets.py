@@ -14,9 +14,9 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from agentsvc.modelhosts import host_of_url
+from agentsvc.base.values import Secret
+from agentsvc.models.hosts import host_of_url
 from agentsvc.testing.llm import ScriptedModel, say
-from agentsvc.values import Secret
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, serving
 from tests.http.gateway.steps import until

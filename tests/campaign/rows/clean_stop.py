@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, shares, zero
 from tests.campaign.rows.kills import Journal, Writers, compare
 from tests.campaign.server import serving

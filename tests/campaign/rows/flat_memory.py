@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.values import monotonic, new_id
+from agentsvc.base.values import monotonic, new_id
 from tests.bench.processes import memory_of
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, serving

@@ -8,7 +8,7 @@ The proxy that the README of the last release had is tried in the same way: ther
 from pathlib import Path
 from typing import Final
 
-from agentsvc.config import GatewayConfig
+from agentsvc.config.schema import GatewayConfig
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.http.gateway.steps import boxed
 from tests.live import nginx

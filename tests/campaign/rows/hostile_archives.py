@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.archives.tarball import Bounds, read_parts, repack
-from agentsvc.errors import AgentsvcError
-from agentsvc.values import monotonic
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.values import monotonic
+from agentsvc.conversations.archives.tarball import Bounds, read_parts, repack
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, command, serving
 from tests.hostile_archives import hostile_tars, plant, tree

@@ -16,7 +16,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.egress.addresses import is_outside, meant
+from agentsvc.plugin.egress.addresses import is_outside, meant
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, serving
 from tests.http.gateway.steps import until

@@ -11,8 +11,8 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from agentsvc.config import LimitsConfig
-from agentsvc.values import monotonic, new_id
+from agentsvc.base.values import monotonic, new_id
+from agentsvc.config.schema import LimitsConfig
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.pair import Attack, Pair, Side, attacking_pair, not_at_default
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
+from agentsvc.base.values import monotonic
+from agentsvc.domain.orders import Provider
 from agentsvc.http.routes import OF_USERS, Scope
-from agentsvc.orders import Provider
-from agentsvc.values import monotonic
 from tests.campaign.allowed import Said, run_schemathesis
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.rows.access import OPERATIONS

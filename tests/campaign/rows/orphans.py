@@ -19,12 +19,12 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from agentsvc.backend import Handle, Order, Phase
 from agentsvc.backends.files import remove_directory
 from agentsvc.backends.places import make_temp, new_temp_name, temp_mark
 from agentsvc.backends.tree import MARK, marks, send
-from agentsvc.errors import BackendUnavailable
-from agentsvc.values import Secret, monotonic, new_id
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.base.values import Secret, monotonic, new_id
+from agentsvc.plugin.backend import Handle, Order, Phase
 from tests.campaign import dock
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, shares, zero
 from tests.campaign.dock import COMMAND, IMAGE, Dock

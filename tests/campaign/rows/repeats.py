@@ -16,7 +16,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from agentsvc.values import to_stored
+from agentsvc.base.values import to_stored
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, serving
 from tests.service import Answer

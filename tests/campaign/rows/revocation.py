@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from agentsvc.values import monotonic
+from agentsvc.base.values import monotonic
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, serving
 from tests.service import Client

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from agentsvc.datadir import DataDir
-from agentsvc.errors import AgentsvcError
-from agentsvc.installation import Installation
-from agentsvc.secretstore import SecretStore
-from agentsvc.values import monotonic, new_key
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.values import monotonic, new_key
+from agentsvc.config.data_directory import DataDir
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.storage.installation import Installation
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, command, serving
 from tests.http.gateway.steps import until

@@ -14,8 +14,8 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from agentsvc.supervisor import Supervisor
-from agentsvc.values import monotonic
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import monotonic
 from tests.bench.prober import Prober, prober_of
 from tests.bench.processes import memory_of
 from tests.bench.rig import Running

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
+from agentsvc.base.values import monotonic
 from agentsvc.testing.llm import Script, call, say
-from agentsvc.values import monotonic
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.real import SECONDS, RealServer, real_server
 from tests.campaign.server import Server, serving

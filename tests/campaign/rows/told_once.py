@@ -19,8 +19,8 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from agentsvc.supervisor import Supervisor
-from agentsvc.values import monotonic
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import monotonic
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, shares, zero
 from tests.campaign.breaker import Breaker, once
 from tests.campaign.real import SECONDS, RealServer, real_server

@@ -7,8 +7,8 @@ import re
 from itertools import zip_longest
 from typing import Final
 
+from agentsvc.base.values import new_id
 from agentsvc.http.routes import OF_USERS
-from agentsvc.values import new_id
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.rows.access import OPERATIONS
 from tests.campaign.rows.keys_inside import try_keys

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentsvc.egress import Policy, Proxy, ProxyLimits, Resolver
-from agentsvc.egress.addresses import Address
+from agentsvc.plugin.egress import Policy, Proxy, ProxyLimits, Resolver
+from agentsvc.plugin.egress.addresses import Address
 
 
 class TableResolver(Resolver):

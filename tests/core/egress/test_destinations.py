@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentsvc.egress import Mode, parse_policy
+from agentsvc.plugin.egress import Mode, parse_policy
 from tests.core.egress.destinations import LISTED, LOOPBACK, MALFORMED, NAMES, PRIVATE, TABLE
 from tests.core.egress.rig import ask, connect, open_proxy, open_target
 

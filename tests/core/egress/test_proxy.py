@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.egress import Policy, Proxy, ProxyLimits, parse_policy, proxy_environment, to_json
+from agentsvc.plugin.egress import (
+    Policy,
+    Proxy,
+    ProxyLimits,
+    parse_policy,
+    proxy_environment,
+    to_json,
+)
 from tests.core.egress.rig import TableResolver, ask, connect, open_proxy, open_target
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
@@ -188,7 +195,7 @@ async def test_decisions_are_logged_without_paths_and_not_without_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with open_target(OK) as target:
-        with caplog.at_level(logging.INFO, "agentsvc.egress"):
+        with caplog.at_level(logging.INFO, "agentsvc.plugin.egress"):
             async with open_proxy(listing(target.port), {}) as (proxy, port):
                 url = f"http://127.0.0.1:{target.port}/secret-path?token=secret-word"
                 await ask(port, f"GET {url} HTTP/1.1\r\n\r\n".encode())
@@ -275,7 +282,7 @@ async def test_the_proxy_runs_by_itself_and_reads_its_policy_again(tmp_path: Pat
     path = tmp_path / "s"
     async with open_target(OK) as target:
         program = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "agentsvc.egress",
+            sys.executable, "-m", "agentsvc.plugin.egress",
             "--policy", str(file), "--unix", str(path),
             stderr=subprocess.DEVNULL,
         )  # fmt: skip

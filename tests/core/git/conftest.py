@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.auth import KeyRing, Role
-from agentsvc.db import Database
-from agentsvc.gitproviders import GitProviders
-from agentsvc.orders import Provider
-from agentsvc.secretstore import SecretStore
-from agentsvc.usersecrets import ProviderTokenPatch
-from agentsvc.values import Secret
-from agentsvc.vault import Vault
+from agentsvc.accounts.keys import KeyRing, Role
+from agentsvc.base.values import Secret
+from agentsvc.domain.orders import Provider
+from agentsvc.git import GitProviders
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.settings.user_secrets import ProviderTokenPatch
+from agentsvc.storage.database import Database
+from agentsvc.storage.vault import Vault
 from tests.git_hosts import GitHosts
 from tests.plugins import git_hosts
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agentsvc.errors import GitProviderUnavailable, InvalidRequest, NotFound
-from agentsvc.gitproviders import Branch, BranchQuery
-from agentsvc.orders import Provider
+from agentsvc.base.errors import GitProviderUnavailable, InvalidRequest, NotFound
+from agentsvc.domain.orders import Provider
+from agentsvc.git import Branch, BranchQuery
 from tests.core.git.conftest import GitUser
 
 GITHUB, GITLAB, FORGEJO = Provider.GITHUB, Provider.GITLAB, Provider.FORGEJO

@@ -4,16 +4,9 @@ from typing import Any
 
 import pytest
 
-from agentsvc.errors import BadRequest, GitTokenMissing, InvalidRequest, NotAllowed, NotFound
-from agentsvc.gitproviders import (
-    BranchQuery,
-    Listing,
-    OwnerType,
-    Repository,
-    RepositoryQuery,
-    SortBy,
-)
-from agentsvc.orders import Provider
+from agentsvc.base.errors import BadRequest, GitTokenMissing, InvalidRequest, NotAllowed, NotFound
+from agentsvc.domain.orders import Provider
+from agentsvc.git import BranchQuery, Listing, OwnerType, Repository, RepositoryQuery, SortBy
 from tests.core.git.conftest import GitUser
 
 GITHUB, GITLAB, FORGEJO = Provider.GITHUB, Provider.GITLAB, Provider.FORGEJO

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 from aiohttp import web
 
-from agentsvc.errors import (
+from agentsvc.base.errors import (
     AgentsvcError,
     BadRequest,
     GitProviderRateLimited,
@@ -15,12 +15,12 @@ from agentsvc.errors import (
     NotAuthenticated,
     NotFound,
 )
-from agentsvc.gitproviders import ANSWER_MAX, BranchQuery, RepositoryQuery
-from agentsvc.gitproviders.client import REDIRECTS_MAX, wait_seconds
-from agentsvc.gitproviders.github import GitHub
-from agentsvc.gitproviders.gitlab import GitLab
-from agentsvc.gitproviders.hosting import Hosting, Places
-from agentsvc.orders import Provider
+from agentsvc.domain.orders import Provider
+from agentsvc.git import ANSWER_MAX, BranchQuery, RepositoryQuery
+from agentsvc.git.client import REDIRECTS_MAX, wait_seconds
+from agentsvc.git.github import GitHub
+from agentsvc.git.gitlab import GitLab
+from agentsvc.git.hosting import Hosting, Places
 from tests.core.git.conftest import GitUser
 from tests.plugins import part
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agentsvc.errors import GitProviderUnavailable, GitTokenMissing, InvalidRequest, NotFound
-from agentsvc.gitproviders import File
-from agentsvc.orders import Provider, SuggestedTask, TaskType
+from agentsvc.base.errors import GitProviderUnavailable, GitTokenMissing, InvalidRequest, NotFound
+from agentsvc.domain.orders import Provider, SuggestedTask, TaskType
+from agentsvc.git import File
 from tests.core.git.conftest import GitUser
 
 GITHUB, GITLAB, FORGEJO = Provider.GITHUB, Provider.GITLAB, Provider.FORGEJO

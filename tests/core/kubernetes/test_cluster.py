@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from agentsvc.backend import BackendContext, Cause, Health, Network, PausedAs, Phase
-from agentsvc.errors import BackendUnavailable, CapacityExceeded, Conflict, OrderRejected
-from agentsvc.values import new_id
+from agentsvc.base.errors import BackendUnavailable, CapacityExceeded, Conflict, OrderRejected
+from agentsvc.base.values import new_id
+from agentsvc.plugin.backend import BackendContext, Cause, Health, Network, PausedAs, Phase
 from tests.core.kubernetes.rigs import config_of, pod_of, rig_on, until
 from tests.kube.api import KubeApi
 from tests.kube.store import Refused

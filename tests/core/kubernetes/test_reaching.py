@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from agentsvc.backend import BackendContext, Handle, Order, Phase
-from agentsvc.errors import BackendUnavailable
+from agentsvc.base.errors import BackendUnavailable
+from agentsvc.base.values import Secret, new_id
+from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase
 from agentsvc.testing.rig import Rig
-from agentsvc.values import Secret, new_id
 from tests.core.kubernetes.rigs import config_of, rig_on, until
 from tests.kube.api import TOKEN, KubeApi
 from tests.plugins import part

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agentsvc.backend import Handle, Usage
+from agentsvc.plugin.backend import Handle, Usage
 from agentsvc.testing.rig import Rig
 from tests.core.kubernetes.rigs import pod_of, rig_on, until
 from tests.kube.api import KubeApi

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from aiohttp import hdrs
 
+from agentsvc.accounts.audit import Entry
+from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.app import published_routes
-from agentsvc.audit import Entry
-from agentsvc.auth import KeyScope, Role
-from agentsvc.db import Transaction
+from agentsvc.base.values import now
 from agentsvc.http.keys import AUDIT, DATABASE
 from agentsvc.http.routes import OF_USERS
-from agentsvc.values import now
+from agentsvc.storage.database import Transaction
 from tests.conftest import FAST
 from tests.description import Description, example_body, example_path
 from tests.http.v0.steps import start_running

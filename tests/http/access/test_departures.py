@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
 from agentsvc.http.keys import DATABASE
 from agentsvc.testing.backend import FakeWorld
 from tests.service import WAIT_SECONDS, Client, Service

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from aiohttp import hdrs
 
+from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.app import published_routes
-from agentsvc.auth import KeyScope, Role
-from agentsvc.http.live import EVENT_STREAM
 from agentsvc.http.routes import OF_USERS, READS_ONLY, Route, Scope
+from agentsvc.http.streaming import EVENT_STREAM
 from tests.conftest import FAST
 from tests.description import Description, Operation, example_body, example_path
 from tests.service import Answer, Client, Service, login_headers

@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from agentsvc.auth import KeyScope, Role
+from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.http.keys import KEYRING
 from agentsvc.http.routes import READS_ONLY
 from tests.http.gateway import conftest as gateway

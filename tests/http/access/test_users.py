@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.app import published_routes
-from agentsvc.auth import KeyScope, Role
+from agentsvc.base.values import dashed, new_id, parse_uuid
 from agentsvc.http.openapi.parameters import names_in
 from agentsvc.http.routes import EXAMPLE_ID, Scope
-from agentsvc.values import dashed, new_id, parse_uuid
 from tests.conftest import FAST
 from tests.description import Description, Operation, example_body, example_path
 from tests.service import Client, Service, login_headers

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.config import GatewayConfig
+from agentsvc.accounts.keys import Role
+from agentsvc.config.schema import GatewayConfig
 from agentsvc.testing.backend import FakeWorld
 from tests.http.gateway.steps import Box, make_gate
 from tests.http.gateway.upstream import Upstream

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from agentsvc.config import GatewayConfig
-from agentsvc.sandboxconfig import PortConfig, SpecConfig
+from agentsvc.config.sandboxes import PortConfig, SpecConfig
+from agentsvc.config.schema import GatewayConfig
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
 from tests.http.gateway.upstream import Seen, Upstream

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.config import GatewayConfig
+from agentsvc.accounts.keys import Role
+from agentsvc.config.schema import GatewayConfig
 from agentsvc.testing.backend import FakeWorld
 from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import Box

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.config import GatewayConfig
+from agentsvc.accounts.keys import Role
+from agentsvc.config.schema import GatewayConfig
 from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import Box, session
 from tests.http.gateway.upstream import Upstream

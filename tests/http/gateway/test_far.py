@@ -8,11 +8,11 @@ import aiohttp
 import msgspec
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.config import Config
-from agentsvc.http.origins import label_of
-from agentsvc.plugins import PluginHost
-from agentsvc.sandboxconfig import SandboxesConfig, SpecConfig
+from agentsvc.accounts.keys import Role
+from agentsvc.config.sandboxes import SandboxesConfig, SpecConfig
+from agentsvc.config.schema import Config
+from agentsvc.http.port_origins import label_of
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from tests.conftest import FAST
 from tests.http.gateway.steps import until
 from tests.http.gateway.upstream import Upstream

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agentsvc.errors import BadRequest
-from agentsvc.gateway.headers import confine_cookie, legible, to_lines
+from agentsvc.base.errors import BadRequest
+from agentsvc.http.gateway.headers import confine_cookie, legible, to_lines
 from tests.http.gateway.steps import Box, Wire, head, session
 
 MOUNT = "/sandboxes/1/worker_1"

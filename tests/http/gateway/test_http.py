@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.config import GatewayConfig
+from agentsvc.accounts.keys import Role
+from agentsvc.config.schema import GatewayConfig
 from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import Box, Wire, head, session, until
 from tests.http.gateway.upstream import DATA, Upstream

@@ -8,10 +8,10 @@ import aiohttp
 import pytest
 
 from agentsvc.app import build_app
-from agentsvc.config import Config, GatewayConfig, ServerConfig
-from agentsvc.egress import source_of
-from agentsvc.errors import StartFailed
-from agentsvc.plugins import PluginHost
+from agentsvc.base.errors import StartFailed
+from agentsvc.config.schema import Config, GatewayConfig, ServerConfig
+from agentsvc.plugin.egress import source_of
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import Box, Wire, head, session
 from tests.http.gateway.upstream import Upstream

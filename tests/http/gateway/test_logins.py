@@ -6,10 +6,10 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
-from agentsvc.auth import Role
-from agentsvc.config import GatewayConfig
+from agentsvc.accounts.keys import Role
+from agentsvc.accounts.logins import LoginToken
+from agentsvc.config.schema import GatewayConfig
 from agentsvc.http.keys import LOGINS
-from agentsvc.logins import LoginToken
 from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import LONG_SECONDS, Box
 from tests.http.gateway.upstream import Upstream

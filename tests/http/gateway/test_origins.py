@@ -6,11 +6,11 @@ import aiohttp
 import msgspec
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.config import GatewayConfig
-from agentsvc.gateway.own_origin import port_token
-from agentsvc.http.links import WorkOrigin
-from agentsvc.http.origins import label_of, read_label
+from agentsvc.accounts.keys import Role
+from agentsvc.config.schema import GatewayConfig
+from agentsvc.http.gateway.port_cookies import port_token
+from agentsvc.http.port_origins import label_of, read_label
+from agentsvc.http.urls import WorkOrigin
 from tests.http.gateway.conftest import StartGate
 from tests.http.gateway.steps import LONG_SECONDS, Box, Wire, head, session
 from tests.http.gateway.upstream import Upstream

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentsvc.gateway import rewrite
+from agentsvc.http.gateway import rewriting as rewrite
 from tests.http.gateway.steps import Box, send_raw, session
 
 KEY = "X-Session-API-Key"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.gateway.splicing import FEWEST_BYTES, splice
+from agentsvc.http.gateway.splice import FEWEST_BYTES, splice
 from tests.http.gateway.steps import until
 
 BODY = hashlib.shake_256(b"a body").digest(9 * 1024 * 1024)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agentsvc.http.chunks import BadChunks, ChunkReader
+from agentsvc.http.server.chunked import BadChunks, ChunkReader
 from agentsvc.testing.backend import FakeWorld
 from tests.http.gateway.steps import Box, Wire, head, until
 from tests.http.gateway.wire_upstream import WireUpstream, wired

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.errors import PortUnavailable
-from agentsvc.gateway.address import address_of
-from agentsvc.gateway.answers import NotHttp, body_of, find_end, read_head
+from agentsvc.base.errors import PortUnavailable
+from agentsvc.http.gateway.address import address_of
+from agentsvc.http.gateway.http_responses import NotHttp, body_of, find_end, read_head
 from agentsvc.testing.backend import FakeWorld
 from tests.http.gateway.steps import Box, Wire, head, until
 from tests.http.gateway.wire_upstream import OK, WireUpstream, wired

@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 from aiohttp import WSMsgType, web
 
-from agentsvc.backend import Order
+from agentsvc.plugin.backend import Order
 
 DATA = bytes(range(256)) * 4
 

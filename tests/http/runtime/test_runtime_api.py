@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST

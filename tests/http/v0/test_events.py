@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.errors import OrderRejected
+from agentsvc.base.errors import OrderRejected
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.core.troubles import TroubledWorld

@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agentsvc.agent_answers import CommandResult
-from agentsvc.auth import Role
-from agentsvc.errors import Conflict
+from agentsvc.accounts.keys import Role
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.base.errors import Conflict
 from agentsvc.http.v0 import workspaces
 from agentsvc.http.v0.workspaces import sort_names, to_zip
 from agentsvc.testing.agent import FakeAgent

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from agentsvc.agent_answers import CommandResult
-from agentsvc.auth import Role
-from agentsvc.errors import OrderRejected
+from agentsvc.accounts.keys import Role
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.base.errors import OrderRejected
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.core.troubles import TroubledWorld

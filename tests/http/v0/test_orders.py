@@ -6,15 +6,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.errors import BadRequest, InvalidRequest
+from agentsvc.base.errors import BadRequest, InvalidRequest
+from agentsvc.base.values import Secret
+from agentsvc.domain.orders import (
+    Content,
+    ContentKind,
+    Message,
+    Provider,
+    StartOrder,
+    TaskType,
+    Trigger,
+)
 from agentsvc.http.v0.transcripts import Range, select
 from agentsvc.http.v0.types_conversations import START_BODY, to_order
 from agentsvc.http.v0.types_settings import SETTINGS_BODY, from_settings, to_patch
 from agentsvc.http.v0.user_actions import ActionBody, to_user_action
 from agentsvc.http.wire import decode
-from agentsvc.orders import Content, ContentKind, Message, Provider, StartOrder, TaskType, Trigger
-from agentsvc.settings import Settings, SettingsPatch, merge
-from agentsvc.values import Secret
+from agentsvc.settings.store import Settings, SettingsPatch, merge
 
 TASK = {
     "git_provider": "gitlab",

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from agentsvc.errors import BadRequest, InvalidRequest
+from agentsvc.base.errors import BadRequest, InvalidRequest
+from agentsvc.domain.orders import RecordedStep
 from agentsvc.http.v0.replay import NO_MESSAGE, NO_TRAJECTORY, NO_TURN, NOT_JSON, read_recording
-from agentsvc.orders import RecordedStep
 
 type Fields = dict[str, Any]
 

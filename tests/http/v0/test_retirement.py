@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentsvc.config import V0Config
+from agentsvc.config.schema import V0Config
 from agentsvc.http import v0
 from agentsvc.http.routes import Route
 from agentsvc.http.v0.types_socket import SOCKET_PATHS

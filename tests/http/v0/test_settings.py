@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
 from tests.docs.generate import render_settings
 from tests.service import Client, Service
 

@@ -16,15 +16,15 @@ import socketio
 from socketio.exceptions import ConnectionError as NotConnected
 from socketio.exceptions import SocketIOError
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
+from agentsvc.base.values import monotonic
 from agentsvc.http.keys import KEYRING
 from agentsvc.http.v0.listeners import MOST_ACTIONS
 from agentsvc.http.v0.socket_door import SOCKET_DOOR
 from agentsvc.http.v0.sockets import MOST_OF_USER
-from agentsvc.plugins import PluginHost
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
-from agentsvc.values import monotonic
 from tests.conftest import FAST
 from tests.http.v0.steps import UNKNOWN_ID, start_running, wait_for_state
 from tests.service import Answer, Client, Service

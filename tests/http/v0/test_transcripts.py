@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from agentsvc.events import EventLog, StoredEvent
+from agentsvc.conversations.event_log import EventLog, StoredEvent
 from agentsvc.http.v0.transcripts import Transcripts
 
 MADE = datetime(2026, 1, 1, tzinfo=UTC)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
 from tests.service import Answer, Client, Service
 
 KEYS = "/api/keys"

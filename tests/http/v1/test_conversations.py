@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
 from agentsvc.testing.agent import FakeAgent
 from tests.service import Client, Service
 

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.datadir import DataDir
-from agentsvc.db import Database
-from agentsvc.devices import (
+from agentsvc.accounts.device_logins import (
     BEGINNINGS_A_MINUTE,
     QUESTIONS_A_MINUTE,
     DeviceLogins,
     Login,
 )
+from agentsvc.config.data_directory import DataDir
+from agentsvc.storage.database import Database
 from tests.service import Answer, Client, Service
 
 TOKEN = "/oauth/device/token"  # noqa: S105  # a path

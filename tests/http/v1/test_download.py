@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
+from agentsvc.base.errors import Conflict
+from agentsvc.base.values import dashed, new_bytes, new_id
 from agentsvc.conversations.export import MAX_EVENTS, Exports
-from agentsvc.errors import Conflict
 from agentsvc.http.keys import EVENTS
-from agentsvc.values import dashed, new_bytes, new_id
 from tests.service import Answer, Client, Service
 
 PATH = "/api/v1/app-conversations"

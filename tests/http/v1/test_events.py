@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.config import ServerConfig
+from agentsvc.accounts.keys import Role
+from agentsvc.config.schema import ServerConfig
 from tests.service import Client, Service
 from tests.streams import Stream, open_lines, open_socket, path_of
 

@@ -9,10 +9,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from agentsvc import values
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
+from agentsvc.accounts.logins import MOST_LOGINS, TRIES_A_MINUTE
+from agentsvc.base import values
 from agentsvc.http.keys import DATABASE, LOGINS
-from agentsvc.logins import MOST_LOGINS, TRIES_A_MINUTE
 from tests.http.gateway.steps import until
 from tests.http.v1.streaming import feeder
 from tests.service import Answer, Client, Service

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from agentsvc.agent_answers import CommandResult
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
+from agentsvc.agentserver.responses import CommandResult
+from agentsvc.base.values import dashed, new_id
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.fake_sandbox import FakeSandbox
-from agentsvc.values import dashed, new_id
 from tests.service import Answer, Client, Service
 
 SLOW = CommandResult(exit_code=0, stdout="", stderr="")

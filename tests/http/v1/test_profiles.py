@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
+from agentsvc.base.values import MASK
 from agentsvc.testing.agent import FakeAgent
-from agentsvc.values import MASK
 from tests.service import Answer, Client, Service
 
 SETTINGS = "/api/v1/settings"

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
 from agentsvc.testing.backend import FakeWorld
 from tests.service import Client, Service
 

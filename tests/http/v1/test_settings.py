@@ -5,20 +5,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.agentoptions import (
+from agentsvc.accounts.keys import Role
+from agentsvc.base.values import MASK
+from agentsvc.config.sandboxes import SpecConfig
+from agentsvc.domain.agent_options import (
     AgentOptions,
     CondenserOptions,
     ContextOptions,
     LlmOptions,
     VerificationOptions,
 )
-from agentsvc.auth import Role
 from agentsvc.http.keys import SETTINGS as SETTINGS_STORE
-from agentsvc.sandboxconfig import SpecConfig
-from agentsvc.settings import Settings
+from agentsvc.settings.store import Settings
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.llm import ScriptedModel
-from agentsvc.values import MASK
 from tests.core.troubles import reconfigure
 from tests.service import Answer, Client, Service
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.fake_sandbox import FakeSandbox
 from tests.service import Answer, Client, Service

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
 from tests.http.v1.streaming import Feeder, deltas, events, feeder
 from tests.service import Client, Service
 from tests.streams import Stream, Told, open_lines, open_socket, path_of

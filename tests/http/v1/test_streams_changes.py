@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from agentsvc.announcements import Announcement, Subject
-from agentsvc.auth import Role
+from agentsvc.accounts.keys import Role
+from agentsvc.base.bus import Announcement, Subject
+from agentsvc.conversations.streams import Mark
 from agentsvc.http.keys import ANNOUNCEMENTS, STREAMS
-from agentsvc.streams import Mark
 from tests.http.v1.streaming import feeder
 from tests.service import Client, Service
 from tests.streams import CHANGES, Stream, Told, open_lines, open_socket

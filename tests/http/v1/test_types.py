@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from agentsvc.backend import Endpoint, Phase, Spec
-from agentsvc.errors import InvalidRequest
-from agentsvc.http.links import Links
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.values import Secret, encode_cursor, now
+from agentsvc.http.urls import Links
 from agentsvc.http.v1.types_sandboxes import from_sandbox, page_of_specs
+from agentsvc.plugin.backend import Endpoint, Phase, Spec
 from agentsvc.sandboxes import Sandbox, Target
-from agentsvc.values import Secret, encode_cursor, now
 
 KEY = "the+key"
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agentsvc.auth import Role
-from agentsvc.values import parse_uuid
+from agentsvc.accounts.keys import Role
+from agentsvc.base.values import parse_uuid
 from tests.git_hosts import GitHosts
 from tests.service import Answer, Client, Service
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from agentsvc.base.values import now, parse_time, to_stored
 from agentsvc.http.keys import DATABASE
-from agentsvc.values import now, parse_time, to_stored
 from tests.http.v1.streaming import Feeder, events, feeder
 from tests.http.v1.test_webhook_subscriptions import (
     HOOKS,

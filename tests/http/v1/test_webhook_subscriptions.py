@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from agentsvc.announcements import Announcements
-from agentsvc.auth import Role
-from agentsvc.datadir import DataDir
-from agentsvc.db import Transaction
-from agentsvc.errors import Conflict
-from agentsvc.events import EventLog
+from agentsvc.accounts.keys import Role
+from agentsvc.base.bus import Announcements
+from agentsvc.base.errors import Conflict
+from agentsvc.config.data_directory import DataDir
+from agentsvc.conversations.event_log import EventLog
 from agentsvc.http.keys import DATABASE, EVENTS, KEYRING
-from agentsvc.installation import Installation
-from agentsvc.plugins import PluginHost
+from agentsvc.sandboxes.plugin_loader import PluginHost
+from agentsvc.storage.database import Transaction
+from agentsvc.storage.installation import Installation
 from agentsvc.testing import FakeWorld
 from tests.conftest import FAST
 from tests.http.v1.streaming import Feeder, events, feeder

@@ -4,9 +4,9 @@ import asyncio
 import os
 import sys
 
-from agentsvc.backend import Order, Port
+from agentsvc.base.values import Secret
+from agentsvc.plugin.backend import Order, Port
 from agentsvc.testing.agent import FakeAgent
-from agentsvc.values import Secret
 
 KEY = "OH_SESSION_API_KEYS_0"
 

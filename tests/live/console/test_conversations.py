@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
-from agentsvc.values import monotonic, new_id
+from agentsvc.base.values import monotonic, new_id
 from tests.live.browser import Console, picture, serious, state_of, the_end
 from tests.live.client import PATIENCE
 from tests.live.console.users import new_user, usual_settings

@@ -17,9 +17,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from playwright.async_api import Browser, Page, expect
 
-from agentsvc.auth import KeyRing
-from agentsvc.db import Database
-from agentsvc.logins import Logins
+from agentsvc.accounts.keys import KeyRing
+from agentsvc.accounts.logins import Logins
+from agentsvc.storage.database import Database
 from tests.live.browser import Console
 from tests.live.client import LiveClient
 from tests.live.console.users import new_user

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from agentsvc.auth import KeyScope, Role
-from agentsvc.values import new_id
+from agentsvc.accounts.keys import KeyScope, Role
+from agentsvc.base.values import new_id
 from tests.live.browser import DESKTOP, PHONE, Console, is_too_wide, picture, serious, the_end
 from tests.live.client import LiveClient
 from tests.live.console.users import new_user, usual_settings

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from agentsvc.auth import KeyRing, KeyScope, Role
-from agentsvc.db import Database
-from agentsvc.values import new_id
+from agentsvc.accounts.keys import KeyRing, KeyScope, Role
+from agentsvc.base.values import new_id
+from agentsvc.storage.database import Database
 from tests.live.client import LiveClient
 from tests.live.installation import Installation
 

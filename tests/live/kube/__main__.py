@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from agentsvc.images import default_name
-from agentsvc.values import now
+from agentsvc.base.values import now
+from agentsvc.cli.sandbox_image import default_name
 from tests.live import engines
 from tests.live.containers import our_engine
 from tests.live.kube import build, images, record

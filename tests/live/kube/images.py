@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode
 
-from agentsvc.images import find_recipe
+from agentsvc.cli.sandbox_image import find_recipe
 from tests.live import engines
 from tests.live.engines import EngineFailed
 from tests.live.kube.record import ROOT

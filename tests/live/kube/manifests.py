@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from agentsvc.values import new_id
+from agentsvc.base.values import new_id
 from tests.live.kube.api import Api
 from tests.live.kube.cluster import Cluster
 

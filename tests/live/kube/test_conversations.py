@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.images import default_name
+from agentsvc.cli.sandbox_image import default_name
 from tests.live import engines
 from tests.live.client import LiveClient
 from tests.live.events import outputs

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from agentsvc.datadir import DataDir
+from agentsvc.base.values import new_key
+from agentsvc.config.data_directory import DataDir
 from agentsvc.testing.llm import ScriptedModel
-from agentsvc.values import new_key
 from tests.live import engines
 from tests.live.client import LiveClient
 from tests.live.events import outputs

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentsvc.backend import Usage
-from agentsvc.plugins import PluginHost
+from agentsvc.plugin.backend import Usage
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD, KitOptions
 from agentsvc.testing.checks import CHECKS, Check
 from agentsvc.testing.kit import run_check

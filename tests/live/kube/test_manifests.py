@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentsvc.plugins import PluginHost
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import KitOptions
 from agentsvc.testing.rig import open_rig
 from tests.live import engines

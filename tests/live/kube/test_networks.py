@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from agentsvc.backend import Handle, Network, Report
-from agentsvc.plugins import PluginHost
+from agentsvc.plugin.backend import Handle, Network, Report
+from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD, KitOptions
 from agentsvc.testing.rig import Rig, open_rig, web_endpoint
 from tests.live import engines

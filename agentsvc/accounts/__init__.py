@@ -1,0 +1,1 @@
+"""Users, API keys, logins, quotas and the audit log."""

@@ -1,0 +1,184 @@
+"""The audit log: who changed what, when, from where, and how it ended.
+
+Every request of a user that may change something has an entry, refused ones included, and so has every
+command that changes users or keys. What agents do is in the events of their conversations.
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from agentsvc.accounts.keys import Principal
+from agentsvc.base import values
+from agentsvc.base.errors import CapacityExceeded
+from agentsvc.base.values import MAX_INT, decode_cursor, encode_cursor
+from agentsvc.storage.database import Database, Queryable, Row, Transaction
+
+log = logging.getLogger(__name__)
+
+COMMAND_LINE: Final = "command line"
+"""The address of what a command on this machine did."""
+
+_LONGEST: Final = 300
+_BATCH: Final = 5000
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was done, or was asked for and refused; `status` is that of HTTP.
+
+    `user_id` is empty for what a command did.
+    """
+
+    number: int = 0
+    at: datetime
+    user_id: str
+    user_name: str
+    key_id: int | None
+    action: str
+    subject: str
+    status: int
+    address: str
+    request_id: str
+
+
+class EntryQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which entries are looked for; what is None does not matter.
+
+    `text` is part of the action or the subject, `is_refused` tells what was answered by an error.
+    """
+
+    user_id: str | None = None
+    text: str | None = None
+    is_refused: bool | None = None
+    at_gte: datetime | None = None
+    at_lt: datetime | None = None
+
+
+class AuditLog:
+    """Every entry there is."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def note(self, entry: Entry) -> None:
+        """Store an entry; a full disk only warns, since what it tells of is done."""
+        try:
+            await self._db.write_apart(lambda tx: AuditTable.insert(tx, entry))
+        except CapacityExceeded as exc:
+            log.warning(
+                "change is not in the audit log",
+                extra={"action": entry.action, "user_id": entry.user_id, "reason": exc.detail},
+            )
+
+    async def search(
+        self, query: EntryQuery, *, page_id: str | None = None, limit: int
+    ) -> tuple[list[Entry], str | None]:
+        """Return a page of entries, newest first, and the id of the next page."""
+        (before,) = (MAX_INT,) if page_id is None else decode_cursor(page_id, int)
+        rows = await AuditTable.search(self._db, query, before, limit + 1)
+        found = [_from_row(row) for row in rows[:limit]]
+        return found, encode_cursor(found[-1].number) if len(rows) > limit else None
+
+    async def keep_to_age(self, age: timedelta) -> None:
+        """Delete the entries that are older."""
+        before = values.now() - age
+        while await self._db.write(lambda tx: AuditTable.delete_old(tx, before)):
+            pass
+
+
+def of_caller(
+    caller: Principal, action: str, subject: str, *, status: int, address: str, request_id: str
+) -> Entry:
+    """Return the entry of what a user has done just now."""
+    return Entry(
+        at=values.now(),
+        user_id=caller.user_id,
+        user_name=caller.user_name,
+        key_id=caller.key_id,
+        action=action,
+        subject=subject[:_LONGEST],
+        status=status,
+        address=address,
+        request_id=request_id,
+    )
+
+
+async def note_command(db: Database, action: str, subject: str) -> None:
+    """Store what a command on this machine has done just now."""
+    entry = Entry(
+        at=values.now(),
+        user_id="",
+        user_name="",
+        key_id=None,
+        action=f"agentsvc {action}",
+        subject=subject[:_LONGEST],
+        status=0,
+        address=COMMAND_LINE,
+        request_id="",
+    )
+    await AuditLog(db).note(entry)
+
+
+def _from_row(row: Row) -> Entry:
+    return Entry(
+        number=row["number"],
+        at=values.from_stored(row["at"]),
+        user_id=row["user_id"],
+        user_name=row["user_name"],
+        key_id=row["key_id"],
+        action=row["action"],
+        subject=row["subject"],
+        status=row["status"],
+        address=row["address"],
+        request_id=row["request_id"],
+    )
+
+
+class AuditTable:
+    """The SQL of the audit log."""
+
+    @staticmethod
+    async def insert(tx: Transaction, entry: Entry) -> int:
+        """Add an entry."""
+        sql = """
+            INSERT INTO audit_log
+                (at, user_id, user_name, key_id, action, subject, status, address, request_id)
+            VALUES
+                (:at, :user_id, :user_name, :key_id, :action, :subject, :status, :address,
+                 :request_id)
+        """
+        row = {**msgspec.structs.asdict(entry), "at": values.to_stored(entry.at)}
+        del row["number"]
+        return await tx.run(sql, row)
+
+    @staticmethod
+    async def search(reader: Queryable, query: EntryQuery, before: int, limit: int) -> list[Row]:
+        """Return the entries before a number that are looked for, newest first."""
+        given: Mapping[str, tuple[str, str | int | None]] = {
+            "user_id = :user_id": ("user_id", query.user_id),
+            "instr(lower(action || ' ' || subject), lower(:text)) > 0": ("text", query.text),
+            "(status >= 400) = :refused": ("refused", query.is_refused),
+            "at >= :at_gte": ("at_gte", values.stored_or_none(query.at_gte)),
+            "at < :at_lt": ("at_lt", values.stored_or_none(query.at_lt)),
+        }
+        wanted = {text: pair for text, pair in given.items() if pair[1] is not None}
+        sql = " AND ".join((_ENTRY, *wanted)) + " ORDER BY number DESC LIMIT :limit"
+        return await reader.all(sql, {"before": before, "limit": limit, **dict(wanted.values())})
+
+    @staticmethod
+    async def delete_old(tx: Transaction, before: datetime) -> int:
+        """Delete some of the entries from before; return how many."""
+        sql = """
+            DELETE FROM audit_log
+            WHERE number IN (SELECT number FROM audit_log WHERE at < :before LIMIT :most)
+        """
+        return await tx.run(sql, {"before": values.to_stored(before), "most": _BATCH})
+
+
+_ENTRY: Final = """
+    SELECT number, at, user_id, user_name, key_id, action, subject, status, address, request_id
+    FROM audit_log
+    WHERE number < :before"""

@@ -1,0 +1,266 @@
+"""Logins of programs that have no browser: a program asks, a user confirms, the program gets a key.
+
+The flow of RFC 8628. A login is asked for by anybody, lives for some minutes and hands out one
+key, once. Its two codes are stored as hashes, like keys.
+"""
+
+import re
+from collections import OrderedDict
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from agentsvc.accounts.keys import KEY_PREFIX, insert_key
+from agentsvc.base import values
+from agentsvc.base.errors import NotFound, TooManyRequests
+from agentsvc.base.values import Secret
+from agentsvc.storage.database import Database, Queryable, Reader, Row, Transaction
+
+LIFETIME: Final = timedelta(minutes=10)
+INTERVAL_SECONDS: Final = 5
+"""How long a program waits between two questions."""
+INTERVAL_STEP_SECONDS: Final = 5
+"""How much longer it must wait once it asked too early."""
+PENDING_MAX: Final = 1000
+"""How many logins may wait at a time; anybody can ask for one."""
+BEGINNINGS_A_MINUTE: Final = 30
+"""How many logins one address may start in a minute."""
+QUESTIONS_A_MINUTE: Final = 300
+"""How often one address may ask for keys in a minute, or try a user's key."""
+
+_CALLERS_MAX: Final = 10_000
+
+_MINUTE_SECONDS: Final = 60.0
+_CODE_LENGTH: Final = 8
+_KEY_NAME: Final = "device login"
+_NOT_IN_CODE = re.compile(r"[^A-Z]")
+
+
+class Login(Struct, frozen=True, kw_only=True):
+    """A login that was asked for: a code for the program and one for the user."""
+
+    device_code: Secret
+    user_code: str
+    lifetime: timedelta
+    interval_seconds: int
+
+
+class ClaimState(StrEnum):
+    """How a question for the key of a login ends; all but the first are names of RFC 8628."""
+
+    GRANTED = "granted"
+    PENDING = "authorization_pending"
+    SLOW_DOWN = "slow_down"
+    DENIED = "access_denied"
+    EXPIRED = "expired_token"
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """The answer to a question for the key of a login; `key` is there if it is granted."""
+
+    state: ClaimState
+    key: Secret | None = None
+    interval_seconds: int = 0
+
+
+class Pace:
+    """Lets each caller do a thing so many times a minute.
+
+    It remembers a limited number of callers; the one that was away longest is forgotten first.
+    """
+
+    def __init__(self, times_a_minute: int) -> None:
+        self._times = times_a_minute
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def check(self, caller: str) -> None:
+        """Count what a caller does now; raises TooManyRequests, and then it does not count."""
+        moment = values.monotonic()
+        left, since = self._left.pop(caller, (float(self._times), moment))
+        left = min(self._times, left + (moment - since) * self._times / _MINUTE_SECONDS)
+        is_allowed = left >= 1
+        self._left[caller] = (left - 1 if is_allowed else left, moment)
+        if len(self._left) > _CALLERS_MAX:
+            self._left.popitem(last=False)
+        if not is_allowed:
+            raise TooManyRequests("Too many requests come from this address")
+
+
+class DeviceLogins:
+    """Every login that waits for its user."""
+
+    def __init__(self, db: Database, *, lifetime: timedelta = LIFETIME) -> None:
+        self._db = db
+        self._lifetime = lifetime
+        self._beginnings = Pace(BEGINNINGS_A_MINUTE)
+        self._questions = Pace(QUESTIONS_A_MINUTE)
+
+    def admit(self, address: str) -> None:
+        """Count a question that anybody can ask; raises TooManyRequests if it comes too soon."""
+        self._questions.check(address)
+
+    async def begin(self, address: str = "") -> Login:
+        """Start a login; raises TooManyRequests while too many wait or come from one address."""
+        self._beginnings.check(address)
+        code = values.new_code(_CODE_LENGTH)
+        login = Login(
+            device_code=values.new_key(),
+            user_code=f"{code[:4]}-{code[4:]}",
+            lifetime=self._lifetime,
+            interval_seconds=INTERVAL_SECONDS,
+        )
+
+        async def insert(tx: Transaction) -> None:
+            await DeviceTable.delete_expired(tx, values.to_stored(values.now()))
+            if await DeviceTable.count(tx) >= PENDING_MAX:
+                raise TooManyRequests("Too many logins are waiting")
+            await DeviceTable.insert(tx, login, values.to_stored(values.now() + self._lifetime))
+
+        await self._db.write(insert)
+        return login
+
+    async def approve(self, user_id: str, user_code: str) -> None:
+        """Let the program with this code in as a user; raises NotFound unless it waits."""
+        await self._decide(user_code, "approved", user_id)
+
+    async def deny(self, user_code: str) -> None:
+        """Refuse the program with this code; raises NotFound unless it waits."""
+        await self._decide(user_code, "denied", None)
+
+    async def claim(self, device_code: Secret) -> Claim:
+        """Return the key of an approved login, or why there is none; the key is given once.
+
+        A code that was never given is answered like one that has expired.
+        """
+        device_hash = values.sha256(device_code.reveal())
+
+        async def body(tx: Transaction) -> Claim:
+            row = await DeviceTable.find(tx, device_hash)
+            if row is None or row["expires_at"] <= values.to_stored(values.now()):
+                return Claim(state=ClaimState.EXPIRED)
+            if row["state"] == "pending":
+                return await _put_off(tx, row)
+            await DeviceTable.delete(tx, device_hash)
+            if row["state"] == "denied":
+                return Claim(state=ClaimState.DENIED)
+            key = values.new_key(KEY_PREFIX)
+            await insert_key(tx, row["user_id"], _KEY_NAME, key)
+            return Claim(state=ClaimState.GRANTED, key=key)
+
+        if await DeviceTable.find(self._db, device_hash) is None:
+            # Anybody can ask, so a code that was never given costs no write.
+            return Claim(state=ClaimState.EXPIRED)
+        return await self._db.write(body)
+
+    async def _decide(self, user_code: str, state: str, user_id: str | None) -> None:
+        code_hash = values.sha256(_plain(user_code))
+
+        async def body(tx: Transaction) -> None:
+            if not await DeviceTable.decide(tx, code_hash, state, user_id):
+                raise NotFound("No login waits with this code; it may have expired")
+
+        await self._db.write(body)
+
+
+class DeviceTable:
+    """The SQL of the `device_logins` table."""
+
+    @staticmethod
+    async def insert(tx: Transaction, login: Login, expires_at: str) -> int:
+        """Add a login that waits."""
+        sql = """
+            INSERT INTO device_logins
+                (device_hash, user_code_hash, state, interval_seconds, created_at, expires_at)
+            VALUES (:device_hash, :user_code_hash, 'pending', :interval_seconds, :now, :expires_at)
+        """
+        return await tx.run(
+            sql,
+            {
+                "device_hash": values.sha256(login.device_code.reveal()),
+                "user_code_hash": values.sha256(_plain(login.user_code)),
+                "interval_seconds": login.interval_seconds,
+                "now": values.to_stored(values.now()),
+                "expires_at": expires_at,
+            },
+        )
+
+    @staticmethod
+    async def find(reader: Queryable, device_hash: str) -> Row | None:
+        """Return the login of a program."""
+        sql = """
+            SELECT device_hash, state, user_id, interval_seconds, polled_at, expires_at
+            FROM device_logins
+            WHERE device_hash = :device_hash
+        """
+        return await reader.one(sql, {"device_hash": device_hash})
+
+    @staticmethod
+    async def count(reader: Reader) -> int:
+        """Return how many logins there are."""
+        row = await reader.one("SELECT COUNT(*) AS logins FROM device_logins")
+        return int(row["logins"]) if row else 0
+
+    @staticmethod
+    async def decide(tx: Transaction, code_hash: str, state: str, user_id: str | None) -> bool:
+        """Settle a login that waits; return False if none does."""
+        sql = """
+            UPDATE device_logins
+            SET state = :state,
+                user_id = :user_id
+            WHERE user_code_hash = :code_hash
+              AND state = 'pending'
+              AND expires_at > :now
+        """
+        now = values.to_stored(values.now())
+        params = {"code_hash": code_hash, "state": state, "user_id": user_id, "now": now}
+        return await tx.run(sql, params) == 1
+
+    @staticmethod
+    async def note_poll(tx: Transaction, device_hash: str, interval_seconds: int) -> int:
+        """Note a question of the program and how long it has to wait until the next."""
+        sql = """
+            UPDATE device_logins
+            SET polled_at = :now,
+                interval_seconds = :interval_seconds
+            WHERE device_hash = :device_hash
+        """
+        now = values.to_stored(values.now())
+        params = {"device_hash": device_hash, "interval_seconds": interval_seconds, "now": now}
+        return await tx.run(sql, params)
+
+    @staticmethod
+    async def delete(tx: Transaction, device_hash: str) -> int:
+        """Delete one login."""
+        sql = """
+            DELETE FROM device_logins
+            WHERE device_hash = :device_hash
+        """
+        return await tx.run(sql, {"device_hash": device_hash})
+
+    @staticmethod
+    async def delete_expired(tx: Transaction, before: str) -> int:
+        """Delete the logins that expired before a moment."""
+        sql = """
+            DELETE FROM device_logins
+            WHERE expires_at < :before
+        """
+        return await tx.run(sql, {"before": before})
+
+
+async def _put_off(tx: Transaction, row: Row) -> Claim:
+    """Return the answer for a login that waits: ask again later, and not so often."""
+    interval = row["interval_seconds"]
+    earliest = values.to_stored(values.now() - timedelta(seconds=interval))
+    is_early = row["polled_at"] is not None and row["polled_at"] > earliest
+    if is_early:
+        interval += INTERVAL_STEP_SECONDS
+    await DeviceTable.note_poll(tx, row["device_hash"], interval)
+    state = ClaimState.SLOW_DOWN if is_early else ClaimState.PENDING
+    return Claim(state=state, interval_seconds=interval)
+
+
+def _plain(user_code: str) -> str:
+    """Return a code as it is hashed, however the user typed it."""
+    return _NOT_IN_CODE.sub("", user_code.upper())

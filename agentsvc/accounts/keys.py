@@ -1,0 +1,491 @@
+"""Users and their API keys: issue, identify, revoke.
+
+A key is stored as its SHA-256: it is random and long, so a slow hash would add nothing but
+time. The keys of sandboxes belong to `sandboxes`.
+"""
+
+import json
+import logging
+import secrets
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from agentsvc.base import values
+from agentsvc.base.errors import BadRequest, CapacityExceeded, Conflict, NotAuthenticated, NotFound
+from agentsvc.base.values import Secret
+from agentsvc.storage.database import Database, Queryable, Row, Transaction
+from agentsvc.storage.request_effects import note_effect
+
+log = logging.getLogger(__name__)
+
+KEY_PREFIX: Final = "asvc_"
+SHORTEST_KEY: Final = 32
+"""Characters a key brought from outside must have."""
+
+_KNOWN_SECONDS: Final = 0.5
+"""How long a key is known without another look: a command in another process may revoke it."""
+_MOST_KNOWN: Final = 4096
+
+_SHOWN: Final = len(KEY_PREFIX) + 4
+_LONGEST_NAME: Final = 100
+USE_IS_NOTED_EVERY: Final = timedelta(minutes=1)
+"""How often at most a use of a key is written down."""
+
+
+class Role(StrEnum):
+    """What a user may do."""
+
+    ADMIN = "admin"
+    """Everything of their own, and look after users and the server."""
+    MEMBER = "member"
+    """Everything of their own."""
+    VIEWER = "viewer"
+    """Look at what is their own."""
+
+
+class KeyScope(StrEnum):
+    """What a key opens of all that its user may do."""
+
+    READ = "read"
+    """What only looks."""
+    RUN = "run"
+    """All but keys, logins, users and the server itself."""
+    ADMIN = "admin"
+    """Everything."""
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is calling; `login_id` is there where a browser's login stands for the key."""
+
+    user_id: str
+    user_name: str
+    role: Role
+    key_id: int
+    scope: KeyScope = KeyScope.ADMIN
+    login_id: str | None = None
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the caller may change what is their own, and use their sandboxes."""
+        return self.role is not Role.VIEWER and self.scope is not KeyScope.READ
+
+    @property
+    def may_manage(self) -> bool:
+        """Whether the caller may look after their own keys and logins."""
+        return self.may_run and self.scope is KeyScope.ADMIN
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether the caller sees what administrators see."""
+        return self.role is Role.ADMIN
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be shown of a key; `prefix` is how the key itself begins."""
+
+    id: int
+    user_id: str
+    user_name: str
+    name: str
+    scope: KeyScope
+    prefix: str
+    created_at: datetime
+    last_used_at: datetime | None
+    not_before: datetime | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+class _Known(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as it was read, when, and after how many commits of this process."""
+
+    row: Row
+    at: float
+    commits: int
+
+
+class KeyRing:
+    """Every user and every API key.
+
+    A key that was just read is not read again until this process has stored something, whatever it
+    was, or a moment has passed.
+    """
+
+    def __init__(self, db: Database, *, most_known: int = _MOST_KNOWN) -> None:
+        self._db = db
+        self._most_known = most_known
+        self._known: dict[str, _Known] = {}
+
+    async def identify(self, key: str) -> Principal:
+        """Return whose key this is and note its use, at most once a minute.
+
+        Raises NotAuthenticated for an unknown, revoked, expired or malformed key, one that is not
+        valid yet, or one of a user who is blocked: one answer for all.
+        """
+        if not key.isascii():
+            raise NotAuthenticated
+        digest = values.sha256(key)
+        row = await self._find(digest)
+        if row is None or not secrets.compare_digest(row["hash"], digest) or not _is_valid(row):
+            raise NotAuthenticated
+        await self._note_use(row["id"], values.moment_or_none(row["last_used_at"]))
+        return _to_principal(row)
+
+    async def find_good(self, key_ids: Collection[int]) -> dict[int, Principal]:
+        """Return who shows which of these keys, as far as they are good; notes no use."""
+        rows = await KeyTable.find_many(self._db, key_ids)
+        return {row["id"]: _to_principal(row) for row in rows if _is_valid(row)}
+
+    async def find_barred(self) -> frozenset[str]:
+        """Return the ids of the users who may not use their sandboxes, whatever key they show."""
+        return frozenset(await UserTable.list_barred(self._db))
+
+    async def create_user(self, name: str, role: Role) -> str:
+        """Add a user and return the id; raises Conflict if the name is taken."""
+        check_name(name)
+        user_id = values.new_id()
+
+        async def insert(tx: Transaction) -> None:
+            if not await UserTable.insert(tx, user_id, name, role):
+                raise Conflict(f"a user of this name exists already: {name}")
+
+        await self._db.write(insert)
+        return user_id
+
+    async def find_user(self, name: str) -> str | None:
+        """Return the id of the user of this name, or None."""
+        return await UserTable.find_id(self._db, name)
+
+    async def list_users(self) -> list[str]:
+        """Return the names of all users."""
+        return await UserTable.list_names(self._db)
+
+    async def create_key(
+        self,
+        user_id: str,
+        name: str,
+        *,
+        key: Secret | None = None,
+        scope: KeyScope = KeyScope.ADMIN,
+        not_before: datetime | None = None,
+        expires_at: datetime | None = None,
+    ) -> tuple[ApiKey, Secret]:
+        """Issue a key, random unless one is given; it can be seen now and never again.
+
+        Raises BadRequest for a given key that is too short or not printable ASCII, Conflict for
+        one that exists, NotFound if there is no such user.
+        """
+        check_name(name)
+        secret = values.new_key(KEY_PREFIX) if key is None else _checked(key)
+
+        async def body(tx: Transaction) -> tuple[ApiKey, Secret]:
+            made = await insert_key(
+                tx,
+                user_id,
+                name,
+                secret,
+                scope=scope,
+                not_before=not_before,
+                expires_at=expires_at,
+            )
+            await note_effect(tx, (made, secret))
+            return made, secret
+
+        return await self._db.write(body)
+
+    async def revoke_key(self, key_id: int, *, user_id: str | None = None) -> None:
+        """Make a key useless from now on; revoking it again changes nothing.
+
+        Raises NotFound if there is no such key, or if it is not of the user that is given.
+        """
+
+        async def revoke(tx: Transaction) -> None:
+            if not await KeyTable.revoke(tx, key_id, user_id):
+                raise NotFound("no such key")
+
+        await self._db.write(revoke)
+
+    async def get_key(self, key_id: int) -> ApiKey:
+        """Return what may be shown of a key; raises NotFound if there is no such key."""
+        row = await KeyTable.find_by_id(self._db, key_id)
+        if row is None:
+            raise NotFound("no such key")
+        return _from_row(row, row["user_name"])
+
+    async def list_keys_of(self, user_id: str) -> list[ApiKey]:
+        """Return the keys of a user that are not revoked, in the order they were made."""
+        rows = await KeyTable.list_of_user(self._db, user_id)
+        return [_from_row(row, row["user_name"]) for row in rows]
+
+    async def list_keys(self) -> list[ApiKey]:
+        """Return every key, revoked ones too, in the order they were made."""
+        return [_from_row(row, row["user_name"]) for row in await KeyTable.list_all(self._db)]
+
+    async def has_keys(self) -> bool:
+        """Tell whether a key was ever issued; a revoked one counts."""
+        return await KeyTable.has_any(self._db)
+
+    async def _find(self, digest: str) -> Row | None:
+        moment, commits = values.monotonic(), self._db.commits
+        known = self._known.get(digest)
+        if known and known.commits == commits and moment - known.at < _KNOWN_SECONDS:
+            return known.row
+        row = await KeyTable.find(self._db, digest)
+        if row is not None:
+            if len(self._known) >= self._most_known:
+                self._known.clear()
+            self._known[digest] = _Known(row=row, at=moment, commits=commits)
+        return row
+
+    async def _note_use(self, key_id: int, last_used_at: datetime | None) -> None:
+        now = values.now()
+        if last_used_at and now - last_used_at < USE_IS_NOTED_EVERY:
+            return
+        try:
+            await self._db.write(lambda tx: KeyTable.note_use(tx, key_id, now))
+        except CapacityExceeded as exc:
+            # A full disk must not lock everybody out.
+            log.warning("use of a key not noted", extra={"reason": exc.detail})
+
+
+async def insert_key(
+    tx: Transaction,
+    user_id: str,
+    name: str,
+    key: Secret,
+    *,
+    scope: KeyScope = KeyScope.ADMIN,
+    not_before: datetime | None = None,
+    expires_at: datetime | None = None,
+) -> ApiKey:
+    """Issue a key inside the caller's transaction; raises NotFound or Conflict."""
+    user_name = await UserTable.find_name(tx, user_id)
+    if user_name is None:
+        raise NotFound("no such user")
+    row = await KeyTable.insert(
+        tx, user_id, name, key, scope=scope, not_before=not_before, expires_at=expires_at
+    )
+    if row is None:
+        raise Conflict("this key exists already")
+    return _from_row(row, user_name)
+
+
+def _is_valid(row: Row) -> bool:
+    now = values.to_stored(values.now())
+    is_current = (row["not_before"] or "") <= now < (row["expires_at"] or "~")
+    return is_current and row["revoked_at"] is None and row["blocked_at"] is None
+
+
+def _to_principal(row: Row) -> Principal:
+    return Principal(
+        user_id=row["user_id"],
+        user_name=row["user_name"],
+        role=Role(row["role"]),
+        key_id=row["id"],
+        scope=KeyScope(row["scope"]),
+    )
+
+
+def check_name(name: str) -> None:
+    """Raise BadRequest for what cannot be the name of a user or a key."""
+    if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
+        raise BadRequest(f"a name has 1 to {_LONGEST_NAME} printable characters")
+
+
+def _checked(key: Secret) -> Secret:
+    text = key.reveal()
+    if len(text) < SHORTEST_KEY:
+        raise BadRequest(f"the key is shorter than {SHORTEST_KEY} characters")
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise BadRequest("a key consists of printable ASCII characters without blanks")
+    return key
+
+
+def _from_row(row: Row, user_name: str) -> ApiKey:
+    return ApiKey(
+        id=row["id"],
+        user_id=row["user_id"],
+        user_name=user_name,
+        name=row["name"],
+        scope=KeyScope(row["scope"]),
+        prefix=row["prefix"],
+        created_at=values.from_stored(row["created_at"]),
+        last_used_at=values.moment_or_none(row["last_used_at"]),
+        not_before=values.moment_or_none(row["not_before"]),
+        expires_at=values.moment_or_none(row["expires_at"]),
+        revoked_at=values.moment_or_none(row["revoked_at"]),
+    )
+
+
+class UserTable:
+    """The SQL of users."""
+
+    @staticmethod
+    async def insert(tx: Transaction, user_id: str, name: str, role: Role) -> bool:
+        """Add a user; return False if the name is taken."""
+        sql = """
+            INSERT INTO users (id, name, role, created_at)
+            VALUES (:id, :name, :role, :now)
+            ON CONFLICT (name) DO NOTHING
+        """
+        now = values.to_stored(values.now())
+        return await tx.run(sql, {"id": user_id, "name": name, "role": role, "now": now}) == 1
+
+    @staticmethod
+    async def find_id(source: Queryable, name: str) -> str | None:
+        """Return the id of the user of this name, or None."""
+        row = await source.one("SELECT id FROM users WHERE name = :name", {"name": name})
+        return None if row is None else str(row["id"])
+
+    @staticmethod
+    async def is_admin(source: Queryable, user_id: str) -> bool:
+        """Say whether a user is an administrator."""
+        sql = "SELECT 1 FROM users WHERE id = :id AND role = 'admin'"
+        return await source.one(sql, {"id": user_id}) is not None
+
+    @staticmethod
+    async def list_names(source: Queryable) -> list[str]:
+        """Return the names of all users, in order."""
+        rows = await source.all("SELECT name FROM users ORDER BY name")
+        return [str(row["name"]) for row in rows]
+
+    @staticmethod
+    async def list_barred(source: Queryable) -> list[str]:
+        """Return the ids of the users who are blocked or may only look."""
+        sql = "SELECT id FROM users WHERE blocked_at IS NOT NULL OR role = 'viewer'"
+        return [str(row["id"]) for row in await source.all(sql)]
+
+    @staticmethod
+    async def find_name(source: Queryable, user_id: str) -> str | None:
+        """Return the name of the user of this id, or None."""
+        row = await source.one("SELECT name FROM users WHERE id = :id", {"id": user_id})
+        return None if row is None else str(row["name"])
+
+
+class KeyTable:
+    """The SQL of API keys."""
+
+    @staticmethod
+    async def find(source: Queryable, digest: str) -> Row | None:
+        """Return the key of this hash and its user, or None."""
+        sql = """
+            SELECT k.id, k.user_id, u.name AS user_name, u.role, u.blocked_at, k.hash, k.scope,
+                   k.last_used_at, k.not_before, k.expires_at, k.revoked_at
+            FROM api_keys AS k
+            JOIN users AS u ON u.id = k.user_id
+            WHERE k.hash = :hash
+        """
+        return await source.one(sql, {"hash": digest})
+
+    @staticmethod
+    async def find_many(source: Queryable, key_ids: Collection[int]) -> list[Row]:
+        """Return the keys of these ids and their users."""
+        sql = """
+            SELECT k.id, k.user_id, u.name AS user_name, u.role, u.blocked_at, k.scope,
+                   k.not_before, k.expires_at, k.revoked_at
+            FROM api_keys AS k
+            JOIN users AS u ON u.id = k.user_id
+            WHERE k.id IN (SELECT value FROM json_each(:ids))
+        """
+        return await source.all(sql, {"ids": json.dumps(list(key_ids))})
+
+    @staticmethod
+    async def find_by_id(source: Queryable, key_id: int) -> Row | None:
+        """Return the key of this id, or None."""
+        sql = """
+            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.scope, k.prefix, k.created_at,
+                   k.last_used_at, k.not_before, k.expires_at, k.revoked_at
+            FROM api_keys AS k
+            JOIN users AS u ON u.id = k.user_id
+            WHERE k.id = :id
+        """
+        return await source.one(sql, {"id": key_id})
+
+    @staticmethod
+    async def list_of_user(source: Queryable, user_id: str) -> list[Row]:
+        """Return the keys of a user that are not revoked, oldest first."""
+        sql = """
+            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.scope, k.prefix, k.created_at,
+                   k.last_used_at, k.not_before, k.expires_at, k.revoked_at
+            FROM api_keys AS k
+            JOIN users AS u ON u.id = k.user_id
+            WHERE k.user_id = :user_id AND k.revoked_at IS NULL
+            ORDER BY k.id
+        """
+        return await source.all(sql, {"user_id": user_id})
+
+    @staticmethod
+    async def list_all(source: Queryable) -> list[Row]:
+        """Return every key, oldest first."""
+        return await source.all("""
+            SELECT k.id, k.user_id, u.name AS user_name, k.name, k.scope, k.prefix,
+                   k.created_at, k.last_used_at, k.not_before, k.expires_at, k.revoked_at
+            FROM api_keys AS k
+            JOIN users AS u ON u.id = k.user_id
+            ORDER BY k.id
+        """)
+
+    @staticmethod
+    async def has_any(source: Queryable) -> bool:
+        """Tell whether there is a key."""
+        return await source.one("SELECT 1 FROM api_keys LIMIT 1") is not None
+
+    @staticmethod
+    async def insert(
+        tx: Transaction,
+        user_id: str,
+        name: str,
+        key: Secret,
+        *,
+        scope: KeyScope,
+        not_before: datetime | None,
+        expires_at: datetime | None,
+    ) -> Row | None:
+        """Add a key and return its row, or None if it exists."""
+        sql = """
+            INSERT INTO api_keys
+                (user_id, name, scope, hash, prefix, created_at, not_before, expires_at)
+            VALUES (:user_id, :name, :scope, :hash, :prefix, :now, :not_before, :expires_at)
+            ON CONFLICT (hash) DO NOTHING
+            RETURNING id, user_id, name, scope, prefix, created_at, last_used_at, not_before,
+                      expires_at, revoked_at
+        """
+        params = {
+            "user_id": user_id,
+            "name": name,
+            "scope": scope,
+            "hash": values.sha256(key.reveal()),
+            "prefix": key.reveal()[:_SHOWN],
+            "now": values.to_stored(values.now()),
+            "not_before": values.stored_or_none(not_before),
+            "expires_at": values.stored_or_none(expires_at),
+        }
+        return await tx.one(sql, params)
+
+    @staticmethod
+    async def revoke(tx: Transaction, key_id: int, user_id: str | None) -> bool:
+        """Note when a key was revoked first; return False if there is no such key of the user."""
+        sql = """
+            UPDATE api_keys
+            SET revoked_at = COALESCE(revoked_at, :now)
+            WHERE id = :id
+              AND user_id = COALESCE(:user_id, user_id)
+        """
+        now = values.to_stored(values.now())
+        return await tx.run(sql, {"id": key_id, "user_id": user_id, "now": now}) == 1
+
+    @staticmethod
+    async def note_use(tx: Transaction, key_id: int, moment: datetime) -> None:
+        """Note a use, unless one is noted already that is recent enough."""
+        sql = """
+            UPDATE api_keys
+            SET last_used_at = :now
+            WHERE id = :id
+              AND (last_used_at IS NULL OR last_used_at <= :before)
+        """
+        before = values.to_stored(moment - USE_IS_NOTED_EVERY)
+        await tx.run(sql, {"id": key_id, "now": values.to_stored(moment), "before": before})

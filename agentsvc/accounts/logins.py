@@ -1,0 +1,350 @@
+"""Logins of browsers: each stands for an API key, is named by a token and ends by itself.
+
+A token has two parts, one for a cookie and one for the page's own storage; neither is worth anything
+without the other. A login is good as long as its key is. A login link logs a browser in once, without
+the key being typed. Tokens of both are stored as hashes, like keys.
+"""
+
+import logging
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from agentsvc.accounts.device_logins import Pace
+from agentsvc.accounts.keys import USE_IS_NOTED_EVERY, KeyRing, KeyScope, Principal, Role
+from agentsvc.base import values
+from agentsvc.base.errors import CapacityExceeded, NotAuthenticated, NotFound
+from agentsvc.base.values import Secret
+from agentsvc.storage.database import Database, Queryable, Row, Transaction
+
+log = logging.getLogger(__name__)
+
+LINK_LIFETIME: Final = timedelta(minutes=15)
+"""How long a login link can be used."""
+MOST_LOGINS: Final = 50
+"""How many logins a key may have; the one that was used longest ago ends for a new one."""
+TRIES_A_MINUTE: Final = 60
+"""How often one address may try to log in."""
+
+_LONGEST_CLIENT: Final = 255
+_BAD_LINK: Final = "The login link is not valid, or was used before"
+
+
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be shown of a login; `client` is what the browser says of itself."""
+
+    id: str
+    key_id: int
+    client: str
+    created_at: datetime
+    last_used_at: datetime
+    expires_at: datetime
+
+
+class LoginToken(msgspec.Struct, frozen=True, kw_only=True):
+    """What a browser shows that is logged in."""
+
+    cookie: Secret
+    page: Secret
+
+    @property
+    def whole(self) -> Secret:
+        """Both parts, as they are checked."""
+        return Secret(join_parts(self.cookie.reveal(), self.page.reveal()))
+
+
+def join_parts(cookie: str, page: str) -> str:
+    """Return a token made of its two parts; neither has a dot in it."""
+    return f"{cookie}.{page}"
+
+
+class Logins:
+    """Every login and every login link."""
+
+    def __init__(self, db: Database, keyring: KeyRing, *, lifetime: timedelta) -> None:
+        self._db = db
+        self._keyring = keyring
+        self._lifetime = lifetime
+        self._tries = Pace(TRIES_A_MINUTE)
+
+    def admit(self, address: str) -> None:
+        """Count a try to log in; raises TooManyRequests if it comes too soon."""
+        self._tries.check(address)
+
+    async def begin(self, key: str, *, client: str) -> tuple[Login, LoginToken]:
+        """Log a browser in with a key; raises NotAuthenticated. The token can be seen only now."""
+        key_id = (await self._keyring.identify(key)).key_id
+        token = _new_token()
+
+        async def body(tx: Transaction) -> Login:
+            return await self._insert(tx, key_id, token, client)
+
+        return await self._db.write(body), token
+
+    async def make_link(self, key_id: int) -> Secret:
+        """Return a token that logs a browser in once, within LINK_LIFETIME."""
+        token = values.new_key()
+
+        async def body(tx: Transaction) -> None:
+            await LinkTable.delete_expired(tx)
+            await LinkTable.insert(tx, key_id, token, values.now() + LINK_LIFETIME)
+
+        await self._db.write(body)
+        return token
+
+    async def find_user_of_link(self, link: Secret) -> str:
+        """Return the name of whom a link logs in, without using it up; raises NotAuthenticated."""
+        row = await LinkTable.find(self._db, link)
+        if row is None:
+            raise NotAuthenticated(_BAD_LINK)
+        return str(row["user_name"])
+
+    async def begin_by_link(self, link: Secret, *, client: str) -> tuple[Login, LoginToken]:
+        """Log a browser in with a link, which is used up; raises NotAuthenticated."""
+        token = _new_token()
+
+        async def body(tx: Transaction) -> Login:
+            key_id = await LinkTable.take(tx, link)
+            if key_id is None:
+                raise NotAuthenticated(_BAD_LINK)
+            return await self._insert(tx, key_id, token, client)
+
+        # Anybody can ask, so a link that was never given costs no write.
+        await self.find_user_of_link(link)
+        return await self._db.write(body), token
+
+    async def identify(self, token: str) -> Principal:
+        """Return whose login a token names and note its use, at most once a minute.
+
+        Raises NotAuthenticated for one that is unknown or over, or whose key is no longer valid.
+        """
+        row = await LoginTable.find(self._db, Secret(token))
+        if row is None:
+            raise NotAuthenticated
+        await self._note_use(row["id"], values.from_stored(row["last_used_at"]))
+        return _to_principal(row)
+
+    async def find_good(self, login_ids: Collection[str]) -> dict[str, Principal]:
+        """Return whose logins these are, as far as they are good; notes no use."""
+        rows = [await LoginTable.find_by_id(self._db, login_id) for login_id in login_ids]
+        return {row["id"]: _to_principal(row) for row in rows if row is not None}
+
+    async def list_of(self, user_id: str) -> list[Login]:
+        """Return the logins of a user that are good, in the order they began."""
+        return [_to_login(row) for row in await LoginTable.of_user(self._db, user_id)]
+
+    async def end(self, user_id: str, login_id: str) -> None:
+        """End a login of a user; raises NotFound if there is none."""
+
+        async def body(tx: Transaction) -> None:
+            if not await LoginTable.delete(tx, user_id, login_id):
+                raise NotFound("no such login")
+
+        await self._db.write(body)
+
+    async def _insert(self, tx: Transaction, key_id: int, token: LoginToken, client: str) -> Login:
+        now = values.now()
+        await LoginTable.delete_expired(tx)
+        await LoginTable.delete_surplus(tx, key_id, MOST_LOGINS - 1)
+        login = Login(
+            id=values.new_id(),
+            key_id=key_id,
+            client=client[:_LONGEST_CLIENT],
+            created_at=now,
+            last_used_at=now,
+            expires_at=now + self._lifetime,
+        )
+        await LoginTable.insert(tx, login, token.whole)
+        return login
+
+    async def _note_use(self, login_id: str, last_used_at: datetime) -> None:
+        if values.now() - last_used_at < USE_IS_NOTED_EVERY:
+            return
+        try:
+            await self._db.write(lambda tx: LoginTable.note_use(tx, login_id))
+        except CapacityExceeded as exc:
+            # A full disk must not lock everybody out.
+            log.warning("use of a login not noted", extra={"reason": exc.detail})
+
+
+class LoginTable:
+    """The SQL of logins; one whose key is not valid is as good as none."""
+
+    @staticmethod
+    async def insert(tx: Transaction, login: Login, token: Secret) -> int:
+        """Add a login."""
+        sql = """
+            INSERT INTO logins (id, hash, key_id, client, created_at, last_used_at, expires_at)
+            VALUES (:id, :hash, :key_id, :client, :created_at, :last_used_at, :expires_at)
+        """
+        params = {
+            "id": login.id,
+            "hash": values.sha256(token.reveal()),
+            "key_id": login.key_id,
+            "client": login.client,
+            "created_at": values.to_stored(login.created_at),
+            "last_used_at": values.to_stored(login.last_used_at),
+            "expires_at": values.to_stored(login.expires_at),
+        }
+        return await tx.run(sql, params)
+
+    @staticmethod
+    async def find(source: Queryable, token: Secret) -> Row | None:
+        """Return the login that a token names, and its user."""
+        sql = _GOOD + " AND l.hash = :hash"
+        return await source.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
+
+    @staticmethod
+    async def find_by_id(source: Queryable, login_id: str) -> Row | None:
+        """Return a login if it is good, and its user."""
+        sql = _GOOD + " AND l.id = :id"
+        return await source.one(sql, {"id": login_id, "now": _now()})
+
+    @staticmethod
+    async def of_user(source: Queryable, user_id: str) -> list[Row]:
+        """Return the logins of a user, oldest first."""
+        sql = _GOOD + " AND k.user_id = :user_id ORDER BY l.created_at, l.id"
+        return await source.all(sql, {"user_id": user_id, "now": _now()})
+
+    @staticmethod
+    async def delete(tx: Transaction, user_id: str, login_id: str) -> bool:
+        """Delete a login of a user; return False if there is none."""
+        sql = """
+            DELETE FROM logins
+            WHERE id = :id
+              AND key_id IN (SELECT id FROM api_keys WHERE user_id = :user_id)
+        """
+        return await tx.run(sql, {"id": login_id, "user_id": user_id}) == 1
+
+    @staticmethod
+    async def delete_expired(tx: Transaction) -> int:
+        """Delete the logins that are over."""
+        return await tx.run("DELETE FROM logins WHERE expires_at <= :now", {"now": _now()})
+
+    @staticmethod
+    async def delete_surplus(tx: Transaction, key_id: int, most: int) -> int:
+        """Delete the logins of a key but for so many that were used last."""
+        sql = """
+            DELETE FROM logins
+            WHERE id IN (
+                SELECT id
+                FROM logins
+                WHERE key_id = :key_id
+                ORDER BY last_used_at DESC, id
+                LIMIT -1 OFFSET :most
+            )
+        """
+        return await tx.run(sql, {"key_id": key_id, "most": most})
+
+    @staticmethod
+    async def note_use(tx: Transaction, login_id: str) -> int:
+        """Note a use."""
+        sql = "UPDATE logins SET last_used_at = :now WHERE id = :id"
+        return await tx.run(sql, {"id": login_id, "now": _now()})
+
+
+class LinkTable:
+    """The SQL of login links."""
+
+    @staticmethod
+    async def insert(tx: Transaction, key_id: int, token: Secret, expires_at: datetime) -> int:
+        """Add a link."""
+        sql = """
+            INSERT INTO login_links (hash, key_id, expires_at)
+            VALUES (:hash, :key_id, :expires_at)
+        """
+        params = {
+            "hash": values.sha256(token.reveal()),
+            "key_id": key_id,
+            "expires_at": values.to_stored(expires_at),
+        }
+        return await tx.run(sql, params)
+
+    @staticmethod
+    async def find(source: Queryable, token: Secret) -> Row | None:
+        """Return whom a link logs in, if it and its key are valid."""
+        sql = """
+            SELECT u.name AS user_name
+            FROM login_links AS n
+            JOIN api_keys AS k ON k.id = n.key_id
+            JOIN users AS u ON u.id = k.user_id
+            WHERE n.hash = :hash
+              AND n.expires_at > :now
+              AND u.blocked_at IS NULL
+              AND k.revoked_at IS NULL
+              AND COALESCE(k.not_before, '') <= :now
+              AND COALESCE(k.expires_at, '~') > :now
+        """
+        return await source.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
+
+    @staticmethod
+    async def take(tx: Transaction, token: Secret) -> int | None:
+        """Delete a link and return its key; None if the link or the key is not valid."""
+        sql = """
+            DELETE FROM login_links
+            WHERE hash = :hash
+              AND expires_at > :now
+              AND key_id IN (
+                SELECT k.id
+                FROM api_keys AS k
+                JOIN users AS u ON u.id = k.user_id
+                WHERE u.blocked_at IS NULL
+                  AND k.revoked_at IS NULL
+                  AND COALESCE(k.not_before, '') <= :now
+                  AND COALESCE(k.expires_at, '~') > :now
+              )
+            RETURNING key_id
+        """
+        row = await tx.one(sql, {"hash": values.sha256(token.reveal()), "now": _now()})
+        return None if row is None else int(row["key_id"])
+
+    @staticmethod
+    async def delete_expired(tx: Transaction) -> int:
+        """Delete the links that are over."""
+        return await tx.run("DELETE FROM login_links WHERE expires_at <= :now", {"now": _now()})
+
+
+_GOOD: Final = """
+    SELECT l.id, l.key_id, l.client, l.created_at, l.last_used_at, l.expires_at,
+           k.user_id, k.scope, u.name AS user_name, u.role
+    FROM logins AS l
+    JOIN api_keys AS k ON k.id = l.key_id
+    JOIN users AS u ON u.id = k.user_id
+    WHERE l.expires_at > :now
+      AND u.blocked_at IS NULL
+      AND k.revoked_at IS NULL
+      AND COALESCE(k.not_before, '') <= :now
+      AND COALESCE(k.expires_at, '~') > :now
+"""
+
+
+def _new_token() -> LoginToken:
+    return LoginToken(cookie=values.new_key(), page=values.new_key())
+
+
+def _to_principal(row: Row) -> Principal:
+    return Principal(
+        user_id=row["user_id"],
+        user_name=row["user_name"],
+        role=Role(row["role"]),
+        key_id=row["key_id"],
+        scope=KeyScope(row["scope"]),
+        login_id=row["id"],
+    )
+
+
+def _to_login(row: Row) -> Login:
+    return Login(
+        id=row["id"],
+        key_id=row["key_id"],
+        client=row["client"],
+        created_at=values.from_stored(row["created_at"]),
+        last_used_at=values.from_stored(row["last_used_at"]),
+        expires_at=values.from_stored(row["expires_at"]),
+    )
+
+
+def _now() -> str:
+    return values.to_stored(values.now())

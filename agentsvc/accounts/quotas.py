@@ -1,0 +1,237 @@
+"""What each user may use at most: sandboxes that run, conversations an hour, dollars a day and a month.
+
+Nothing is limited unless an administrator says so. Days and months are those of UTC. What is spent is
+what agent servers say that models have cost.
+"""
+
+import math
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from agentsvc.base import values
+from agentsvc.base.errors import QuotaExceeded
+from agentsvc.storage.database import Database, Queryable, Row, Transaction
+
+_HOUR: Final = timedelta(hours=1)
+_DAY: Final = timedelta(days=1)
+_RUNNING_RETRY_SECONDS: Final = 60
+_MONTH_LETTERS: Final = len("2026-01")
+
+
+class Quotas(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a user; None is no limit. Amounts are US dollars."""
+
+    running_sandboxes: int | None = None
+    conversations_per_hour: int | None = None
+    spend_per_day: float | None = None
+    spend_per_month: float | None = None
+
+
+class Used(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user has used of that."""
+
+    conversations_last_hour: int
+    spent_today: float
+    spent_this_month: float
+
+
+class QuotaBook:
+    """The limits of every user."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def get(self, user_id: str) -> Quotas:
+        """Return the limits of a user."""
+        return await _find(self._db, user_id)
+
+    async def set(self, user_id: str, quotas: Quotas) -> None:
+        """Store the limits of a user, who exists."""
+        await self._db.write(lambda tx: QuotaTable.upsert(tx, user_id, quotas))
+
+    async def used(self, user_id: str) -> Used:
+        """Return what a user has used."""
+        moment = values.now()
+        day, month = await _spent(self._db, user_id, moment)
+        starts = await QuotaTable.starts(self._db, user_id, moment - _HOUR)
+        return Used(conversations_last_hour=len(starts), spent_today=day, spent_this_month=month)
+
+
+async def find_running(reader: Queryable, user_id: str) -> int | None:
+    """Return how many sandboxes of a user may run, or None for no limit."""
+    return (await _find(reader, user_id)).running_sandboxes
+
+
+def check_running(most: int | None, running: int) -> None:
+    """Raise QuotaExceeded where one more sandbox beside those that run would be too many."""
+    if most is not None and running >= most:
+        raise QuotaExceeded(
+            f"You may have {most} sandboxes running, and have {running}",
+            retry_after_seconds=_RUNNING_RETRY_SECONDS,
+        )
+
+
+async def check_spend(reader: Queryable, user_id: str) -> None:
+    """Raise QuotaExceeded for a user who has spent what may be spent today, or this month."""
+    quotas, moment = await _find(reader, user_id), values.now()
+    if quotas.spend_per_day is None and quotas.spend_per_month is None:
+        return
+    day, month = await _spent(reader, user_id, moment)
+    if quotas.spend_per_month is not None and month >= quotas.spend_per_month:
+        raise _overspent(month, quotas.spend_per_month, "month", next_month(moment) - moment)
+    if quotas.spend_per_day is not None and day >= quotas.spend_per_day:
+        raise _overspent(day, quotas.spend_per_day, "day", _midnight(moment) + _DAY - moment)
+
+
+async def left_to_spend(reader: Queryable, user_id: str) -> float:
+    """Return how many dollars a user may spend, infinite without a limit; raises QuotaExceeded."""
+    await check_spend(reader, user_id)
+    quotas = await _find(reader, user_id)
+    if quotas.spend_per_day is None and quotas.spend_per_month is None:
+        return math.inf
+    day, month = await _spent(reader, user_id, values.now())
+    limits = ((quotas.spend_per_day, day), (quotas.spend_per_month, month))
+    return min(most - spent for most, spent in limits if most is not None)
+
+
+async def note_start(tx: Transaction, user_id: str) -> None:
+    """Count a conversation that is to start; raises QuotaExceeded where it may not."""
+    await check_spend(tx, user_id)
+    moment = values.now()
+    most = (await _find(tx, user_id)).conversations_per_hour
+    await QuotaTable.delete_starts(tx, user_id, moment - _HOUR)
+    starts = await QuotaTable.starts(tx, user_id, moment - _HOUR)
+    if most is not None and len(starts) >= most:
+        # As many as are too many, and one, have to be an hour old.
+        due = starts[len(starts) - most] + _HOUR if most else moment + _HOUR
+        raise QuotaExceeded(
+            f"You may start {most} conversations an hour, and have started {len(starts)}",
+            retry_after_seconds=_seconds(due - moment),
+        )
+    await QuotaTable.insert_start(tx, user_id, moment)
+
+
+async def note_spend(tx: Transaction, user_id: str, dollars: float) -> str:
+    """Count what something has cost; return why no more may be spent, or an empty text."""
+    await QuotaTable.add_spend(tx, user_id, _day_of(values.now()), dollars)
+    try:
+        await check_spend(tx, user_id)
+    except QuotaExceeded as exc:
+        return exc.message
+    return ""
+
+
+def next_month(moment: datetime) -> datetime:
+    """Return when the next month begins."""
+    # The fourth day after the 28th is in the next month, whichever this one is.
+    return _midnight((moment.replace(day=28) + 4 * _DAY).replace(day=1))
+
+
+async def _find(reader: Queryable, user_id: str) -> Quotas:
+    row = await QuotaTable.find(reader, user_id)
+    return Quotas() if row is None else Quotas(**{name: row[name] for name in row.keys()})  # noqa: SIM118  # a row is no mapping
+
+
+async def _spent(reader: Queryable, user_id: str, moment: datetime) -> tuple[float, float]:
+    """Return what a user has spent today and this month."""
+    today = _day_of(moment)
+    days = await QuotaTable.spend(reader, user_id, today[:_MONTH_LETTERS])
+    return days.get(today, 0.0), sum(days.values())
+
+
+def _overspent(spent: float, most: float, what: str, rest: timedelta) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"You may spend {most:.2f} US dollars a {what}, and have spent {spent:.2f}",
+        retry_after_seconds=_seconds(rest),
+    )
+
+
+def _seconds(rest: timedelta) -> int:
+    return max(1, int(rest.total_seconds()) + 1)
+
+
+def _day_of(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d}"
+
+
+def _midnight(moment: datetime) -> datetime:
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+class QuotaTable:
+    """The SQL of limits, and of what was used."""
+
+    @staticmethod
+    async def find(reader: Queryable, user_id: str) -> Row | None:
+        """Return the limits of a user, or None."""
+        sql = """
+            SELECT running_sandboxes, conversations_per_hour, spend_per_day, spend_per_month
+            FROM quotas
+            WHERE user_id = :user_id
+        """
+        return await reader.one(sql, {"user_id": user_id})
+
+    @staticmethod
+    async def upsert(tx: Transaction, user_id: str, quotas: Quotas) -> int:
+        """Store the limits of a user."""
+        sql = """
+            INSERT INTO quotas
+                (user_id, running_sandboxes, conversations_per_hour, spend_per_day, spend_per_month)
+            VALUES
+                (:user_id, :running_sandboxes, :conversations_per_hour, :spend_per_day,
+                 :spend_per_month)
+            ON CONFLICT (user_id) DO UPDATE
+            SET running_sandboxes = excluded.running_sandboxes,
+                conversations_per_hour = excluded.conversations_per_hour,
+                spend_per_day = excluded.spend_per_day,
+                spend_per_month = excluded.spend_per_month
+        """
+        return await tx.run(sql, {"user_id": user_id, **msgspec.structs.asdict(quotas)})
+
+    @staticmethod
+    async def starts(reader: Queryable, user_id: str, since: datetime) -> list[datetime]:
+        """Return when a user has started conversations since then, the first one first."""
+        sql = """
+            SELECT started_at
+            FROM conversation_starts
+            WHERE user_id = :user_id AND started_at > :since
+            ORDER BY started_at
+        """
+        rows = await reader.all(sql, {"user_id": user_id, "since": values.to_stored(since)})
+        return [values.from_stored(row["started_at"]) for row in rows]
+
+    @staticmethod
+    async def insert_start(tx: Transaction, user_id: str, moment: datetime) -> int:
+        """Note a start."""
+        sql = "INSERT INTO conversation_starts (user_id, started_at) VALUES (:user_id, :moment)"
+        return await tx.run(sql, {"user_id": user_id, "moment": values.to_stored(moment)})
+
+    @staticmethod
+    async def delete_starts(tx: Transaction, user_id: str, until: datetime) -> int:
+        """Forget the starts of a user that were before."""
+        sql = "DELETE FROM conversation_starts WHERE user_id = :user_id AND started_at <= :until"
+        return await tx.run(sql, {"user_id": user_id, "until": values.to_stored(until)})
+
+    @staticmethod
+    async def spend(reader: Queryable, user_id: str, month: str) -> dict[str, float]:
+        """Return what a user has spent on each day of a month."""
+        sql = """
+            SELECT day, dollars
+            FROM spending
+            WHERE user_id = :user_id AND day BETWEEN :month AND :month || '~'
+        """
+        rows = await reader.all(sql, {"user_id": user_id, "month": month})
+        return {row["day"]: row["dollars"] for row in rows}
+
+    @staticmethod
+    async def add_spend(tx: Transaction, user_id: str, day: str, dollars: float) -> int:
+        """Add to what a user has spent on a day."""
+        sql = """
+            INSERT INTO spending (user_id, day, dollars)
+            VALUES (:user_id, :day, :dollars)
+            ON CONFLICT (user_id, day) DO UPDATE
+            SET dollars = dollars + excluded.dollars
+        """
+        return await tx.run(sql, {"user_id": user_id, "day": day, "dollars": dollars})

@@ -1,0 +1,199 @@
+"""Who may use the server: users are made, renamed, given another role, blocked and let in again.
+
+Their keys belong to `auth`, and how they are deleted to `departures`.
+"""
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from agentsvc.accounts.keys import Role, check_name
+from agentsvc.base import values
+from agentsvc.base.errors import Conflict, NotFound
+from agentsvc.storage.database import Database, Queryable, Row, Transaction
+from agentsvc.storage.request_effects import note_effect
+
+_SELECT: Final = "SELECT id, name, role, created_at, blocked_at, leaving_at FROM users"
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    """A user; all keys of one who is blocked open nothing."""
+
+    id: str
+    name: str
+    role: Role
+    created_at: datetime
+    blocked_at: datetime | None
+    leaving_at: datetime | None = None
+    """Since when the user is being deleted."""
+
+    @property
+    def is_active_admin(self) -> bool:
+        """Whether this is an administrator who is let in."""
+        return self.role is Role.ADMIN and self.blocked_at is None
+
+
+class UserPatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be changed of a user."""
+
+    name: str | UnsetType = UNSET
+    role: Role | UnsetType = UNSET
+    is_blocked: bool | UnsetType = UNSET
+
+
+class Users:
+    """Every user."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def list_all(self) -> list[User]:
+        """Return all users by their names."""
+        return [_from_row(row) for row in await AccountTable.list_all(self._db)]
+
+    async def get(self, user_id: str) -> User:
+        """Return a user; raises NotFound."""
+        return await get_user(self._db, user_id)
+
+    async def get_named(self, name: str) -> User:
+        """Return the user of a name; raises NotFound."""
+        row = await AccountTable.find_named(self._db, name)
+        if row is None:
+            raise NotFound(f"there is no user `{name}`")
+        return _from_row(row)
+
+    async def create(self, name: str, role: Role) -> User:
+        """Add a user; raises BadRequest for what is no name, Conflict for one that is taken."""
+        check_name(name)
+        user = User(
+            id=values.new_id(), name=name, role=role, created_at=values.now(), blocked_at=None
+        )
+
+        async def body(tx: Transaction) -> None:
+            await _check_free(tx, user)
+            await AccountTable.insert(tx, user)
+            await note_effect(tx, user)
+
+        await self._db.write(body)
+        return user
+
+    async def change(self, user_id: str, patch: UserPatch) -> User:
+        """Change a user and return what it is now.
+
+        Raises as `change_user`.
+        """
+        return await self._db.write(lambda tx: change_user(tx, user_id, patch))
+
+
+async def change_user(tx: Transaction, user_id: str, patch: UserPatch) -> User:
+    """Change a user inside the caller's transaction and return what it is now.
+
+    Raises NotFound, BadRequest for what is no name, and Conflict for a name that is taken, a user who is
+    being deleted, or where no administrator would be left to let anybody in again.
+    """
+    if patch.name is not UNSET:
+        check_name(patch.name)
+    before = await get_user(tx, user_id)
+    if before.leaving_at is not None:
+        raise Conflict(f"`{before.name}` is being deleted")
+    after = _patched(before, patch)
+    await _check_free(tx, after)
+    await AccountTable.update(tx, after)
+    is_last = before.is_active_admin and not await AccountTable.has_active_admin(tx)
+    if is_last:
+        raise Conflict(f"`{before.name}` is the only administrator, and has to stay one")
+    return after
+
+
+def _patched(user: User, patch: UserPatch) -> User:
+    blocked_at = user.blocked_at
+    if patch.is_blocked is not UNSET:
+        blocked_at = (blocked_at or values.now()) if patch.is_blocked else None
+    return msgspec.structs.replace(
+        user,
+        name=user.name if patch.name is UNSET else patch.name,
+        role=user.role if patch.role is UNSET else patch.role,
+        blocked_at=blocked_at,
+    )
+
+
+async def get_user(source: Queryable, user_id: str) -> User:
+    """Return a user; raises NotFound."""
+    row = await AccountTable.find(source, user_id)
+    if row is None:
+        raise NotFound("no such user")
+    return _from_row(row)
+
+
+async def _check_free(tx: Transaction, user: User) -> None:
+    named = await AccountTable.find_named(tx, user.name)
+    if named is not None and named["id"] != user.id:
+        raise Conflict(f"a user of this name exists already: {user.name}")
+
+
+def _from_row(row: Row) -> User:
+    return User(
+        id=row["id"],
+        name=row["name"],
+        role=Role(row["role"]),
+        created_at=values.from_stored(row["created_at"]),
+        blocked_at=values.moment_or_none(row["blocked_at"]),
+        leaving_at=values.moment_or_none(row["leaving_at"]),
+    )
+
+
+def _to_row(user: User) -> dict[str, str | None]:
+    return {
+        "id": user.id,
+        "name": user.name,
+        "role": user.role,
+        "created_at": values.to_stored(user.created_at),
+        "blocked_at": values.stored_or_none(user.blocked_at),
+    }
+
+
+class AccountTable:
+    """The SQL of users as they are looked after."""
+
+    @staticmethod
+    async def list_all(source: Queryable) -> list[Row]:
+        """Return every user by name."""
+        return await source.all(_SELECT + " ORDER BY name")
+
+    @staticmethod
+    async def find(source: Queryable, user_id: str) -> Row | None:
+        """Return the user of this id, or None."""
+        return await source.one(_SELECT + " WHERE id = :id", {"id": user_id})
+
+    @staticmethod
+    async def find_named(source: Queryable, name: str) -> Row | None:
+        """Return the user of this name, or None."""
+        return await source.one(_SELECT + " WHERE name = :name", {"name": name})
+
+    @staticmethod
+    async def has_active_admin(source: Queryable) -> bool:
+        """Tell whether there is an administrator who is let in."""
+        sql = "SELECT 1 FROM users WHERE role = 'admin' AND blocked_at IS NULL LIMIT 1"
+        return await source.one(sql) is not None
+
+    @staticmethod
+    async def insert(tx: Transaction, user: User) -> int:
+        """Add a user."""
+        sql = """
+            INSERT INTO users (id, name, role, created_at, blocked_at)
+            VALUES (:id, :name, :role, :created_at, :blocked_at)
+        """
+        return await tx.run(sql, _to_row(user))
+
+    @staticmethod
+    async def update(tx: Transaction, user: User) -> int:
+        """Store what has changed of a user."""
+        sql = """
+            UPDATE users
+            SET name = :name, role = :role, blocked_at = :blocked_at
+            WHERE id = :id
+        """
+        row = _to_row(user)
+        return await tx.run(sql, {name: row[name] for name in ("id", "name", "role", "blocked_at")})

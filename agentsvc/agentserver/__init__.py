@@ -1,0 +1,1 @@
+"""The HTTP client of agent servers inside sandboxes."""

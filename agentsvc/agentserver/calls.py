@@ -1,0 +1,195 @@
+"""How a call to the agent server inside a sandbox is made: the only outbound HTTP of the core.
+
+Every call has a deadline and ends in a value or in one of four errors: AgentUnavailable (no answer,
+or not able to answer now), AgentRefused (it answered and said no), NotFound, Conflict.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import msgspec
+import yarl
+
+from agentsvc.agentserver.responses import to_error
+from agentsvc.agentserver.safe_connector import CONFIRM, Confirm, as_http
+from agentsvc.base.errors import (
+    AgentsvcError,
+    AgentUnavailable,
+    BackendBroken,
+    BackendUnavailable,
+    BodyTooLarge,
+    PortUnavailable,
+)
+from agentsvc.base.values import Secret
+
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+
+_PART_BYTES: Final = 256 * 1024
+_HEARTBEAT_SECONDS: Final = 30.0
+
+_NOT_CONFIRMED: Final = (BackendBroken, BackendUnavailable, PortUnavailable)
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class AgentCalls:
+    """Calls to one agent server, with its session key. It holds no state."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        key: Secret,
+        read_seconds: float,
+        change_seconds: float,
+        *,
+        confirm: Confirm | None = None,
+    ) -> None:
+        self._confirm = confirm
+        self.url = as_http(url).rstrip("/")
+        self._session = session
+        self._key = key
+        self._read_seconds = read_seconds
+        self._change_seconds = change_seconds
+
+    async def _change(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        time_limit: float | None = None,
+    ) -> None:
+        await self._call(method, path, json=json, time_limit=time_limit or self._change_seconds)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        data: bytes | aiohttp.FormData | None = None,
+        hide: Sequence[Secret] = (),
+        headers: Mapping[str, str] | None = None,
+        explain: Callable[[int, bytes, str, Sequence[Secret]], AgentsvcError] = to_error,
+        time_limit: float | None = None,
+    ) -> bytes:
+        limit = time_limit or self._read_seconds
+        headers = {"X-Session-API-Key": self._key.reveal(), **(headers or {})}
+        if json is not None:
+            data = _ENCODER.encode(json)
+        if isinstance(data, bytes):
+            headers["Content-Type"] = "application/json"
+        where = f"{method} {path.partition('?')[0]}"
+        CONFIRM.set(self._confirm)
+        try:
+            async with (
+                asyncio.timeout(limit),
+                self._session.request(
+                    method,
+                    yarl.URL(self.url + path, encoded=True),
+                    headers=headers,
+                    data=data,
+                    # A sandbox must not send us, with its key, to somewhere else.
+                    allow_redirects=False,
+                ) as response,
+            ):
+                body = await _read_bounded(response)
+        except TimeoutError as exc:
+            raise AgentUnavailable(
+                f"The agent server did not answer within {limit:g} seconds", detail=where
+            ) from exc
+        except _NOT_CONFIRMED as exc:
+            raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
+        except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
+            raise AgentUnavailable(
+                "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
+            ) from exc
+        if response.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise explain(response.status, body, where, (self._key, *hide))
+        return body
+
+    async def _receive(
+        self, path: str, write: Callable[[bytes], Awaitable[None]], *, time_limit: float
+    ) -> None:
+        """Hand over what is at a path in parts, as they come; what `write` raises ends it."""
+        headers = {"X-Session-API-Key": self._key.reveal()}
+        where = f"GET {path.partition('?')[0]}"
+        CONFIRM.set(self._confirm)
+        try:
+            async with (
+                asyncio.timeout(time_limit),
+                self._session.get(
+                    yarl.URL(self.url + path, encoded=True), headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                if response.status >= HTTPStatus.MULTIPLE_CHOICES:
+                    body = await _read_bounded(response)
+                    raise to_error(response.status, body, where, (self._key,))
+                async for part in response.content.iter_chunked(_PART_BYTES):
+                    await write(part)
+        except TimeoutError as exc:
+            raise AgentUnavailable(
+                f"The agent server did not answer within {time_limit:g} seconds", detail=where
+            ) from exc
+        except _NOT_CONFIRMED as exc:
+            raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
+        except (aiohttp.ClientError, OSError, ValueError, BodyTooLarge) as exc:
+            raise AgentUnavailable(
+                "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
+            ) from exc
+
+    async def _listen(self, path: str, *, gather_seconds: float) -> AsyncIterator[list[bytes]]:
+        """Yield the text messages of a WebSocket, those that come within a moment together."""
+        headers = {"X-Session-API-Key": self._key.reveal()}
+        where = f"GET {path}"
+        CONFIRM.set(self._confirm)
+        try:
+            async with self._session.ws_connect(
+                yarl.URL(self.url + path, encoded=True),
+                headers=headers,
+                heartbeat=_HEARTBEAT_SECONDS,
+                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+            ) as socket:
+                while batch := await _gather(socket, gather_seconds):
+                    yield batch
+        except _NOT_CONFIRMED as exc:
+            raise AgentUnavailable(exc.message, detail=f"{where}: {exc.detail}") from exc
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            raise AgentUnavailable(
+                "The agent server does not answer", detail=f"{where}: {type(exc).__name__}: {exc}"
+            ) from exc
+
+
+async def _gather(socket: aiohttp.ClientWebSocketResponse, gather_seconds: float) -> list[bytes]:
+    """Return the next texts, those that come within a moment together; none at the end."""
+    first = await socket.receive()
+    if first.type is not aiohttp.WSMsgType.TEXT:
+        return []
+    batch = [first.data.encode()]
+    size = len(batch[0])
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(gather_seconds):
+            while size < _PART_BYTES:
+                more = await socket.receive()
+                if more.type is not aiohttp.WSMsgType.TEXT:
+                    break
+                batch.append(more.data.encode())
+                size += len(batch[-1])
+    return batch
+
+
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > MAX_ANSWER_BYTES:
+            response.close()
+            raise BodyTooLarge(f"answer of more than {MAX_ANSWER_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,293 @@
+"""Reaching others: what listens in a sandbox, and hosts that users name.
+
+What listens in a sandbox is at a host and port, or on a unix socket of this machine.
+
+A URL `http+unix://QUOTED-PATH/...` names a socket; for an HTTP client it is put as `http://` and a
+host that stands for the socket, which `SandboxConnector` knows again.
+Where a name leads is asked once for a connection, which goes to the addresses that were checked.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import ContextVar
+from ipaddress import IPv4Address, ip_address
+from typing import Any, Final, cast
+from urllib.parse import unquote, urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_exceptions import UnixClientConnectorError
+from aiohttp.client_proto import ResponseHandler
+
+from agentsvc.plugin.egress.addresses import Address, BadHost, meant, parse_host
+from agentsvc.plugin.egress.policy import Mode, parse_policy, show
+
+_SCHEME: Final = "http+unix"
+_DOMAIN: Final = ".socket.invalid"
+_KEY: Final = secrets.token_bytes(32)
+
+type Found = Sequence[tuple[int, str]]
+"""Families and addresses of a name."""
+type Lookup = Callable[[str, int], Awaitable[Found]]
+type Confirm = Callable[[int], Awaitable[None]]
+"""Raises one of our errors unless a connection from that port of ours leads to whom it should; 0 is
+that of a socket without ports."""
+
+_OWN_SECONDS: Final = 60.0
+"""How long it is known where the server's own names lead."""
+
+
+CONFIRM: Final[ContextVar[Confirm | None]] = ContextVar("confirm", default=None)
+"""What confirms the connections that a request makes."""
+
+
+class NotPublic(OSError):
+    """A host at an address that a user may not have called; the message is for the user."""
+
+
+def as_http(url: str) -> str:
+    """Return a URL as an HTTP client takes it; one that names no socket stays as it is."""
+    parts = urlsplit(url)
+    if parts.scheme != _SCHEME:
+        return url
+    path = unquote(parts.netloc)
+    host = f"{path.encode().hex()}.{_seal(path)}{_DOMAIN}"
+    return parts._replace(scheme="http", netloc=host).geturl()
+
+
+def socket_of(host: str) -> str | None:
+    """Return the socket that a host in a URL of `as_http` stands for, or None for any other host."""
+    if not host.endswith(_DOMAIN):
+        return None
+    name, _, seal = host.removesuffix(_DOMAIN).partition(".")
+    try:
+        path = bytes.fromhex(name).decode()
+    except ValueError:
+        return None
+    return path if hmac.compare_digest(seal.encode(), _seal(path).encode()) else None
+
+
+def _seal(path: str) -> str:
+    # Another server or a sandbox may name any host: none but ours stands for a socket.
+    return hmac.new(_KEY, path.encode(), "sha256").hexdigest()[:32]
+
+
+class SandboxConnector(aiohttp.TCPConnector):
+    """Connects to hosts as usual, and to sockets where a host stands for one."""
+
+    async def _create_connection(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Any],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  # the name that the base class gave it
+    ) -> ResponseHandler:
+        path = socket_of(req.url.host or "")
+        if path is None:
+            protocol = await super()._create_connection(req, traces, timeout)
+            await confirm_peer(protocol.transport, CONFIRM.get())
+            return protocol
+        try:
+            async with asyncio.timeout(timeout.sock_connect):
+                loop = asyncio.get_running_loop()
+                _, protocol = await loop.create_unix_connection(lambda: ResponseHandler(loop), path)
+        except OSError as exc:
+            if isinstance(exc, TimeoutError):
+                raise aiohttp.ServerTimeoutError(f"no connection to {path} in time") from exc
+            raise UnixClientConnectorError(path, req.connection_key, exc) from exc
+        return protocol
+
+
+async def confirm_peer(transport: asyncio.BaseTransport | None, confirm: Confirm | None) -> None:
+    """Have a new connection confirmed; one that is not is closed before anything is sent."""
+    if confirm is None or transport is None:
+        return
+    try:
+        await confirm(transport.get_extra_info("sockname")[1])
+    except BaseException:
+        cast("asyncio.Transport", transport).abort()
+        raise
+
+
+async def look_up(host: str, port: int) -> Found:
+    """Return the addresses of a name as the system knows them."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(int(family), str(address[0])) for family, _, _, _, address in found]
+
+
+class Reach:
+    """What the server itself may call for its users: one rule for models, git hosts and webhooks.
+
+    That is public addresses of other machines. `listed` are hosts that the operator allows, named
+    as `allow_hosts` names them, which may be anywhere; with `anywhere` all may be. `own` are URLs
+    of this server, at whose addresses nothing is called even where no interface here has them.
+    `refusal` is what users are told, with `{place}` for the host and its port.
+    """
+
+    def __init__(
+        self,
+        *,
+        listed: Iterable[str] = (),
+        anywhere: bool = False,
+        own: Iterable[str] = (),
+        refusal: str = "{place} is not at a public address",
+        lookup: Lookup | None = None,
+    ) -> None:
+        self._listed = parse_policy(Mode.ALLOWLIST, listed)
+        self._anywhere = anywhere
+        self._own = tuple(filter(None, map(_host_of, own)))
+        self._refusal = refusal
+        self._lookup = lookup or look_up
+        self._own_found: frozenset[Address] = frozenset()
+        self._own_until = 0.0
+
+    async def resolve(self, host: str, port: int) -> Found:
+        """Return the addresses to connect to; raises NotPublic unless all of them may be called.
+
+        Raises OSError where the name is not known.
+        """
+        address = _address_of(host)
+        found = [(_family(address), str(address))] if address else await self._lookup(host, port)
+        if not found:
+            raise OSError("the name has no address")
+        if not self._anywhere:
+            self._check(host, port, [text for _, text in found], await self._own_addresses())
+        return found
+
+    def check_literal(self, host: str, port: int) -> None:
+        """Raise NotPublic for a host that is an address, in any spelling, and may not be called."""
+        if not self._anywhere and not isinstance(self._parse(host), str):
+            self._check(host, port, (), self._own_found)
+
+    def session(
+        self, *, limit: int = 100, keepalive_seconds: float = 15, decompresses: bool = False
+    ) -> aiohttp.ClientSession:
+        """Return what makes requests within the rule, also where a redirect leads.
+
+        It keeps no cookies, follows no proxy, and asks for answers that are not compressed; those
+        that are all the same it hands on as they are, or `decompresses`. A refusal is what
+        `refusal_in` finds in the error of a request.
+        """
+        return aiohttp.ClientSession(
+            connector=_Connector(
+                self,
+                resolver=_Resolver(self),
+                use_dns_cache=False,
+                limit=limit,
+                keepalive_timeout=keepalive_seconds,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=decompresses,
+            trust_env=False,
+            headers={"Accept-Encoding": "identity"},
+        )
+
+    def _check(
+        self, host: str, port: int, addresses: Sequence[str], own: frozenset[Address]
+    ) -> None:
+        name = self._parse(host)
+        place = [(str(name), port)]
+        is_listed = not self._listed.refuse_host(name, port)
+        policy = parse_policy(Mode.NONE, needed=place if is_listed else (), models=place)
+        found = [ip_address(text.partition("%")[0]) for text in addresses]
+        if not isinstance(name, str):
+            found.append(name)
+        for address in found:
+            is_server = not is_listed and meant(address) in own
+            if is_server or policy.refuse_address(name, port, address):
+                raise NotPublic(self._refusal.format(place=show(name, port)))
+
+    def _parse(self, host: str) -> str | Address:
+        try:
+            return parse_host(host)
+        except BadHost as exc:
+            raise NotPublic(f"the host cannot be meant: {exc}") from exc
+
+    async def _own_addresses(self) -> frozenset[Address]:
+        """Return where the server's own URLs lead, looked up every so often."""
+        now = asyncio.get_running_loop().time()
+        if self._own and now >= self._own_until:
+            found: set[Address] = set()
+            for host in self._own:
+                with contextlib.suppress(OSError, ValueError):
+                    known = _address_of(host)
+                    texts = [str(known)] if known else [at for _, at in await self._lookup(host, 0)]
+                    found.update(meant(ip_address(text.partition("%")[0])) for text in texts)
+            self._own_found, self._own_until = frozenset(found), now + _OWN_SECONDS
+        return self._own_found
+
+
+def refusal_in(exc: BaseException) -> NotPublic | None:
+    """Return the refusal that an error of a request stands for, if it does."""
+    inner = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
+    return inner if isinstance(inner, NotPublic) else None
+
+
+class _Resolver(AbstractResolver):
+    """Resolves a name once for a connection, which then goes to one of the addresses checked."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return the addresses of a name."""
+        del family
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=kind,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for kind, address in await self._reach.resolve(host, port)
+        ]
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Connects within the rule; a host that is an address is asked of no resolver."""
+
+    def __init__(self, reach: Reach, **options: Any) -> None:
+        super().__init__(**options)
+        self._reach = reach
+
+    async def _create_connection(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Any],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  # the name that the base class gave it
+    ) -> ResponseHandler:
+        host = req.url.raw_host or ""
+        if _address_of(host):
+            try:
+                await self._reach.resolve(host, req.url.port or 0)
+            except NotPublic as exc:
+                raise aiohttp.ClientConnectorError(req.connection_key, exc) from exc
+        return await super()._create_connection(req, traces, timeout)
+
+
+def _address_of(host: str) -> Address | None:
+    try:
+        return ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+
+
+def _family(address: Address) -> int:
+    return int(socket.AF_INET if isinstance(address, IPv4Address) else socket.AF_INET6)
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,198 @@
+"""What the agent server does in its sandbox besides conversations: files, commands, git, skills."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import aiohttp
+
+from agentsvc.agentserver.calls import AgentCalls
+from agentsvc.agentserver.responses import (
+    BASH_PAGE,
+    GIT_CHANGES,
+    GIT_DIFF,
+    HOOKS,
+    SKILLS,
+    STARTED,
+    CommandResult,
+    GitChange,
+    GitDiff,
+    Output,
+    decode,
+    to_git_error,
+)
+from agentsvc.base.errors import NotFound
+from agentsvc.base.values import monotonic
+
+PAGE_SIZE: Final = 100
+
+_FIRST_POLL_SECONDS: Final = 0.01
+_LAST_POLL_SECONDS: Final = 0.5
+
+
+class WorkspaceCalls(AgentCalls):
+    """The calls about files, commands, git and what a project brings along."""
+
+    # Files and commands
+
+    async def upload(
+        self,
+        path: str,
+        data: bytes | AsyncIterable[bytes],
+        *,
+        time_limit: float | None = None,
+    ) -> None:
+        """Write a file at an absolute path; missing parent directories are made.
+
+        What comes in parts is sent in parts; if they break off, no file is written.
+        """
+        form = aiohttp.FormData()
+        form.add_field("file", data, filename="file", content_type="application/octet-stream")
+        await self._call(
+            "POST",
+            "/api/file/upload?" + urlencode({"path": path}),
+            data=form,
+            time_limit=time_limit or self._change_seconds,
+        )
+
+    async def download(self, path: str, *, time_limit: float | None = None) -> bytes:
+        """Return the bytes of a file at an absolute path; raises NotFound."""
+        return await self._call(
+            "GET",
+            "/api/file/download?" + urlencode({"path": path}),
+            time_limit=time_limit or self._change_seconds,
+        )
+
+    async def receive(
+        self, path: str, write: Callable[[bytes], Awaitable[None]], *, time_limit: float
+    ) -> None:
+        """Hand over the bytes of a file at an absolute path in parts; raises NotFound."""
+        query = urlencode({"path": path})
+        await self._receive(f"/api/file/download?{query}", write, time_limit=time_limit)
+
+    async def run_command(
+        self, command: str, *, cwd: str | None = None, time_limit: float
+    ) -> CommandResult:
+        """Run a shell command in the sandbox and wait for its end.
+
+        At the time limit the command and its process group are stopped and the result says
+        `timed_out`. A command that fails is a result, not an error.
+        """
+        order: dict[str, Any] = {"command": command, "timeout": max(1, math.ceil(time_limit))}
+        if cwd is not None:
+            order["cwd"] = cwd
+        end = monotonic() + time_limit
+        started = decode(
+            STARTED,
+            await self._call("POST", "/api/bash/start_bash_command", json=order),
+        )
+        return await self._follow_command(started.id, end)
+
+    async def _follow_command(self, command_id: str, end: float) -> CommandResult:
+        output = Output()
+        pause = _FIRST_POLL_SECONDS
+        while True:
+            await self._read_output(command_id, output)
+            if output.exit_code is not None:
+                return output.result(timed_out=monotonic() >= end and output.exit_code == -1)
+            if monotonic() >= end:
+                await self._stop_command(command_id)
+                await self._read_output(command_id, output)
+                return output.result(timed_out=True)
+            await asyncio.sleep(min(pause, max(0.0, end - monotonic())))
+            pause = min(pause * 1.3, _LAST_POLL_SECONDS)
+
+    async def _read_output(self, command_id: str, output: "Output") -> None:
+        query: dict[str, Any] = {
+            "command_id__eq": command_id,
+            "kind__eq": "BashOutput",
+            "order__gt": output.last_order,
+            "limit": PAGE_SIZE,
+        }
+        while True:
+            page = decode(
+                BASH_PAGE,
+                await self._call("GET", "/api/bash/bash_events/search?" + urlencode(query)),
+            )
+            for part in page.items:
+                output.add(part)
+            if page.next_page_id is None:
+                return
+            query["page_id"] = page.next_page_id
+
+    async def _stop_command(self, command_id: str) -> None:
+        # It may have ended by itself in this moment.
+        with contextlib.suppress(NotFound):
+            await self._call("POST", f"/api/bash/bash_commands/{quote(command_id)}/stop")
+
+    # Git
+
+    async def git_changes(
+        self, path: str, *, ref: str | None = None, time_limit: float | None = None
+    ) -> list[GitChange]:
+        """Return which files below a directory differ from a ref, or else from the remote branch.
+
+        Where there is no repository there are no changes. Raises BadRequest for an unknown ref.
+        """
+        answer = await self._ask_git("changes", path, ref, time_limit)
+        return decode(GIT_CHANGES, answer)
+
+    async def git_diff(
+        self, path: str, *, ref: str | None = None, time_limit: float | None = None
+    ) -> GitDiff:
+        """Return a file, by its absolute path, as it is and as it is in a ref.
+
+        Raises BadRequest for one that is in neither, for one of more than 1 MiB and for an
+        unknown ref.
+        """
+        return decode(GIT_DIFF, await self._ask_git("diff", path, ref, time_limit))
+
+    async def _ask_git(
+        self, what: str, path: str, ref: str | None, time_limit: float | None
+    ) -> bytes:
+        query = {"path": path} if ref is None else {"path": path, "ref": ref}
+        return await self._call(
+            "GET",
+            f"/api/git/{what}?" + urlencode(query),
+            explain=to_git_error,
+            time_limit=time_limit,
+        )
+
+    # What a project brings along
+
+    async def load_skills(
+        self,
+        project_dir: str,
+        *,
+        load_public: bool = False,
+        load_user: bool = True,
+        load_project: bool = True,
+        exposed_urls: Sequence[Mapping[str, Any]] = (),
+        time_limit: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the skills the agent server finds for a project directory.
+
+        Only `load_public` makes the sandbox use the network.
+        """
+        order = {
+            "load_public": load_public,
+            "load_user": load_user,
+            "load_project": load_project,
+            "load_org": False,
+            "project_dir": project_dir,
+            "sandbox_config": {"exposed_urls": list(exposed_urls)} if exposed_urls else None,
+        }
+        answer = await self._call("POST", "/api/skills", json=order, time_limit=time_limit)
+        return decode(SKILLS, answer).skills
+
+    async def load_hooks(
+        self, project_dir: str, *, time_limit: float | None = None
+    ) -> dict[str, Any] | None:
+        """Return the hook configuration of a project directory, or None if it has none."""
+        answer = await self._call(
+            "POST", "/api/hooks", json={"project_dir": project_dir}, time_limit=time_limit
+        )
+        return decode(HOOKS, answer).hook_config

@@ -1,0 +1,300 @@
+"""Log lines for people or for machines, each with its request's id, none with a secret.
+
+Secrets do not get this far, since `Secret` prints as stars. What is masked here is the net below:
+texts that look like keys, and values that were named as secret.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+import msgspec
+
+from agentsvc.base.values import MASK, Secret, monotonic, to_stored
+
+CURRENT_REQUEST: Final[ContextVar[str]] = ContextVar("agentsvc_request_id", default="")
+"""The id of the request that is being served; background work has none."""
+
+_OURS: Final = "agentsvc"
+_QUIET: Final = ("aiohttp.access", "asyncio")
+_CAUSES: Final = ("reason", "request_id")
+_MOST_ABOUT: Final = 50
+_LEAST_SECRET: Final = 8
+_MOST_SECRETS: Final = 4096
+
+_KEYS = re.compile(
+    r"asvc_[A-Za-z0-9_-]{16,}"
+    r"|\b(?:sk|tvly|pk|rk)-[A-Za-z0-9_-]{16,}"
+    r"|\b(?:gh[opsur]_|github_pat_|glpat-)[A-Za-z0-9_-]{16,}"
+    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*"
+    r"|(?<=://)[^/\s:@\"]*:[^/\s@\"]+(?=@)"
+)
+_ID = re.compile(r"\b[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}\b")
+_PARTS_OF_KEYS: Final = ("asvc_", "k-", "tvly-", "gh", "glpat-", "earer ", "://")
+"""Of these each text that `_KEYS` matches has one."""
+_UNSAFE = re.compile(r'[\s"=\0-\x1f\x7f]')
+_CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    "asctime",
+    "message",
+    "request_id",
+    "taskName",
+}
+
+
+class Masker:
+    """Replaces secrets in texts: known shapes of keys, and the values it was told."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, None] = {}
+
+    def add(self, secret: Secret) -> None:
+        """Mask this value from now on; short ones are left, since they would mask plain words.
+
+        The oldest values are forgotten when there are thousands.
+        """
+        value = secret.reveal()
+        if len(value) < _LEAST_SECRET:
+            return
+        self._values.pop(value, None)
+        self._values[value] = None
+        if len(self._values) > _MOST_SECRETS:
+            del self._values[next(iter(self._values))]
+
+    def mask(self, text: str) -> str:
+        """Return the text with stars for every secret in it."""
+        for value in tuple(self._values):
+            if value in text:
+                text = text.replace(value, MASK)
+        # Looking for these is much faster than the expression, and most lines have none of them.
+        if any(part in text for part in _PARTS_OF_KEYS):
+            text = _KEYS.sub(MASK, text)
+        return text
+
+
+class RequestFilter(logging.Filter):
+    """Gives every record the id of the request it was written for."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Set `request_id` and let the record pass."""
+        record.request_id = CURRENT_REQUEST.get()
+        return True
+
+
+class RepeatHandler(logging.StreamHandler[TextIO]):
+    """Writes records, and counts those that say the same as some just did.
+
+    Alike are warnings and errors, and records with a `reason`, that have the same message, kind of
+    exception and reason but for the ids in it, whatever they are about. Of such, `most` are written in each `seconds`; then one
+    more that says how many there were beside them, and what they were about.
+    """
+
+    def __init__(self, stream: TextIO, *, most: int = 5, seconds: float = 60.0) -> None:
+        super().__init__(stream)
+        self._most = most
+        self._seconds = seconds
+        self._seen: dict[tuple[object, ...], _Repeats] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record or count it; what is due of others is written first."""
+        if self._seen:
+            self._write_due(monotonic() - self._seconds)
+        cause = _cause_of(record)
+        if cause is None:
+            super().emit(record)
+            return
+        seen = self._seen.setdefault(cause, _Repeats(since=monotonic()))
+        seen.written += 1
+        if seen.written <= self._most:
+            super().emit(record)
+        else:
+            seen.add(record)
+
+    def close(self) -> None:
+        """Write how many there were of those that were only counted."""
+        self.acquire()
+        try:
+            self._write_due(monotonic())
+        finally:
+            self.release()
+        super().close()
+
+    def _write_due(self, before: float) -> None:
+        for cause, seen in list(self._seen.items()):
+            if seen.since <= before:
+                del self._seen[cause]
+                if seen.last is not None:
+                    super().emit(seen.summary())
+
+
+class _Repeats:
+    """What was counted of one cause."""
+
+    def __init__(self, *, since: float) -> None:
+        self.since = since
+        self.written = 0
+        self.last: logging.LogRecord | None = None
+        self._count = 0
+        self._about: dict[str, dict[str, None]] = {}
+
+    def add(self, record: logging.LogRecord) -> None:
+        """Count a record that is not written."""
+        self.last = record
+        self._count += 1
+        for key, value in _facts(record).items():
+            if key in _CAUSES:
+                continue
+            known = self._about.setdefault(key, {})
+            for one in value if isinstance(value, list) else (value,):
+                if len(known) < _MOST_ABOUT:
+                    known[str(one)] = None
+
+    def summary(self) -> logging.LogRecord:
+        """Return the last of them, with how many there were and what all were about."""
+        made = logging.makeLogRecord(vars(self.last) if self.last else {})
+        made.exc_info = made.exc_text = None
+        for key, known in self._about.items():
+            setattr(made, key, list(known) if len(known) > 1 else next(iter(known), ""))
+        made.request_id = ""
+        made.repeated = self._count
+        return made
+
+
+def _cause_of(record: logging.LogRecord) -> tuple[object, ...] | None:
+    """Return what repetitions have in common, or None for what is never only counted."""
+    reason = getattr(record, "reason", None)
+    if record.levelno < logging.WARNING and reason in (None, ""):
+        return None
+    kind = record.exc_info[0] if record.exc_info else None
+    return record.name, record.levelno, record.msg, _ID.sub("", str(reason)), kind
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people: time, level, message, then `key=value` pairs; a traceback follows."""
+
+    def __init__(self, masker: Masker) -> None:
+        super().__init__()
+        self._masker = masker
+        # What all lines of one second begin with.
+        self._second = -1
+        self._begin = self._offset = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        moment = self._moment(record)
+        pairs = "".join(f" {key}={_plain(value)}" for key, value in _facts(record).items())
+        line = f"{moment} {record.levelname:<7} {_one_line(_encodable(record.getMessage()))}{pairs}"
+        if record.name != _OURS and not record.name.startswith(f"{_OURS}."):
+            line += f" logger={record.name}"
+        trace = _trace(self, record)
+        return self._masker.mask(f"{line}\n{trace}" if trace else line)
+
+    def _moment(self, record: logging.LogRecord) -> str:
+        second = int(record.created)
+        if second != self._second:
+            self._second = second
+            whole = datetime.fromtimestamp(second, UTC).astimezone().isoformat(sep=" ")
+            self._begin, self._offset = whole[:19], whole[19:]
+        return f"{self._begin}.{int(record.created * 1000) % 1000:03}{self._offset}"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, for machines."""
+
+    def __init__(self, masker: Masker) -> None:
+        super().__init__()
+        self._masker = masker
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {
+            "at": to_stored(_at(record)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _encodable(record.getMessage()),
+        }
+        for key, value in _facts(record).items():
+            line.setdefault(key, value)
+        trace = _trace(self, record)
+        if trace:
+            line["exception"] = trace
+        return self._masker.mask(msgspec.json.encode(line, enc_hook=str).decode())
+
+
+def configure(level: str, format: str, *, stream: TextIO | None = None) -> Masker:  # noqa: A002
+    """Send every log line to standard error, or to `stream`, and return what masks secrets in it.
+
+    Called once, before anything is logged; a second call replaces the first.
+    """
+    masker = Masker()
+    formatters: dict[str, Callable[[Masker], logging.Formatter]] = {
+        "text": TextFormatter,
+        "json": JsonFormatter,
+    }
+    handler = RepeatHandler(stream or sys.stderr)
+    handler.addFilter(RequestFilter())
+    handler.setFormatter(formatters[format](masker))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    for name in _QUIET:
+        # At the debug level these write requests with their values.
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.captureWarnings(capture=True)
+    return masker
+
+
+def _facts(record: logging.LogRecord) -> dict[str, Any]:
+    facts = {
+        key: _encodable(value) if isinstance(value, str) else value
+        for key, value in vars(record).items()
+        if key not in _STANDARD
+    }
+    request_id = getattr(record, "request_id", "")
+    return {**facts, "request_id": request_id} if request_id else facts
+
+
+def write_fast(logger: logging.Logger, level: int, message: str, facts: dict[str, Any]) -> None:
+    """Do what `logger.log` does, without a look for the place in the code that calls."""
+    if logger.isEnabledFor(level):
+        record = logger.makeRecord(logger.name, level, "", 0, message, (), None, extra=facts)
+        logger.handle(record)
+
+
+def _at(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    parts = []
+    if record.exc_info:
+        parts.append(formatter.formatException(record.exc_info))
+    if record.stack_info:
+        parts.append(formatter.formatStack(record.stack_info))
+    return "\n".join(parts)
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    if text and not _UNSAFE.search(text):
+        return text
+    return msgspec.json.encode(text).decode()
+
+
+def _one_line(text: str) -> str:
+    """Return the text with control characters written out, so that no caller can forge a line."""
+    if text.isprintable():
+        return text
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _encodable(text: str) -> str:
+    if text.isascii():
+        return text
+    return text.encode(errors="backslashreplace").decode()

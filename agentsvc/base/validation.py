@@ -1,0 +1,466 @@
+"""What does not fit in a value that a client sent: each part of it, where it is, and what would fit.
+
+Decoders stop at the first such part. So once one has refused a value, and only then, the value is
+looked through along its type, and this module words what is wrong: in the names that JSON has for
+types, with bounds and allowed values, and without anything of the language the server is written in.
+"""
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    TypeAliasType,
+    Union,
+    get_args,
+    get_origin,
+)
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta, Struct, UnsetType
+
+from agentsvc.base.errors import InvalidRequest, Problem
+
+type Loc = tuple[str | int, ...]
+type DecHook = Callable[[type, Any], Any]
+
+_MOST_LOOKS: Final = 4_000
+"""How many values are looked at; a client that sends more wrong ones learns of the first ones."""
+
+_DEEPEST: Final = 60
+"""How deep values are looked at, which is deeper than any type that is not recursive."""
+
+_MOST_VALUES: Final = 100
+"""How many allowed values a message names."""
+
+_MOST_IN_TEXT: Final = 10
+"""How many problems one line names."""
+
+_WORDS: Final = "words"
+_CHECK: Final = "check"
+
+_NAMES: Final[dict[type, str]] = {
+    dict: "object",
+    list: "array",
+    tuple: "array",
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    types.NoneType: "null",
+}
+"""What JSON calls values of these types; everything else is a string there."""
+
+_KINDS: Final = {
+    "object": "dict_type",
+    "array": "list_type",
+    "string": "string_type",
+    "boolean": "bool_type",
+    "integer": "int_type",
+    "number": "float_type",
+    "null": "none_required",
+}
+"""The types of problems, as published clients know them, by the type that was expected."""
+
+_BOUNDS: Final = {
+    "ge": "greater_than_equal",
+    "gt": "greater_than",
+    "le": "less_than_equal",
+    "lt": "less_than",
+    "multiple_of": "multiple_of",
+    "pattern": "string_pattern_mismatch",
+    "min_length": "too_short",
+    "max_length": "too_long",
+}
+_ALL: Final = (Any, msgspec.Raw)
+"""The types that take every value."""
+
+_UNITS: Final = {"string": "characters", "array": "items", "object": "members"}
+
+
+# What types say beside what msgspec knows
+
+
+def matching(
+    pattern: str, words: str, *, min_length: int | None = None, max_length: int | None = None
+) -> Meta:
+    """Return what makes texts match a pattern; the words follow "Expected `string`" in messages."""
+    extra = {_WORDS: words}
+    return Meta(pattern=pattern, extra=extra, min_length=min_length, max_length=max_length)
+
+
+def checked_by(check: Callable[..., object]) -> Meta:
+    """Return what says of a value of any type how it is read later.
+
+    The check gets the decoded value and its location as `loc`, and raises InvalidRequest. It is
+    asked where another part of the same body does not fit, so that both are told at once.
+    """
+    return Meta(extra={_CHECK: check})
+
+
+# What other modules ask
+
+
+class Problems:
+    """What is wrong in several parts of a value that are read one by one."""
+
+    def __init__(self) -> None:
+        self._found: list[Problem] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note what is raised in here, and go on."""
+        try:
+            yield
+        except InvalidRequest as exc:
+            self._found += exc.problems
+
+    def note(self, text: str, *, loc: Sequence[str | int], kind: str = "value_error") -> None:
+        """Note one problem."""
+        self._found.append(Problem(type=kind, loc=tuple(loc), msg=text))
+
+    def refuse(self) -> None:
+        """Raise InvalidRequest if anything was noted."""
+        if self._found:
+            raise InvalidRequest.of(self._found)
+
+
+def convert[T](
+    raw: Any,
+    kind: type[T],
+    *,
+    loc: Sequence[str | int],
+    strict: bool = True,
+    dec_hook: DecHook | None = None,
+) -> T:
+    """Return decoded JSON as a type; raises InvalidRequest that names all that does not fit.
+
+    What is not `strict` takes texts for numbers and the like, as in a query.
+    """
+    try:
+        return msgspec.convert(raw, kind, strict=strict, dec_hook=dec_hook)
+    except msgspec.ValidationError as exc:
+        raise refusal(raw, kind, loc=loc, strict=strict, dec_hook=dec_hook) from exc
+
+
+def refusal(
+    value: Any,
+    kind: Any,
+    *,
+    loc: Sequence[str | int],
+    strict: bool = True,
+    dec_hook: DecHook | None = None,
+) -> InvalidRequest:
+    """Return the error that names all that does not fit in a value which a decoder has refused."""
+    search = _Search(strict=strict, dec_hook=dec_hook)
+    search.look(value, kind, tuple(loc))
+    if not search.problems:
+        return InvalidRequest("The value is not of the type that is described", loc=loc)
+    return InvalidRequest.of(search.problems, is_all=search.is_all)
+
+
+def in_text(error: InvalidRequest) -> str:
+    """Return what is wrong on one line, for answers that have no list of it."""
+    parts = (one for one in error.problems[:_MOST_IN_TEXT])
+    told = (
+        f"{'.'.join(str(step) for step in one.loc if step != 'body')}: {one.msg}".removeprefix(": ")
+        for one in parts
+    )
+    left_out = len(error.problems) - _MOST_IN_TEXT
+    return "; ".join(told) + (f"; and {left_out} more" if left_out > 0 else "")
+
+
+# How a value is looked through
+
+
+class _Option(NamedTuple):
+    """One of the types that a value may be of, with what bounds it."""
+
+    kind: Any
+    metas: tuple[Meta, ...]
+
+
+class _Search:
+    """Looks through one value."""
+
+    def __init__(self, *, strict: bool, dec_hook: DecHook | None) -> None:
+        self.problems: list[Problem] = []
+        self.is_all = True
+        self._strict = strict
+        self._dec_hook = dec_hook
+        self._looks = 0
+
+    def look(self, value: Any, kind: Any, loc: Loc) -> None:
+        """Find what does not fit in a value and in what is inside of it."""
+        self._looks += 1
+        if self._looks > _MOST_LOOKS or len(loc) > _DEEPEST:
+            self.is_all = False
+            return
+        options = list(_options(kind))
+        before = len(self.problems)
+        if not any(option.kind in _ALL for option in options):
+            self._look_at(value, options, loc)
+        check = _check_of(options)
+        is_nothing = value is None and any(one.kind is types.NoneType for one in options)
+        if check is not None and not is_nothing and len(self.problems) == before:
+            self._run(check, value, loc)
+
+    def _look_at(self, value: Any, options: list[_Option], loc: Loc) -> None:
+        taking = [option for option in options if self._may_be(value, option.kind)]
+        first = taking[0] if taking else None
+        match first:
+            case None:
+                self._add(*_wrong_type(value, options, is_text=self._is_text(value)), loc)
+            case _ if _is_struct(first.kind):
+                self._look_at_struct(value, [option.kind for option in taking], loc)
+            case _ if isinstance(value, dict):
+                self._look_at_map(value, first, options, loc)
+            case _ if isinstance(value, list):
+                self._look_at_list(value, first, options, loc)
+            case _:
+                self._look_at_leaf(value, first, options, loc)
+
+    def _look_at_struct(self, value: dict[str, Any], kinds: list[Any], loc: Loc) -> None:
+        if len(kinds) > 1:
+            kinds = self._chosen(value, kinds, loc)
+        for kind in kinds:
+            self._look_at_members(value, kind, loc)
+
+    def _chosen(self, value: dict[str, Any], kinds: list[Any], loc: Loc) -> list[Any]:
+        """Return the struct that a tag names, none if it names none of them."""
+        tags = {kind.__struct_config__.tag: kind for kind in kinds}
+        name = kinds[0].__struct_config__.tag_field
+        tag = value.get(name)
+        if name not in value:
+            self._add("missing", "Field required", (*loc, name))
+        elif not isinstance(tag, str | int) or tag not in tags:
+            self._add("enum", _expected_one_of(tags), (*loc, name))
+        return [tags[tag]] if isinstance(tag, str | int) and tag in tags else []
+
+    def _look_at_members(self, value: dict[str, Any], kind: type[Struct], loc: Loc) -> None:
+        config = kind.__struct_config__
+        fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+        for name, field in fields.items():
+            if name in value:
+                self.look(value[name], field.type, (*loc, name))
+            elif field.required:
+                self._add("missing", "Field required", (*loc, name))
+        if config.forbid_unknown_fields:
+            for name in value.keys() - fields.keys() - {config.tag_field}:
+                self._add("extra_forbidden", "Extra inputs are not permitted", (*loc, name))
+
+    def _look_at_map(
+        self, value: dict[str, Any], option: _Option, options: list[_Option], loc: Loc
+    ) -> None:
+        self._look_at_bounds(value, dict, option, options, loc)
+        of_key, of_value = get_args(option.kind) or (Any, Any)
+        if self._fits(value, option.kind) and not (_is_checked(of_key) or _is_checked(of_value)):
+            return
+        for name, one in value.items():
+            if self._looks > _MOST_LOOKS:
+                break
+            self.look(name, of_key, (*loc, name))
+            self.look(one, of_value, (*loc, name))
+
+    def _look_at_list(
+        self, value: list[Any], option: _Option, options: list[_Option], loc: Loc
+    ) -> None:
+        self._look_at_bounds(value, list, option, options, loc)
+        [of_item, *_] = get_args(option.kind) or (Any,)
+        if not _is_checked(of_item) and (_takes_all(of_item) or self._fits(value, option.kind)):
+            return
+        for index, one in enumerate(value):
+            if self._looks > _MOST_LOOKS:
+                break
+            self.look(one, of_item, (*loc, index))
+
+    def _look_at_leaf(self, value: Any, option: _Option, options: list[_Option], loc: Loc) -> None:
+        kind = option.kind
+        if self._fits(value, kind):
+            self._look_at_bounds(value, kind, option, options, loc)
+        elif kind is UUID:
+            self._add("uuid_parsing", "Input should be a valid UUID", loc)
+        elif _allowed(kind):
+            self._add("enum", _expected(options), loc)
+        elif isinstance(kind, type) and kind not in _NAMES:
+            self._add("value_error", self._words_of_hook(value, kind), loc)
+        else:
+            self._add(*_wrong_type(value, options, is_text=self._is_text(value)), loc)
+
+    def _look_at_bounds(
+        self, value: Any, kind: Any, option: _Option, options: list[_Option], loc: Loc
+    ) -> None:
+        for name, bound in _bounds(option):
+            if not self._fits(value, Annotated[kind, Meta(**{name: bound})]):
+                prefix = "string_" if isinstance(value, str) and name.endswith("_length") else ""
+                self._add(prefix + _BOUNDS[name], _expected(options), loc)
+                return
+
+    def _may_be(self, value: Any, kind: Any) -> bool:
+        if self._is_text(value):
+            return _name(kind) not in ("array", "object")
+        name = _NAMES[type(value)]
+        allowed = _allowed(kind)
+        if allowed:
+            return name in {_NAMES[type(one)] for one in allowed}
+        return name == _name(kind) or (name == "integer" and kind is float)
+
+    def _is_text(self, value: Any) -> bool:
+        """Whether a value may stand for what is no text, as in a query."""
+        return not self._strict and isinstance(value, str)
+
+    def _fits(self, value: Any, kind: Any) -> bool:
+        try:
+            msgspec.convert(value, kind, strict=self._strict, dec_hook=self._dec_hook)
+        except msgspec.ValidationError:
+            return False
+        return True
+
+    def _words_of_hook(self, value: Any, kind: type) -> str:
+        try:
+            msgspec.convert(value, kind, dec_hook=self._dec_hook)
+        except msgspec.ValidationError as exc:
+            return str(exc)
+        return "The value does not fit"
+
+    def _run(self, check: Callable[..., object], value: Any, loc: Loc) -> None:
+        try:
+            check(value, loc=loc)
+        except InvalidRequest as exc:
+            self.problems += exc.problems
+
+    def _add(self, kind: str, text: str, loc: Loc) -> None:
+        self.problems.append(Problem(type=kind, loc=loc, msg=text))
+
+
+# What types are
+
+
+def _options(kind: Any, metas: tuple[Meta, ...] = ()) -> Iterator[_Option]:
+    """Yield every type that a value may be of; not to be sent at all is none."""
+    if isinstance(kind, TypeAliasType):
+        yield from _options(kind.__value__, metas)
+    elif get_origin(kind) is Annotated:
+        own = tuple(meta for meta in kind.__metadata__ if isinstance(meta, Meta))
+        yield from _options(kind.__origin__, (*own, *metas))
+    elif get_origin(kind) in (Union, types.UnionType):
+        for part in get_args(kind):
+            yield from _options(part, metas)
+    elif kind is not UnsetType:
+        yield _Option(kind=kind, metas=metas)
+
+
+def _check_of(options: list[_Option]) -> Callable[..., object] | None:
+    for option in options:
+        for meta in option.metas:
+            if meta.extra and _CHECK in meta.extra:
+                check: Callable[..., object] = meta.extra[_CHECK]
+                return check
+    return None
+
+
+def _is_checked(kind: Any) -> bool:
+    return _check_of(list(_options(kind))) is not None
+
+
+def _takes_all(kind: Any) -> bool:
+    return any(option.kind in _ALL for option in _options(kind))
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _name(kind: Any) -> str:
+    """Return what JSON calls the values of a type."""
+    if _is_struct(kind):
+        return "object"
+    allowed = _allowed(kind)
+    origin = get_origin(kind) or kind
+    return _NAMES[type(allowed[0])] if allowed else _NAMES.get(origin, "string")
+
+
+def _allowed(kind: Any) -> tuple[Any, ...]:
+    """Return the values of an enum or of literals, nothing for another type."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return tuple(member.value for member in kind)
+    return ()
+
+
+def _bounds(option: _Option) -> Iterator[tuple[str, Any]]:
+    for meta in option.metas:
+        for name in _BOUNDS:
+            bound = getattr(meta, name)
+            if bound is not None:
+                yield name, bound
+
+
+# How it is said
+
+
+def _wrong_type(value: Any, options: list[_Option], *, is_text: bool) -> tuple[str, str]:
+    """Return the type of a problem and what is said; texts of a query have no type to name."""
+    wanted = next((one.kind for one in options if one.kind is not types.NoneType), None)
+    kind = "enum" if _allowed(wanted) else _KINDS[_name(wanted)]
+    text = _expected(options, is_whole=False)
+    return kind, text if is_text else f"{text}, got `{_NAMES[type(value)]}`"
+
+
+def _expected(options: list[_Option], *, is_whole: bool = True) -> str:
+    """Say what may be sent; with its bounds, if that is all that is wrong."""
+    words: list[str] = []
+    null = ["`null`"] if any(option.kind is types.NoneType for option in options) else []
+    for option in options:
+        allowed = _allowed(option.kind)
+        if allowed:
+            words.append(f"one of {_listed(allowed)}")
+        elif option.kind is not types.NoneType:
+            words.append(f"`{_name(option.kind)}`{_bounded(option) if is_whole else ''}")
+    # What bounds a text is said last, so that it is clear what it is said of.
+    words = [*null, *words] if is_whole else [*words, *null]
+    return f"Expected {' or '.join(dict.fromkeys(words))}"
+
+
+def _expected_one_of(values: Any) -> str:
+    return f"Expected one of {_listed(tuple(values))}"
+
+
+def _listed(values: tuple[Any, ...]) -> str:
+    shown = [one if isinstance(one, str) else msgspec.json.encode(one).decode() for one in values]
+    listed = ", ".join(f"`{one}`" for one in shown[:_MOST_VALUES])
+    return listed if len(shown) <= _MOST_VALUES else f"{listed} and others"
+
+
+def _bounded(option: _Option) -> str:
+    """Say what bounds the values of a type."""
+    bounds = dict(_bounds(option))
+    unit = _UNITS.get(_name(option.kind), "")
+    if unit:
+        texts = [_range(bounds.get("min_length"), bounds.get("max_length"), f" {unit}")]
+    else:
+        texts = [_range(bounds.get("ge"), bounds.get("le"), "", word="from")]
+        texts += [f" greater than {bounds['gt']}"] if "gt" in bounds else []
+        texts += [f" less than {bounds['lt']}"] if "lt" in bounds else []
+        texts += (
+            [f" that is a multiple of {bounds['multiple_of']}"] if "multiple_of" in bounds else []
+        )
+    texts += [
+        f" {meta.extra[_WORDS]}" for meta in option.metas if meta.extra and _WORDS in meta.extra
+    ]
+    return "".join(texts)
+
+
+def _range(least: Any, most: Any, unit: str, *, word: str = "of") -> str:
+    if least is not None and most is not None:
+        return f" {word} {least} to {most}{unit}"
+    if least is not None:
+        return f" of at least {least}{unit}"
+    return "" if most is None else f" of at most {most}{unit}"

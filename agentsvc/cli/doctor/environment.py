@@ -1,0 +1,184 @@
+"""Checks of what is around the machine: proxies, certificate authorities, models, the clock."""
+
+import asyncio
+import http.client
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from agentsvc.accounts.keys import KeyRing
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.values import now
+from agentsvc.cli.doctor.finding import Finding, bad, fine, note
+from agentsvc.config.data_directory import DataDir
+from agentsvc.config.schema import Config
+from agentsvc.models.hosts import host_of
+from agentsvc.settings.store import SettingsStore
+from agentsvc.storage.installation import Installation
+
+_PROXIES: Final = (
+    "HTTPS_PROXY",
+    "https_proxy",
+    "HTTP_PROXY",
+    "http_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+)
+_AUTHORITIES: Final = (
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+)
+_ANSWER_SECONDS: Final = 5.0
+_SKEW: Final = timedelta(minutes=1)
+_HTTP_PORTS: Final = (80, 11434)
+
+
+def check_proxies(_config: Config, _places: DataDir) -> Iterator[Finding]:
+    """See whether the proxies that the environment names answer, and leave this machine out."""
+    named = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
+    if not named:
+        yield fine("proxies", "the environment names none")
+        return
+    for name, url in named.items():
+        yield _check_proxy(name, url)
+    direct = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    hosts = {host.strip() for host in direct.split(",")}
+    if hosts.isdisjoint({"127.0.0.1", "localhost", "*"}):
+        yield bad(
+            "NO_PROXY",
+            "programs would look for this machine behind the proxy",
+            f"export NO_PROXY=localhost,127.0.0.1{',' if direct else ''}{direct}",
+        )
+    else:
+        yield fine("NO_PROXY", direct)
+
+
+def check_authorities(_config: Config, _places: DataDir) -> Iterator[Finding]:
+    """See whether the certificate authorities that the environment names can be read."""
+    named = {name: os.environ[name] for name in _AUTHORITIES if os.environ.get(name)}
+    if not named:
+        yield fine("certificate authorities", "those of the system")
+    for name, file in named.items():
+        try:
+            context = ssl.create_default_context(cafile=file)
+            count = context.cert_store_stats()["x509_ca"]
+        except OSError as exc:
+            text = f"{file} cannot be used: {exc.strerror or exc}"
+            yield bad(name, text, f"unset {name}, or name a file of PEM certificates")
+        else:
+            yield fine(name, f"{file}, {count} authorities")
+    directory = os.environ.get("SSL_CERT_DIR", "")
+    if directory and not all(Path(one).is_dir() for one in directory.split(":")):
+        yield bad("SSL_CERT_DIR", f"{directory} is not there", "unset SSL_CERT_DIR")
+
+
+def check_models(_config: Config, places: DataDir) -> Iterator[Finding]:
+    """See whether the models of all users are reached, and compare clocks with them."""
+    try:
+        hosts = asyncio.run(_model_hosts(places)) if places.database.exists() else set()
+    except AgentsvcError as exc:
+        yield bad("database", exc.message, "agentsvc db check")
+        return
+    if url := os.environ.get("LLM_BASE_URL"):
+        hosts.add(host_of("", url))
+    hosts.discard("")
+    if not hosts:
+        remedy = "agentsvc settings set llm_model anthropic/claude-sonnet-4-5"
+        yield note("model", "no user has set one whose address is known", remedy)
+    found = [finding for host in sorted(hosts) for finding in _check_model(host)]
+    yield from found
+    if not any(finding.name == "clock" for finding in found):
+        text = "no model has told the time, so there is nothing to compare it with"
+        yield note("clock", text, "timedatectl")
+
+
+def _check_proxy(name: str, url: str) -> Finding:
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname or "", parts.port or 8080
+        with closing(socket.create_connection((host, port), timeout=_ANSWER_SECONDS)):
+            return fine(name, f"{host}:{port} answers")
+    except (OSError, ValueError) as exc:
+        return bad(name, f"the proxy does not answer: {exc}", f"mend it, or unset {name}")
+
+
+async def _model_hosts(places: DataDir) -> set[str]:
+    installation = await Installation.open(places)
+    try:
+        keys = KeyRing(installation.database)
+        store = SettingsStore(installation.database, installation.vault)
+        users = [await keys.find_user(name) for name in await keys.list_users()]
+        found = [await store.find(user_id) for user_id in users if user_id]
+        return {host_of(one.llm_model or "", one.llm_base_url) for one in found if one}
+    finally:
+        await installation.close()
+
+
+def _check_model(address: str) -> Iterator[Finding]:
+    host, _, port = address.rpartition(":")
+    try:
+        date = _ask(host.strip("[]"), int(port))
+    except ssl.SSLCertVerificationError as exc:
+        yield bad(
+            "model",
+            f"the certificate of {address} is not trusted: {exc.verify_message}",
+            "export SSL_CERT_FILE=FILE with the authority of your network in it",
+        )
+    except (OSError, http.client.HTTPException) as exc:
+        remedy = (
+            f"look at the base URL with `agentsvc settings get llm_base_url`, or: curl -v {host}"
+        )
+        yield bad("model", f"{address} is not reached: {exc}", remedy)
+    else:
+        yield fine("model", f"{address} answers")
+        yield from _compare_clocks(address, date)
+
+
+def _ask(host: str, port: int) -> str:
+    """Return the time that a server says it is; whatever else it answers does not matter."""
+    proxy = next((os.environ[name] for name in _PROXIES if os.environ.get(name)), "")
+    direct = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    is_plain = port in _HTTP_PORTS or _is_here(host)
+    if proxy and not is_plain and host not in direct.split(","):
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        connection = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port or 8080, timeout=_ANSWER_SECONDS
+        )
+        connection.set_tunnel(host, port)
+    elif is_plain:
+        plain = http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)
+        return _date_of(plain)
+    else:
+        connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_SECONDS)
+    return _date_of(connection)
+
+
+def _date_of(connection: http.client.HTTPConnection) -> str:
+    with closing(connection):
+        connection.request("HEAD", "/")
+        return connection.getresponse().getheader("Date", "")
+
+
+def _is_here(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.")
+
+
+def _compare_clocks(address: str, date: str) -> Iterator[Finding]:
+    try:
+        skew = abs(parsedate_to_datetime(date) - now())
+    except (TypeError, ValueError):
+        return
+    if skew > _SKEW:
+        text = f"it differs from that of {address} by {skew.total_seconds():.0f} s"
+        yield bad("clock", text, "timedatectl set-ntp true")
+    else:
+        yield fine("clock", f"as that of {address}")

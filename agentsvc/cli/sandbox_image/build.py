@@ -1,0 +1,150 @@
+"""Asks an engine to build the sandbox image, and what it has of it. Needs the extra `docker`."""
+
+import contextlib
+import io
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base.errors import StartFailed
+from agentsvc.cli.sandbox_image.recipe import Recipe
+
+LABEL: Final = "org.agentsvc.recipe"
+
+_STAGE: Final = "org.agentsvc.stage"
+_STEP: Final = re.compile(r"^\s*STEP \d+(/\d+)?: |^Step \d+/\d+ : ", re.IGNORECASE)
+_CREDENTIALS: Final = re.compile(r"(?<=//)[^\s/@]+@")
+_LAST_LINES: Final = 12
+_WIDTH: Final = 90
+
+type Tell = Callable[[str], None]
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """One image that an engine has."""
+
+    name: str
+    id: str
+    size_bytes: int
+    fingerprint: str = ""
+
+
+async def build(
+    recipe: Recipe, name: str, *, engine: str | None, anew: bool, tell: Tell
+) -> tuple[Built, bool]:
+    """Return the image and whether it had to be built; one of the same recipe is kept.
+
+    Says each step as it begins. Raises StartFailed with what the engine said last.
+    """
+    async with _connected(engine) as docker:
+        found = await _find(docker, name)
+        if found is not None and found.fingerprint == recipe.fingerprint and not anew:
+            return found, False
+        last: list[str] = []
+        try:
+            async for line in docker.images.build(
+                fileobj=io.BytesIO(recipe.context()),
+                encoding="gzip",
+                path_dockerfile="Containerfile",
+                tag=name,
+                buildargs=recipe.arguments,
+                labels={LABEL: recipe.fingerprint},
+                nocache=anew,
+                forcerm=True,
+                stream=True,
+            ):
+                _note(line, last, tell)
+        except docker.error as exc:
+            raise StartFailed(
+                f"the image could not be built: {_shown(str(exc))}",
+                hint="\n".join(_shown(text) for text in last[-_LAST_LINES:]) or "ask the engine",
+            ) from exc
+        await _forget_stages(docker)
+        built = await _find(docker, name)
+        if built is None:
+            raise StartFailed(f"the engine has built the image and does not have it: {name}")
+        return built, True
+
+
+async def listed(*, engine: str | None) -> list[Built]:
+    """Return the images an engine has that were built from this recipe or an older one."""
+    async with _connected(engine) as docker:
+        found = await docker.images.list(filters={"label": [LABEL]})
+        return [
+            _to_built(image, name)
+            for image in found
+            for name in image.get("RepoTags") or ()
+            if name != "<none>:<none>"
+        ]
+
+
+@contextlib.asynccontextmanager
+async def _connected(engine: str | None) -> AsyncIterator[Any]:
+    try:
+        import aiodocker  # noqa: PLC0415  # an extra, and slow to import
+    except ImportError as exc:
+        raise StartFailed(
+            "the Docker client is not installed", hint="run `pip install agentsvc[docker]`"
+        ) from exc
+    try:
+        docker: Any = aiodocker.Docker(url=engine)
+    except (AssertionError, ValueError) as exc:
+        raise StartFailed("no container engine was found", hint=_HINT) from exc
+    docker.error = aiodocker.DockerError
+    try:
+        await docker.version()
+        yield docker
+    except (OSError, aiodocker.DockerError) as exc:
+        raise StartFailed(f"the container engine does not answer: {exc}", hint=_HINT) from exc
+    finally:
+        await docker.close()
+
+
+_HINT: Final = "start Docker or Podman, or name its address, such as --engine unix:///run/user/1000/podman/podman.sock"
+
+
+async def _find(docker: Any, name: str) -> Built | None:
+    for image in await docker.images.list(filters={"reference": [name]}):
+        return _to_built(image, name)
+    return None
+
+
+async def _forget_stages(docker: Any) -> None:
+    """Remove what was only needed for the build, where the addresses of indexes are on record."""
+    filters = {"dangling": ["true"], "label": [f"{_STAGE}=packages"]}
+    for image in await docker.images.list(filters=filters):
+        # Another build may be using it; then it is that one's to remove.
+        with contextlib.suppress(docker.error):
+            await docker.images.delete(image["Id"])
+
+
+def _to_built(image: dict[str, Any], name: str) -> Built:
+    return Built(
+        name=name,
+        id=image["Id"],
+        size_bytes=image["Size"],
+        fingerprint=(image.get("Labels") or {}).get(LABEL, ""),
+    )
+
+
+def _note(line: dict[str, Any], last: list[str], tell: Tell) -> None:
+    for text in _lines(line):
+        if _STEP.match(text):
+            tell(_short(_shown(text)))
+        last.append(text)
+
+
+def _lines(line: dict[str, Any]) -> Iterable[str]:
+    return [text for text in str(line.get("stream", "")).splitlines() if text.strip()]
+
+
+def _short(text: str) -> str:
+    head = text.strip().partition(" && ")[0]
+    return head if len(head) <= _WIDTH else f"{head[:_WIDTH]}…"
+
+
+def _shown(text: str) -> str:
+    """Return a text without the passwords that addresses may hold."""
+    return _CREDENTIALS.sub("", text)

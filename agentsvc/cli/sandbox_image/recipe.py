@@ -1,0 +1,136 @@
+"""What the sandbox image is made of: recipe, base, package indexes and certificate authorities."""
+
+import configparser
+import gzip
+import io
+import os
+import re
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agentsvc.base.values import sha256
+
+BASE: Final = "python:3.13-slim"
+CONTAINERFILE: Final = Path(__file__).with_name("Containerfile")
+CERTIFICATES: Final = Path("/usr/local/share/ca-certificates")
+"""Where Debian and its kin keep the certificate authorities that an administrator added."""
+
+LOCKS: Final = (Path(__file__).with_name("build.txt"), Path(__file__).with_name("agent.txt"))
+"""What is installed into it, with hashes: first what builds, then the agent server and all it wants."""
+
+_AGENT_SERVER: Final = re.compile(r"^openhands-agent-server==(\S+)", re.MULTILINE)
+_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
+_PIP_FILES: Final = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
+_REMOTE: Final = re.compile(r"^https?://", re.IGNORECASE)
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a build is made from."""
+
+    containerfile: bytes
+    base: str
+    locks: dict[str, bytes] = {}
+    """File names and contents of what names the packages, with their hashes."""
+    certificates: dict[str, bytes] = {}
+    """File names and contents, as `NAME.crt`."""
+    indexes: dict[str, str] = {}
+    """Where packages come from, by the recipe's own names; may hold passwords."""
+    proxies: dict[str, str] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """Name what is built: the same recipe, base and authorities give the same name."""
+        parts = [self.containerfile.decode(), self.base]
+        files = {**self.locks, **self.certificates}
+        parts += [f"{name} {text.hex()}" for name, text in sorted(files.items())]
+        return sha256("\n".join(parts))
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """Return the arguments of the build."""
+        return {"BASE": self.base, **self.indexes, **self.proxies}
+
+    def context(self) -> bytes:
+        """Return the files of the build, packed."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            files = {"Containerfile": self.containerfile, **self.locks, **self.certificates}
+            for name, content in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                entry.mode = 0o644
+                archive.addfile(entry, io.BytesIO(content))
+        return gzip.compress(packed.getvalue(), mtime=0)
+
+
+def find_recipe(environ: Mapping[str, str], *, base: str = BASE) -> Recipe:
+    """Return the recipe with what this machine adds to it: authorities, indexes and proxies."""
+    proxies = {name: value for name, value in environ.items() if name.upper() in _PROXIES and value}
+    return Recipe(
+        containerfile=CONTAINERFILE.read_bytes(),
+        base=base,
+        locks={file.name: file.read_bytes() for file in LOCKS},
+        certificates=find_certificates(CERTIFICATES),
+        indexes=find_indexes(environ, _pip_settings(environ)),
+        proxies=proxies,
+    )
+
+
+def default_name() -> str:
+    """Return the image's name; nothing of the name `localhost/` is ever pulled from a registry."""
+    found = _AGENT_SERVER.search(LOCKS[-1].read_text())
+    return f"localhost/agentsvc-sandbox:{found[1] if found else 'latest'}"
+
+
+def find_certificates(directory: Path) -> dict[str, bytes]:
+    """Return the certificate authorities of a directory and those below it, by plain names."""
+    found: dict[str, bytes] = {}
+    if directory.is_dir():
+        for file in sorted(directory.rglob("*.crt")):
+            name = str(file.relative_to(directory)).replace(os.sep, "-")
+            found[name] = file.read_bytes()
+    return found
+
+
+def find_indexes(environ: Mapping[str, str], pip: Mapping[str, str]) -> dict[str, str]:
+    """Return where packages come from, as pip and uv are told here, without local directories.
+
+    What lies on this machine's disk cannot be reached by a build.
+    """
+    asked = {
+        "INDEX": ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL", "index-url"),
+        "MORE_INDEXES": (
+            *("UV_INDEX", "UV_EXTRA_INDEX_URL"),
+            *("PIP_EXTRA_INDEX_URL", "extra-index-url"),
+        ),
+        "FIND_LINKS": ("UV_FIND_LINKS", "PIP_FIND_LINKS", "find-links"),
+    }
+    found: dict[str, str] = {}
+    for name, sources in asked.items():
+        for source in sources:
+            told = environ.get(source) or pip.get(source) or ""
+            urls = [url for url in re.split(r"[\s,]+", told) if _REMOTE.match(url)]
+            if urls:
+                found[name] = " ".join(urls)
+                break
+    return found
+
+
+def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    files = [str(Path(file).expanduser()) for file in _PIP_FILES]
+    if environ.get("PIP_CONFIG_FILE"):
+        files.append(environ["PIP_CONFIG_FILE"])
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(files)
+    except (configparser.Error, UnicodeDecodeError):
+        return {}
+    found: dict[str, str] = {}
+    for section in ("global", "install"):
+        if parser.has_section(section):
+            found |= dict(parser.items(section))
+    return found

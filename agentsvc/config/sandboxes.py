@@ -1,0 +1,309 @@
+"""What an operator can set of sandboxes, their specs, and what is kept of them. See `config`."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from agentsvc.domain.orders import WhenFull
+from agentsvc.plugin.backend import Isolation, Network
+from agentsvc.plugin.egress.policy import parse_policy
+
+
+class OnShutdown(StrEnum):
+    """What becomes of running sandboxes when the server stops."""
+
+    LEAVE = "leave"
+    PAUSE = "pause"
+    DELETE = "delete"
+
+
+class IsolationFloor(StrEnum):
+    """How far sandboxes must be isolated at least."""
+
+    DEFAULT = "default"
+    """As far as their backend is made for."""
+    NONE = "none"
+    LANDLOCK = "landlock"
+    BUBBLEWRAP = "bubblewrap"
+    CONTAINER = "container"
+    GVISOR = "gvisor"
+    VM = "vm"
+
+    @property
+    def level(self) -> Isolation | None:
+        """The level it names; None for that of the backend."""
+        return None if self is IsolationFloor.DEFAULT else Isolation(self.value)
+
+
+class DefaultLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sandbox may use whose spec does not say; 0 is no limit."""
+
+    memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 4 * 1024**3
+    disk_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 10 * 1024**3
+    pids: Annotated[int, Meta(ge=0, le=2**22)] = 2048
+    open_files: Annotated[int, Meta(ge=0, le=2**30)] = 65536
+
+
+class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `sandboxes` section: which backend, how patient, what at shutdown."""
+
+    default_backend: Annotated[
+        str, Meta(min_length=1, description="Backend of specs that name none")
+    ] = "process"
+    default_spec: Annotated[
+        str, Meta(description="Spec of sandboxes that name none; empty means the first one")
+    ] = ""
+    isolation: Annotated[
+        IsolationFloor,
+        Meta(
+            description="How far every sandbox must be isolated at least; a server that cannot hold"
+            " them so does not start: default (what the backend is made for: bubblewrap for"
+            " processes), none, landlock, bubblewrap, container, gvisor, vm"
+        ),
+    ] = IsolationFloor.DEFAULT
+    limits: Annotated[
+        DefaultLimits,
+        Meta(
+            description="What a sandbox may use whose spec does not say, as far as its backend can"
+            " enforce it, and of memory at most half of this machine's; 0 is no limit",
+            extra={"expected": "a table such as `{ pids = 2048, memory_bytes = 4294967296 }`"},
+        ),
+    ] = DefaultLimits()
+    sweep_seconds: Annotated[
+        float, Meta(gt=0, description="Time between two looks at every sandbox")
+    ] = 10.0
+    start_seconds: Annotated[
+        float, Meta(gt=0, description="Longest time a sandbox may take to become ready")
+    ] = 120.0
+    call_seconds: Annotated[
+        float, Meta(gt=0, description="Longest time one call to a backend may take")
+    ] = 60.0
+    model_hosts: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...],
+        Meta(
+            description="Hosts that are not public and at which users' models may be, for sandboxes"
+            " that are not `open` and for ports of a container's machine; as in allow_hosts"
+        ),
+    ] = ()
+    max_running: Annotated[
+        int, Meta(ge=0, le=10**6, description="Most sandboxes that run at a time; 0 is no limit")
+    ] = 0
+    max_running_per_user: Annotated[
+        int, Meta(ge=0, le=10**6, description="Most that run at a time for one user; 0 is no limit")
+    ] = 0
+    max_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**60,
+            description="Most memory that the running ones together may be limited to;"
+            " 0 is no limit, and so counts a spec without one",
+        ),
+    ] = 0
+    when_full: Annotated[
+        WhenFull,
+        Meta(
+            description="What to do over these limits, where a request does not say: reject, queue,"
+            " or pause_idle, which pauses the one idle longest"
+        ),
+    ] = WhenFull.REJECT
+    max_queued: Annotated[
+        int, Meta(ge=0, le=10**6, description="Most sandboxes that may wait for room at a time")
+    ] = 100
+    pause_after_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Time without use after which a sandbox is paused; the next message to one"
+            " of its conversations resumes it; 0 is never",
+        ),
+    ] = 0.0
+    stop_after_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Time without use after which a sandbox is stopped: it keeps its files and"
+            " no memory, and is started again as a paused one is resumed; 0 is never",
+        ),
+    ] = 0.0
+    delete_after_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Time without use after which a sandbox is deleted with its files; 0 is never",
+        ),
+    ] = 0.0
+    min_idle_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**9,
+            description="Time without use after which a sandbox may be paused to make room",
+        ),
+    ] = 60.0
+    pool_age_seconds: Annotated[
+        float,
+        Meta(gt=0, le=10**9, description="Age at which a sandbox of a spec's `pool` is replaced"),
+    ] = 21600.0
+    orphan_grace_seconds: Annotated[
+        float,
+        Meta(ge=0, description="Age at which a sandbox of ours that no record knows is deleted"),
+    ] = 300.0
+    on_shutdown: Annotated[
+        OnShutdown,
+        Meta(description="What happens to running sandboxes at shutdown: leave, pause or delete"),
+    ] = OnShutdown.LEAVE
+
+    def __post_init__(self) -> None:
+        """Refuse hosts that cannot be meant; the loader says where they stand."""
+        parse_policy("allowlist", self.model_hosts)
+
+
+class RoomConfig(Struct, frozen=True, kw_only=True):
+    """What every `backends.NAME` table may say: how much runs there at a time; 0 is no limit."""
+
+    max_running: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    max_memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] = 0
+
+
+class ArchivesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `archives` section: workspaces that are saved in the data directory."""
+
+    on_delete: Annotated[
+        bool,
+        Meta(description="Save the workspace of a conversation that is deleted with its sandbox"),
+    ] = False
+    max_bytes: Annotated[
+        int, Meta(ge=1024, le=2**50, description="Largest archive of one workspace, compressed")
+    ] = 1024**3
+    max_unpacked_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            le=2**50,
+            description="Largest workspace that is saved; holes in sparse files do not count",
+        ),
+    ] = 4 * 1024**3
+    max_files: Annotated[
+        int, Meta(ge=1, le=10**8, description="Most files a workspace that is saved may have")
+    ] = 200_000
+    save_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Longest time that saving a workspace, or restoring it, may take"),
+    ] = 900.0
+    keep_seconds: Annotated[
+        float, Meta(ge=0, le=10**9, description="Age at which archives are deleted; 0 is never")
+    ] = 0.0
+    max_total_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**60,
+            description="What all archives together may take; the oldest are deleted; 0 is no limit",
+        ),
+    ] = 0
+
+
+class PortConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A port that sandboxes of a spec listen on."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
+    number: Annotated[int, Meta(ge=0, le=65535)] = 0
+    awaited: bool = True
+
+
+class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What sandboxes of a spec may use; nothing said is as in `sandboxes.limits`, 0 is no limit."""
+
+    cpus: Annotated[float, Meta(gt=0)] | None = None
+    memory_bytes: Annotated[int, Meta(ge=0)] | None = None
+    disk_bytes: Annotated[int, Meta(ge=0)] | None = None
+    pids: Annotated[int, Meta(ge=0)] | None = None
+    open_files: Annotated[int, Meta(ge=0)] | None = None
+
+
+class IdleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What becomes of a sandbox of a spec that nobody uses; nothing said is as for all."""
+
+    pause_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
+    stop_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
+    delete_after_seconds: Annotated[float, Meta(ge=0, le=10**9)] | None = None
+
+
+class SpecConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `specs.NAME` table: a template from which sandboxes are made."""
+
+    id: Annotated[
+        str, Meta(max_length=255, description="Id that clients see; empty means the table's name")
+    ] = ""
+    backend: Annotated[
+        str, Meta(description="Backend that runs it; empty means sandboxes.default_backend")
+    ] = ""
+    image: Annotated[str, Meta(description="Image, where the backend has images")] = ""
+    command: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description="Command that starts the agent server; absent means the backend's own",
+            extra={"expected": "a list of strings", "example": ["agent-server", "--port", "8000"]},
+        ),
+    ] = None
+    env: Annotated[dict[str, str], Meta(description="Environment of the command")] = {}
+    working_dir: Annotated[str, Meta(description="Directory in which the agent works")] = ""
+    ports: Annotated[
+        tuple[PortConfig, ...],
+        Meta(
+            description="Ports it listens on: name, number (0 lets the backend choose), awaited",
+            extra={
+                "expected": 'a list of tables such as `{ name = "agent", number = 8000 }`',
+                "example": [{"name": "agent", "number": 8000, "awaited": True}],
+            },
+        ),
+    ] = ()
+    limits: Annotated[
+        LimitsConfig,
+        Meta(
+            description="What it may use: cpus, memory_bytes, disk_bytes, pids, open_files; what is not"
+            " said is as in sandboxes.limits, and 0 is no limit",
+            extra={
+                "expected": "a table such as `{ cpus = 2.0, memory_bytes = 4294967296 }`",
+                "example": {"cpus": 2.0, "memory_bytes": 4 * 1024**3},
+            },
+        ),
+    ] = LimitsConfig()
+    isolation: Annotated[
+        Isolation, Meta(description="How far it must be isolated; see sandboxes.isolation")
+    ] = Isolation.NONE
+    network: Annotated[
+        Network,
+        Meta(description="Where it may connect to: open, allowlist, or none but this server"),
+    ] = Network.OPEN
+    allow_hosts: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...],
+        Meta(
+            description='Hosts an `allowlist` lets through; "*." before one for all below it',
+            extra={"expected": "a list of host names", "example": ["pypi.org", "*.example.org"]},
+        ),
+    ] = ()
+    idle: Annotated[
+        IdleConfig,
+        Meta(
+            description="When one that nobody uses is paused, stopped or deleted, in place of"
+            " sandboxes.*: pause_after_seconds, stop_after_seconds, delete_after_seconds; 0 is"
+            " never",
+            extra={
+                "expected": "a table such as `{ pause_after_seconds = 1800.0 }`",
+                "example": {"pause_after_seconds": 1800.0, "delete_after_seconds": 0.0},
+            },
+        ),
+    ] = IdleConfig()
+    pool: Annotated[
+        int,
+        Meta(ge=0, le=100, description="How many are started before anybody asks for one"),
+    ] = 0
+    options: Annotated[
+        dict[str, Any], Meta(description="Anything more the backend understands")
+    ] = {}

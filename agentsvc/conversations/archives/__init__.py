@@ -1,0 +1,10 @@
+"""Archives of workspaces: saved out of sandboxes into the data directory, and put into new ones.
+
+`tarball` makes a safe archive of whatever a sandbox sends, `table` has the SQL, `service` is what
+others use.
+"""
+
+from agentsvc.conversations.archives.model import Archive, ArchiveState
+from agentsvc.conversations.archives.service import Archives, new_archive
+
+__all__ = ["Archive", "ArchiveState", "Archives", "new_archive"]

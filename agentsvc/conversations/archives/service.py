@@ -1,0 +1,429 @@
+"""The archives of all users: saved in the background, also over a restart, and put into sandboxes.
+
+A workspace leaves its sandbox as what `tar` writes there, and is written anew by `tarball` before
+it counts as saved.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shlex
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agentsvc.agentserver.client import AgentClient, AgentServer
+from agentsvc.base.errors import (
+    AgentsvcError,
+    ArchiveRefused,
+    CapacityExceeded,
+    Conflict,
+    Gone,
+    NotFound,
+    SandboxNotUsable,
+    StartRefused,
+    reason_of,
+)
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import new_id, now, to_stored
+from agentsvc.config.sandboxes import ArchivesConfig
+from agentsvc.conversations.archives.model import Archive, ArchiveState, Rest
+from agentsvc.conversations.archives.table import ArchiveTable
+from agentsvc.conversations.archives.tarball import Bounds, Contents, read_parts, repack
+from agentsvc.domain.orders import WhenFull
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
+from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage.paging import Page, cut
+from agentsvc.storage.tar_reader import SPARSE
+
+log = logging.getLogger(__name__)
+
+_PACK: Final = f"tar --exclude={{hidden}} {SPARSE} -C {{directory}} -czf {{file}} ."
+_UNPACK: Final = (
+    "mkdir -p {directory} && tar --no-same-owner -C {directory} -xf {file}; code=$?;"
+    " rm -f {file}; exit $code"
+)
+_NO_ARCHIVE: Final = "The archive does not exist any more. Start the conversation without it"
+_SHOWN: Final = 1000
+_PACKED_AT_ONCE: Final = 2
+_FIRST_RETRY_SECONDS: Final = 1.0
+_LAST_RETRY_SECONDS: Final = 30.0
+
+
+class Archives:
+    """Saves, lists, restores and deletes archives."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        directory: Path,
+        sandboxes: Sandboxes,
+        agents: AgentClient,
+        supervisor: Supervisor,
+        config: ArchivesConfig,
+    ) -> None:
+        self._db = db
+        self._table = ArchiveTable(db)
+        self._directory = directory
+        self._sandboxes = sandboxes
+        self._agents = agents
+        self._supervisor = supervisor
+        self._config = config
+        # Others need threads, too: there are five at least, and a workspace may have gigabytes.
+        self._packing = asyncio.Semaphore(_PACKED_AT_ONCE)
+
+    @property
+    def saves_deleted(self) -> bool:
+        """Whether the workspace of a deleted conversation is saved."""
+        return self._config.on_delete
+
+    async def insert(self, tx: Transaction, archive: Archive) -> None:
+        """Ask for an archive in the caller's transaction; it is saved in the background."""
+        await self._table.insert(tx, archive)
+        tx.after_commit(partial(self._save_soon, archive.id))
+
+    async def get(self, user_id: str, archive_id: str) -> Archive:
+        """Return a user's archive; raises NotFound."""
+        found = await self._table.find(archive_id)
+        if found is None or found.user_id != user_id:
+            raise NotFound("Archive not found")
+        return found
+
+    async def search(
+        self, user_id: str, *, page_id: str | None, limit: int
+    ) -> tuple[list[Archive], str | None]:
+        """Return a page of a user's archives, newest first, and the id of the next page."""
+        found = await self._table.search(user_id, Page.newest_first(page_id), limit + 1)
+        return cut(found, limit, lambda one: (to_stored(one.created_at), one.id))
+
+    async def delete(self, user_id: str, archive_id: str) -> None:
+        """Remove an archive; raises NotFound, and Conflict for one that is being saved."""
+        archive = await self.get(user_id, archive_id)
+        if archive.state is ArchiveState.SAVING:
+            raise Conflict("The archive is being saved")
+        await self._remove(archive_id)
+
+    async def wait_ready(self, archive_id: str) -> Archive:
+        """Return an archive once it is saved; raises StartRefused where that does not happen."""
+        # It ends by itself when its time is over.
+        await self._supervisor.join(_task_name(archive_id))
+        archive = await self._table.find(archive_id)
+        if archive is None:
+            raise StartRefused(_NO_ARCHIVE)
+        if archive.state is not ArchiveState.READY:
+            cause = f"The workspace could not be saved: {archive.reason}"
+            raise StartRefused(reason_of(cause, "Save it again, or start without it"))
+        return archive
+
+    async def restore(self, archive: Archive, agent: AgentServer, directory: str) -> None:
+        """Unpack an archive in a sandbox; raises StartRefused where that fails."""
+        file = f"{await agent.home()}/{_hidden(archive.id)}.tar"
+        source = self._file(archive.id)
+        if not await asyncio.to_thread(source.exists):
+            raise StartRefused(_NO_ARCHIVE)
+        limit = self._config.save_seconds
+        await agent.upload(file, _parts(source), time_limit=limit)
+        command = _UNPACK.format(directory=shlex.quote(directory), file=shlex.quote(file))
+        result = await agent.run_command(command, time_limit=limit)
+        if result.exit_code != 0:
+            raise StartRefused(
+                reason_of(
+                    "The archive could not be unpacked in the sandbox",
+                    "Start anew, with more disk for the sandbox if it lacks that",
+                    f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:],
+                )
+            )
+
+    # What goes on by itself
+
+    async def go_on(self) -> None:
+        """Go on with what a stop or a crash interrupted, and remove what nobody knows."""
+        known = await self._table.all_ids()
+        await asyncio.to_thread(self._sweep_files, known)
+        for archive_id in await self._table.unfinished():
+            self._save_soon(archive_id)
+
+    async def forget_old(self) -> None:
+        """Delete what is too old, and the oldest of what is too much.
+
+        What could not be ended, since the database did not take it, is tried again.
+        """
+        for archive_id in await self._table.unfinished():
+            self._save_soon(archive_id)
+        old: list[str] = []
+        if self._config.keep_seconds:
+            old += await self._table.older_than(
+                now() - timedelta(seconds=self._config.keep_seconds)
+            )
+        if self._config.max_total_bytes:
+            old += await self._table.beyond(self._config.max_total_bytes)
+        for archive_id in dict.fromkeys(old):
+            await self._remove(archive_id)
+            log.info("archive deleted, as configured", extra={"archive_id": archive_id})
+
+    # Inside
+
+    def _save_soon(self, archive_id: str) -> None:
+        self._supervisor.spawn(_task_name(archive_id), lambda: self._save(archive_id))
+
+    async def _save(self, archive_id: str) -> None:
+        archive = await self._table.find(archive_id)
+        if archive is None or archive.state is not ArchiveState.SAVING:
+            return
+        try:
+            saved = await self._outcome(archive)
+        except asyncio.CancelledError:
+            # The next start goes on with it.
+            raise
+        except BaseException:
+            await self._end(_failed(archive, "the server failed in a way it should not"))
+            raise
+        await self._end(saved)
+
+    async def _outcome(self, archive: Archive) -> Archive:
+        try:
+            async with asyncio.timeout(self._config.save_seconds):
+                return await self._try_until_saved(archive)
+        except TimeoutError:
+            return _failed(archive, f"it took longer than {self._config.save_seconds:g} s")
+        except AgentsvcError as exc:
+            log.warning(
+                "workspace could not be saved",
+                extra={"archive_id": archive.id, "reason": f"{exc.message} {exc.detail}".strip()},
+            )
+            return _failed(archive, exc.message)
+        except OSError:
+            log.exception("archive cannot be written", extra={"archive_id": archive.id})
+            return _failed(archive, "the server cannot write it")
+
+    async def _end(self, saved: Archive) -> None:
+        if saved.state is not ArchiveState.READY:
+            await asyncio.to_thread(self._file(saved.id).unlink, missing_ok=True)
+        await self._let_rest(saved)
+
+        async def body(tx: Transaction) -> None:
+            await self._table.update(tx, saved)
+            if saved.releases:
+                await self._sandboxes.release(tx, saved.sandbox_id)
+
+        await self._db.write(body)
+        log.info("archive saved", extra={"archive_id": saved.id, "state": str(saved.state)})
+
+    async def _let_rest(self, archive: Archive) -> None:
+        """Let a sandbox that was woken to be saved rest again."""
+        noted = await self._table.find(archive.id)
+        if noted is None or archive.releases or noted.rest is Rest.NONE:
+            return
+        if noted.rest is Rest.CULLED:
+            await self._sandboxes.cull(archive.sandbox_id, Target.PAUSED, unused_since=now())
+            return
+        sandbox = await self._sandboxes.find_any(archive.sandbox_id)
+        # What becomes of the sandbox changes nothing about the archive any more.
+        with contextlib.suppress(AgentsvcError):
+            if sandbox is not None and noted.rest is Rest.STOPPED:
+                await self._sandboxes.stop(sandbox.user_id, sandbox.id)
+            elif sandbox is not None:
+                await self._sandboxes.pause(sandbox.user_id, sandbox.id)
+
+    async def _try_until_saved(self, archive: Archive) -> Archive:
+        pause = _FIRST_RETRY_SECONDS
+        while True:
+            try:
+                return await self._save_once(archive)
+            except AgentsvcError as exc:
+                if not exc.retryable:
+                    raise
+                log.info(
+                    "workspace cannot be saved now",
+                    extra={"archive_id": archive.id, "reason": str(exc)},
+                )
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LAST_RETRY_SECONDS)
+
+    async def _save_once(self, archive: Archive) -> Archive:
+        sandbox = await self._running(archive)
+        agent = self._agents.at(sandbox.agent_url or "", sandbox.session_key)
+        with self._sandboxes.usage.hold(sandbox.id):
+            contents = await self._fetch(archive, agent)
+        size = (await asyncio.to_thread(self._file(archive.id).stat)).st_size
+        return msgspec.structs.replace(
+            archive,
+            state=ArchiveState.READY,
+            size_bytes=size,
+            unpacked_bytes=contents.unpacked_bytes,
+            files=contents.files,
+            skipped=contents.skipped,
+        )
+
+    async def _running(self, archive: Archive) -> Sandbox:
+        """Return the sandbox once it runs; if it rests, that is noted, and it is woken."""
+        found = await self._sandboxes.find_any(archive.sandbox_id)
+        if found is not None and found.target.is_rest:
+            rest = Rest.STOPPED if found.target is Target.STOPPED else Rest.PAUSED
+            rest = Rest.CULLED if await self._sandboxes.is_culled(found) else rest
+            await self._db.write(lambda tx: self._table.set_rest(tx, archive.id, rest))
+            await self._sandboxes.resume(found.user_id, found.id, when_full=WhenFull.QUEUE)
+        seen = await self._sandboxes.wait_for(
+            archive.sandbox_id,
+            lambda one: one is None or one.status not in _UNDER_WAY,
+            time_limit=self._config.save_seconds,
+        )
+        if seen is None or seen.status is SandboxStatus.MISSING:
+            raise Gone("the sandbox does not exist any more")
+        if seen.agent_url is None:
+            raise SandboxNotUsable(f"the sandbox does not run: {seen.reason or seen.status}")
+        return seen
+
+    async def _fetch(self, archive: Archive, agent: AgentServer) -> Contents:
+        hidden = _hidden(archive.id)
+        file = f"{await agent.home()}/{hidden}.tar.gz"
+        limit = self._config.save_seconds
+        command = _PACK.format(
+            hidden=shlex.quote(f"{hidden}*"),
+            directory=shlex.quote(archive.working_dir),
+            file=shlex.quote(file),
+        )
+        part = self._path(archive.id, ".part")
+        try:
+            result = await agent.run_command(command, time_limit=limit)
+            # 1 is that a file changed while it was read.
+            if result.exit_code not in (0, 1):
+                text = f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:]
+                raise ArchiveRefused(f"tar failed in the sandbox: {text}")
+            await self._receive(agent, file, part)
+            async with self._packing:
+                return await _to_end(partial(self._repack, archive.id, part))
+        finally:
+            await asyncio.to_thread(part.unlink, missing_ok=True)
+            with contextlib.suppress(AgentsvcError):
+                await agent.run_command(f"rm -f {shlex.quote(file)}", time_limit=limit)
+
+    async def _receive(self, agent: AgentServer, file: str, part: Path) -> None:
+        await asyncio.to_thread(self._directory.mkdir, mode=0o700, exist_ok=True)
+        await asyncio.to_thread(_create, part)
+        size = 0
+
+        async def write(data: bytes) -> None:
+            nonlocal size
+            size += len(data)
+            if size > self._config.max_bytes:
+                raise ArchiveRefused(
+                    f"The workspace is larger than archives may be: {self._config.max_bytes} bytes"
+                )
+            try:
+                await _to_end(partial(_append, part, data))
+            except OSError as exc:
+                raise CapacityExceeded("The server has no room for the archive") from exc
+
+        try:
+            await agent.receive(file, write, time_limit=self._config.save_seconds)
+        except NotFound as exc:
+            raise ArchiveRefused("What `tar` wrote in the sandbox is not there any more") from exc
+
+    def _repack(self, archive_id: str, part: Path) -> Contents:
+        bounds = Bounds(
+            unpacked_bytes=self._config.max_unpacked_bytes, files=self._config.max_files
+        )
+        draft = self._path(archive_id, ".draft")
+        _create(draft)
+        try:
+            contents = repack(part, draft, bounds)
+            draft.replace(self._file(archive_id))
+        finally:
+            draft.unlink(missing_ok=True)
+        return contents
+
+    async def _remove(self, archive_id: str) -> None:
+        await asyncio.to_thread(self._file(archive_id).unlink, missing_ok=True)
+        await self._db.write(lambda tx: self._table.delete(tx, archive_id))
+
+    def _sweep_files(self, known: set[str]) -> None:
+        if not self._directory.exists():
+            return
+        for file in self._directory.iterdir():
+            if file.name.partition(".")[0] not in known or file.suffix in (".part", ".draft"):
+                file.unlink(missing_ok=True)
+
+    def _file(self, archive_id: str) -> Path:
+        return self._path(archive_id, ".tar.zst")
+
+    def _path(self, archive_id: str, suffix: str) -> Path:
+        # A restored database may have ids that were made to lead elsewhere.
+        return self._directory / f"{Path(archive_id).name}{suffix}"
+
+
+_UNDER_WAY: Final = (SandboxStatus.STARTING, SandboxStatus.PAUSED)
+
+
+def new_archive(
+    *,
+    user_id: str,
+    conversation_id: str,
+    title: str,
+    sandbox_id: str,
+    working_dir: str,
+    directory: str,
+    releases: bool,
+) -> Archive:
+    """Return the record of a workspace that is to be saved."""
+    return Archive(
+        id=new_id(),
+        user_id=user_id,
+        conversation_id=conversation_id,
+        title=title,
+        sandbox_id=sandbox_id,
+        working_dir=working_dir,
+        directory=directory,
+        state=ArchiveState.SAVING,
+        reason="",
+        releases=releases,
+        size_bytes=0,
+        unpacked_bytes=0,
+        files=0,
+        skipped=0,
+        created_at=now(),
+    )
+
+
+def _failed(archive: Archive, reason: str) -> Archive:
+    return msgspec.structs.replace(archive, state=ArchiveState.FAILED, reason=reason)
+
+
+def _task_name(archive_id: str) -> str:
+    return f"archive {archive_id}"
+
+
+def _hidden(archive_id: str) -> str:
+    return f".agentsvc-archive-{archive_id}"
+
+
+async def _parts(source: Path) -> AsyncIterator[bytes]:
+    parts = read_parts(source)
+    while (part := await asyncio.to_thread(next, parts, None)) is not None:
+        yield part
+
+
+async def _to_end[T](work: Callable[[], T]) -> T:
+    """Do something in a thread and wait for its end, also when there is no more time for it."""
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        future.exception()
+        raise
+
+
+def _create(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    file.touch(mode=0o600)
+
+
+def _append(file: Path, data: bytes) -> None:
+    with file.open("ab") as out:
+        out.write(data)

@@ -1,0 +1,223 @@
+"""Makes a safe archive of what a sandbox sends, and reads it again. Blocks; call it in a thread.
+
+What comes out of a sandbox is hostile until it is shown to be none: nothing in the result leads
+out of the directory it is unpacked in, nothing is a device or has special rights, and all sizes
+are bounded. It is written anew, member by member, so that nothing unknown gets through.
+"""
+
+import hashlib
+import io
+import posixpath
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final, cast
+
+import msgspec
+from backports import zstd
+
+from agentsvc.base.errors import ArchiveRefused
+from agentsvc.storage.tar_reader import (
+    BLOCK,
+    BadTar,
+    Gunzip,
+    Kind,
+    Member,
+    Readable,
+    TarStream,
+    safe_name,
+    stays_inside,
+)
+
+_BROKEN: Final = (BadTar, zstd.ZstdError, EOFError)
+_PART_BYTES: Final = 256 * 1024
+_LEVEL: Final = 3
+_TIME_MAX: Final = 2**33
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How large an archive may become when it is unpacked; holes in files count for nothing."""
+
+    unpacked_bytes: int
+    files: int
+
+
+class Contents(msgspec.Struct, kw_only=True):
+    """What an archive has, and how much was left out."""
+
+    unpacked_bytes: int = 0
+    files: int = 0
+    skipped: int = 0
+
+
+class _Bounded:
+    """A stream that ends with an error where it has more than it may."""
+
+    def __init__(self, source: Readable, bounds: Bounds) -> None:
+        self._source = source
+        # Headers and padding come on top of what is in the files.
+        self._left = bounds.unpacked_bytes + bounds.files * 4096 + 2**20
+
+    def read(self, size: int = -1) -> bytes:
+        """Read at most so many bytes."""
+        data = self._source.read(min(size if size >= 0 else _PART_BYTES, _PART_BYTES))
+        self._left -= len(data)
+        if self._left < 0:
+            raise ArchiveRefused("The workspace is larger than archives may be")
+        return data
+
+
+class _Joined:
+    """Some bytes, and behind them the content of the current member."""
+
+    def __init__(self, head: bytes, rest: TarStream) -> None:
+        self._head = io.BytesIO(head)
+        self._rest = rest
+
+    def read(self, size: int) -> bytes:
+        """Read as many bytes, where there are any."""
+        data = self._head.read(size)
+        return data + self._rest.read(size - len(data)) if len(data) < size else data
+
+
+def repack(source: Path, target: Path, bounds: Bounds) -> Contents:
+    """Write what is safe of a tar file with gzip into a new tar file with zstd.
+
+    Raises ArchiveRefused for one that is broken or too large; then the target is worth nothing.
+    """
+    contents = Contents()
+    try:
+        with (
+            source.open("rb") as opened,
+            zstd.open(target, "wb", level=_LEVEL) as packed,
+            tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as new,
+        ):
+            old = TarStream(_Bounded(Gunzip(opened), bounds))
+            for member, info in _safe_members(old, contents):
+                _check_bounds(contents, bounds)
+                _add(new, old, member, info)
+    except _BROKEN as exc:
+        raise ArchiveRefused(
+            "What the sandbox sent is no whole archive", detail=f"{type(exc).__name__}: {exc}"
+        ) from exc
+    return contents
+
+
+def check(file: Path, bounds: Bounds) -> None:
+    """Raise ArchiveRefused for a file that `repack` cannot have written within these bounds."""
+    contents = Contents()
+    try:
+        with zstd.open(file, "rb") as unpacked:
+            for _ in _safe_members(TarStream(_Bounded(unpacked, bounds)), contents):
+                _check_bounds(contents, bounds)
+    except _BROKEN as exc:
+        raise ArchiveRefused("This is no whole archive", detail=str(exc)) from exc
+    if contents.skipped:
+        raise ArchiveRefused("This archive has what none of this server has")
+
+
+def read_parts(file: Path) -> Iterator[bytes]:
+    """Yield an archive as a tar file without compression, in parts."""
+    with zstd.open(file, "rb") as unpacked:
+        while part := unpacked.read(_PART_BYTES):
+            yield part
+
+
+def _safe_members(tar: TarStream, contents: Contents) -> Iterator[tuple[Member, tarfile.TarInfo]]:
+    """Yield what is safe of an archive, each with a header of our own, and count what there is."""
+    seen: dict[bytes, Kind] = {}
+    for member in tar:
+        name = safe_name(member.name)
+        if name == ".":
+            continue
+        info = None
+        if name is not None and _is_new(name, seen):
+            info = _safe_info(member, name, seen)
+        if info is None:
+            contents.skipped += 1
+            continue
+        seen[_digest(info.name)] = member.kind
+        contents.files += 1
+        contents.unpacked_bytes += member.stored
+        yield member, info
+
+
+def _check_bounds(contents: Contents, bounds: Bounds) -> None:
+    if contents.files > bounds.files or contents.unpacked_bytes > bounds.unpacked_bytes:
+        raise ArchiveRefused(
+            f"The workspace is larger than archives may be: {bounds.files} files and"
+            f" {bounds.unpacked_bytes} bytes"
+        )
+
+
+def _add(new: tarfile.TarFile, old: TarStream, member: Member, info: tarfile.TarInfo) -> None:
+    if member.kind is not Kind.FILE:
+        new.addfile(info)
+        return
+    head = b""
+    if member.segments is not None:
+        head = _sparse_head(member, info)
+    info.size = len(head) + member.stored
+    # To read is all that is done with it.
+    new.addfile(info, cast("IO[bytes]", _Joined(head, old)))
+
+
+def _sparse_head(member: Member, info: tarfile.TarInfo) -> bytes:
+    """Make a header one of a sparse file, version 1.0, and return the map before its content."""
+    numbers = member.segments or ()
+    lines = [len(numbers) // 2, *numbers]
+    table = b"".join(b"%d\n" % number for number in lines)
+    info.pax_headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": info.name,
+        "GNU.sparse.realsize": str(member.size),
+    }
+    info.name = posixpath.join(
+        posixpath.dirname(info.name), "GNUSparseFile.0", posixpath.basename(info.name)
+    )
+    return table + bytes(-len(table) % BLOCK)
+
+
+def _safe_info(member: Member, name: str, seen: dict[bytes, Kind]) -> tarfile.TarInfo | None:
+    """Return a header of our own for a member, or None for what is left out."""
+    info = tarfile.TarInfo(name)
+    info.mtime = min(member.mtime, _TIME_MAX)
+    info.mode = (member.mode & 0o777) | 0o600
+    match member.kind:
+        case Kind.DIRECTORY:
+            info.type, info.mode = tarfile.DIRTYPE, info.mode | 0o700
+        case Kind.FILE:
+            pass
+        case Kind.SYMLINK if stays_inside(name, member.target):
+            info.type, info.linkname = tarfile.SYMTYPE, member.target
+        case Kind.HARDLINK:
+            target = safe_name(member.target)
+            if target is None or seen.get(_digest(target)) is not Kind.FILE:
+                return None
+            info.type, info.linkname = tarfile.LNKTYPE, target
+        case _:
+            return None
+    return info
+
+
+def _is_new(name: str, seen: dict[bytes, Kind]) -> bool:
+    """Whether nothing has a path yet, and whatever it is in is a directory."""
+    *parents, own = _digests(name)
+    return own not in seen and all(
+        seen.get(parent, Kind.DIRECTORY) is Kind.DIRECTORY for parent in parents
+    )
+
+
+def _digest(name: str) -> bytes:
+    """Return what stands for a path, which may be long, and there may be many."""
+    return _digests(name)[-1]
+
+
+def _digests(name: str) -> list[bytes]:
+    """Return what stands for each directory on the way to a path, and for the path."""
+    found, whole = [], hashlib.blake2b(digest_size=16)
+    for step in name.encode("utf-8", "surrogateescape").split(b"/"):
+        whole.update(step + b"/")
+        found.append(whole.digest())
+    return found

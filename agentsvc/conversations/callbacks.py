@@ -1,0 +1,156 @@
+"""What sandboxes call back: events, conversations and the secrets they may have."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from agentsvc.accounts import quotas
+from agentsvc.agentserver.responses import decode_conversation
+from agentsvc.base.errors import BadRequest, NotAuthenticated, NotFound, QuotaExceeded
+from agentsvc.base.values import Secret, parse_uuid
+from agentsvc.conversations.deletion import Remover
+from agentsvc.conversations.event_ingestor import Recorder
+from agentsvc.conversations.model import Facts
+from agentsvc.conversations.records import new_conversation, shown
+from agentsvc.conversations.secret_lookup import Passes, ProviderPass
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.domain.orders import ExecutionStatus, Provider, StartOrder
+from agentsvc.domain.repositories import token_variable
+from agentsvc.sandboxes import Sandbox, Sandboxes
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.settings.store import Settings
+from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage.vault import Vault
+
+_FULL_SECONDS: Final = 3600
+
+
+class Reports:
+    """Takes in what agent servers report, and answers what they ask for."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        vault: Vault,
+        sandboxes: Sandboxes,
+        secrets: SecretStore,
+        table: ConversationTable,
+        recorder: Recorder,
+        remover: Remover,
+        most_adopted: int = 0,
+    ) -> None:
+        self._db = db
+        self._passes = Passes(vault)
+        self._sandboxes = sandboxes
+        self._secrets = secrets
+        self._table = table
+        self._recorder = recorder
+        self._remover = remover
+        self._most_adopted = most_adopted
+
+    async def receive_events(
+        self, sandbox: Sandbox, conversation_id: str, raw: Sequence[bytes]
+    ) -> None:
+        """Store events that a sandbox reports of one of its conversations.
+
+        What it has to say of one that was deleted is dropped, and it is told so. Raises NotFound
+        for a conversation that is not this sandbox's.
+        """
+        try:
+            await self._recorder.record(conversation_id, raw, sandbox_id=sandbox.id)
+        except NotFound:
+            if not await self._is_removed(sandbox, conversation_id):
+                raise NotFound(f"Conversation {shown(conversation_id)} not found") from None
+
+    async def receive_conversation(self, sandbox: Sandbox, info: bytes) -> None:
+        """Keep what a sandbox reports of a conversation; adopt one the server did not start.
+
+        Raises QuotaExceeded where its user, or the sandbox, may have no more of these.
+        """
+        told = decode_conversation(info)
+        conversation_id = parse_uuid(told.id)
+        if conversation_id is None:
+            raise BadRequest("The conversation has no valid id")
+        if told.execution_status == ExecutionStatus.DELETING:
+            return
+        if await self._is_removed(sandbox, conversation_id):
+            return
+        if await self._table.find(conversation_id) is None:
+            await self._adopt(sandbox, conversation_id, told.workspace.working_dir)
+        await self._require_own(sandbox, conversation_id)
+        await self._recorder.receive_info(conversation_id, told)
+
+    async def sandbox_secrets(self, sandbox: Sandbox) -> dict[str, tuple[str | None, Secret]]:
+        """Return the secrets a sandbox may ask for: by name, the description and the value.
+
+        A provider's token is known as `github_token` and by its variable `GITHUB_TOKEN`.
+        """
+        found: dict[str, tuple[str | None, Secret]] = {}
+        for name, token in (await self._secrets.provider_tokens(sandbox.user_id)).items():
+            variable = token_variable(Provider(name))
+            for known_as in (variable.lower(), variable):
+                found[known_as] = (f"{name} token", token.token)
+        for name, secret in (await self._secrets.custom_secrets(sandbox.user_id)).items():
+            found[name] = (secret.description, secret.value)
+        return found
+
+    async def identify_pass(self, text: str) -> ProviderPass:
+        """Return the pass a sandbox shows, while it runs; raises NotAuthenticated."""
+        granted = self._passes.read(text)
+        sandbox = await self._sandboxes.find_any(granted.sandbox_id)
+        if sandbox is None or not sandbox.may_call:
+            raise NotAuthenticated(detail="the sandbox of the pass does not run")
+        return granted
+
+    async def provider_token(self, granted: ProviderPass) -> Secret:
+        """Return the token a pass is for, as its user has it now; raises NotFound."""
+        sandbox = await self._sandboxes.find_any(granted.sandbox_id)
+        user_id = sandbox.user_id if sandbox else ""
+        found = await self._secrets.find_provider_token(user_id, granted.provider)
+        if found is None:
+            raise NotFound("No such provider")
+        return found.token
+
+    # Inside
+
+    async def _require_own(self, sandbox: Sandbox, conversation_id: str) -> None:
+        conversation = await self._table.find(conversation_id)
+        if conversation is None or conversation.sandbox_id != sandbox.id:
+            raise NotFound(f"Conversation {shown(conversation_id)} not found")
+
+    async def _adopt(self, sandbox: Sandbox, conversation_id: str, working_dir: str) -> None:
+        order = StartOrder(conversation_id=conversation_id, sandbox_id=sandbox.id)
+        conversation = msgspec.structs.replace(
+            new_conversation(sandbox.user_id, conversation_id, order, Settings(), None),
+            sandbox_id=sandbox.id,
+            working_dir=working_dir,
+            is_ready=True,
+            facts=Facts(is_adopted=True),
+        )
+
+        async def body(tx: Transaction) -> None:
+            is_removed = await self._remover.is_removed(conversation_id, sandbox.id, tx)
+            if not is_removed and await self._table.find(conversation_id, tx) is None:
+                await self._check_adopted(tx, sandbox)
+                await quotas.note_start(tx, sandbox.user_id)
+                await self._table.insert(tx, conversation)
+
+        await self._db.write(body)
+
+    async def _check_adopted(self, tx: Transaction, sandbox: Sandbox) -> None:
+        _, adopted = await self._table.used_by(tx, sandbox.id)
+        if self._most_adopted and adopted >= self._most_adopted:
+            raise QuotaExceeded(
+                f"{adopted} conversations of this sandbox are kept that the server has not started",
+                retry_after_seconds=_FULL_SECONDS,
+            )
+
+    async def _is_removed(self, sandbox: Sandbox, conversation_id: str) -> bool:
+        if await self._table.find(conversation_id) is not None:
+            return False
+        if not await self._remover.is_removed(conversation_id, sandbox.id):
+            return False
+        await self._remover.tell_again(conversation_id)
+        return True

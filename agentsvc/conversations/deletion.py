@@ -1,0 +1,215 @@
+"""Deleting conversations: the records at once, what is left in sandboxes in the background.
+
+A sandbox that nobody lives in any more goes as a whole. Where others live, the agent server is
+told to forget the conversation, until that works.
+"""
+
+import contextlib
+import logging
+import posixpath
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.base.errors import AgentsvcError, NotFound
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import now, stored_or_none
+from agentsvc.conversations.archives import Archive, Archives, new_archive
+from agentsvc.conversations.model import Conversation, StartTask
+from agentsvc.conversations.starting.task_table import StartTaskTable
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
+from agentsvc.storage.database import Database, Queryable, Transaction
+
+log = logging.getLogger(__name__)
+
+_UNTOLD: Final = """SELECT r.id, r.sandbox_id FROM removed_conversations AS r
+    JOIN sandboxes AS b ON b.id = r.sandbox_id
+    WHERE r.told_at IS NULL AND b.phase = 'running'"""
+
+
+_WITH_FILES: Final = (SandboxStatus.STARTING, SandboxStatus.RUNNING, SandboxStatus.PAUSED)
+
+
+def archive_of(conversation: Conversation, sandbox_id: str, *, releases: bool) -> Archive:
+    """Return the record of a workspace that is to be saved."""
+    has_repository = conversation.selected_repository is not None
+    return new_archive(
+        user_id=conversation.user_id,
+        conversation_id=conversation.id,
+        title=conversation.title or "",
+        sandbox_id=sandbox_id,
+        working_dir=conversation.working_dir,
+        directory=posixpath.basename(conversation.working_dir) if has_repository else "",
+        releases=releases,
+    )
+
+
+class RemovedTable:
+    """Which conversations were deleted out of sandboxes that are still there."""
+
+    async def insert(self, tx: Transaction, conversation_id: str, sandbox_id: str) -> None:
+        """Note that a conversation was deleted and its agent server is to be told."""
+        await tx.run(
+            "INSERT OR REPLACE INTO removed_conversations (id, sandbox_id)"
+            " VALUES (:id, :sandbox_id)",
+            {"id": conversation_id, "sandbox_id": sandbox_id},
+        )
+
+    async def set_told(
+        self, tx: Transaction, conversation_id: str, told_at: datetime | None
+    ) -> None:
+        """Store when the agent server was told, or that it has to be told again."""
+        await tx.run(
+            "UPDATE removed_conversations SET told_at = :told_at WHERE id = :id",
+            {"id": conversation_id, "told_at": stored_or_none(told_at)},
+        )
+
+    async def find_sandbox(self, reader: Queryable, conversation_id: str) -> str | None:
+        """Return the sandbox a deleted conversation was in, or None."""
+        row = await reader.one(
+            "SELECT sandbox_id FROM removed_conversations WHERE id = :id",
+            {"id": conversation_id},
+        )
+        return row["sandbox_id"] if row else None
+
+    async def all_untold(self, reader: Queryable) -> list[str]:
+        """Return the deleted conversations whose agent servers run and are to be told."""
+        return [row["id"] for row in await reader.all(_UNTOLD)]
+
+
+class Remover:
+    """Deletes conversations, and sees to it that their agents end too."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        table: ConversationTable,
+        tasks: StartTaskTable,
+        sandboxes: Sandboxes,
+        agents: AgentClient,
+        archives: Archives,
+        supervisor: Supervisor,
+    ) -> None:
+        self._db = db
+        self._table = table
+        self._tasks = tasks
+        self._removed = RemovedTable()
+        self._sandboxes = sandboxes
+        self._agents = agents
+        self._archives = archives
+        self._supervisor = supervisor
+
+    async def remove(self, conversation_id: str) -> list[str]:
+        """Delete a conversation and its descendants; return the ids of their start tasks.
+
+        In the same transaction the sandboxes that are empty then are given up.
+        """
+
+        async def body(tx: Transaction) -> list[str]:
+            family = await self._table.family(tx, conversation_id)
+            ids = [member.id for member in family]
+            tasks = await self._tasks.ids_of_conversations(tx, ids)
+            await self._table.delete(tx, family)
+            await self._leave_sandboxes(tx, family)
+            return tasks
+
+        return await self._db.write(body)
+
+    async def give_back(self, tx: Transaction, task: StartTask) -> None:
+        """Give up the sandbox that was reserved for a start which failed before it used it."""
+        order = task.request
+        if task.sandbox_id is None or order.sandbox_id or order.parent_conversation_id:
+            return
+        if len(await self._table.of_sandbox(task.sandbox_id, tx)) == 1:
+            await self._sandboxes.release(tx, task.sandbox_id)
+
+    async def is_removed(
+        self, conversation_id: str, sandbox_id: str, reader: Queryable | None = None
+    ) -> bool:
+        """Whether a conversation that nobody knows was deleted out of this sandbox."""
+        found = await self._removed.find_sandbox(reader or self._db, conversation_id)
+        return found == sandbox_id
+
+    async def tell_again(self, conversation_id: str) -> None:
+        """Tell the agent server of a deleted conversation, which it may have started since."""
+        await self._db.write(lambda tx: self._removed.set_told(tx, conversation_id, None))
+        self._tell_soon(conversation_id)
+
+    async def tell_all(self) -> None:
+        """Tell the agent servers that could not be told so far."""
+        for conversation_id in await self._removed.all_untold(self._db):
+            self._tell_soon(conversation_id)
+
+    async def remove_failed(self, keep: timedelta) -> None:
+        """Delete the sandboxes that were made for starts which failed as long ago as this."""
+        for conversation in await self._table.failed_before(now() - keep):
+            task = await self._tasks.find_of_conversation(conversation.id)
+            order = task.request if task else None
+            if order is None or order.sandbox_id or order.parent_conversation_id:
+                # The sandbox was there before the start and is not the start's to remove.
+                continue
+            await self._give_up_alone(conversation)
+
+    async def _give_up_alone(self, conversation: Conversation) -> None:
+        sandbox_id = conversation.sandbox_id or ""
+
+        async def body(tx: Transaction) -> None:
+            if len(await self._table.of_sandbox(sandbox_id, tx)) == 1:
+                log.info("removing the sandbox of a failed start", extra={"sandbox_id": sandbox_id})
+                await self._sandboxes.release(tx, sandbox_id)
+
+        await self._db.write(body)
+
+    async def _leave_sandboxes(self, tx: Transaction, family: Collection[Conversation]) -> None:
+        for member in family:
+            if member.sandbox_id is None:
+                continue
+            if not await self._table.of_sandbox(member.sandbox_id, tx):
+                await self._give_up(tx, member, member.sandbox_id)
+            elif await self._sandboxes.find_any(member.sandbox_id, tx) is not None:
+                await self._removed.insert(tx, member.id, member.sandbox_id)
+                tx.after_commit(partial(self._tell_soon, member.id))
+
+    async def _give_up(self, tx: Transaction, last: Conversation, sandbox_id: str) -> None:
+        """Let a sandbox go with its last conversation, once the workspace is saved if it is to be."""
+        sandbox = await self._sandboxes.find_any(sandbox_id, tx)
+        if self._archives.saves_deleted and last.is_ready and _has_files(sandbox):
+            await self._archives.insert(tx, archive_of(last, sandbox_id, releases=True))
+        else:
+            await self._sandboxes.release(tx, sandbox_id)
+
+    def _tell_soon(self, conversation_id: str) -> None:
+        self._supervisor.spawn(f"forget {conversation_id}", lambda: self._tell(conversation_id))
+
+    async def _tell(self, conversation_id: str) -> None:
+        sandbox_id = await self._removed.find_sandbox(self._db, conversation_id)
+        sandbox = await self._sandboxes.find_any(sandbox_id) if sandbox_id else None
+        if sandbox is None or sandbox.agent_url is None:
+            return
+        if await self._table.find(conversation_id) is not None:
+            # Started anew under the same id; the agent's is not the deleted one any more.
+            return
+        agent = self._agents.at(sandbox.agent_url, sandbox.session_key)
+        try:
+            # Deleting waits for the end of a step, and interrupting ends it.
+            with contextlib.suppress(NotFound):
+                await agent.interrupt(conversation_id)
+            await agent.delete_conversation(conversation_id)
+        except AgentsvcError as exc:
+            log.info(
+                "agent server cannot be told of a deleted conversation now",
+                extra={"conversation_id": conversation_id, "reason": str(exc)},
+            )
+            return
+        await self._db.write(lambda tx: self._removed.set_told(tx, conversation_id, now()))
+
+
+def _has_files(sandbox: Sandbox | None) -> bool:
+    """Whether there are files that are not going anyway."""
+    if sandbox is None or sandbox.target is Target.DELETED:
+        return False
+    return sandbox.status in _WITH_FILES

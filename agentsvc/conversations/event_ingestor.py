@@ -1,0 +1,460 @@
+"""What sandboxes report: events stored once, and what follows from them.
+
+Events come by webhook, or are fetched after a gap; both roads end in `record`. Title, metrics,
+status and cost of a conversation are kept from them, in the same transaction.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from datetime import UTC
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.accounts import quotas
+from agentsvc.agentserver.client import AgentClient, AgentServer
+from agentsvc.agentserver.responses import ConversationInfo
+from agentsvc.base.bus import Announcements
+from agentsvc.base.errors import AgentsvcError, NotFound, QuotaExceeded
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import dashed, monotonic, new_id, now
+from agentsvc.config.conversations import ConversationsConfig
+from agentsvc.conversations import facts
+from agentsvc.conversations.agent_liveness import Silence
+from agentsvc.conversations.event_log import (
+    REFUSAL_KEY,
+    WISH_KEY,
+    EventHead,
+    EventLog,
+    StoredEvent,
+    read_head,
+)
+from agentsvc.conversations.model import Conversation, Facts, TitleSource
+from agentsvc.conversations.model_usage import find_usage
+from agentsvc.conversations.state_masking import mask_state
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.domain.orders import ExecutionStatus
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.storage.database import Database, Transaction
+
+log = logging.getLogger(__name__)
+
+TOOL_SERVER_FAILED: Final = "ToolServerFailed"
+BUDGET_CODE: Final = "MaxBudgetReached"
+QUOTA_CODE: Final = "QuotaReached"
+
+_SETTLE_SECONDS: Final = 1.0
+_AT_ONCE: Final = 8
+_FULL_SECONDS: Final = 3600
+"""When a sandbox that has reported too much may come again: something has to be deleted first."""
+_PATIENCE_SECONDS: Final = 0.5
+"""How long, after a start, a sync keeps waiting the one that comes after it."""
+_RUN_IS_OVER = frozenset(
+    {ExecutionStatus.FINISHED, ExecutionStatus.ERROR, ExecutionStatus.STUCK, ExecutionStatus.PAUSED}
+)
+
+
+class Recorder:
+    """Stores what sandboxes report and acts on it."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        events: EventLog,
+        sandboxes: Sandboxes,
+        agents: AgentClient,
+        supervisor: Supervisor,
+        config: ConversationsConfig,
+        announcements: Announcements,
+        most_event_bytes: int = 0,
+    ) -> None:
+        self._db = db
+        self._table = ConversationTable(db, announcements)
+        self._events = events
+        self._sandboxes = sandboxes
+        self._agents = agents
+        self._supervisor = supervisor
+        self._config = config
+        self._most_event_bytes = most_event_bytes
+        self._stale: set[str] = set()
+        self._failing: set[str] = set()
+        self._syncing: set[str] = set()
+        self.silence = Silence(config.silent_seconds)
+
+    async def record(
+        self, conversation_id: str, raw: Sequence[bytes], *, sandbox_id: str | None = None
+    ) -> list[StoredEvent]:
+        """Store events that are new and keep what they say; return the new ones.
+
+        What is secret in a state that they tell is masked before. With a `sandbox_id` the
+        conversation has to live there; raises NotFound. Raises QuotaExceeded where a sandbox has
+        reported as much as is stored of one.
+        """
+        news: list[StoredEvent] = []
+        raw = [mask_state(event) for event in raw]
+
+        async def body(tx: Transaction) -> None:
+            before = await self._table.find(conversation_id, tx)
+            if sandbox_id is not None and (before is None or before.sandbox_id != sandbox_id):
+                raise NotFound("No such conversation in this sandbox")
+            if before is None:
+                return
+            news.extend(await self._events.append(tx, conversation_id, raw))
+            if not news:
+                return
+            counted = _with_bytes(before, news)
+            if sandbox_id is not None:
+                await self._check_bytes(
+                    tx, sandbox_id, counted.facts.event_bytes - before.facts.event_bytes
+                )
+            after = facts.learn(counted, _heads(news))
+            overspent = await _note_spend(tx, before, after)
+            if facts.is_over_budget(after):
+                after = facts.mark_budget_stop(after)
+                await self._events.append(tx, conversation_id, [_budget_event(after)])
+            elif overspent:
+                after = facts.mark_budget_stop(after)
+                stopped = error_event(QUOTA_CODE, f"The run was interrupted: {overspent}.")
+                await self._events.append(tx, conversation_id, [stopped])
+            await self._table.update(tx, msgspec.structs.replace(after, updated_at=now()))
+            tx.after_commit(lambda: self._follow_up(before, after, news))
+
+        await self._db.write_apart(body)
+        return news
+
+    async def _check_bytes(self, tx: Transaction, sandbox_id: str, more: int) -> None:
+        """Raise QuotaExceeded where so many more bytes of events are too many of a sandbox."""
+        most = self._most_event_bytes
+        if most and (await self._table.used_by(tx, sandbox_id))[0] + more > most:
+            raise QuotaExceeded(
+                f"No more than {most} bytes of events are stored of one sandbox",
+                retry_after_seconds=_FULL_SECONDS,
+            )
+
+    async def announce_failure(
+        self, tx: Transaction, conversation_id: str, code: str, detail: str
+    ) -> None:
+        """Store an event that tells, in the conversation itself, what does not work."""
+        await self._events.append(tx, conversation_id, [error_event(code, detail)])
+
+    async def receive_info(
+        self, conversation_id: str, info: ConversationInfo, *, asked_at: Facts | None = None
+    ) -> None:
+        """Keep what an agent server says about a conversation, the title included.
+
+        Status and costs count only if no event has told newer ones since the server was asked;
+        what comes unasked may be old, and only fills what is not known at all.
+        """
+
+        async def body(tx: Transaction) -> None:
+            before = await self._table.find(conversation_id, tx)
+            if before is None or info.execution_status == ExecutionStatus.DELETING:
+                return
+            after = _with_info(before, info, asked_at or Facts())
+            if asked_at is not None and asked_at.run_asked_at == before.facts.run_asked_at:
+                # The agent server has said what came of that.
+                known = msgspec.structs.replace(after.facts, run_asked_at="")
+                after = msgspec.structs.replace(after, facts=known)
+            await _note_spend(tx, before, after)
+            if after != before:
+                await self._table.update(tx, msgspec.structs.replace(after, updated_at=now()))
+
+        await self._db.write(body)
+
+    async def sync(self, conversation_id: str) -> None:
+        """Fetch what was not delivered and the state as it is now.
+
+        Nothing happens unless the sandbox runs. Raises AgentUnavailable if it does not answer.
+        """
+        # What comes in from here on may be missed, and makes it stale again.
+        self._stale.discard(conversation_id)
+        conversation = await self._table.find(conversation_id)
+        agent = await self._agent_of(conversation.sandbox_id) if conversation else None
+        if conversation is None or agent is None:
+            return
+        await self._fetch_events(agent, conversation)
+        # Read between the events and the question, so that the answer is newer than both.
+        conversation = await self._table.find(conversation_id)
+        if conversation is None:
+            return
+        info = await agent.find_conversation(conversation_id)
+        if info is None:
+            log.warning(
+                "agent server does not know the conversation",
+                extra={"conversation_id": conversation_id},
+            )
+            return
+        if info.execution_status != conversation.execution_status:
+            # A state is not told before the events that led to it.
+            await self._fetch_events(agent, conversation)
+        await self.receive_info(conversation_id, info, asked_at=conversation.facts)
+        is_running = info.execution_status == ExecutionStatus.RUNNING
+        if is_running:
+            self._stale.add(conversation_id)
+        if conversation.facts.is_stop_due:
+            # The server may have been killed between the note and the interrupt.
+            await self._stop_for_budget(conversation, agent if is_running else None)
+
+    async def sync_all(self) -> None:
+        """Sync every conversation in a running sandbox, in the background; called once after a start.
+
+        A few at a time, those that were running first: all at once would keep waiting whoever
+        asks the server for anything.
+        """
+        self._supervisor.spawn("syncs after the start", self._sync_active)
+
+    async def _sync_active(self) -> None:
+        left = iter(await self._table.active_ids())
+        await asyncio.gather(*(self._sync_each(left) for _ in range(_AT_ONCE)))
+
+    async def _sync_each(self, conversation_ids: Iterator[str]) -> None:
+        for conversation_id in conversation_ids:
+            self.sync_soon(conversation_id)
+            # An agent server that does not answer holds up nobody else's for long.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await self._supervisor.join(f"sync {conversation_id}")
+
+    async def sync_uncalled(self) -> None:
+        """Sync every conversation in a sandbox that delivers nothing by itself."""
+        for conversation in await self._table.all_uncalled():
+            if not self._supervisor.is_running(f"sync {conversation.id}"):
+                self.sync_soon(conversation.id)
+
+    async def sync_stale(self) -> None:
+        """Sync the conversations that something happened in since their last sync."""
+        for conversation_id in list(self._stale):
+            self.sync_soon(conversation_id)
+
+    async def watch(self) -> None:
+        """Ask the agent servers of runs whether they are there; called every few seconds."""
+        asked = self.silence.all()
+        for conversation_id in self._stale | self._syncing:
+            found = await self._table.find(conversation_id)
+            if found is not None and found.execution_status is ExecutionStatus.RUNNING:
+                asked.add(found.sandbox_id or "")
+        await asyncio.gather(*(self._listen(sandbox_id) for sandbox_id in asked))
+
+    async def _listen(self, sandbox_id: str) -> None:
+        agent = await self._agent_of(sandbox_id)
+        if agent is None:
+            self.silence.forget(sandbox_id)
+        else:
+            asked_at = monotonic()
+            self.silence.note(sandbox_id, is_alive=await agent.is_alive(), asked_at=asked_at)
+
+    def sync_soon(self, conversation_id: str, *, wait_seconds: float = 0.0) -> None:
+        """Sync in the background; one that does not work out is tried again later."""
+        name = f"sync {conversation_id}"
+        if self._supervisor.is_running(name):
+            # It may be past what has just happened.
+            self._stale.add(conversation_id)
+            return
+
+        async def work() -> None:
+            await asyncio.sleep(wait_seconds)
+            self._syncing.add(conversation_id)
+            try:
+                await self.sync(conversation_id)
+            except AgentsvcError as exc:
+                self._put_off(conversation_id, exc)
+            else:
+                self._failing.discard(conversation_id)
+            finally:
+                self._syncing.discard(conversation_id)
+
+        self._supervisor.spawn(name, work)
+
+    def _put_off(self, conversation_id: str, exc: AgentsvcError) -> None:
+        self._stale.add(conversation_id)
+        if conversation_id not in self._failing:
+            self._failing.add(conversation_id)
+            log.info(
+                "conversation cannot be synced now",
+                extra={"conversation_id": conversation_id, "reason": str(exc)},
+            )
+
+    def sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
+        """Sync the conversations of a sandbox that has begun to run."""
+        if after is None or after.status is not before.status:
+            self.silence.forget(before.id)
+        is_up = after is not None and after.status is SandboxStatus.RUNNING
+        if is_up and before.status is not SandboxStatus.RUNNING:
+            self._supervisor.spawn(f"sync sandbox {before.id}", lambda: self._sync_sandbox(before))
+
+    async def _sync_sandbox(self, sandbox: Sandbox) -> None:
+        for conversation in await self._table.of_sandbox(sandbox.id):
+            if conversation.is_ready:
+                self.sync_soon(conversation.id)
+
+    async def _fetch_events(self, agent: AgentServer, conversation: Conversation) -> None:
+        synced_to = conversation.facts.synced_to
+        try:
+            async for page in agent.event_pages(conversation.id, since=synced_to or None):
+                await self.record(conversation.id, page, sandbox_id=conversation.sandbox_id)
+                synced_to = max(synced_to, _read_timestamp(page[-1]))
+        except NotFound:
+            log.warning("no events to fetch", extra={"conversation_id": conversation.id})
+        except QuotaExceeded as exc:
+            log.debug("no more events are kept", extra={"reason": exc.message})
+        await self._store_synced(conversation.id, synced_to)
+
+    async def _store_synced(self, conversation_id: str, synced_to: str) -> None:
+        async def body(tx: Transaction) -> None:
+            found = await self._table.find(conversation_id, tx)
+            if found is not None and synced_to > found.facts.synced_to:
+                known = msgspec.structs.replace(found.facts, synced_to=synced_to)
+                await self._table.update(tx, msgspec.structs.replace(found, facts=known))
+
+        await self._db.write(body)
+
+    def _follow_up(
+        self, before: Conversation, after: Conversation, news: Sequence[StoredEvent]
+    ) -> None:
+        self._sandboxes.usage.note(before.sandbox_id)
+        if before.facts.budget_stop_cost != after.facts.budget_stop_cost:
+            self._interrupt_for_budget(after)
+        if after.execution_status in _RUN_IS_OVER and before.execution_status not in _RUN_IS_OVER:
+            self.sync_soon(after.id, wait_seconds=_SETTLE_SECONDS)
+        else:
+            self._stale.add(after.id)
+        has_message = any(event.kind == "MessageEvent" for event in news)
+        if has_message and after.title_source is TitleSource.DEFAULT:
+            self._supervisor.spawn(f"title {after.id}", lambda: self._fetch_title(after.id))
+
+    async def _fetch_title(self, conversation_id: str) -> None:
+        for _ in range(self._config.title_tries):
+            await asyncio.sleep(self._config.title_wait_seconds)
+            found = await self._table.find(conversation_id)
+            if found is None or found.title_source is not TitleSource.DEFAULT:
+                return
+            agent = await self._agent_of(found.sandbox_id)
+            try:
+                info = await agent.find_conversation(conversation_id) if agent else None
+            except AgentsvcError:
+                continue
+            if info is not None and info.title:
+                await self.receive_info(conversation_id, info)
+                return
+
+    def _interrupt_for_budget(self, conversation: Conversation) -> None:
+        log.warning(
+            "budget reached, interrupting the run",
+            extra={"conversation_id": conversation.id, "budget": conversation.max_budget},
+        )
+
+        async def work() -> None:
+            agent = await self._agent_of(conversation.sandbox_id)
+            if agent is None:
+                return
+            try:
+                await self._stop_for_budget(conversation, agent)
+            except AgentsvcError as exc:
+                self._put_off(conversation.id, exc)
+
+        self._supervisor.spawn(f"budget {conversation.id}", work)
+
+    async def _stop_for_budget(self, conversation: Conversation, agent: AgentServer | None) -> None:
+        """Interrupt the run, if there is an agent to tell, and note that this is done."""
+        if agent is not None:
+            await agent.interrupt(conversation.id)
+
+        async def body(tx: Transaction) -> None:
+            found = await self._table.find(conversation.id, tx)
+            if found is not None:
+                known = msgspec.structs.replace(found.facts, is_stop_due=False)
+                await self._table.update(tx, msgspec.structs.replace(found, facts=known))
+
+        await self._db.write(body)
+
+    async def _agent_of(self, sandbox_id: str | None) -> AgentServer | None:
+        sandbox = await self._sandboxes.find_any(sandbox_id) if sandbox_id else None
+        if sandbox is None or sandbox.agent_url is None:
+            return None
+        return self._agents.at(sandbox.agent_url, sandbox.session_key)
+
+
+def _with_bytes(conversation: Conversation, news: Sequence[StoredEvent]) -> Conversation:
+    size = conversation.facts.event_bytes + sum(len(event.body) for event in news)
+    known = msgspec.structs.replace(conversation.facts, event_bytes=size)
+    return msgspec.structs.replace(conversation, facts=known)
+
+
+def _with_info(conversation: Conversation, info: ConversationInfo, asked_at: Facts) -> Conversation:
+    known = conversation.facts
+    if known.status_at == asked_at.status_at:
+        conversation = facts.learn_status(conversation, info.execution_status, known.status_at)
+    if info.stats is not None and known.stats_at == asked_at.stats_at:
+        conversation = facts.learn_stats(conversation, info.stats, known.stats_at)
+    if info.title and conversation.title_source is TitleSource.DEFAULT:
+        conversation = msgspec.structs.replace(
+            conversation, title=info.title, title_source=TitleSource.AGENT
+        )
+    if info.agent.llm.model:
+        conversation = msgspec.structs.replace(conversation, llm_model=info.agent.llm.model)
+    return facts.learn_tags(conversation, info.tags)
+
+
+def _heads(events: Sequence[StoredEvent]) -> list[EventHead]:
+    told = (event for event in events if event.kind == facts.TELLING_KIND)
+    return [head for event in told if (head := read_head(event.body)) is not None]
+
+
+def _read_timestamp(raw: bytes) -> str:
+    head = read_head(raw)
+    return head.timestamp if head else ""
+
+
+async def _note_spend(tx: Transaction, before: Conversation, after: Conversation) -> str:
+    """Count what has been spent since; return why no more may be, or an empty text."""
+    if facts.cost_of(after) <= facts.cost_of(before):
+        # An agent server that was restarted may have begun to count anew.
+        return ""
+    # What went through this server was counted then.
+    counted = (await find_usage(tx, before.id)).dollars or 0.0
+    dollars = max(facts.cost_of(after), counted) - max(facts.cost_of(before), counted)
+    return await quotas.note_spend(tx, before.user_id, dollars)
+
+
+def _budget_event(conversation: Conversation) -> bytes:
+    cost = facts.cost_of(conversation)
+    return error_event(
+        BUDGET_CODE,
+        f"The run was interrupted: it has cost {cost:.4f} US dollars, and the budget of this"
+        f" conversation is {conversation.max_budget:.4f}. Raise `max_budget_per_task` in the"
+        " settings for new conversations, or send a message to go on with this one.",
+    )
+
+
+def error_event(code: str, detail: str) -> bytes:
+    """Return an event of the server's own that tells what went wrong."""
+    return _own_event("ConversationErrorEvent", code=code, detail=detail)
+
+
+def wish_event(wish: str) -> bytes:
+    """Return an event of the server's own that tells what the agent was asked to do."""
+    return _own_event(facts.TELLING_KIND, key=WISH_KEY, value=wish)
+
+
+def refusal_event(status: int, message: str) -> bytes:
+    """Return an event of the server's own that tells that a model does not answer now."""
+    value = {"status": status, "message": message}
+    return _own_event(facts.TELLING_KIND, key=REFUSAL_KEY, value=value)
+
+
+def event_time() -> str:
+    """Return the present time as agent servers give it in their events; sandboxes run on UTC."""
+    return now().astimezone(UTC).replace(tzinfo=None).isoformat()
+
+
+def _own_event(kind: str, **members: str | dict[str, Any]) -> bytes:
+    head = {
+        "id": dashed(new_id()),
+        "timestamp": event_time(),
+        "parent_id": None,
+        "source": "environment",
+    }
+    return msgspec.json.encode({**head, **members, "kind": kind})

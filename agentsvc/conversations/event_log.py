@@ -1,0 +1,402 @@
+"""The event log: append, search, count. Bodies are kept as the bytes the agent server sent.
+
+Only of an event that is too large a stub is kept: its head, `"truncated": true` and its size.
+Only the head of an event is read here; what events mean is for `conversations` and the API
+generations to know. A log belongs to its conversation and is deleted with it. What was stored is
+announced, and so is each streaming delta that is not.
+"""
+
+import itertools
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base import values
+from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.conversations.event_table import EventQuery, EventTable, LogState, StoredEvent
+from agentsvc.storage.database import Database, Transaction
+
+__all__ = [
+    "DELTA_KIND",
+    "IMPORTED_KEY",
+    "LARGEST_EVENT_BYTES",
+    "REFUSAL_KEY",
+    "WISH_KEY",
+    "EventHead",
+    "EventLog",
+    "EventQuery",
+    "StoredEvent",
+    "read_head",
+]
+
+log = logging.getLogger(__name__)
+
+LARGEST_EVENT_BYTES: Final = 4 * 1024 * 1024
+"""Of larger ones only a stub is kept; a page of events is built in memory."""
+
+DELTA_KIND: Final = "StreamingDeltaEvent"
+
+IMPORTED_KEY: Final = "imported_event"
+"""The state that an event of another server's older generation is kept in as it was."""
+
+WISH_KEY: Final = "asked_agent_state"
+"""The state that tells what a client of the older generation asked the agent to do."""
+
+REFUSAL_KEY: Final = "model_refusal"
+"""The state that tells that the model does not answer now, and that the agent asks it again."""
+
+_WHOLE_KINDS: Final = frozenset({"MessageEvent", "ActionEvent"})
+"""The events that have whole what deltas have in pieces."""
+
+_LONGEST_TEXT = 255
+_LATEST_BYTES = 64 * 1024
+_LATEST_EVENTS = 100
+_LATEST_CONVERSATIONS = 64
+
+
+class EventHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read of an event; `key` and `value` are there in updates of the state."""
+
+    id: str
+    kind: str
+    timestamp: str
+    source: str = ""
+    key: str | None = None
+    value: msgspec.Raw | None = None
+
+
+class EventLog:
+    """Every event of every conversation."""
+
+    def __init__(self, db: Database, announcements: Announcements, *, store_deltas: bool) -> None:
+        self._db = db
+        self._announcements = announcements
+        self.store_deltas = store_deltas
+        self._latest = _Latest()
+
+    async def append(
+        self, tx: Transaction, conversation_id: str, raw: Iterable[bytes | msgspec.Raw]
+    ) -> list[StoredEvent]:
+        """Store the events that are new and return them, numbered without gaps.
+
+        The same event may come any number of times. What is no event or belongs to no known
+        conversation is skipped and logged; an event that is too large is logged and stored as
+        a stub.
+        """
+        batch = _Batch()
+        for item in map(bytes, raw):
+            head = _check(item)
+            if head is None:
+                batch.skipped += 1
+            elif self.store_deltas or head.kind != DELTA_KIND:
+                batch.order.append(head.id)
+                batch.found.setdefault(head.id, (head, _bounded(head, item, conversation_id)))
+            else:
+                batch.order.append(item)
+        if batch.skipped:
+            log.warning(
+                "events skipped",
+                extra={"conversation_id": conversation_id, "events": batch.skipped},
+            )
+        return await self._store(tx, conversation_id, batch) if batch.order else []
+
+    async def announce_deltas(
+        self, conversation_id: str, deltas: Sequence[bytes], *, after: int
+    ) -> None:
+        """Announce deltas that are not stored and came behind the event of a number.
+
+        Those whose whole message is stored already are left out.
+        """
+        state = await EventTable.find_state(self._db, conversation_id, ())
+        if state is None:
+            return
+        if state.next_seq - 1 > after:
+            later = await self.read_range(
+                conversation_id, from_seq=after + 1, limit=state.next_seq - 1 - after
+            )
+            if any(one.kind in _WHOLE_KINDS and one.source == "agent" for one in later):
+                return
+        for news in _news(state, conversation_id, deltas, []):
+            self._announcements.announce(news)
+
+    async def copy(self, tx: Transaction, from_id: str, to_id: str) -> None:
+        """Give a conversation without events all that there are of another one.
+
+        They are not announced: nobody can follow a conversation before it is stored, and
+        webhooks were told of them as those of the other one.
+        """
+        await EventTable.copy(tx, from_id, to_id)
+
+    async def load(self, tx: Transaction, conversation_id: str, raw: Iterable[bytes]) -> int:
+        """Give a conversation without events those it had elsewhere, as `copy` does.
+
+        Return how many are left out since they are no events, or come twice.
+        """
+        found: dict[str, tuple[_Head, bytes]] = {}
+        given = 0
+        for item in raw:
+            given += 1
+            head = _check(item)
+            if head is not None and head.id not in found:
+                found[head.id] = (head, _bounded(head, item, conversation_id))
+        # The number comes first: webhooks are told of no event below it.
+        await EventTable.set_next_seq(tx, conversation_id, len(found))
+        await EventTable.insert_many(tx, _number(conversation_id, 0, found.values()))
+        return given - len(found)
+
+    async def search(
+        self, conversation_id: str, query: EventQuery, *, page_id: str | None, limit: int
+    ) -> tuple[list[StoredEvent], str | None]:
+        """Return a page of events in the order of their times, and the id of the next page.
+
+        Raises InvalidRequest for a page id that this server did not give.
+        """
+        after = None if page_id is None else values.decode_cursor(page_id, str, int)
+        events = await EventTable.search(self._db, conversation_id, query, after, limit + 1)
+        if len(events) <= limit:
+            return events, None
+        last = events[limit - 1]
+        return events[:limit], values.encode_cursor(last.timestamp, last.seq)
+
+    async def count(self, conversation_id: str, query: EventQuery) -> int:
+        """Return how many events a search finds on all its pages."""
+        if msgspec.structs.replace(query, descending=False) == EventQuery():
+            # They are numbered without gaps, and only the first ones are ever deleted.
+            last = await self.find_last(conversation_id)
+            first = await EventTable.find_first(self._db, conversation_id)
+            return 0 if last is None or first is None else last - first + 1
+        return await EventTable.count(self._db, conversation_id, query)
+
+    async def find_many(self, conversation_id: str, ids: Sequence[str]) -> list[StoredEvent | None]:
+        """Return the event of each id, or None; a UUID is found in its dashed and plain form."""
+        forms = {form for event_id in ids for form in _forms(event_id)}
+        found = await EventTable.find_many(self._db, conversation_id, forms)
+        by_form = {form: event for event in found for form in _forms(event.id)}
+        by_form |= {event.id: event for event in found}
+        return [by_form.get(event_id) or by_form.get(event_id.lower()) for event_id in ids]
+
+    async def read_range(
+        self, conversation_id: str, *, from_seq: int, limit: int
+    ) -> list[StoredEvent]:
+        """Return events in the order of their arrival, beginning with a number."""
+        return await EventTable.read_range(self._db, conversation_id, from_seq, limit)
+
+    async def read_stretch(
+        self,
+        conversation_id: str,
+        *,
+        from_seq: int,
+        to_seq: int | None,
+        limit: int,
+        most_bytes: int,
+    ) -> list[StoredEvent]:
+        """Return events as `read_range` does, so few that little more than the bytes are read.
+
+        Those that were stored a moment ago are at hand for everyone who follows a conversation.
+        """
+        latest = self._latest.find(conversation_id, from_seq, to_seq)
+        if latest:
+            return latest[:limit]
+        return await EventTable.read_stretch(
+            self._db,
+            conversation_id,
+            from_seq=from_seq,
+            to_seq=values.MAX_INT if to_seq is None else to_seq,
+            limit=limit,
+            most_bytes=most_bytes,
+        )
+
+    async def find_last(self, conversation_id: str) -> int | None:
+        """Return the number of the last event, -1 if there is none, None for no conversation."""
+        state = await EventTable.find_state(self._db, conversation_id, ())
+        return None if state is None else state.next_seq - 1
+
+    async def last_timestamp(self, conversation_id: str) -> str | None:
+        """Return the latest time any event of the conversation bears, or None without events."""
+        return await EventTable.last_timestamp(self._db, conversation_id)
+
+    async def _store(
+        self, tx: Transaction, conversation_id: str, batch: "_Batch"
+    ) -> list[StoredEvent]:
+        state = await EventTable.find_state(tx, conversation_id, batch.found)
+        if state is None:
+            log.warning(
+                "events of an unknown conversation", extra={"conversation_id": conversation_id}
+            )
+            return []
+        new = [pair for event_id, pair in batch.found.items() if event_id not in state.known]
+        events = _number(conversation_id, state.next_seq, new)
+        if events:
+            tx.after_commit(lambda: self._latest.add(conversation_id, events))
+            await EventTable.insert_many(tx, events)
+            await EventTable.set_next_seq(tx, conversation_id, state.next_seq + len(events))
+        for news in _news(state, conversation_id, batch.order, events):
+            tx.after_commit(partial(self._announcements.announce, news))
+        return events
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    kind: str
+    timestamp: str
+    source: str | None = None
+
+
+class _StateHead(_Head, frozen=True, kw_only=True):
+    key: Any = None
+    value: msgspec.Raw = msgspec.Raw()
+
+
+class _Batch(msgspec.Struct, kw_only=True):
+    """What came at once: the events to store, and the order of their ids and of the deltas."""
+
+    found: dict[str, tuple[_Head, bytes]] = {}
+    order: list[str | bytes] = []
+    skipped: int = 0
+
+
+class _Stub(_Head, frozen=True, kw_only=True):
+    truncated: bool = True
+    size: int
+
+
+_head = msgspec.json.Decoder(_Head)
+_state_head = msgspec.json.Decoder(_StateHead)
+
+
+def read_head(body: bytes) -> EventHead | None:
+    """Return the head of an event, or None if this is no event."""
+    try:
+        head = _state_head.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return EventHead(
+        id=head.id,
+        kind=head.kind,
+        timestamp=head.timestamp,
+        source=head.source or "",
+        key=head.key if isinstance(head.key, str) else None,
+        value=head.value or None,
+    )
+
+
+def _check(item: bytes) -> _Head | None:
+    try:
+        # msgspec does not look at the encoding of what it skips.
+        item.decode()
+        head = _head.decode(item)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    texts = (head.id, head.kind, head.timestamp, head.source or "")
+    if not all(text.isprintable() and len(text) <= _LONGEST_TEXT for text in texts):
+        return None
+    return head if head.id and head.kind and values.parse_time(head.timestamp) else None
+
+
+def _bounded(head: _Head, item: bytes, conversation_id: str) -> bytes:
+    if len(item) <= LARGEST_EVENT_BYTES:
+        return item
+    log.warning(
+        "event truncated",
+        extra={"conversation_id": conversation_id, "event_id": head.id, "size": len(item)},
+    )
+    stub = _Stub(
+        id=head.id,
+        kind=head.kind,
+        timestamp=head.timestamp,
+        source=head.source,
+        size=len(item),
+    )
+    return msgspec.json.encode(stub)
+
+
+def _number(
+    conversation_id: str, next_seq: int, new: Iterable[tuple[_Head, bytes]]
+) -> list[StoredEvent]:
+    return [
+        StoredEvent(
+            conversation_id=conversation_id,
+            seq=seq,
+            id=head.id,
+            kind=head.kind,
+            timestamp=head.timestamp,
+            source=head.source or "",
+            body=item,
+        )
+        for seq, (head, item) in enumerate(new, next_seq)
+    ]
+
+
+def _news(
+    state: LogState, conversation_id: str, order: Iterable[str | bytes], events: list[StoredEvent]
+) -> Iterable[Announcement]:
+    """Return what to announce: each delta, with what was stored before it, and the last event."""
+    last = state.next_seq - 1
+    numbers = {event.id: event.seq for event in events}
+    for item in order:
+        if isinstance(item, str):
+            last = numbers.get(item, last)
+        else:
+            yield Announcement(
+                subject=Subject.DELTA,
+                user_id=state.user_id,
+                id=conversation_id,
+                conversation_id=conversation_id,
+                seq=last,
+                delta=item,
+            )
+    if events:
+        yield Announcement(
+            subject=Subject.EVENTS,
+            user_id=state.user_id,
+            id=conversation_id,
+            conversation_id=conversation_id,
+            seq=last,
+        )
+
+
+class _Latest:
+    """The events that were stored last: a few, of the conversations that had any last."""
+
+    def __init__(self) -> None:
+        self._windows: OrderedDict[str, deque[StoredEvent]] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+
+    def add(self, conversation_id: str, events: Sequence[StoredEvent]) -> None:
+        """Remember events that follow each other; what does not follow what was known replaces it."""
+        window = self._windows.pop(conversation_id, deque())
+        size = self._sizes.get(conversation_id, 0)
+        if window and window[-1].seq + 1 != events[0].seq:
+            window.clear()
+            size = 0
+        window.extend(events)
+        size += sum(len(event.body) for event in events)
+        while window and (size > _LATEST_BYTES or len(window) > _LATEST_EVENTS):
+            size -= len(window.popleft().body)
+        self._windows[conversation_id] = window
+        self._sizes[conversation_id] = size
+        if len(self._windows) > _LATEST_CONVERSATIONS:
+            oldest, _ = self._windows.popitem(last=False)
+            del self._sizes[oldest]
+
+    def find(self, conversation_id: str, from_seq: int, to_seq: int | None) -> list[StoredEvent]:
+        """Return the events between two numbers, nothing unless all of them are known."""
+        window = self._windows.get(conversation_id)
+        if to_seq is None or not window or not window[0].seq <= from_seq <= to_seq:
+            return []
+        if to_seq > window[-1].seq:
+            return []
+        first = window[0].seq
+        return list(itertools.islice(window, from_seq - first, to_seq - first + 1))
+
+
+def _forms(event_id: str) -> set[str]:
+    # Text that no stored id can be would not even reach the database.
+    if not event_id.isprintable():
+        return set()
+    plain = values.parse_uuid(event_id)
+    return {event_id} if plain is None else {event_id, plain, values.dashed(plain)}

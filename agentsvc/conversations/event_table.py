@@ -1,0 +1,257 @@
+"""The events in the database: what is stored of each, and the SQL that finds them."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from agentsvc.base import values
+from agentsvc.storage.database import Queryable, Row, Transaction
+
+type Key = tuple[str, int]
+"""The time and the number of an event, by which those of a page are sorted."""
+
+
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a conversation; `seq` counts from 0 in the order of arrival."""
+
+    conversation_id: str
+    seq: int
+    id: str
+    kind: str
+    timestamp: str
+    source: str
+    body: bytes
+
+
+class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events, and in which order; times compare as text, as the agent server's do.
+
+    `logged` leaves out what the agent server tells but does not log: deltas and full states.
+    """
+
+    kind: str | None = None
+    timestamp_gte: str | None = None
+    timestamp_lt: str | None = None
+    descending: bool = False
+    logged: bool = False
+
+
+class LogState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the log of a conversation is, and which of some events it has."""
+
+    user_id: str
+    next_seq: int
+    known: set[str]
+
+
+class EventTable:
+    """The SQL of events."""
+
+    @staticmethod
+    async def find_state(
+        source: Queryable, conversation_id: str, ids: Iterable[str]
+    ) -> LogState | None:
+        """Return how far a conversation is and which of the ids it has, or None."""
+        sql = """
+            SELECT c.user_id, c.next_seq, (
+                SELECT json_group_array(e.id)
+                FROM events AS e
+                WHERE e.conversation_id = c.id
+                  AND e.id IN (SELECT value FROM json_each(:ids))
+            ) AS known
+            FROM conversations AS c
+            WHERE c.id = :conversation_id
+        """
+        row = await source.one(sql, {"conversation_id": conversation_id, "ids": _to_json(ids)})
+        if row is None:
+            return None
+        return LogState(
+            user_id=row["user_id"],
+            next_seq=row["next_seq"],
+            known=set(msgspec.json.decode(row["known"], type=list[str])),
+        )
+
+    @staticmethod
+    async def insert_many(tx: Transaction, events: Iterable[StoredEvent]) -> None:
+        """Add events that are new."""
+        sql = """
+            INSERT INTO events
+                (conversation_id, seq, id, kind, timestamp, source, body, received_at)
+            VALUES
+                (:conversation_id, :seq, :id, :kind, :timestamp, :source, :body, :received_at)
+        """
+        received_at = values.to_stored(values.now())
+        await tx.run_many(
+            sql, ({**msgspec.structs.asdict(event), "received_at": received_at} for event in events)
+        )
+
+    @staticmethod
+    async def copy(tx: Transaction, from_id: str, to_id: str) -> None:
+        """Add the events of one conversation to another that has none."""
+        # The number comes first: webhooks are told of no event below it.
+        sql = """
+            UPDATE conversations
+            SET next_seq = (SELECT next_seq FROM conversations WHERE id = :from_id)
+            WHERE id = :to_id
+        """
+        await tx.run(sql, {"from_id": from_id, "to_id": to_id})
+        sql = """
+            INSERT INTO events
+                (conversation_id, seq, id, kind, timestamp, source, body, received_at)
+            SELECT :to_id, seq, id, kind, timestamp, source, body, :received_at
+            FROM events
+            WHERE conversation_id = :from_id
+            ORDER BY seq
+        """
+        received_at = values.to_stored(values.now())
+        await tx.run(sql, {"from_id": from_id, "to_id": to_id, "received_at": received_at})
+
+    @staticmethod
+    async def set_next_seq(tx: Transaction, conversation_id: str, next_seq: int) -> None:
+        """Remember the number of the next event."""
+        sql = "UPDATE conversations SET next_seq = :next_seq WHERE id = :conversation_id"
+        await tx.run(sql, {"conversation_id": conversation_id, "next_seq": next_seq})
+
+    @staticmethod
+    async def search(
+        source: Queryable,
+        conversation_id: str,
+        query: EventQuery,
+        after: Key | None,
+        limit: int,
+    ) -> list[StoredEvent]:
+        """Return the first events behind a key, in the order of the query."""
+        conditions, params = _narrow(conversation_id, query, after)
+        order = _NEWEST_FIRST if query.descending else _OLDEST_FIRST
+        sql = " ".join([_COLUMNS, conditions, order])
+        rows = await source.all(sql, {**params, "limit": limit})
+        return [_from_row(row) for row in rows]
+
+    @staticmethod
+    async def count(source: Queryable, conversation_id: str, query: EventQuery) -> int:
+        """Return how many events fit the query."""
+        conditions, params = _narrow(conversation_id, query, None)
+        sql = " ".join(["SELECT COUNT(*) FROM events", conditions])
+        return int((await source.all(sql, params))[0][0])
+
+    @staticmethod
+    async def find_first(source: Queryable, conversation_id: str) -> int | None:
+        """Return the number of the first event that is still there."""
+        sql = " ".join(["SELECT seq FROM events", _WHERE, "ORDER BY seq LIMIT 1"])
+        row = await source.one(sql, {"conversation_id": conversation_id})
+        return row["seq"] if row else None
+
+    @staticmethod
+    async def find_many(
+        source: Queryable, conversation_id: str, ids: Iterable[str]
+    ) -> list[StoredEvent]:
+        """Return the events of these ids, in no order."""
+        sql = " ".join([_COLUMNS, _WHERE, "AND id IN (SELECT value FROM json_each(:ids))"])
+        params = {"conversation_id": conversation_id, "ids": _to_json(ids)}
+        return [_from_row(row) for row in await source.all(sql, params)]
+
+    @staticmethod
+    async def read_range(
+        source: Queryable, conversation_id: str, from_seq: int, limit: int
+    ) -> list[StoredEvent]:
+        """Return the first events from a number on."""
+        sql = " ".join([_COLUMNS, _WHERE, "AND seq >= :from_seq ORDER BY seq LIMIT :limit"])
+        params = {"conversation_id": conversation_id, "from_seq": from_seq, "limit": limit}
+        return [_from_row(row) for row in await source.all(sql, params)]
+
+    @staticmethod
+    async def read_stretch(
+        source: Queryable,
+        conversation_id: str,
+        *,
+        from_seq: int,
+        to_seq: int,
+        limit: int,
+        most_bytes: int,
+    ) -> list[StoredEvent]:
+        """Return the first events between two numbers: one, and more while there are few bytes."""
+        sql = " ".join([_COLUMNS, _WHERE, _STRETCH])
+        params = {
+            "conversation_id": conversation_id,
+            "from_seq": from_seq,
+            "to_seq": to_seq,
+            "limit": limit,
+            "most_bytes": most_bytes,
+        }
+        return [_from_row(row) for row in await source.all(sql, params)]
+
+    @staticmethod
+    async def last_timestamp(source: Queryable, conversation_id: str) -> str | None:
+        """Return the latest time, or None."""
+        sql = " ".join(["SELECT MAX(timestamp) AS latest FROM events", _WHERE])
+        rows = await source.all(sql, {"conversation_id": conversation_id})
+        latest: str | None = rows[0]["latest"]
+        return latest
+
+
+_COLUMNS = "SELECT conversation_id, seq, id, kind, timestamp, source, body FROM events"
+_WHERE = "WHERE conversation_id = :conversation_id"
+_OLDEST_FIRST = "ORDER BY timestamp, seq LIMIT :limit"
+_NEWEST_FIRST = "ORDER BY timestamp DESC, seq DESC LIMIT :limit"
+_STRETCH = """
+    AND seq >= :from_seq
+    AND seq <= (
+        SELECT MAX(seq)
+        FROM (
+            SELECT seq, SUM(size) OVER (ORDER BY seq) - size AS bytes_before
+            FROM (
+                SELECT seq, LENGTH(body) AS size
+                FROM events
+                WHERE conversation_id = :conversation_id
+                  AND seq BETWEEN :from_seq AND :to_seq
+                ORDER BY seq
+                LIMIT :limit
+            )
+        )
+        WHERE bytes_before < :most_bytes
+    )
+    ORDER BY seq
+"""
+_LOGGED = """
+    AND kind <> 'StreamingDeltaEvent'
+    AND CASE
+        WHEN kind <> 'ConversationStateUpdateEvent' THEN TRUE
+        WHEN NOT json_valid(CAST(body AS TEXT)) THEN TRUE
+        ELSE json_extract(CAST(body AS TEXT), '$.key') IS NOT 'full_state'
+    END
+"""
+
+
+def _narrow(
+    conversation_id: str, query: EventQuery, after: Key | None
+) -> tuple[str, dict[str, str | int]]:
+    # One lower and one upper bound, both on what the indexes are sorted by, and only those that
+    # are set: SQLite picks its index, and where in it to begin, by what the statement says.
+    low = None if query.timestamp_gte is None else (query.timestamp_gte, -1)
+    high = None if query.timestamp_lt is None else (query.timestamp_lt, -1)
+    if after and query.descending:
+        high = min(high or after, after)
+    elif after:
+        low = max(low or after, after)
+    sql = [_WHERE]
+    params: dict[str, str | int] = {"conversation_id": conversation_id}
+    if query.kind is not None:
+        sql.append("AND kind = :kind")
+        params["kind"] = query.kind
+    if query.logged:
+        sql.append(_LOGGED)
+    if low:
+        sql.append("AND (timestamp, seq) > (:low_timestamp, :low_seq)")
+        params["low_timestamp"], params["low_seq"] = low
+    if high:
+        sql.append("AND (timestamp, seq) < (:high_timestamp, :high_seq)")
+        params["high_timestamp"], params["high_seq"] = high
+    return " ".join(sql), params
+
+
+def _to_json(ids: Iterable[str]) -> str:
+    return msgspec.json.encode(list(ids)).decode()
+
+
+def _from_row(row: Row) -> StoredEvent:
+    return StoredEvent(**row)

@@ -1,0 +1,128 @@
+"""Carrying a conversation's history to the agent server of a new sandbox.
+
+Agent servers read the events that lie in a conversation's directory when they are told of it for
+the first time; there they are put before that, as files named as those the servers write.
+"""
+
+import io
+import logging
+import shlex
+import tarfile
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from datetime import UTC
+from typing import Final
+
+import msgspec
+
+from agentsvc.agentserver.client import AgentServer
+from agentsvc.base.errors import StartRefused, reason_of
+from agentsvc.base.values import now
+from agentsvc.conversations.event_log import EventLog, EventQuery, StoredEvent
+from agentsvc.conversations.history import (
+    Line,
+    Step,
+    lines_of,
+    moved_event,
+    read_step,
+    with_prompt,
+    without_parent,
+)
+
+log = logging.getLogger(__name__)
+
+_PAGE: Final = 25
+_REMEDY: Final = "Start the conversation anew; if that fails again, begin without the history"
+_SHOWN: Final = 1000
+_LAY_DOWN: Final = (
+    'd="${{OH_CONVERSATIONS_PATH:-workspace/conversations}}"/{conversation}/events;'
+    ' rm -rf "$d" && mkdir -p "$d" && tar --no-same-owner -C "$d" -xf {file};'
+    " code=$?; rm -f {file}; exit $code"
+)
+
+
+class Carrier:
+    """Brings what is stored of a conversation to an agent server that does not know it yet."""
+
+    def __init__(self, events: EventLog, *, time_limit: float) -> None:
+        self._events = events
+        self._time_limit = time_limit
+
+    async def bring(
+        self, conversation_id: str, agent: AgentServer, *, old_dir: str | None, new_dir: str
+    ) -> str | None:
+        """Lay the history down for the agent server, and return the id of its first event.
+
+        Returns None where there is no history, or where the server has the conversation already.
+        Raises StartRefused where the sandbox does not take it.
+        """
+        steps = [step async for step in self._steps(conversation_id)]
+        lines = with_prompt(lines_of(steps), steps)
+        if not lines or await agent.find_conversation(conversation_id) is not None:
+            return None
+        moment = now().astimezone(UTC).replace(tzinfo=None).isoformat()
+        moved = moved_event(moment, old_dir=old_dir, new_dir=new_dir)
+        lines.append(Line(id=moved["id"], made=moved))
+        file = f"{await agent.home()}/.agentsvc-history-{conversation_id}.tar"
+        async with aclosing(self._pack(conversation_id, lines)) as parts:
+            await agent.upload(file, parts, time_limit=self._time_limit)
+        command = _LAY_DOWN.format(conversation=conversation_id, file=shlex.quote(file))
+        result = await agent.run_command(command, time_limit=self._time_limit)
+        if result.exit_code != 0:
+            text = f"{result.stdout}\n{result.stderr}".strip()[-_SHOWN:]
+            cause = "The history could not be brought into the sandbox"
+            raise StartRefused(reason_of(cause, _REMEDY, text))
+        return lines[0].id
+
+    async def check(self, conversation_id: str, agent: AgentServer, first_id: str | None) -> None:
+        """Raise StartRefused, and end the conversation there, where its history was not read."""
+        if first_id is None:
+            return
+        page: list[bytes] = await anext(aiter(agent.event_pages(conversation_id)), [])
+        if any(first_id.encode() in event for event in page):
+            return
+        await agent.delete_conversation(conversation_id)
+        raise StartRefused(
+            "The agent server of this sandbox does not read the history of a copied conversation."
+            " Choose a sandbox spec with a newer one"
+        )
+
+    async def _steps(self, conversation_id: str) -> AsyncIterator[Step]:
+        async with aclosing(self._all(conversation_id)) as events:
+            async for event in events:
+                step = read_step(event)
+                if step is not None:
+                    yield step
+
+    async def _all(self, conversation_id: str) -> AsyncGenerator[StoredEvent, None]:
+        page_id = None
+        while True:
+            page, page_id = await self._events.search(
+                conversation_id, EventQuery(logged=True), page_id=page_id, limit=_PAGE
+            )
+            for event in page:
+                yield event
+            if page_id is None:
+                return
+
+    async def _pack(self, conversation_id: str, lines: list[Line]) -> AsyncGenerator[bytes, None]:
+        """Yield a tar file of the events; one of them at a time is in memory."""
+        for number, line in enumerate(lines):
+            if line.made is None:
+                [event] = await self._events.find_many(conversation_id, [line.id])
+                # A conversation that is deleted now is noticed at the next step.
+                body = without_parent(event.body) if event is not None else b"{}"
+            else:
+                body = msgspec.json.encode(line.made)
+            yield _member(f"event-{number:05d}-{line.id}.json", body)
+        yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _member(name: str, data: bytes) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(data), 0o600
+    whole = io.BytesIO()
+    whole.write(info.tobuf(format=tarfile.PAX_FORMAT))
+    whole.write(data)
+    whole.write(bytes(-len(data) % tarfile.BLOCKSIZE))
+    return whole.getvalue()

@@ -1,0 +1,101 @@
+"""What a conversation takes from its user while it runs: another model, and skills. Not kept here."""
+
+from typing import Final
+
+import msgspec
+
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.base.errors import AgentRefused, NotFound
+from agentsvc.base.values import sha256
+from agentsvc.conversations.model_tokens import Grants
+from agentsvc.conversations.service import Conversations
+from agentsvc.domain.agent_options import llm_to_agent, secrets_of
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.settings.profiles import get_profile
+from agentsvc.settings.store import SettingsStore
+
+_HASH_LENGTH: Final = 8
+_PAGE: Final = 100
+
+
+class UserSkill(msgspec.Struct, frozen=True, kw_only=True):
+    """Something every agent of a user has learned; the content stays where it is."""
+
+    name: str
+    type: str
+    source: str | None = None
+    triggers: list[str] | None = None
+
+
+class Surroundings:
+    """Reaches into the sandboxes of a user."""
+
+    def __init__(
+        self,
+        *,
+        conversations: Conversations,
+        sandboxes: Sandboxes,
+        agents: AgentClient,
+        settings: SettingsStore,
+        has_public_skills: bool,
+        grants: Grants,
+    ) -> None:
+        self._grants = grants
+        self._conversations = conversations
+        self._sandboxes = sandboxes
+        self._agents = agents
+        self._settings = settings
+        self._has_public_skills = has_public_skills
+
+    async def switch_profile(self, user_id: str, conversation_id: str, name: str) -> None:
+        """Let a conversation go on with a saved language model.
+
+        Raises NotFound for settings, profile or conversation, Conflict while the sandbox does not
+        run, and whatever else `Conversations.agent` raises, AgentUnavailable or AgentRefused.
+        """
+        settings = await self._settings.find(user_id)
+        if settings is None:
+            raise NotFound("Settings not found")
+        llm = get_profile(settings, name)
+        llm = msgspec.structs.replace(llm, api_key=llm.api_key or settings.llm_api_key)
+        hidden = secrets_of(llm)
+        agent = await self._conversations.agent(user_id, conversation_id)
+        view = await self._conversations.get(user_id, conversation_id)
+        if view.sandbox is not None:
+            hidden += secrets_of(llm := await self._grants.lend(view.sandbox, conversation_id, llm))
+        body = llm_to_agent(llm, usage_id="", stream=True)
+        # The agent server keeps one model for each usage id, so another key is another id.
+        digest = sha256(msgspec.json.encode(body, order="sorted").decode())
+        body["usage_id"] = f"profile:{name}:{digest[:_HASH_LENGTH]}"
+        await agent.switch_llm(conversation_id, body, hide=hidden)
+
+    async def user_skills(self, user_id: str) -> list[UserSkill]:
+        """Return the skills of a user that belong to no project, by name.
+
+        They are inside sandboxes, so the newest one that runs is asked; while none runs there are
+        none to be seen. Raises AgentUnavailable or AgentRefused.
+        """
+        sandbox = await _running(self._sandboxes, user_id)
+        if sandbox is None or sandbox.agent_url is None:
+            return []
+        found = await self._agents.at(sandbox.agent_url, sandbox.session_key).load_skills(
+            sandbox.working_dir, load_public=self._has_public_skills, load_project=False
+        )
+        try:
+            skills = msgspec.convert(found, list[UserSkill])
+        except msgspec.ValidationError as exc:
+            raise AgentRefused(
+                "The agent server answered in a form this server does not know", detail=str(exc)
+            ) from exc
+        return sorted(skills, key=lambda skill: skill.name)
+
+
+async def _running(sandboxes: Sandboxes, user_id: str) -> Sandbox | None:
+    page_id: str | None = None
+    while True:
+        found, page_id = await sandboxes.search(user_id, page_id=page_id, limit=_PAGE)
+        for sandbox in found:
+            if sandbox.status is SandboxStatus.RUNNING:
+                return sandbox
+        if page_id is None:
+            return None

@@ -1,0 +1,263 @@
+"""Telling an agent something exactly once, whatever has become of an earlier try.
+
+The agent server takes no id of ours with what it is told. So what was perhaps told before is looked
+for in its log: behind the event that was the last one before the first try. Only one thing of a
+kind is under way at a time, so that what is found there is that one.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.agentserver.client import AgentServer, ConversationInfo
+from agentsvc.base.errors import AgentRefused, AgentUnavailable, Conflict, NotFound
+from agentsvc.base.values import monotonic
+from agentsvc.conversations.message_queue_table import ANSWERS, STOPS, Pending, PendingKind
+from agentsvc.conversations.starting.agent_request import text_of, to_agent_message
+from agentsvc.domain.orders import ExecutionStatus, Message
+
+LONGEST_TOOL_SECONDS: Final = 6 * 3600.0
+"""How long a change of a conversation may wait for a tool to end."""
+
+_EFFECT_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.05
+
+_STOPPED: Final = frozenset({"PauseEvent", "InterruptEvent"})
+_TAKEN_UP: Final = _STOPPED | {"ActionEvent", "ConversationErrorEvent"}
+_ENDED: Final = frozenset({"ObservationEvent", "UserRejectObservation", "AgentErrorEvent"})
+_AT_REST: Final = (ExecutionStatus.IDLE, ExecutionStatus.ERROR, ExecutionStatus.PAUSED)
+
+type Begin = Callable[[str], Awaitable[bool]]
+"""Stores, before a first try, where the agent's log ends; returns whether the agent is to go on."""
+
+
+class PlaceLost(NotFound):
+    """The agent's log is not the one that something was told to: nobody knows whether it was."""
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    content: list[dict[str, Any]] = []
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    id: str = ""
+    kind: str = ""
+    source: str | None = None
+    llm_message: _Said | None = None
+    action_id: str = ""
+    tool_call_id: str = ""
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+async def hand_over(agent: AgentServer, pending: Pending, begin: Begin) -> None:
+    """Tell an agent something, unless an earlier try that seemed to fail got through.
+
+    Waits as long as the agent uses a tool, but for an interruption. Raises AgentUnavailable when it
+    is to be tried again, PlaceLost when nobody can know, Conflict when an answer is one to nothing
+    any more, and AgentRefused or NotFound when it can never be told.
+    """
+    if pending.is_tried and pending.kind is not PendingKind.INTERRUPT:
+        # What is still held back for a tool is in no log.
+        await agent.wait_for_earlier_changes(
+            pending.conversation_id, time_limit=LONGEST_TOOL_SECONDS
+        )
+    last_event = pending.last_event
+    if last_event is None:
+        await _check_question(agent, pending)
+        last_event = await _find_last_event(agent, pending)
+    elif await _is_told(agent, pending):
+        return
+    if not pending.is_tried:
+        pending = msgspec.structs.replace(pending, run=await begin(last_event))
+    await _tell(agent, pending)
+    if pending.kind in ANSWERS and pending.about:
+        await _wait_until_told(agent, pending)
+
+
+async def check_first_message(
+    agent: AgentServer, info: ConversationInfo, message: Message | None
+) -> None:
+    """Tell an agent what its conversation began with, if that was lost on the way.
+
+    A conversation that was started by an earlier try may be stored without it, or not run.
+    """
+    is_begun = info.last_user_message_id and info.execution_status != ExecutionStatus.IDLE
+    if message is None or is_begun:
+        return
+
+    async def begin(_last_event: str) -> bool:
+        return True
+
+    pending = Pending(
+        id=info.hex_id,
+        conversation_id=info.hex_id,
+        kind=PendingKind.MESSAGE,
+        message=message,
+        last_event="",
+        is_tried=True,
+    )
+    await hand_over(agent, pending, begin)
+
+
+async def open_actions(agent: AgentServer, conversation_id: str) -> tuple[str, ...]:
+    """Return the actions that the agent asks about, none if it does not ask."""
+    info = await agent.find_conversation(conversation_id)
+    if info is None or info.execution_status != ExecutionStatus.WAITING_FOR_CONFIRMATION:
+        return ()
+    events = _decoded(await agent.newest_events(conversation_id))
+    ends = [one for one in events if one.kind in _ENDED]
+    ended = {name for one in ends for name in (one.action_id, one.tool_call_id) if name}
+    return tuple(
+        one.id
+        for one in reversed(events)
+        if one.kind == "ActionEvent" and not ended & {one.id, one.tool_call_id}
+    )
+
+
+def times_said(message: Message, messages: Sequence[Message]) -> int:
+    """Return how often the same was said."""
+    wanted = _text(message)
+    return sum(_text(one) == wanted for one in messages)
+
+
+async def _find_last_event(agent: AgentServer, pending: Pending) -> str:
+    try:
+        newest = _decoded(await agent.newest_events(pending.conversation_id, limit=1))
+    except AgentRefused as exc:
+        raise _not_looked(exc) from exc
+    return newest[0].id if newest else ""
+
+
+async def _check_question(agent: AgentServer, pending: Pending) -> None:
+    if pending.about:
+        still = await open_actions(agent, pending.conversation_id)
+        if not set(pending.about) & set(still):
+            raise Conflict("The agent does not wait for this answer any more")
+
+
+async def _is_told(agent: AgentServer, pending: Pending) -> bool:
+    if pending.kind in ANSWERS and (pending.about or pending.kind is PendingKind.REJECT):
+        still = await open_actions(agent, pending.conversation_id)
+        return not set(pending.about) & set(still)
+    behind = await _read_behind(agent, pending)
+    if pending.kind in (PendingKind.MESSAGE, PendingKind.RECORDED):
+        return await _is_said(agent, pending, behind)
+    is_running = await _status(agent, pending) == ExecutionStatus.RUNNING
+    if pending.kind in STOPS:
+        return not is_running or any(one.kind in _STOPPED for one in behind)
+    return is_running or _is_taken_up(behind)
+
+
+async def _is_said(agent: AgentServer, pending: Pending, behind: Sequence[_Event]) -> bool:
+    """Look for a message, and have the agent go on with one that it has and was to run for."""
+    wanted = _text(pending.message)
+    places = [at for at, one in enumerate(behind) if _said_by_user(one) == wanted]
+    if len(places) <= pending.said_before:
+        return False
+    rest = behind[places[pending.said_before] + 1 :]
+    if pending.run and not _is_taken_up(rest) and await _status(agent, pending) in _AT_REST:
+        with contextlib.suppress(Conflict):
+            await agent.run(pending.conversation_id)
+    return True
+
+
+async def _tell(agent: AgentServer, pending: Pending) -> None:
+    conversation_id, kind = pending.conversation_id, pending.kind
+    content = to_agent_message(pending.message)["content"]
+    longest = LONGEST_TOOL_SECONDS
+    match kind:
+        case PendingKind.MESSAGE | PendingKind.RECORDED:
+            await agent.send_message(conversation_id, content, run=pending.run, time_limit=longest)
+        case PendingKind.ACCEPT | PendingKind.REJECT:
+            await agent.respond_to_confirmation(
+                conversation_id,
+                accept=kind is PendingKind.ACCEPT,
+                reason=text_of(content) or None,
+            )
+        case PendingKind.RUN:
+            await _run(agent, pending)
+        case PendingKind.PAUSE:
+            await agent.pause(conversation_id, time_limit=longest)
+        case PendingKind.INTERRUPT:
+            await agent.interrupt(conversation_id)
+
+
+async def _run(agent: AgentServer, pending: Pending) -> None:
+    if not pending.run:
+        # The agent was told to stop since.
+        return
+    try:
+        await agent.run(pending.conversation_id)
+    except Conflict:
+        # One that is told again may run because of the first time.
+        if not pending.is_tried:
+            raise
+
+
+async def _wait_until_told(agent: AgentServer, pending: Pending) -> None:
+    """Wait until an answer has had its effect: it is not in the log before."""
+    end = monotonic() + _EFFECT_SECONDS
+    while not await _is_told(agent, pending):
+        if monotonic() > end:
+            raise AgentUnavailable("The agent still waits for an answer that it was given")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _status(agent: AgentServer, pending: Pending) -> str:
+    info = await agent.find_conversation(pending.conversation_id)
+    if info is None:
+        raise NotFound("The agent server does not know the conversation")
+    return str(info.execution_status)
+
+
+async def _read_behind(agent: AgentServer, pending: Pending) -> list[_Event]:
+    """Return the events behind the place where the first try began."""
+    last = pending.last_event or ""
+    events: list[_Event] = []
+    try:
+        async for page in agent.event_pages(pending.conversation_id, first=last):
+            events += _decoded(page)
+    except AgentRefused as exc:
+        raise _not_looked(exc) from exc
+    if not last:
+        return events
+    if not events or events[0].id != last:
+        raise PlaceLost("The agent's log has changed")
+    return events[1:]
+
+
+def _not_looked(exc: AgentRefused) -> AgentUnavailable:
+    # It says nothing about what is to be told.
+    return AgentUnavailable(exc.message, detail=exc.detail)
+
+
+def _decoded(raw: Sequence[bytes]) -> list[_Event]:
+    events = []
+    for one in raw:
+        # What has another form is none of the events that are looked for.
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            events.append(_event.decode(one))
+    return events
+
+
+def _is_taken_up(events: Sequence[_Event]) -> bool:
+    """Whether the agent has gone on, or was stopped, in these events."""
+    return any(
+        one.kind in _TAKEN_UP or (one.kind == "MessageEvent" and one.source == "agent")
+        for one in events
+    )
+
+
+def _said_by_user(event: _Event) -> str | None:
+    if event.kind != "MessageEvent" or event.source != "user" or event.llm_message is None:
+        return None
+    return text_of(event.llm_message.content)
+
+
+def _text(message: Message) -> str:
+    return text_of(to_agent_message(message)["content"])

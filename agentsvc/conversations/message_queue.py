@@ -1,0 +1,455 @@
+"""What users tell agents: stored when taken, and handed over in order, each exactly once.
+
+It is removed once the agent has it. Where it can never be told, the conversation gets an event
+that says so and holds its text, so that nothing that was taken gets lost.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from agentsvc.accounts.quotas import check_spend
+from agentsvc.agentserver.client import AgentClient, AgentServer
+from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.errors import (
+    AgentRefused,
+    AgentsvcError,
+    AgentUnavailable,
+    Conflict,
+    Gone,
+    NotFound,
+    TooManyRequests,
+)
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import new_id, parse_uuid
+from agentsvc.conversations.event_ingestor import error_event, event_time, wish_event
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations.message_delivery import hand_over, open_actions
+from agentsvc.conversations.message_queue_table import (
+    ANSWERS,
+    ORDERED,
+    Lane,
+    Pending,
+    PendingKind,
+    PendingTable,
+    lane_of,
+    lanes_behind,
+)
+from agentsvc.conversations.model import SANDBOX_GONE, ConversationView
+from agentsvc.conversations.service import Conversations
+from agentsvc.conversations.starting.agent_request import text_of, to_agent_message
+from agentsvc.domain.orders import Content, ContentKind, Message, StartStatus, WhenFull
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.storage.database import Database, IntegrityError, Transaction
+from agentsvc.storage.request_effects import is_watched, note_effect
+
+log = logging.getLogger(__name__)
+
+MOST_PENDING: Final = 10
+"""How many messages may be queued in a conversation that is not ready."""
+MOST_WAITING: Final = 100
+"""How many of one lane may wait in a conversation whose agent uses a tool."""
+
+NOT_DELIVERED: Final = "MessageNotDelivered"
+
+_MOST_SHOWN: Final = 100_000
+_TASK: Final = "task-"
+_SPENDING: Final = (PendingKind.MESSAGE, PendingKind.ACCEPT, PendingKind.RUN)
+
+
+class Queued(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of something that was taken; positions count from 1."""
+
+    id: str
+    position: int
+    sandbox_status: SandboxStatus
+    """Whether its sandbox runs, or has to be started first."""
+
+
+class PendingMessages:
+    """Takes what users tell their agents, and tells each agent as soon as that is possible."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        conversations: Conversations,
+        sandboxes: Sandboxes,
+        agents: AgentClient,
+        events: EventLog,
+        supervisor: Supervisor,
+        announcements: Announcements,
+        wait_seconds: float,
+    ) -> None:
+        """Have callers wait so long for what has become of what they told."""
+        self._db = db
+        self._table = PendingTable()
+        self._announcements = announcements
+        self._conversations = conversations
+        self._sandboxes = sandboxes
+        self._agents = agents
+        self._events = events
+        self._supervisor = supervisor
+        self._wait_seconds = wait_seconds
+        self._woken: set[tuple[str, Lane]] = set()
+        self._callers: dict[str, asyncio.Future[None]] = {}
+        """Who waits for what has become of something: they are told what went wrong, or it counts
+        as taken."""
+
+    async def send(
+        self, user_id: str, conversation_id: str, message: Message, *, run: bool
+    ) -> SandboxStatus:
+        """Take a message and hand it to the agent; return how its sandbox is.
+
+        One that uses a tool takes it when the tool is done, which is waited for only some seconds.
+        It is kept while earlier ones are not delivered, and where the sandbox was paused because
+        nobody used it, which is resumed then. Raises as `Conversations.require_agent` and `queue`,
+        AgentUnavailable while nothing was told, and AgentRefused.
+        """
+        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
+        if await self._must_wait(view):
+            queued = await self.queue(user_id, conversation_id, message, run=run, most=MOST_WAITING)
+            return queued.sandbox_status
+        self._conversations.require_agent(view)
+        await check_spend(self._db, user_id)
+        pending = _new(view, PendingKind.MESSAGE, message, run=run)
+        await self._take_and_wait(view, pending)
+        return view.sandbox_status
+
+    async def tell(
+        self,
+        user_id: str,
+        conversation_id: str,
+        kind: PendingKind,
+        *,
+        reason: str = "",
+        wish: str = "",
+    ) -> None:
+        """Answer the agent's question, stop it or let it go on; it is stored before it is done.
+
+        An answer is one to what the agent asks now. The wish, if there is one, is stored with it,
+        in the history. Raises as `send`, and Conflict where the agent runs already, or waits for no
+        such answer any more.
+        """
+        if kind in _SPENDING:
+            await check_spend(self._db, user_id)
+        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
+        agent = self._conversations.require_agent(view)
+        about = await open_actions(agent, conversation_id) if kind in ANSWERS else ()
+        part = Content(kind=ContentKind.TEXT, text=reason)
+        message = Message(content=(part,) if reason else ())
+        pending = _new(view, kind, message, run=kind in _SPENDING, about=about)
+        await self._take_and_wait(view, pending, [wish_event(wish)] if wish else [])
+
+    async def say_later(self, user_id: str, pending: Pending) -> None:
+        """Have an agent told something of a recording, however often this is called with its id."""
+
+        async def body(tx: Transaction) -> None:
+            await self._table.insert(tx, pending)
+            lane = lane_of(pending.kind)
+            tx.after_commit(lambda: self._wake(user_id, pending.conversation_id, lane))
+
+        await self._db.write(body)
+
+    async def _must_wait(self, view: ConversationView) -> bool:
+        """Whether a message has to wait, for earlier ones or until a culled sandbox runs again."""
+        sandbox = view.sandbox
+        if sandbox is None or not view.conversation.is_ready:
+            return False
+        if sandbox.status in (SandboxStatus.STARTING, SandboxStatus.RUNNING):
+            return await self._table.count(self._db, view.conversation.id, ORDERED) > 0
+        return await self._sandboxes.is_culled(sandbox)
+
+    async def queue(
+        self,
+        user_id: str,
+        reference: str,
+        message: Message,
+        *,
+        run: bool = True,
+        most: int = MOST_PENDING,
+    ) -> Queued:
+        """Take a message; it is stored when this returns, and delivered in the background.
+
+        `reference` is the id of a conversation, or `task-` and that of its start task. Raises
+        NotFound, TooManyRequests when `most` are waiting, QuotaExceeded for a user who may spend
+        no more, and Conflict or Gone where it could never be delivered.
+        """
+        await check_spend(self._db, user_id)
+        conversation_id = await self._resolve(user_id, reference)
+        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
+        _require_future(view)
+        return await self._take(view, _new(view, PendingKind.MESSAGE, message, run=run), most)
+
+    async def deliver_all(self) -> None:
+        """Try to hand over whatever waits; called now and then, and once after a start."""
+        for user_id, conversation_id, kind in await self._table.all_waiting(self._db):
+            self._wake(user_id, conversation_id, lane_of(kind))
+
+    def sandbox_changed(self, before: Sandbox, after: Sandbox | None) -> None:
+        """Deliver when a sandbox has begun to run."""
+        is_up = after is not None and after.status is SandboxStatus.RUNNING
+        if is_up and before.status is not SandboxStatus.RUNNING:
+            self._supervisor.spawn("pending messages of a sandbox", self.deliver_all)
+
+    # Taking
+
+    async def _take(
+        self, view: ConversationView, pending: Pending, most: int, events: Sequence[bytes] = ()
+    ) -> Queued:
+        """Store something, and events that tell of it, before it has an effect.
+
+        Raises TooManyRequests when `most` of its lane wait, and NotFound.
+        """
+        conversation_id, lane = pending.conversation_id, lane_of(pending.kind)
+        is_running = view.sandbox_status is SandboxStatus.RUNNING
+        status = SandboxStatus.RUNNING if is_running else SandboxStatus.STARTING
+
+        async def body(tx: Transaction) -> Queued:
+            waiting = await self._table.count(tx, conversation_id, lane)
+            if waiting >= most:
+                raise TooManyRequests(
+                    f"{waiting} messages of this conversation are waiting already"
+                )
+            try:
+                await self._table.insert(tx, pending)
+            except IntegrityError as exc:
+                # It was deleted since it was looked up.
+                raise NotFound(f"Conversation {conversation_id} not found") from exc
+            await self._events.append(tx, conversation_id, events)
+            queued = Queued(id=pending.id, position=waiting + 1, sandbox_status=status)
+            await note_effect(tx, queued)
+            user_id = view.conversation.user_id
+            self._announce(tx, user_id, conversation_id)
+            tx.after_commit(lambda: self._wake(user_id, conversation_id, lane))
+            return queued
+
+        return await self._db.write(body)
+
+    async def _take_and_wait(
+        self, view: ConversationView, pending: Pending, events: Sequence[bytes] = ()
+    ) -> None:
+        """Store something, and wait a while for what becomes of it; raises what went wrong.
+
+        What is not known by then counts as taken. Where the answer to the caller is stored with
+        it, it is taken at once, and goes on whatever happens.
+        """
+        if is_watched():
+            await self._take(view, pending, MOST_WAITING, events)
+            return
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._callers[pending.id] = outcome
+        try:
+            await self._take(view, pending, MOST_WAITING, events)
+            await asyncio.wait([outcome], timeout=self._wait_seconds)
+        finally:
+            is_taken = self._callers.pop(pending.id, None) is not None
+        if is_taken and not outcome.done():
+            log.info("message waits for a tool", extra={"conversation_id": view.conversation.id})
+        else:
+            await outcome
+
+    # Inside
+
+    async def _resolve(self, user_id: str, reference: str) -> str:
+        if reference.startswith(_TASK):
+            task_id = parse_uuid(reference.removeprefix(_TASK))
+            tasks = await self._conversations.find_start_tasks(user_id, [task_id or ""])
+            found = tasks[0].conversation_id if tasks[0] else None
+        else:
+            found = await self._conversations.resolve(user_id, reference)
+        if found is None:
+            raise NotFound(f"Conversation {reference} not found")
+        return found
+
+    def _wake(self, user_id: str, conversation_id: str, lane: Lane) -> None:
+        # One that is at work already looks once more before it ends.
+        self._woken.add((conversation_id, lane))
+        name = f"pending {lane[0]} {conversation_id}"
+        self._supervisor.spawn(name, lambda: self._deliver(user_id, conversation_id, lane))
+
+    async def _deliver(self, user_id: str, conversation_id: str, lane: Lane) -> None:
+        while (conversation_id, lane) in self._woken:
+            self._woken.discard((conversation_id, lane))
+            try:
+                if lane is ORDERED:
+                    await self._wait_for_start(user_id, conversation_id)
+                while await self._deliver_first(user_id, conversation_id, lane):
+                    pass
+            except NotFound:
+                # The conversation was deleted, and what waited with it.
+                return
+
+    async def _wait_for_start(self, user_id: str, conversation_id: str) -> None:
+        tasks, _ = await self._conversations.search_start_tasks(
+            user_id, conversation_id=conversation_id, limit=1
+        )
+        for task in tasks:
+            async for seen in self._conversations.follow(user_id, task.id):
+                if seen.status is StartStatus.READY:
+                    return
+
+    async def _deliver_first(self, user_id: str, conversation_id: str, lane: Lane) -> bool:
+        """Hand over what has waited longest; say whether it waits no more."""
+        pending = await self._table.find_first(self._db, conversation_id, lane)
+        if pending is None:
+            return False
+        view = await self._conversations.get(user_id, conversation_id, include_starting=True)
+        try:
+            _require_future(view)
+        except (Conflict, Gone) as exc:
+            await self._fail(user_id, pending, exc)
+            return True
+        if view.agent_url is None or view.session_api_key is None:
+            await self._wake_up(view)
+            return False
+        agent = self._agents.at(view.agent_url, view.session_api_key)
+        return await self._try(view, agent, pending)
+
+    async def _wake_up(self, view: ConversationView) -> None:
+        """Resume the sandbox of what waits, unless its user has paused it."""
+        if view.sandbox is None or not await self._sandboxes.is_culled(view.sandbox):
+            return
+        try:
+            await self._sandboxes.resume(
+                view.sandbox.user_id, view.sandbox.id, when_full=WhenFull.QUEUE
+            )
+        except AgentsvcError as exc:
+            log.info(
+                "culled sandbox cannot be resumed for a message now",
+                extra={"sandbox_id": view.sandbox.id, "reason": str(exc)},
+            )
+
+    async def _try(self, view: ConversationView, agent: AgentServer, pending: Pending) -> bool:
+        """Hand over something; say whether it waits no more."""
+        user_id, asked_at, is_tried = view.conversation.user_id, event_time(), pending.is_tried
+
+        async def begin(last_event: str) -> bool:
+            nonlocal is_tried
+            is_to_run = await self._db.write(lambda tx: self._table.begin(tx, pending, last_event))
+            is_tried = True
+            return is_to_run
+
+        try:
+            await hand_over(agent, pending, begin)
+        except (AgentRefused, NotFound, Conflict) as exc:
+            await self._fail(user_id, pending, exc)
+        except AgentUnavailable as exc:
+            if not is_tried and pending.id in self._callers:
+                # Nothing was told, and who told it can tell it again.
+                await self._fail(user_id, pending, exc)
+                return True
+            self._put_off(pending, exc)
+            return False
+        except AgentsvcError as exc:
+            self._put_off(pending, exc)
+            return False
+        else:
+            asked = asked_at if pending.run else None
+            await self._db.write(lambda tx: self._forget(tx, user_id, pending, asked))
+            self._conversations.was_told(view)
+            self._settle(pending)
+        return True
+
+    async def _forget(
+        self, tx: Transaction, user_id: str, pending: Pending, run_asked_at: str | None = None
+    ) -> None:
+        """Remove what waits no more; its agent may be at work now, whenever that is reported."""
+        await self._table.delete(tx, pending.id)
+        for lane in lanes_behind(pending.kind):
+            tx.after_commit(partial(self._wake, user_id, pending.conversation_id, lane))
+        if run_asked_at is not None:
+            await self._table.set_run_asked(tx, pending.conversation_id, run_asked_at)
+        self._announce(tx, user_id, pending.conversation_id)
+
+    def _announce(self, tx: Transaction, user_id: str, conversation_id: str) -> None:
+        news = Announcement(
+            subject=Subject.CONVERSATION,
+            user_id=user_id,
+            id=conversation_id,
+            conversation_id=conversation_id,
+        )
+        tx.after_commit(lambda: self._announcements.announce(news))
+
+    def _put_off(self, pending: Pending, error: AgentsvcError) -> None:
+        log.info(
+            "pending message cannot be delivered now",
+            extra={"conversation_id": pending.conversation_id, "reason": str(error)},
+        )
+
+    async def _fail(self, user_id: str, pending: Pending, error: AgentsvcError) -> None:
+        """Remove what can never be told, and tell its caller, or the conversation."""
+        if pending.is_tried:
+            # Nobody knows whether it was told: that is for the conversation, too.
+            self._settle(pending)
+        caller = self._callers.pop(pending.id, None)
+        if caller is None:
+            await self._give_up(user_id, pending, error)
+            return
+        try:
+            await self._db.write(lambda tx: self._forget(tx, user_id, pending))
+        finally:
+            if not caller.done():
+                caller.set_exception(error)
+
+    def _settle(self, pending: Pending) -> None:
+        caller = self._callers.pop(pending.id, None)
+        if caller is not None and not caller.done():
+            caller.set_result(None)
+
+    async def _give_up(self, user_id: str, pending: Pending, error: AgentsvcError) -> None:
+        log.warning(
+            "pending message given up",
+            extra={
+                "conversation_id": pending.conversation_id,
+                "kind": str(pending.kind),
+                "reason": str(error),
+            },
+        )
+
+        async def body(tx: Transaction) -> None:
+            event = error_event(NOT_DELIVERED, _explain(pending, error))
+            await self._events.append(tx, pending.conversation_id, [event])
+            await self._forget(tx, user_id, pending)
+
+        await self._db.write(body)
+
+
+def _explain(pending: Pending, error: AgentsvcError) -> str:
+    """Return what a person is told of something that their agent may never have got."""
+    is_message = pending.kind in (PendingKind.MESSAGE, PendingKind.RECORDED)
+    what = "A message" if is_message else f"The answer or order `{pending.kind}`"
+    is_unknown = pending.is_tried and not isinstance(error, AgentRefused)
+    told = "may or may not have reached the agent" if is_unknown else "could not be delivered"
+    text = text_of(to_agent_message(pending.message)["content"])[:_MOST_SHOWN]
+    return f"{what} {told}: {error.message}" + (f"\nThe message was:\n{text}" if text else "")
+
+
+def _new(
+    view: ConversationView,
+    kind: PendingKind,
+    message: Message,
+    *,
+    run: bool = True,
+    about: Sequence[str] = (),
+) -> Pending:
+    return Pending(
+        id=new_id(),
+        conversation_id=view.conversation.id,
+        kind=kind,
+        message=message,
+        run=run,
+        about=tuple(about),
+    )
+
+
+def _require_future(view: ConversationView) -> None:
+    """Raise Conflict or Gone for a conversation that can never take a message."""
+    if view.conversation.start_failed:
+        raise Conflict("The conversation did not start")
+    if view.sandbox_status is SandboxStatus.MISSING:
+        raise Gone(SANDBOX_GONE)

@@ -1,0 +1,212 @@
+"""What users have told agents that have not got it yet: the records and their SQL."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from agentsvc.base.values import now, to_stored
+from agentsvc.domain.orders import Message
+from agentsvc.storage.database import Queryable, Row, Transaction
+
+
+class PendingKind(StrEnum):
+    """What an agent is told."""
+
+    MESSAGE = "message"
+    RECORDED = "recorded"
+    """A message of a recording, said while the agent is at work."""
+    ACCEPT = "accept"
+    REJECT = "reject"
+    RUN = "run"
+    PAUSE = "pause"
+    INTERRUPT = "interrupt"
+
+
+type Lane = tuple[PendingKind, ...]
+
+ANSWERS: Final = (PendingKind.ACCEPT, PendingKind.REJECT)
+STOPS: Final = (PendingKind.PAUSE, PendingKind.INTERRUPT)
+
+ORDERED: Final[Lane] = (PendingKind.MESSAGE, *ANSWERS, PendingKind.RUN)
+"""What is told one after the other. Each other kind waits for its own."""
+
+LANES: Final[tuple[Lane, ...]] = (
+    ORDERED,
+    *((kind,) for kind in PendingKind if kind not in ORDERED),
+)
+
+# A stop does not wait for messages, which may wait for a tool; but what comes behind it does not
+# overtake it, and it does not overtake an answer, which would set the agent going again.
+_ALSO_BEFORE: Final[dict[Lane, Lane]] = {ORDERED: STOPS, **{(kind,): ANSWERS for kind in STOPS}}
+
+
+def lane_of(kind: PendingKind) -> Lane:
+    """Return the kinds that are told in one order with this one."""
+    return next(lane for lane in LANES if kind in lane)
+
+
+def lanes_behind(kind: PendingKind) -> list[Lane]:
+    """Return the other lanes in which something may wait for one of this kind."""
+    return [lane for lane, before in _ALSO_BEFORE.items() if kind in before]
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that an agent is to be told.
+
+    `last_event` is where the log of its agent ended before the first try, "" for the beginning and
+    None until that is known. `said_before` is how often the same message is behind that although
+    this one was not told.
+    """
+
+    id: str
+    conversation_id: str
+    kind: PendingKind
+    message: Message
+    """The message itself, or the reason for a rejection."""
+    run: bool = True
+    """Whether the agent is to go on with it."""
+    about: tuple[str, ...] = ()
+    """The actions that an answer is about."""
+    last_event: str | None = None
+    said_before: int = 0
+    is_tried: bool = False
+    """Whether it may have got through already."""
+
+
+_encode = msgspec.json.encode
+_message = msgspec.json.Decoder(Message)
+_about = msgspec.json.Decoder(tuple[str, ...])
+
+
+class PendingTable:
+    """The SQL of what waits."""
+
+    async def insert(self, tx: Transaction, pending: Pending) -> None:
+        """Insert something behind all others; the same id a second time changes nothing."""
+        sql = """
+            INSERT INTO pending_messages
+                (id, conversation_id, kind, message, run, about, last_event, said_before, created_at)
+            VALUES
+                (:id, :conversation_id, :kind, :message, :run, :about, :last_event, :said_before,
+                 :created_at)
+            ON CONFLICT (id) DO NOTHING
+        """
+        row = {
+            "id": pending.id,
+            "conversation_id": pending.conversation_id,
+            "kind": pending.kind,
+            "message": _encode(pending.message),
+            "run": pending.run,
+            "about": _encode(pending.about).decode(),
+            "last_event": pending.last_event,
+            "said_before": pending.said_before,
+            "created_at": to_stored(now()),
+        }
+        await tx.run(sql, row)
+
+    async def count(self, reader: Queryable, conversation_id: str, kinds: Sequence[str]) -> int:
+        """Return how many of these kinds wait in a conversation."""
+        sql = """
+            SELECT count(*) AS n
+            FROM pending_messages
+            WHERE conversation_id = :conversation_id
+                AND kind IN (SELECT value FROM json_each(:kinds))
+        """
+        [row] = await reader.all(sql, _of(conversation_id, kinds))
+        return int(row["n"])
+
+    async def find_first(
+        self, reader: Queryable, conversation_id: str, lane: Lane
+    ) -> Pending | None:
+        """Return what is next in a lane of a conversation; None while it waits for another lane."""
+        sql = """
+            SELECT id, conversation_id, kind, message, run, about, last_event, said_before, is_tried
+            FROM pending_messages
+            WHERE conversation_id = :conversation_id
+                AND kind IN (SELECT value FROM json_each(:kinds))
+                AND NOT EXISTS (
+                    SELECT 1
+                    FROM pending_messages AS before
+                    WHERE before.conversation_id = :conversation_id
+                        AND before.seq < pending_messages.seq
+                        AND before.kind IN (SELECT value FROM json_each(:before))
+                        AND (before.about != '[]' OR before.kind NOT IN ('accept', 'reject'))
+                )
+            ORDER BY seq
+            LIMIT 1
+        """
+        before = _encode(_ALSO_BEFORE.get(lane, ())).decode()
+        values = {**_of(conversation_id, lane), "before": before}
+        row = await reader.one(sql, values)
+        return _from_row(row) if row else None
+
+    async def begin(self, tx: Transaction, pending: Pending, last_event: str) -> bool:
+        """Note that it is being tried, and where the agent's log ended before.
+
+        Returns whether the agent is still to go on with it. With what was told before a stop it is
+        not to go on any more.
+        """
+        sql = """
+            UPDATE pending_messages
+            SET is_tried = 1, last_event = :last_event
+            WHERE id = :id
+        """
+        await tx.run(sql, {"id": pending.id, "last_event": last_event})
+        sql = "SELECT seq, run FROM pending_messages WHERE id = :id"
+        row = await tx.one(sql, {"id": pending.id})
+        if row is None:
+            return False
+        if pending.kind in STOPS:
+            await self._stop_runs(tx, pending.conversation_id, row["seq"])
+        return bool(row["run"])
+
+    async def _stop_runs(self, tx: Transaction, conversation_id: str, seq: int) -> None:
+        sql = """
+            UPDATE pending_messages
+            SET run = 0
+            WHERE conversation_id = :conversation_id AND seq < :seq AND kind IN ('message', 'run')
+        """
+        await tx.run(sql, {"conversation_id": conversation_id, "seq": seq})
+
+    async def delete(self, tx: Transaction, pending_id: str) -> None:
+        """Remove what waits no more."""
+        await tx.run("DELETE FROM pending_messages WHERE id = :id", {"id": pending_id})
+
+    async def set_run_asked(self, tx: Transaction, conversation_id: str, at: str) -> None:
+        """Note when an agent was told to go on, in the form events have their times."""
+        sql = """
+            UPDATE conversations
+            SET facts = CAST(json_set(CAST(facts AS TEXT), '$.run_asked_at', :at) AS BLOB)
+            WHERE id = :id
+        """
+        await tx.run(sql, {"id": conversation_id, "at": at})
+
+    async def all_waiting(self, reader: Queryable) -> list[tuple[str, str, PendingKind]]:
+        """Return the user, the conversation and the kind of whatever waits."""
+        sql = """
+            SELECT DISTINCT c.user_id, c.id, p.kind
+            FROM pending_messages AS p
+            JOIN conversations AS c ON c.id = p.conversation_id
+        """
+        rows = await reader.all(sql)
+        return [(row["user_id"], row["id"], PendingKind(row["kind"])) for row in rows]
+
+
+def _of(conversation_id: str, kinds: Sequence[str]) -> dict[str, str]:
+    return {"conversation_id": conversation_id, "kinds": _encode(kinds).decode()}
+
+
+def _from_row(row: Row) -> Pending:
+    return Pending(
+        id=row["id"],
+        conversation_id=row["conversation_id"],
+        kind=PendingKind(row["kind"]),
+        message=_message.decode(row["message"]),
+        run=bool(row["run"]),
+        about=_about.decode(row["about"]),
+        last_event=row["last_event"],
+        said_before=row["said_before"] or 0,
+        is_tried=bool(row["is_tried"]),
+    )

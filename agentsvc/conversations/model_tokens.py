@@ -1,0 +1,346 @@
+"""What lets a sandbox ask a language model through this server: tokens, and what was used with them.
+
+A token is for one conversation and one model, opens nothing else, and goes with its conversation.
+The real key stays here, sealed.
+"""
+
+import asyncio
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from agentsvc.accounts import quotas
+from agentsvc.accounts.keys import UserTable
+from agentsvc.base.bus import Announcements
+from agentsvc.base.errors import AgentsvcError, ModelBudgetReached, NotAuthenticated, QuotaExceeded
+from agentsvc.base.values import Secret, new_id, new_key, now, sha256, to_stored
+from agentsvc.conversations import facts
+from agentsvc.conversations.model_health import ModelMemory
+from agentsvc.conversations.model_usage import (
+    add_usage,
+    find_usage,
+    forget_call,
+    note_call,
+    open_calls,
+)
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.domain.agent_options import Llm
+from agentsvc.models.wire import Upstream, Usage, guess_usage, through, upstream_of
+from agentsvc.plugin.backend import NOT_CALLING
+from agentsvc.sandboxes import Sandbox, Sandboxes
+from agentsvc.storage.database import Database, Queryable, Row, Transaction
+from agentsvc.storage.vault import Vault
+
+PATH: Final = "/llm/v1"
+"""Below which sandboxes find their models."""
+
+TOKEN_PREFIX: Final = "asmt_"  # noqa: S105  # what tokens begin with
+
+_STOP_SECONDS: Final = 5.0
+_TURNED_DOWN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+
+type MayReach = Callable[[str], Awaitable[bool]]
+"""Says whether this server asks models at a base URL."""
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """Leave to ask one model in one conversation."""
+
+    conversation_id: str
+    user_id: str
+    sandbox_id: str
+    upstream: Upstream
+
+
+class Call(msgspec.Struct, kw_only=True, eq=False):
+    """A question to a model that was let through."""
+
+    id: str
+    grant: Grant
+    is_open: bool = True
+    """Whether nobody has said yet what it has used."""
+
+
+class _Load:
+    """The calls that a user has running."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.waiting = 0
+        self.largest = math.inf
+        self.changed = asyncio.Condition()
+
+
+class Grants:
+    """Hands out tokens for models, and counts what is used with them."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        vault: Vault,
+        sandboxes: Sandboxes,
+        may_reach: MayReach,
+        is_on: bool,
+        announcements: Announcements,
+    ) -> None:
+        self._db = db
+        self._vault = vault
+        self._sandboxes = sandboxes
+        self._may_reach = may_reach
+        self._is_on = is_on
+        self._table = ConversationTable(db, announcements)
+        self._loads: defaultdict[str, _Load] = defaultdict(_Load)
+        self.memory = ModelMemory()
+
+    async def lend(self, sandbox: Sandbox, conversation_id: str, llm: Llm) -> Llm:
+        """Return a model as a sandbox gets it: through this server where that can be done.
+
+        It cannot for models that speak otherwise than OpenAI's, at addresses that this server
+        does not ask, and in sandboxes that do not reach it; these get the model as it is.
+        """
+        upstream = upstream_of(llm)
+        [(fact, value)] = NOT_CALLING.items()
+        if not self._is_on or upstream is None or sandbox.facts.get(fact) == value:
+            return llm
+        if not await self._may_reach(upstream.base_url):
+            return llm
+        token = new_key(TOKEN_PREFIX)
+        await self._db.write(
+            lambda tx: GrantTable.insert(tx, self._vault, token, conversation_id, upstream)
+        )
+        return through(llm, base_url=self._sandboxes.inside_url(sandbox) + PATH, token=token)
+
+    async def identify(self, token: str) -> Grant:
+        """Return what a token is for; raises NotAuthenticated for what is none, or none any more."""
+        row = await GrantTable.find(self._db, sha256(token))
+        if row is None or row["user_id"] in await UserTable.list_barred(self._db):
+            raise NotAuthenticated("Invalid model token")
+        return Grant(
+            conversation_id=row["conversation_id"],
+            user_id=row["user_id"],
+            sandbox_id=row["sandbox_id"],
+            upstream=_open(self._vault, row),
+        )
+
+    async def recover(self) -> None:
+        """Count the calls that were under way when the server ended; called once at the start.
+
+        Nobody knows what they have used, so that is what was noted when they began.
+        """
+
+        async def body(tx: Transaction) -> None:
+            for row in await open_calls(tx):
+                await self._settle(tx, row["id"], row["conversation_id"])
+
+        if await open_calls(self._db):
+            await self._db.write(body)
+
+    def hear(self, grant: Grant, status: int) -> None:
+        """Remember the HTTP status that a model has answered with."""
+        if status < HTTPStatus.BAD_REQUEST:
+            self.memory.hear(grant.conversation_id, grant.upstream)
+        elif status in _TURNED_DOWN:
+            self.memory.hear_refusal(grant.upstream)
+
+    @contextlib.asynccontextmanager
+    async def calling(self, grant: Grant, asked_bytes: int) -> AsyncIterator[Call]:
+        """Hold a place for a call; raises ModelBudgetReached where no more may be spent.
+
+        Near a limit one call at a time is let through, so that no more than one goes over it. It is
+        noted before it is made; one that is broken off counts as what was noted.
+        """
+        load = self._loads[grant.user_id]
+        try:
+            await self._enter(grant, load)
+        except ModelBudgetReached:
+            await self._let_stop(grant)
+            raise
+        try:
+            async with self._noted(grant, guess_usage(grant.upstream, asked_bytes)) as call:
+                yield call
+        finally:
+            async with load.changed:
+                load.running -= 1
+                load.changed.notify_all()
+            if not load.running and not load.waiting:
+                self._loads.pop(grant.user_id, None)
+
+    @contextlib.asynccontextmanager
+    async def _noted(self, grant: Grant, guess: Usage) -> AsyncIterator[Call]:
+        call = Call(id=new_id(), grant=grant)
+        try:
+            await self._db.write(lambda tx: note_call(tx, call.id, grant.conversation_id, guess))
+            yield call
+        except AgentsvcError:
+            await self.release(call)
+            raise
+        finally:
+            if call.is_open:
+                call.is_open = False
+                await self._db.write(lambda tx: self._settle(tx, call.id, grant.conversation_id))
+
+    async def _enter(self, grant: Grant, load: _Load) -> None:
+        async with load.changed:
+            while True:
+                left = await self._left(grant)
+                if not load.running or left > load.running * load.largest or math.isinf(left):
+                    break
+                load.waiting += 1
+                try:
+                    await load.changed.wait()
+                finally:
+                    load.waiting -= 1
+            load.running += 1
+
+    async def _let_stop(self, grant: Grant) -> None:
+        """Give a run that is being stopped for its budget the time to stop, not to fail."""
+        conversation = await self._table.find(grant.conversation_id)
+        if conversation is not None and conversation.facts.budget_stop_cost is not None:
+            await asyncio.sleep(_STOP_SECONDS)
+
+    async def count(self, call: Call, usage: Usage) -> None:
+        """Count what a call has used; nothing is left of it if the conversation is gone."""
+        call.is_open = False
+        load = self._loads[call.grant.user_id]
+        dollars = usage.dollars or 0.0
+        load.largest = dollars if math.isinf(load.largest) else max(load.largest, dollars)
+
+        async def body(tx: Transaction) -> None:
+            await forget_call(tx, call.id)
+            await self._book(tx, call.grant.conversation_id, usage)
+
+        await self._db.write(body)
+
+    async def release(self, call: Call) -> None:
+        """Forget a call that the model has refused, or never heard of; nothing is counted."""
+        if call.is_open:
+            call.is_open = False
+            await self._db.write(lambda tx: forget_call(tx, call.id))
+
+    async def _settle(self, tx: Transaction, call_id: str, conversation_id: str) -> None:
+        """Count a call as what was noted of it, if it was not counted yet."""
+        noted = await forget_call(tx, call_id)
+        if noted is not None:
+            await self._book(tx, conversation_id, noted)
+
+    async def _book(self, tx: Transaction, conversation_id: str, usage: Usage) -> None:
+        conversation = await self._table.find(conversation_id, tx)
+        if conversation is None:
+            return
+        reported = facts.cost_of(conversation)
+        before = max(reported, (await find_usage(tx, conversation.id)).dollars or 0.0)
+        await add_usage(tx, conversation.id, usage)
+        after = max(reported, (await find_usage(tx, conversation.id)).dollars or 0.0)
+        if after > before:
+            await quotas.note_spend(tx, conversation.user_id, after - before)
+
+    async def _left(self, grant: Grant) -> float:
+        """Return how many dollars may be spent; raises ModelBudgetReached if there are none."""
+        conversation = await self._table.find(grant.conversation_id)
+        if conversation is None:
+            raise NotAuthenticated("Invalid model token")
+        used = await find_usage(self._db, conversation.id)
+        spent = max(facts.cost_of(conversation), used.dollars or 0.0)
+        budget = conversation.max_budget
+        goes_on = facts.goes_on_over_budget(conversation, spent)
+        if budget is not None and spent >= budget and not goes_on:
+            raise _refused(
+                f"The budget of this conversation is used up: it has cost {spent:.4f} US dollars,"
+                f" and may cost {budget:.4f}"
+            )
+        try:
+            rest = await quotas.left_to_spend(self._db, grant.user_id)
+        except QuotaExceeded as exc:
+            raise _refused(exc.message) from exc
+        return min(rest, math.inf if budget is None else max(budget - spent, 0.0))
+
+
+def _refused(message: str) -> ModelBudgetReached:
+    error = {"message": message, "type": "insufficient_quota", "param": None}
+    return ModelBudgetReached(message, extra={"error": {**error, "code": "insufficient_quota"}})
+
+
+def _context(token_hash: str) -> str:
+    return f"model grant {token_hash}"
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """An upstream with its secrets as texts, for sealing."""
+
+    model: str
+    base_url: str
+    api_key: str | None
+    headers: dict[str, str]
+    input_cost_per_token: float | None
+    output_cost_per_token: float | None
+
+
+_stored: Final = msgspec.json.Decoder(_Stored)
+
+
+def _seal(vault: Vault, token_hash: str, upstream: Upstream) -> bytes:
+    plain = _Stored(
+        model=upstream.model,
+        base_url=upstream.base_url,
+        api_key=upstream.api_key.reveal() if upstream.api_key else None,
+        headers={name: value.reveal() for name, value in upstream.headers.items()},
+        input_cost_per_token=upstream.input_cost_per_token,
+        output_cost_per_token=upstream.output_cost_per_token,
+    )
+    return vault.seal(msgspec.json.encode(plain), _context(token_hash))
+
+
+def _open(vault: Vault, row: Row) -> Upstream:
+    plain = _stored.decode(vault.unseal(row["sealed"], _context(row["token_hash"])))
+    return Upstream(
+        model=plain.model,
+        base_url=plain.base_url,
+        api_key=Secret(plain.api_key) if plain.api_key else None,
+        headers={name: Secret(value) for name, value in plain.headers.items()},
+        input_cost_per_token=plain.input_cost_per_token,
+        output_cost_per_token=plain.output_cost_per_token,
+    )
+
+
+class GrantTable:
+    """The SQL of tokens for models; of a token there is but a hash."""
+
+    @staticmethod
+    async def insert(
+        tx: Transaction, vault: Vault, token: Secret, conversation_id: str, upstream: Upstream
+    ) -> int:
+        """Add a token; nothing is added for a conversation that is gone."""
+        token_hash = sha256(token.reveal())
+        sql = """
+            INSERT INTO model_grants (token_hash, conversation_id, sealed, created_at)
+            SELECT :token_hash, id, :sealed, :created_at
+            FROM conversations
+            WHERE id = :conversation_id
+        """
+        return await tx.run(
+            sql,
+            {
+                "token_hash": token_hash,
+                "conversation_id": conversation_id,
+                "sealed": _seal(vault, token_hash, upstream),
+                "created_at": to_stored(now()),
+            },
+        )
+
+    @staticmethod
+    async def find(reader: Queryable, token_hash: str) -> Row | None:
+        """Return a token's row, if its conversation still has a sandbox that may call."""
+        sql = """
+            SELECT g.token_hash, g.conversation_id, g.sealed, c.user_id, c.sandbox_id
+            FROM model_grants AS g
+            JOIN conversations AS c ON c.id = g.conversation_id
+            JOIN sandboxes AS s ON s.id = c.sandbox_id
+            WHERE g.token_hash = :token_hash AND s.target <> 'deleted'
+        """
+        return await reader.one(sql, {"token_hash": token_hash})

@@ -1,0 +1,88 @@
+"""What conversations have used of their models through this server, by the models' own counts.
+
+A call is noted before it is made, with what it may cost, until what it has used is counted: one whose
+server ended meanwhile is not forgotten.
+"""
+
+from agentsvc.models.wire import Usage
+from agentsvc.storage.database import Queryable, Row, Transaction
+
+
+async def find_usage(reader: Queryable, conversation_id: str) -> Usage:
+    """Return what a conversation has used so far; nothing for one that was never counted."""
+    sql = """
+        SELECT prompt_tokens, completion_tokens, dollars
+        FROM model_usage
+        WHERE conversation_id = :conversation_id
+    """
+    row = await reader.one(sql, {"conversation_id": conversation_id})
+    if row is None:
+        return Usage(dollars=0.0)
+    return Usage(
+        prompt_tokens=row["prompt_tokens"],
+        completion_tokens=row["completion_tokens"],
+        dollars=row["dollars"],
+    )
+
+
+async def add_usage(tx: Transaction, conversation_id: str, usage: Usage) -> None:
+    """Add what one call of a conversation, which exists, has used."""
+    sql = """
+        INSERT INTO model_usage
+            (conversation_id, calls, prompt_tokens, completion_tokens, dollars, largest)
+        VALUES (:conversation_id, 1, :prompt_tokens, :completion_tokens, :dollars, :dollars)
+        ON CONFLICT (conversation_id) DO UPDATE
+        SET calls = calls + 1,
+            prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+            completion_tokens = completion_tokens + excluded.completion_tokens,
+            dollars = dollars + excluded.dollars,
+            largest = MAX(largest, excluded.largest)
+    """
+    await tx.run(
+        sql,
+        {
+            "conversation_id": conversation_id,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "dollars": usage.dollars or 0.0,
+        },
+    )
+
+
+async def note_call(tx: Transaction, call_id: str, conversation_id: str, guess: Usage) -> None:
+    """Note a call that is about to be made: at what the dearest one so far has cost, if any has.
+
+    Nothing is noted for a conversation that is gone.
+    """
+    sql = """
+        INSERT INTO model_calls (id, conversation_id, prompt_tokens, dollars)
+        SELECT :id, c.id, :prompt_tokens, COALESCE(NULLIF(u.largest, 0), :dollars)
+        FROM conversations AS c
+        LEFT JOIN model_usage AS u ON u.conversation_id = c.id
+        WHERE c.id = :conversation_id
+    """
+    await tx.run(
+        sql,
+        {
+            "id": call_id,
+            "conversation_id": conversation_id,
+            "prompt_tokens": guess.prompt_tokens,
+            "dollars": guess.dollars or 0.0,
+        },
+    )
+
+
+async def forget_call(tx: Transaction, call_id: str) -> Usage | None:
+    """Forget a call that is over, and return what was noted of it."""
+    row = await tx.one(
+        "SELECT prompt_tokens, dollars FROM model_calls WHERE id = :id", {"id": call_id}
+    )
+    if row is None:
+        return None
+    await tx.run("DELETE FROM model_calls WHERE id = :id", {"id": call_id})
+    return Usage(prompt_tokens=row["prompt_tokens"], dollars=row["dollars"])
+
+
+async def open_calls(reader: Queryable) -> list[Row]:
+    """Return the calls of which nobody knows what they have used: `id` and `conversation_id`."""
+    return await reader.all("SELECT id, conversation_id FROM model_calls ORDER BY rowid")

@@ -1,0 +1,146 @@
+"""New conversation records from orders, and changes to them. Pure."""
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+from agentsvc.base.errors import BadRequest
+from agentsvc.base.values import dashed, new_id, now, parse_uuid
+from agentsvc.conversations.model import (
+    Conversation,
+    ConversationPatch,
+    Facts,
+    Generation,
+    Stage,
+    StartTask,
+    TitleSource,
+    default_title,
+)
+from agentsvc.domain.orders import StartOrder, StartStatus, Trigger
+from agentsvc.domain.repositories import refuse_credentials
+from agentsvc.settings.store import Settings
+
+_KEYLESS_PREFIXES: Final = (
+    "bedrock/",
+    "ollama/",
+    "ollama_chat/",
+    "vertex_ai/",
+    "lm_studio/",
+    "hosted_vllm/",
+)
+
+
+def require_settings(order: StartOrder, settings: Settings | None) -> None:
+    """Raise BadRequest, as the older generation words it, without settings or model key."""
+    if settings is None:
+        raise BadRequest(
+            "Settings not found",
+            extra={
+                "status": "error",
+                "message": "Settings not found",
+                "msg_id": "CONFIGURATION$SETTINGS_NOT_FOUND",
+            },
+        )
+    model = order.llm_model or settings.llm_model or ""
+    is_keyless = model.startswith(_KEYLESS_PREFIXES) or bool(settings.llm_base_url)
+    if not settings.llm_api_key and not is_keyless:
+        text = "Error authenticating with the LLM provider. Please check your API key"
+        raise BadRequest(
+            text,
+            extra={
+                "status": "error",
+                "message": text,
+                "msg_id": "STATUS$ERROR_LLM_AUTHENTICATION",
+            },
+        )
+
+
+def new_task(
+    user_id: str, conversation_id: str, order: StartOrder, generation: Generation
+) -> StartTask:
+    """Return the task that starts a conversation, at its first stage."""
+    moment = now()
+    return StartTask(
+        id=new_id(),
+        user_id=user_id,
+        conversation_id=conversation_id,
+        status=StartStatus.WORKING,
+        detail=None,
+        sandbox_id=None,
+        agent_server_url=None,
+        request=order,
+        generation=generation,
+        stages=(Stage(status=StartStatus.WORKING, started_at=moment),),
+        created_at=moment,
+        updated_at=moment,
+    )
+
+
+def new_conversation(
+    user_id: str,
+    conversation_id: str,
+    order: StartOrder,
+    settings: Settings,
+    parent: Conversation | None,
+    *,
+    generation: Generation = Generation.V1,
+) -> Conversation:
+    """Return a conversation that is to be started; a parent lends what the order leaves open.
+
+    Raises InvalidRequest for a repository with a password in its URL, which nothing would seal.
+    """
+    refuse_credentials(order.repository or "")
+    moment = now()
+    is_from_task = order.suggested_task is not None
+    return Conversation(
+        id=conversation_id,
+        user_id=user_id,
+        alias=order.alias,
+        sandbox_id=parent.sandbox_id if parent else None,
+        title=order.title or default_title(conversation_id),
+        title_source=TitleSource.USER if order.title else TitleSource.DEFAULT,
+        selected_repository=order.repository or (parent.selected_repository if parent else None),
+        selected_branch=order.branch or (parent.selected_branch if parent else None),
+        git_provider=order.provider or (parent.git_provider if parent else None),
+        trigger=order.trigger or (Trigger.SUGGESTED_TASK if is_from_task else None),
+        pr_number=order.pr_number,
+        llm_model=order.llm_model or settings.llm_model,
+        agent_kind="openhands",
+        metrics=None,
+        facts=Facts(),
+        parent_id=parent.id if parent else None,
+        is_public=order.public,
+        tags={},
+        working_dir="",
+        generation=generation,
+        execution_status=None,
+        max_budget=settings.max_budget_per_task,
+        is_ready=False,
+        start_failed=False,
+        start_detail=None,
+        sub_ids=(),
+        created_at=moment,
+        updated_at=moment,
+    )
+
+
+def patched(conversation: Conversation, patch: ConversationPatch) -> Conversation:
+    """Return the conversation with the change made."""
+    given = {
+        "title": patch.title,
+        "is_public": patch.is_public,
+        "selected_repository": patch.repository,
+        "selected_branch": patch.branch,
+        "git_provider": patch.provider,
+    }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not UNSET}
+    if "title" in changes:
+        changes["title_source"] = TitleSource.USER if changes["title"] else TitleSource.DEFAULT
+    return msgspec.structs.replace(conversation, **changes, updated_at=now())
+
+
+def shown(conversation_id: str) -> str:
+    """Return a conversation's id as people see it."""
+    known = parse_uuid(conversation_id)
+    return dashed(known) if known else conversation_id

@@ -1,0 +1,202 @@
+"""A recorded conversation that is replayed: where it stands, and what the agent does next. Pure.
+
+The agent of a replayed conversation takes the recording for its language model: it is given the
+recorded turns one by one, does what they say, and so has done and seen everything itself when the
+real model goes on. Each tool call carries the number of its step, so that where a replay stands
+follows from what the agent has been given; nothing else is remembered.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base.values import new_id, now
+from agentsvc.conversations.starting.prompts import first_message
+from agentsvc.domain.orders import RecordedStep, StartOrder
+
+MODEL: Final = "openai/replay"
+"""What the recording is called where agents name their language model."""
+
+_CALL_ID: Final = re.compile(r"replay_(\d+)_\d+")
+_TITLE_CHARS: Final = 50
+
+
+class AskedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call the agent was given, among the messages it sends along."""
+
+    id: str = ""
+    """Id of the tool call"""
+
+
+class AskedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of what the agent sends along."""
+
+    role: str
+    """Who speaks: `system`, `user`, `assistant` or `tool`"""
+    content: Any = None
+    """Text or parts of the message; null in a message of tool calls only"""
+    tool_calls: list[AskedCall] | None = None
+    """Tool calls of the message; null: none"""
+
+
+class AskedFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool the agent has, and what can be said to it."""
+
+    name: str
+    """Name of the tool"""
+    parameters: dict[str, Any] = {}
+    """JSON schema of its arguments"""
+
+
+class AskedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """The wrapping of a tool."""
+
+    function: AskedFunction
+    """The tool"""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent asks its language model, in the form of the chat completions of OpenAI."""
+
+    model: str
+    """Read, and without effect: the recording answers"""
+    messages: list[AskedMessage]
+    """The history as the agent sends it"""
+    tools: list[AskedTool] | None = None
+    """Tools of the agent; null: none"""
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    source: str = ""
+    tool_call_id: str = ""
+
+
+_EVENT: Final = msgspec.json.Decoder(_Event)
+
+
+def recording_of(order: StartOrder) -> tuple[RecordedStep, ...]:
+    """Return the steps to replay, and what the user has to say behind them; none for no replay."""
+    if not order.replay:
+        return ()
+    message = first_message(order)
+    behind = () if message is None else (RecordedStep(message=message),)
+    return (*order.replay, *behind)
+
+
+def find_turn(steps: Sequence[RecordedStep], messages: Iterable[AskedMessage]) -> int | None:
+    """Return which step is the next turn of the agent, None behind the last one."""
+    at = -1
+    for message in messages:
+        if message.role != "assistant":
+            continue
+        if message.tool_calls:
+            at = max(at, *(_step_of(call.id) for call in message.tool_calls))
+        else:
+            at = _spoken(steps, _next_turn(steps, at), at)
+    return _next_turn(steps, at)
+
+
+def is_last_turn(steps: Sequence[RecordedStep], at: int) -> bool:
+    """Whether the agent has no further turn in the recording."""
+    return _next_turn(steps, at) is None
+
+
+def interjection(steps: Sequence[RecordedStep], at: int) -> RecordedStep | None:
+    """Return what the user said while the agent was at work on a step, or None."""
+    follows = steps[at + 1] if at + 1 < len(steps) else None
+    is_said = follows is not None and follows.message is not None
+    return follows if is_said and not steps[at].ends_run else None
+
+
+def reached(steps: Sequence[RecordedStep], events: Iterable[bytes]) -> int:
+    """Return the last step that is among a conversation's events, -1 for none."""
+    at = -1
+    for raw in events:
+        event = _EVENT.decode(raw)
+        if event.kind == "ActionEvent":
+            at = max(at, _step_of(event.tool_call_id))
+        elif event.kind == "MessageEvent" and event.source == "user":
+            told = (index for index in range(at + 1, len(steps)) if steps[index].message)
+            at = next(told, at)
+        elif event.kind == "MessageEvent":
+            at = _spoken(steps, at + 1, at)
+    return at
+
+
+def acts_as_recorded(events: Iterable[bytes]) -> bool:
+    """Whether the last thing the agent did, or is about to do, is out of the recording."""
+    done = [event for event in map(_EVENT.decode, events) if event.kind == "ActionEvent"]
+    return bool(done) and _step_of(done[-1].tool_call_id) >= 0
+
+
+def has_messages_behind(steps: Sequence[RecordedStep], at: int) -> bool:
+    """Whether the user says something behind a step."""
+    return any(step.message is not None for step in steps[at + 1 :])
+
+
+def completion(steps: Sequence[RecordedStep], at: int, question: Question) -> dict[str, Any]:
+    """Return a recorded turn as the answer of a language model."""
+    step = steps[at]
+    known = {tool.function.name: tool.function.parameters for tool in question.tools or ()}
+    calls = [
+        {
+            "id": f"replay_{at}_{index}",
+            "type": "function",
+            "function": {
+                "name": use.tool,
+                "arguments": _arguments(use.arguments, known.get(use.tool, {})),
+            },
+        }
+        for index, use in enumerate(step.uses)
+    ]
+    return _answer(question, step.text, calls)
+
+
+def title_answer(steps: Sequence[RecordedStep], question: Question) -> dict[str, Any]:
+    """Return the beginning of the first message, for whoever asks for a title."""
+    said = steps[0].message
+    text = " ".join(part.text for part in said.content).strip() if said else ""
+    return _answer(question, text.partition("\n")[0][:_TITLE_CHARS] or "Replay", [])
+
+
+def _next_turn(steps: Sequence[RecordedStep], at: int) -> int | None:
+    turns = (index for index in range(at + 1, len(steps)) if steps[index].message is None)
+    return next(turns, None)
+
+
+def _spoken(steps: Sequence[RecordedStep], index: int | None, at: int) -> int:
+    """Return the step of this index if it is a turn of words only, else where the replay stood."""
+    if index is None or index >= len(steps) or steps[index].message or steps[index].uses:
+        return at
+    return index
+
+
+def _step_of(call_id: str) -> int:
+    found = _CALL_ID.fullmatch(call_id)
+    return int(found[1]) if found else -1
+
+
+def _arguments(recorded: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """Return what is said to a tool, completed with what this agent adds to each of its tools."""
+    known = schema.get("properties", {})
+    added = {"security_risk": "LOW", "summary": "Replayed from a recording"}
+    arguments = dict(recorded) | {name: text for name, text in added.items() if name in known}
+    return msgspec.json.encode(arguments).decode()
+
+
+def _answer(question: Question, text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text or None}
+    if calls:
+        message["tool_calls"] = calls
+    reason = "tool_calls" if calls else "stop"
+    return {
+        "id": f"replay-{new_id()}",
+        "object": "chat.completion",
+        "created": int(now().timestamp()),
+        "model": question.model,
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+    }

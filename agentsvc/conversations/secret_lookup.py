@@ -1,0 +1,84 @@
+"""How a sandbox asks for its user's secrets: where, and with what it proves who it is.
+
+A pass opens the token of one git provider for one sandbox. It is sealed with the master key, so
+nothing is stored of it.
+"""
+
+import base64
+from typing import Final
+
+import msgspec
+
+from agentsvc.base.errors import AgentsvcError, NotAuthenticated
+from agentsvc.base.values import Secret
+from agentsvc.domain.orders import Provider
+from agentsvc.domain.repositories import token_variable
+from agentsvc.sandboxes import Sandbox
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.storage.vault import Vault
+
+_CONTEXT: Final = "provider-pass"
+
+
+class Lookup(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a sandbox gets the value of one secret, and the header it sends there."""
+
+    url: str
+    header: str
+    key: Secret
+    description: str | None
+
+
+class ProviderPass(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose token a sandbox may have."""
+
+    sandbox_id: str
+    provider: Provider
+
+
+_DECODER = msgspec.json.Decoder(ProviderPass)
+
+
+class Passes:
+    """Signs passes and reads them again."""
+
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
+
+    def sign(self, granted: ProviderPass) -> Secret:
+        """Return the text that stands for a pass; two of one pass differ."""
+        sealed = self._vault.seal(msgspec.json.encode(granted), _CONTEXT)
+        return Secret(base64.urlsafe_b64encode(sealed).rstrip(b"=").decode())
+
+    def read(self, text: str) -> ProviderPass:
+        """Return the pass a text stands for; raises NotAuthenticated unless this server signed it."""
+        try:
+            sealed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+            return _DECODER.decode(self._vault.unseal(sealed, _CONTEXT))
+        except (ValueError, AgentsvcError) as exc:
+            raise NotAuthenticated(detail="the pass was not signed by this server") from exc
+
+
+async def make_lookups(
+    sandbox: Sandbox, secrets: SecretStore, passes: Passes, internal_url: str
+) -> dict[str, Lookup]:
+    """Return how a sandbox asks for each secret of its user, by the name that commands know."""
+    base = f"{internal_url}/api/v1"
+    found = {
+        token_variable(Provider(provider)): Lookup(
+            url=f"{base}/webhooks/secrets",
+            header="X-Access-Token",
+            key=passes.sign(ProviderPass(sandbox_id=sandbox.id, provider=Provider(provider))),
+            description=f"{provider} token",
+        )
+        for provider in await secrets.provider_hosts(sandbox.user_id)
+    }
+    names = await secrets.custom_secret_names(sandbox.user_id)
+    for name, description in names.items():
+        found[name] = Lookup(
+            url=f"{base}/sandboxes/{sandbox.id}/settings/secrets/{name}",
+            header="X-Session-API-Key",
+            key=sandbox.session_key,
+            description=description,
+        )
+    return found

@@ -1,0 +1,299 @@
+"""The request that starts a conversation on an agent server, from settings and order. Pure.
+
+This is where every setting that matters at run time takes effect; values of secrets are revealed
+here and nowhere else on their way to the agent.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base.errors import BadRequest
+from agentsvc.base.values import Secret, dashed, now
+from agentsvc.conversations.replay_script import MODEL
+from agentsvc.conversations.secret_lookup import Lookup
+from agentsvc.conversations.starting.prompts import PLANNER_SUFFIX
+from agentsvc.domain.agent_options import Llm, VerificationOptions, llm_to_agent, reveal_options
+from agentsvc.domain.mcp import McpConfig
+from agentsvc.domain.mcp import to_agent as to_agent_mcp
+from agentsvc.domain.orders import AgentType, Content, ContentKind, Message, StartOrder
+from agentsvc.settings.store import Settings, llm_of
+
+DEFAULT_MAX_ITERATIONS: Final = 500
+DEFAULT_CONDENSER_SIZE: Final = 240
+DEFAULT_CRITIC_THRESHOLD: Final = 0.6
+DEFAULT_REFINEMENTS: Final = 3
+SEARCH_SERVER_URL: Final = "https://mcp.tavily.com/mcp/"
+SEARCH_KEY_PREFIX: Final = "tvly-"
+
+_WORK_TOOLS: Final = ("terminal", "file_editor", "task_tracker", "browser_tool_set")
+_SUB_AGENT_TOOL: Final = "task_tool_set"
+_PLAN_TOOLS: Final = ("glob", "grep", "planning_file_editor")
+_RESERVED_PREFIX: Final = "LLM_"
+_RESERVED_NAMES: Final = frozenset(
+    {
+        "OPENVSCODE_SERVER_ROOT",
+        "OH_ENABLE_VNC",
+        "LOG_JSON",
+        "OH_CONVERSATIONS_PATH",
+        "OH_BASH_EVENTS_DIR",
+        "PYTHONUNBUFFERED",
+        "ENV_LOG_LEVEL",
+        "OH_WEBHOOKS_0_BASE_URL",
+        "OH_ALLOW_CORS_ORIGINS_0",
+        "WORKER_1",
+        "WORKER_2",
+    }
+)
+
+
+class AgentInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a new conversation on an agent server is made from."""
+
+    conversation_id: str
+    order: StartOrder
+    settings: Settings
+    working_dir: str
+    first_message: Message | None
+    lookups: Mapping[str, Lookup]
+    """The secrets the sandbox may ask for, by name."""
+    usable_tools: Sequence[str] | None
+    """What the agent server offers, or None if it does not say."""
+    has_public_skills: bool
+    hook_config: Mapping[str, Any] | None
+    replay_url: str | None = None
+    """Where the agent finds, in place of its model, a recording to replay."""
+    session_key: Secret | None = None
+    """What the agent shows there."""
+    model: Llm | None = None
+    """The model as the sandbox gets it; None for that of order and settings as it is."""
+    title_profile: str | None = None
+    """The model saved in the sandbox that makes the title; otherwise the agent's own does."""
+
+
+def require_model(order: StartOrder, settings: Settings) -> str:
+    """Return the model a conversation will use; raises BadRequest if none is configured."""
+    model = order.llm_model or settings.llm_model
+    if not model:
+        raise BadRequest(
+            "No language model is configured. Set `llm_model` (and `llm_api_key`) in the settings,"
+            " or give `llm_model` with the request"
+        )
+    return model
+
+
+def check_secret_names(order: StartOrder) -> None:
+    """Raise BadRequest for a secret whose name the sandbox itself uses."""
+    for name in order.secrets:
+        if name in _RESERVED_NAMES or name.startswith(_RESERVED_PREFIX):
+            raise BadRequest(
+                f"A secret cannot be called `{name}`, because the sandbox uses that name."
+                " Choose another one"
+            )
+
+
+def make_agent_body(inputs: AgentInputs) -> dict[str, Any]:
+    """Return the JSON body of the agent server's request that starts a conversation."""
+    order, settings = inputs.order, inputs.settings
+    body: dict[str, Any] = {
+        "conversation_id": dashed(inputs.conversation_id),
+        "workspace": {"kind": "LocalWorkspace", "working_dir": inputs.working_dir},
+        "agent": _agent(inputs),
+        "max_iterations": (settings.max_iterations or DEFAULT_MAX_ITERATIONS) + len(order.replay),
+        "confirmation_policy": confirmation_policy(settings),
+        "security_analyzer": security_analyzer(settings),
+        "stuck_detection": True,
+        "secrets": _secrets(inputs),
+        "autotitle": order.title is None,
+        "tags": {},
+    }
+    if inputs.first_message is not None:
+        body["initial_message"] = to_agent_message(inputs.first_message)
+    if inputs.title_profile is not None:
+        body["title_llm_profile"] = inputs.title_profile
+    if inputs.hook_config is not None:
+        body["hook_config"] = dict(inputs.hook_config)
+    if order.plugins:
+        body["plugins"] = [
+            {"source": plugin.source, "ref": plugin.ref, "repo_path": plugin.repo_path}
+            for plugin in order.plugins
+        ]
+    return body
+
+
+def to_agent_message(message: Message) -> dict[str, Any]:
+    """Return a message as the agent server reads it."""
+    return {
+        "role": message.role,
+        "content": [_content(item) for item in message.content],
+    }
+
+
+def text_of(content: Sequence[Mapping[str, Any]]) -> str:
+    """Return the texts and the image addresses in a message's content, one a line."""
+    parts = [text for part in content for text in (part.get("text"), *part.get("image_urls", ()))]
+    return "\n".join(text for text in parts if text)
+
+
+def confirmation_policy(settings: Settings) -> dict[str, Any]:
+    """Return when the agent must ask before it acts."""
+    if not settings.confirmation_mode:
+        return {"kind": "NeverConfirm"}
+    if settings.security_analyzer == "llm":
+        return {"kind": "ConfirmRisky"}
+    return {"kind": "AlwaysConfirm"}
+
+
+def security_analyzer(settings: Settings) -> dict[str, Any] | None:
+    """Return who rates the risk of an action; only `llm` names one."""
+    return {"kind": "LLMSecurityAnalyzer"} if settings.security_analyzer == "llm" else None
+
+
+def chosen_model(order: StartOrder, settings: Settings) -> Llm:
+    """Return the language model of a conversation; raises BadRequest if none is configured."""
+    return msgspec.structs.replace(llm_of(settings), model=require_model(order, settings))
+
+
+def _model(inputs: AgentInputs, *, usage_id: str, stream: bool) -> dict[str, Any]:
+    model = inputs.model or chosen_model(inputs.order, inputs.settings)
+    return llm_to_agent(model, usage_id=usage_id, stream=stream)
+
+
+def _agent(inputs: AgentInputs) -> dict[str, Any]:
+    order, settings = inputs.order, inputs.settings
+    options = settings.agent_options
+    agent = {
+        "kind": "Agent",
+        "llm": _recording(inputs) or _model(inputs, usage_id="agent", stream=True),
+        "tools": _tools(inputs),
+        "mcp_config": _mcp(order.mcp_config or settings.mcp_config, settings),
+        "condenser": _condenser(inputs),
+        "agent_context": _context(inputs),
+    }
+    optional = {
+        "tool_concurrency_limit": options.tool_concurrency_limit,
+        "persona": options.persona,
+        "critic": _critic(options.verification, None if inputs.model else settings.llm_api_key),
+    }
+    return agent | {name: value for name, value in optional.items() if value is not None}
+
+
+def _recording(inputs: AgentInputs) -> dict[str, Any] | None:
+    if inputs.replay_url is None:
+        return None
+    recording = Llm(model=MODEL, api_key=inputs.session_key, base_url=inputs.replay_url)
+    return llm_to_agent(recording, usage_id="agent", stream=False)
+
+
+def _tools(inputs: AgentInputs) -> list[dict[str, Any]]:
+    """Return the tools that are wanted and that the agent server has."""
+    options = inputs.settings.agent_options
+    is_planner = inputs.order.agent_type is AgentType.PLAN
+    names = _PLAN_TOOLS if is_planner else _WORK_TOOLS
+    wanted: dict[str, dict[str, Any]] = {name: {} for name in names}
+    if options.tools is not None and not is_planner:
+        wanted = {tool.name: tool.params for tool in options.tools}
+    elif options.enable_sub_agents and not is_planner:
+        wanted[_SUB_AGENT_TOOL] = {}
+    usable = wanted if inputs.usable_tools is None else set(inputs.usable_tools)
+    return [{"name": name, "params": params} for name, params in wanted.items() if name in usable]
+
+
+def _condenser(inputs: AgentInputs) -> dict[str, Any] | None:
+    settings = inputs.settings
+    options = settings.agent_options.condenser
+    if not settings.enable_default_condenser or options.condenser_kind == "no_op":
+        return None
+    tuned = reveal_options(options)
+    tuned.pop("condenser_kind", None)
+    return {
+        "kind": "LLMSummarizingCondenser",
+        "llm": _model(inputs, usage_id="condenser", stream=False),
+        "max_size": settings.condenser_max_size or DEFAULT_CONDENSER_SIZE,
+        "keep_first": 2,
+        **tuned,
+    }
+
+
+def _critic(options: VerificationOptions, model_key: Secret | None) -> dict[str, Any] | None:
+    """Return who rates the agent's work; without a key, or the model's, nobody can."""
+    key = options.critic_api_key or model_key
+    if not options.critic_enabled or not key:
+        return None
+    named = {"server_url": options.critic_server_url, "model_name": options.critic_model_name}
+    refinement = {
+        "success_threshold": DEFAULT_CRITIC_THRESHOLD
+        if options.critic_threshold is None
+        else options.critic_threshold,
+        "max_iterations": options.max_refinement_iterations or DEFAULT_REFINEMENTS,
+    }
+    return {
+        "kind": "APIBasedCritic",
+        "api_key": key.reveal(),
+        "mode": options.critic_mode or "finish_and_message",
+        "iterative_refinement": refinement if options.enable_iterative_refinement else None,
+        **{name: value for name, value in named.items() if value},
+    }
+
+
+def _context(inputs: AgentInputs) -> dict[str, Any]:
+    order, options = inputs.order, inputs.settings.agent_options.agent_context
+    is_planner = order.agent_type is AgentType.PLAN
+    suffixes = [
+        options.system_message_suffix or "",
+        order.system_message_suffix or "",
+        PLANNER_SUFFIX if is_planner else "",
+    ]
+    context = {
+        "system_message_suffix": "\n\n".join(part for part in suffixes if part) or None,
+        "load_project_skills": options.load_project_skills is not False,
+        "load_user_skills": options.load_user_skills is not False,
+        # Only an operator can allow what needs the internet.
+        "load_public_skills": inputs.has_public_skills and options.load_public_skills is not False,
+        "disabled_skills": list(inputs.settings.disabled_skills or ()),
+        "current_datetime": now().isoformat(),
+    }
+    if options.user_message_suffix:
+        context["user_message_suffix"] = options.user_message_suffix
+    return context
+
+
+def _mcp(config: McpConfig | None, settings: Settings) -> dict[str, Any]:
+    servers = to_agent_mcp(config) if config else {}
+    key = settings.search_api_key
+    if key and key.reveal().startswith(SEARCH_KEY_PREFIX):
+        servers.setdefault(
+            "tavily",
+            {
+                "url": SEARCH_SERVER_URL,
+                "transport": "streamable-http",
+                "headers": {"Authorization": f"Bearer {key.reveal()}"},
+            },
+        )
+    return servers
+
+
+def _secrets(inputs: AgentInputs) -> dict[str, Any]:
+    secrets: dict[str, Any] = {
+        name: {
+            "kind": "LookupSecret",
+            "url": lookup.url,
+            "headers": {lookup.header: lookup.key.reveal()},
+            "description": lookup.description,
+        }
+        for name, lookup in inputs.lookups.items()
+    }
+    for name, value in inputs.order.secrets.items():
+        secrets[name] = {"kind": "StaticSecret", "value": value.reveal(), "description": None}
+    return secrets
+
+
+def _content(item: Content) -> dict[str, Any]:
+    if item.kind is ContentKind.TEXT:
+        return {"type": "text", "text": item.text, "cache_prompt": item.cache_prompt}
+    return {
+        "type": "image",
+        "image_urls": list(item.image_urls),
+        "cache_prompt": item.cache_prompt,
+    }

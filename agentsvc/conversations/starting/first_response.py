@@ -1,0 +1,144 @@
+"""Watching the first moments of a run, for a model that refuses at once.
+
+A refused key or an unknown model shows only in the run, a tenth of a second after the start was
+accepted. Waiting a moment for the first sign of life makes it a failed start with a cause.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from shlex import quote
+from typing import Final
+
+import msgspec
+
+from agentsvc.agentserver.client import AgentServer
+from agentsvc.base.errors import AgentUnavailable, StartRefused, reason_of
+from agentsvc.base.values import Secret, monotonic
+from agentsvc.conversations.model_health import Watched
+from agentsvc.domain.agent_options import Llm
+from agentsvc.domain.orders import ExecutionStatus
+from agentsvc.models.hosts import host_of
+from agentsvc.plugin.egress.addresses import split_port
+
+_FIRST_LOOK_SECONDS: Final = 0.05
+_LAST_LOOK_SECONDS: Final = 0.4
+_SIGNS_OF_LIFE: Final = frozenset({"ActionEvent", "ObservationEvent"})
+
+_REMEDIES: Final = {
+    "auth": "Check `llm_api_key` in the settings",
+    "config": "Check `llm_model` and `llm_base_url` in the settings",
+}
+
+_OTHER_REMEDY: Final = "Start the conversation anew, or with another model"
+
+_UNREACHABLE: Final = (
+    "Check `llm_base_url` in the settings, and whether what is to answer there runs"
+)
+
+_NOBODY: Final = 9
+_PROBE_SECONDS: Final = 8.0
+_PROBE: Final = """
+if [ -n "$HTTP_PROXY$HTTPS_PROXY$ALL_PROXY$http_proxy$https_proxy$all_proxy" ]; then exit 0; fi
+command -v timeout >/dev/null && command -v bash >/dev/null || exit 0
+timeout 4 bash -c 'exec 3<>"/dev/tcp/$1/$2"' bash {host} {port} || exit {nobody}
+"""
+
+_UNDECIDED: Final = frozenset(
+    {ExecutionStatus.IDLE, ExecutionStatus.RUNNING, ExecutionStatus.ERROR}
+)
+
+
+class _Classification(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str = ""
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    source: str = ""
+    code: str = ""
+    detail: str = ""
+    classification: _Classification | None = None
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+async def watch_first_answer(
+    agent: AgentServer,
+    conversation_id: str,
+    time_limit: float,
+    watched: Watched,
+    *,
+    hide: Sequence[Secret] = (),
+) -> bool:
+    """Wait for the first sign of life, and say whether it came before the time limit.
+
+    Raises StartRefused where the model could not be asked, or on an error before any sign of life,
+    without the values in `hide`, and AgentUnavailable when the agent server has lost the
+    conversation.
+    """
+    end = monotonic() + time_limit
+    pause = _FIRST_LOOK_SECONDS
+    while monotonic() < end:
+        await watched.wait(pause)
+        if watched.is_good:
+            return True
+        if watched.trouble:
+            raise _unreachable(watched.trouble)
+        pause = min(pause * 1.5, _LAST_LOOK_SECONDS)
+        info = await agent.find_conversation(conversation_id)
+        if info is None:
+            raise AgentUnavailable("The agent server has lost the conversation")
+        if info.execution_status not in _UNDECIDED:
+            return True
+        events = await _read_events(agent, conversation_id)
+        if any(_is_alive(event) for event in events):
+            return True
+        errors = [event for event in events if event.kind == "ConversationErrorEvent"]
+        if errors and info.execution_status == ExecutionStatus.ERROR:
+            raise StartRefused(_explain(errors[-1], hide))
+    return False
+
+
+async def check_address(agent: AgentServer, model: Llm) -> None:
+    """Raise StartRefused where the sandbox finds nobody at a model's own address.
+
+    Only what is asked straight is looked for, and only where there is something to do it with.
+    """
+    host, port = split_port(host_of(model.model or "", model.base_url))
+    if not model.base_url or port is None:
+        return
+    script = _PROBE.format(host=quote(host.strip("[]")), port=port, nobody=_NOBODY)
+    result = await agent.run_command(script, time_limit=_PROBE_SECONDS)
+    if result.exit_code == _NOBODY:
+        raise _unreachable(f"nothing answers the sandbox at port {port} of {host}")
+
+
+def _unreachable(trouble: str) -> StartRefused:
+    return StartRefused(reason_of(f"The language model cannot be asked: {trouble}", _UNREACHABLE))
+
+
+async def _read_events(agent: AgentServer, conversation_id: str) -> list[_Event]:
+    events: list[_Event] = []
+    async for page in agent.event_pages(conversation_id):
+        for raw in page:
+            # What has another form is none of the events that are looked for.
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                events.append(_event.decode(raw))
+    return events
+
+
+def _is_alive(event: _Event) -> bool:
+    is_answer = event.kind == "MessageEvent" and event.source == "agent"
+    return is_answer or event.kind in _SIGNS_OF_LIFE
+
+
+def _explain(error: _Event, hide: Sequence[Secret]) -> str:
+    kind = error.classification.kind if error.classification else ""
+    remedy = _REMEDIES.get(kind, "")
+    if not remedy and "auth" in error.code.lower():
+        remedy = _REMEDIES["auth"]
+    text = f"The language model refused the first request ({error.code}): {error.detail}"
+    for secret in hide:
+        text = text.replace(secret.reveal(), str(secret))
+    return reason_of(text, remedy or _OTHER_REMEDY)

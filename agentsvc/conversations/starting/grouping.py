@@ -1,0 +1,55 @@
+"""Which running sandbox a new conversation joins, if its user wants that. Pure."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from agentsvc.sandboxes import Sandbox
+from agentsvc.settings.store import GroupingStrategy
+
+MATES_MAX: Final = 20
+"""How many conversations a sandbox takes before no further one joins it."""
+
+
+class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
+    """How many conversations live in a sandbox, and when something last happened in one."""
+
+    count: int
+    used_at: datetime
+
+
+def choose_sandbox(
+    strategy: GroupingStrategy, running: Sequence[Sandbox], occupancy: Mapping[str, Occupancy]
+) -> Sandbox | None:
+    """Return the sandbox to join, or None if a new one is wanted or all are full.
+
+    One in which no conversation lives counts as used when it was made.
+    """
+
+    def count(sandbox: Sandbox) -> int:
+        found = occupancy.get(sandbox.id)
+        return found.count if found else 0
+
+    def used_at(sandbox: Sandbox) -> datetime:
+        found = occupancy.get(sandbox.id)
+        return found.used_at if found else sandbox.created_at
+
+    free = sorted(
+        (sandbox for sandbox in running if count(sandbox) < MATES_MAX),
+        key=lambda sandbox: (sandbox.created_at, sandbox.id),
+    )
+    if not free:
+        return None
+    match strategy:
+        case GroupingStrategy.NO_GROUPING:
+            return None
+        case GroupingStrategy.GROUP_BY_NEWEST:
+            return free[-1]
+        case GroupingStrategy.LEAST_RECENTLY_USED:
+            return min(free, key=used_at)
+        case GroupingStrategy.FEWEST_CONVERSATIONS:
+            return min(free, key=count)
+        case GroupingStrategy.ADD_TO_ANY:
+            return free[0]

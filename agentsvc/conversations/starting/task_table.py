@@ -1,0 +1,224 @@
+"""The SQL of start tasks: rows in, structs out. No logic; each write is announced once durable.
+
+Orders are stored sealed.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.values import Secret, from_stored, to_stored
+from agentsvc.conversations.model import Generation, Stage, StartTask
+from agentsvc.conversations.sorting import page_of
+from agentsvc.domain.orders import StartOrder, StartSort, StartStatus
+from agentsvc.storage.database import Database, Queryable, Row, Transaction
+from agentsvc.storage.paging import cut
+from agentsvc.storage.vault import Vault
+
+_SELECT_TASK: Final = """SELECT id, user_id, conversation_id, status, detail, sandbox_id, agent_server_url,
+    sealed, generation, stages, created_at, updated_at, queue_position,
+    (SELECT count(*) FROM pending_messages AS m
+      WHERE m.conversation_id = start_tasks.conversation_id AND m.kind = 'message') AS queued
+    FROM start_tasks"""
+
+_COUNT_TASKS: Final = "SELECT count(*) AS n FROM start_tasks WHERE "
+
+_TASKS_BY_IDS: Final = """ WHERE user_id = :user_id
+    AND id IN (SELECT value FROM json_each(:ids))"""
+
+_encode = msgspec.json.encode
+_stages = msgspec.json.Decoder(tuple[Stage, ...])
+
+
+def _hide(value: object) -> str:
+    if isinstance(value, Secret):
+        return value.reveal()
+    raise NotImplementedError(type(value))
+
+
+def _show(kind: type, value: object) -> object:
+    if kind is Secret and isinstance(value, str):
+        return Secret(value)
+    raise NotImplementedError(kind)
+
+
+_order_encoder = msgspec.json.Encoder(enc_hook=_hide)
+_order_decoder = msgspec.json.Decoder(StartOrder, dec_hook=_show)
+
+
+class StartTaskTable:
+    """Inserts, updates and finds start tasks; each method is one statement."""
+
+    def __init__(self, db: Database, vault: Vault, announcements: Announcements) -> None:
+        self._db = db
+        self._announcements = announcements
+        self._vault = vault
+
+    async def insert(self, tx: Transaction, task: StartTask) -> None:
+        """Insert a new start task; its order is stored sealed."""
+        sealed = self._vault.seal(_order_encoder.encode(task.request), _context(task.id))
+        await tx.run(
+            "INSERT INTO start_tasks (id, user_id, conversation_id, status, detail, sandbox_id,"
+            " agent_server_url, sealed, generation, stages, created_at, updated_at)"
+            " VALUES (:id, :user_id, :conversation_id, :status, :detail, :sandbox_id,"
+            " :agent_server_url, :sealed, :generation, :stages, :created_at, :updated_at)",
+            {**_task_row(task), "sealed": sealed},
+        )
+        self._announce(tx, task)
+
+    async def update(self, tx: Transaction, task: StartTask) -> None:
+        """Store how far a start has come."""
+        await tx.run(
+            "UPDATE start_tasks SET status = :status, detail = :detail,"
+            " sandbox_id = :sandbox_id, agent_server_url = :agent_server_url, stages = :stages,"
+            " queue_position = :queue_position, updated_at = :updated_at WHERE id = :id",
+            _task_row(task),
+        )
+        self._announce(tx, task)
+
+    async def find(self, task_id: str, reader: Queryable | None = None) -> StartTask | None:
+        """Return a start task, whoever owns it."""
+        row = await (reader or self._db).one(_SELECT_TASK + " WHERE id = :id", {"id": task_id})
+        return self._from_row(row) if row else None
+
+    async def find_of_conversation(
+        self, conversation_id: str, reader: Queryable | None = None
+    ) -> StartTask | None:
+        """Return the start task of a conversation."""
+        row = await (reader or self._db).one(
+            _SELECT_TASK + " WHERE conversation_id = :id ORDER BY created_at DESC LIMIT 1",
+            {"id": conversation_id},
+        )
+        return self._from_row(row) if row else None
+
+    async def ids_of_conversations(self, reader: Queryable, ids: Sequence[str]) -> list[str]:
+        """Return the ids of the tasks that start these conversations."""
+        rows = await reader.all(
+            "SELECT id FROM start_tasks"
+            " WHERE conversation_id IN (SELECT value FROM json_each(:ids))",
+            {"ids": _encode(list(ids)).decode()},
+        )
+        return [row["id"] for row in rows]
+
+    async def find_of_user(self, user_id: str, ids: Sequence[str]) -> dict[str, StartTask]:
+        """Return those of the named tasks that are this user's, by id."""
+        rows = await self._db.all(
+            _SELECT_TASK + _TASKS_BY_IDS,
+            {"user_id": user_id, "ids": _encode(list(ids)).decode()},
+        )
+        return {row["id"]: self._from_row(row) for row in rows}
+
+    async def waiting_for(self, sandbox_id: str) -> list[str]:
+        """Return the ids of the tasks that wait for a sandbox to run."""
+        rows = await self._db.all(
+            "SELECT id FROM start_tasks WHERE status IN ('WORKING', 'WAITING_FOR_SANDBOX')"
+            " AND sandbox_id = :sandbox_id",
+            {"sandbox_id": sandbox_id},
+        )
+        return [row["id"] for row in rows]
+
+    async def unfinished(self) -> list[str]:
+        """Return the ids of the tasks that are not at their end, oldest first."""
+        rows = await self._db.all(
+            "SELECT id FROM start_tasks WHERE status NOT IN ('READY', 'ERROR') ORDER BY created_at"
+        )
+        return [row["id"] for row in rows]
+
+    async def search(
+        self,
+        user_id: str,
+        *,
+        conversation_id: str | None,
+        created_at_gte: datetime | None,
+        sort: StartSort,
+        page_id: str | None,
+        limit: int,
+    ) -> tuple[list[StartTask], str | None]:
+        """Return a page of a user's start tasks and the id of the next page."""
+        page = page_of(sort, page_id)
+        where, params = _task_conditions(user_id, conversation_id, created_at_gte)
+        end = page.sql("", where, params, limit + 1)
+        rows = await self._db.all(_SELECT_TASK + end, params)
+
+        def key_of(last: StartTask) -> tuple[str, str, str]:
+            moment = last.created_at if page.expression == "created_at" else last.updated_at
+            return str(sort), to_stored(moment), last.id
+
+        return cut([self._from_row(row) for row in rows], limit, key_of)
+
+    async def count(
+        self, user_id: str, *, conversation_id: str | None, created_at_gte: datetime | None
+    ) -> int:
+        """Return how many start tasks a user has."""
+        where, params = _task_conditions(user_id, conversation_id, created_at_gte)
+        row = await self._db.one(
+            _COUNT_TASKS + " AND ".join(where),
+            params,
+        )
+        return int(row["n"]) if row else 0
+
+    def _announce(self, tx: Transaction, task: StartTask) -> None:
+        news = Announcement(
+            subject=Subject.START_TASK,
+            user_id=task.user_id,
+            id=task.id,
+            conversation_id=task.conversation_id,
+        )
+        tx.after_commit(partial(self._announcements.announce, news))
+
+    def _from_row(self, row: Row) -> StartTask:
+        plain = self._vault.unseal(row["sealed"], _context(row["id"]))
+        return StartTask(
+            id=row["id"],
+            user_id=row["user_id"],
+            conversation_id=row["conversation_id"],
+            status=StartStatus(row["status"]),
+            detail=row["detail"],
+            sandbox_id=row["sandbox_id"],
+            agent_server_url=row["agent_server_url"],
+            request=_order_decoder.decode(plain),
+            generation=Generation(row["generation"]),
+            stages=_stages.decode(row["stages"]),
+            created_at=from_stored(row["created_at"]),
+            updated_at=from_stored(row["updated_at"]),
+            queue_position=row["queue_position"],
+            queued_messages=row["queued"],
+        )
+
+
+def _context(task_id: str) -> str:
+    return f"start-task:{task_id}"
+
+
+def _task_conditions(
+    user_id: str, conversation_id: str | None, created_at_gte: datetime | None
+) -> tuple[list[str], dict[str, Any]]:
+    where, params = ["user_id = :user_id"], {"user_id": user_id}
+    if conversation_id is not None:
+        where.append("conversation_id = :conversation_id")
+        params["conversation_id"] = conversation_id
+    if created_at_gte is not None:
+        where.append("created_at >= :created_gte")
+        params["created_gte"] = to_stored(created_at_gte)
+    return where, params
+
+
+def _task_row(task: StartTask) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        "user_id": task.user_id,
+        "conversation_id": task.conversation_id,
+        "status": task.status,
+        "detail": task.detail,
+        "sandbox_id": task.sandbox_id,
+        "agent_server_url": task.agent_server_url,
+        "generation": task.generation,
+        "stages": _encode(task.stages),
+        "created_at": to_stored(task.created_at),
+        "updated_at": to_stored(task.updated_at),
+        "queue_position": task.queue_position,
+    }

@@ -1,0 +1,151 @@
+"""Which tool servers (MCP) of a new conversation do not start, and why.
+
+The agent server goes on without a tool server that does not start, and says so in its own log only.
+The agent's first event lists its tools: a server none of which is there is tried once more, one
+that is a program with its standard error in a file. What cannot be found out is not told.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+from shlex import quote
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.agentserver.client import AgentServer
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.values import MASK
+
+log = logging.getLogger(__name__)
+
+TRY_SECONDS: Final = 15.0
+"""How long a tool server may take to list its tools when it is tried."""
+
+_COMMAND_SECONDS: Final = 10.0
+_LINES: Final = 20
+_MOST_CHARS: Final = 4000
+_SHORTEST_SECRET: Final = 4
+_MCP_TOOL: Final = "MCPToolDefinition"
+_WATCHED: Final = (
+    'log=$1; shift; "$@" 2>"$log"; echo "The program ended with exit status $?" >>"$log"'
+)
+
+type Servers = Mapping[str, Mapping[str, Any]]
+"""Tool servers by name, in the form the agent server takes."""
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that an agent has, as its first event lists it."""
+
+    kind: str = ""
+    title: str | None = None
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str = ""
+    tools: list[Tool] = []
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+async def find_failures(
+    agent: AgentServer, conversation_id: str, servers: Servers, *, has_begun: bool
+) -> list[str]:
+    """Return, for each tool server that does not start, a text that says so and why.
+
+    An agent that has begun has started its tool servers; those of any other are all tried.
+    """
+    try:
+        tried = await _without_tools(agent, conversation_id, servers) if has_begun else servers
+        return await _try_all(agent, tried)
+    except AgentsvcError as exc:
+        log.info(
+            "tool servers cannot be looked at",
+            extra={"conversation_id": conversation_id, "reason": str(exc)},
+        )
+        return []
+
+
+async def _without_tools(agent: AgentServer, conversation_id: str, servers: Servers) -> Servers:
+    async for page in agent.event_pages(conversation_id):
+        for raw in page:
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                event = _event.decode(raw)
+                if event.kind == "SystemPromptEvent":
+                    return without_tools(servers, event.tools)
+    return servers
+
+
+def without_tools(servers: Servers, tools: Iterable[Tool]) -> Servers:
+    """Return the servers of which an agent has no tool; a lone one does not prefix its tools."""
+    names = [tool.title or "" for tool in tools if tool.kind == _MCP_TOOL]
+    if len(servers) == 1:
+        return {} if names else servers
+    longest_first = sorted(servers, key=len, reverse=True)
+    seen = {
+        next((name for name in longest_first if tool.startswith(f"{name}_")), "") for tool in names
+    }
+    return {name: server for name, server in servers.items() if name not in seen}
+
+
+async def _try_all(agent: AgentServer, servers: Servers) -> list[str]:
+    if not servers:
+        return []
+    directory = ""
+    if any("command" in server for server in servers.values()):
+        made = await agent.run_command("mktemp -d", time_limit=_COMMAND_SECONDS)
+        directory = made.stdout.strip()
+    tries = (
+        _try(agent, name, server, f"{directory}/{index}" if directory else "")
+        for index, (name, server) in enumerate(servers.items())
+    )
+    try:
+        told = await asyncio.gather(*tries)
+    finally:
+        if directory:
+            await agent.run_command(f"rm -rf {quote(directory)}", time_limit=_COMMAND_SECONDS)
+    return [text for text in told if text]
+
+
+async def _try(agent: AgentServer, name: str, server: Mapping[str, Any], output: str) -> str:
+    """Return why a tool server does not start; empty if it does, or if that cannot be found out."""
+    is_watched = "command" in server and bool(output)
+    try:
+        problem = await agent.try_tool_server(
+            name, _watched(server, output) if is_watched else server, time_limit=TRY_SECONDS
+        )
+        if problem is None:
+            return ""
+        lines = await _last_lines(agent, output) if is_watched else ""
+    except AgentsvcError as exc:
+        log.info("tool server cannot be tried", extra={"reason": str(exc)})
+        return ""
+    text = (
+        f"The tool server `{name}` does not start, so the agent has none of its tools:"
+        f" {problem.partition('\n')[0]}"
+    )
+    return _hidden(f"{text}\nThe last lines of the program:\n{lines}" if lines else text, server)
+
+
+def _watched(server: Mapping[str, Any], output: str) -> dict[str, Any]:
+    """Return the same program with its standard error, and its exit status, in a file."""
+    program = [server["command"], *server.get("args", ())]
+    return {**server, "command": "sh", "args": ["-c", _WATCHED, "sh", output, *program]}
+
+
+async def _last_lines(agent: AgentServer, output: str) -> str:
+    found = await agent.run_command(
+        f"tail -n {_LINES} {quote(output)}", time_limit=_COMMAND_SECONDS
+    )
+    return found.stdout.strip()[-_MOST_CHARS:]
+
+
+def _hidden(text: str, server: Mapping[str, Any]) -> str:
+    for part in ("env", "headers"):
+        for value in server.get(part, {}).values():
+            if len(value) >= _SHORTEST_SECRET:
+                text = text.replace(value, MASK)
+    return text

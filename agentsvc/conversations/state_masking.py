@@ -1,0 +1,120 @@
+"""What agent servers tell of their state, without the keys that they repeat in it. Pure.
+
+A state names the agent as it was ordered. Agent servers hide most of what is secret there; what they
+show all the same must not get into the log, the streams and the webhooks of a conversation.
+"""
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base.values import MASK
+
+STATE_KIND: Final = "ConversationStateUpdateEvent"
+
+_UNREADABLE: Final = "unreadable"
+_SECRETS: Final = frozenset(
+    {
+        "api_key",
+        "aws_access_key_id",
+        "aws_secret_access_key",
+        "aws_session_token",
+        "critic_api_key",
+        "llm_api_key",
+        "password",
+        "secret",
+        "session_api_key",
+        "token",
+    }
+)
+_HOLDERS: Final = frozenset(
+    {
+        "acp_env",
+        "args",
+        "auth",
+        "env",
+        "extra_headers",
+        "headers",
+        "litellm_extra_body",
+        "secret_sources",
+    }
+)
+"""Members in which every text may be a secret."""
+_KEPT: Final = frozenset({"kind", "description", "url", "strategy", "header_name", "username"})
+_USER_OF_URL: Final = re.compile(r"(?<=://)[^/?#\s]*@")
+_QUERY: Final = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]*")
+_DEEPEST: Final = 60
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    kind: str
+    timestamp: str
+    source: str | None = None
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True):
+    key: str = ""
+    value: Any = None
+
+
+_head = msgspec.json.Decoder(_Head)
+_state = msgspec.json.Decoder(_State)
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def mask_state(raw: bytes) -> bytes:
+    """Return an event as it was told, but for the secrets of an agent in a state of it.
+
+    Of a state that cannot be read only the head is left.
+    """
+    if STATE_KIND.encode() not in raw:
+        return raw
+    try:
+        head = _head.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # The event log takes no such thing.
+        return raw
+    return raw if head.kind != STATE_KIND else _mask(raw, head)
+
+
+def _mask(raw: bytes, head: _Head) -> bytes:
+    try:
+        state, members = _state.decode(raw), _members.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        left = {name: getattr(head, name) for name in head.__struct_fields__}
+        return msgspec.json.encode({**left, "key": _UNREADABLE, "value": None})
+    masked = _masked(state.value, state.key, depth=0)
+    if masked == state.value:
+        return raw
+    members["value"] = msgspec.Raw(msgspec.json.encode(masked))
+    return msgspec.json.encode(members)
+
+
+def _masked(value: Any, name: str, *, depth: int, is_held: bool = False) -> Any:
+    """Return a part of a state, which a member of this name has, without secrets."""
+    if depth > _DEEPEST:
+        return None
+    match value:
+        case str():
+            return _masked_text(value, name, is_held=is_held)
+        case dict():
+            is_held = is_held or name in _HOLDERS
+            return {
+                str(key): _masked(item, str(key), depth=depth + 1, is_held=is_held)
+                for key, item in value.items()
+            }
+        case list():
+            is_held = is_held or name in _HOLDERS
+            return [_masked(item, name, depth=depth + 1, is_held=is_held) for item in value]
+        case _:
+            return value
+
+
+def _masked_text(text: str, name: str, *, is_held: bool) -> str:
+    if not text or (name not in _KEPT and (is_held or name in _SECRETS)):
+        return text and MASK
+    if "://" in text and name.endswith("url"):
+        return _QUERY.sub(rf"\1={MASK}", _USER_OF_URL.sub(f"{MASK}@", text))
+    return text

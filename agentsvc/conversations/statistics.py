@@ -1,0 +1,140 @@
+"""Figures of all that is stored, for whoever operates the server: counts, waits, costs.
+
+Each is one query that reads few rows, or an index, so that it can be asked every few seconds.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from agentsvc.base.values import from_stored, now, to_stored
+from agentsvc.conversations.model import Stage
+from agentsvc.storage.database import Database, Reader
+
+RECENTLY: Final = timedelta(hours=1)
+_NEWEST_EVENTS: Final = 200
+_MOST_STARTS: Final = 500
+_FRESH: Final = timedelta(minutes=5)
+_stages = msgspec.json.Decoder(tuple[Stage, ...])
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted at one moment."""
+
+    sandboxes: dict[tuple[str, str, str], int]
+    """By backend, what is wanted, and what was last seen."""
+    conversations: dict[str, int]
+    """By what their agents do."""
+    starts: dict[str, int]
+    """Start tasks by where they are, of those that changed recently."""
+    stage_seconds: dict[str, list[float]]
+    """How long recent starts were in each of their stages."""
+    queues: dict[str, int]
+    """What waits: for room, for an agent, for a receiver, for a removal."""
+    event_lag_seconds: float
+    """How long the slowest of the newest events took to get here."""
+    cost_dollars: dict[str, float]
+    """What conversations that are kept have cost, by model."""
+    read_seconds: float
+    """How long all of this took to read."""
+
+
+async def read_figures(database: Database) -> Figures:
+    """Return the figures of one moment."""
+    return await database.read(_read)
+
+
+async def _read(db: Reader) -> Figures:
+    began = now()
+    starts, stages = await _starts(db)
+    sandboxes = await db.all(
+        "SELECT backend, target, COALESCE(phase, 'none') AS phase, COUNT(*) AS count"
+        " FROM sandboxes GROUP BY 1, 2, 3"
+    )
+    conversations = await db.all(
+        "SELECT COALESCE(execution_status, 'none') AS status, COUNT(*) AS count"
+        " FROM conversations GROUP BY 1"
+    )
+    costs = await db.all(
+        "SELECT COALESCE(llm_model, '') AS model,"
+        " SUM(COALESCE(json_extract(CAST(metrics AS TEXT), '$.accumulated_cost'), 0)) AS cost"
+        " FROM conversations WHERE metrics IS NOT NULL GROUP BY 1"
+    )
+    queues = await _queues(db)
+    lag = await _event_lag(db)
+    return Figures(
+        sandboxes={
+            (row["backend"], row["target"], row["phase"]): row["count"] for row in sandboxes
+        },
+        conversations={row["status"]: row["count"] for row in conversations},
+        starts=starts,
+        stage_seconds=stages,
+        queues=queues,
+        event_lag_seconds=lag,
+        cost_dollars={row["model"]: row["cost"] for row in costs},
+        read_seconds=(now() - began).total_seconds(),
+    )
+
+
+async def _starts(db: Reader) -> tuple[dict[str, int], dict[str, list[float]]]:
+    since = {"since": to_stored(now() - RECENTLY), "most": _MOST_STARTS}
+    rows = await db.all(
+        "SELECT status, stages FROM start_tasks WHERE updated_at >= :since"
+        " ORDER BY rowid DESC LIMIT :most",
+        since,
+    )
+    counts: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {}
+    for row in rows:
+        counts[row["status"]] = counts.get(row["status"], 0) + 1
+        for stage in _stages.decode(row["stages"]):
+            if stage.duration_ms is not None:
+                seconds.setdefault(stage.status, []).append(stage.duration_ms / 1000)
+    return counts, seconds
+
+
+async def _queues(db: Reader) -> dict[str, int]:
+    row = await db.one(
+        "SELECT"
+        " (SELECT COUNT(*) FROM sandbox_uses WHERE queued_at IS NOT NULL) AS starts,"
+        " (SELECT COUNT(*) FROM pending_messages) AS messages,"
+        " (SELECT COUNT(*) FROM webhook_deliveries WHERE state = 'pending') AS webhooks,"
+        " (SELECT COUNT(*) FROM sandbox_uses WHERE removal_tries > 0) AS removals"
+    )
+    return {} if row is None else {name: row[name] for name in row.keys()}  # noqa: SIM118  # a row is no mapping
+
+
+async def _event_lag(db: Reader) -> float:
+    rows = await db.all(
+        "SELECT timestamp, received_at FROM events ORDER BY rowid DESC LIMIT :most",
+        {"most": _NEWEST_EVENTS},
+    )
+    since = now() - _FRESH
+    lags = [
+        lag_seconds(row["timestamp"], received)
+        for row in rows
+        if (received := from_stored(row["received_at"])) >= since
+    ]
+    return max(lags, default=0.0)
+
+
+def lag_seconds(timestamp: str, received: datetime) -> float:
+    """Return how long an event took, given when it was told that it happened.
+
+    Agent servers tell that without a time zone: as this machine's time, or as UTC in a container.
+    """
+    try:
+        told = datetime.fromisoformat(timestamp)
+    except ValueError:
+        return 0.0
+    meant = [told] if told.tzinfo else [told.replace(tzinfo=UTC), told.astimezone(UTC)]
+    lags = [(received - moment).total_seconds() for moment in meant]
+    return min((lag for lag in lags if lag >= 0), default=0.0)
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """Return the value below which this part of the values is; they are at least one."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

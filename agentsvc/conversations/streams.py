@@ -1,0 +1,284 @@
+"""What a stream tells: a conversation's events, or what changes for a user. Not how it is sent.
+
+A stream reads the store and is only woken by announcements. So it tells everything that is stored
+once and in order, whenever it begins and however slowly it is read, and little waits for it.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from agentsvc.base.bus import Announcement, Announcements, Overrun, Subject, Subscription
+from agentsvc.conversations import ConversationQuery, Conversations, ConversationView, StartTask
+from agentsvc.conversations.deltas import DeltaSubscriptions
+from agentsvc.conversations.event_log import EventLog, StoredEvent
+from agentsvc.sandboxes import Sandbox, Sandboxes
+
+PAGE_BYTES: Final = 64 * 1024
+"""How much of a log is read at once, if not a single event is larger."""
+
+MOST_WAITING_BYTES: Final = 128 * 1024
+"""How many bytes of deltas may wait for one stream."""
+
+_BATCH: Final = 50
+_PAGE: Final = 100
+_CHANGING: Final = (Subject.CONVERSATION, Subject.START_TASK, Subject.SANDBOX)
+
+
+class Mark(StrEnum):
+    """What a stream says of itself."""
+
+    READY = "ready"
+    """All that was there has been told; what follows is new."""
+    BEAT = "beat"
+    """Nothing has happened for a while."""
+    RESYNC = "resync"
+    """The last: something may be missing from here on, so the reader has to begin anew."""
+    DELETED = "deleted"
+    """The last: there is nothing left to tell of."""
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of what the model is saying, which is not stored."""
+
+    body: bytes
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What something of a user's is now; None if it was deleted."""
+
+    subject: Subject
+    id: str
+    value: ConversationView | StartTask | Sandbox | None
+
+
+class Streams:
+    """Opens streams."""
+
+    def __init__(
+        self,
+        *,
+        announcements: Announcements,
+        events: EventLog,
+        conversations: Conversations,
+        sandboxes: Sandboxes,
+        beat_seconds: float,
+    ) -> None:
+        self._announcements = announcements
+        self._events = events
+        self._conversations = conversations
+        self._sandboxes = sandboxes
+        self._beat_seconds = beat_seconds
+
+    async def of_conversation(
+        self, user_id: str, conversation_id: str, *, after: int, latest: int | None = None
+    ) -> "ConversationStream":
+        """Return the events behind a number, -1 for all, or `latest` of them; raises NotFound."""
+        await self._conversations.get(user_id, conversation_id, include_starting=True)
+        if latest is not None:
+            last = await self._events.find_last(conversation_id)
+            after = max(-1, (-1 if last is None else last) - latest)
+        return ConversationStream(
+            self._announcements,
+            self._events,
+            self._conversations.deltas,
+            user_id=user_id,
+            conversation_id=conversation_id,
+            after=after,
+            beat_seconds=self._beat_seconds,
+        )
+
+    def of_user(self, user_id: str) -> "UserStream":
+        """Return what changes of a user's from now on."""
+        return UserStream(
+            self._announcements,
+            self._conversations,
+            self._sandboxes,
+            user_id=user_id,
+            beat_seconds=self._beat_seconds,
+        )
+
+
+class ConversationStream:
+    """The events of a conversation, and the deltas between them once it is READY."""
+
+    def __init__(
+        self,
+        announcements: Announcements,
+        events: EventLog,
+        deltas: DeltaSubscriptions,
+        *,
+        user_id: str,
+        conversation_id: str,
+        after: int,
+        beat_seconds: float,
+    ) -> None:
+        self.last = after
+        """The number of the last event that was told, -1 before the first."""
+        self._announcements = announcements
+        self._events = events
+        self._deltas = deltas
+        self._user_id = user_id
+        self._id = conversation_id
+        self._beat_seconds = beat_seconds
+        self._is_live = False
+
+    async def read(self) -> AsyncGenerator[StoredEvent | Delta | Mark, None]:
+        """Tell everything; may be called once.
+
+        A reader that is ahead of the log, since that was restored from a copy, is told to RESYNC
+        behind its `last` event.
+        """
+        with self._announcements.subscribe(
+            self._user_id,
+            self._is_wanted,
+            conversation_id=self._id,
+            most_waiting_bytes=MOST_WAITING_BYTES,
+        ) as news:
+            last = await self._events.find_last(self._id)
+            if last is None or last < self.last:
+                self.last = -1 if last is None else last
+                yield Mark.DELETED if last is None else Mark.RESYNC
+                return
+            async for event in self._replay(None):
+                yield event
+            self._is_live = True
+            yield Mark.READY
+            with self._deltas.followed(self._id):
+                while True:
+                    async for item in self._tell(news):
+                        yield item
+                        if item in (Mark.RESYNC, Mark.DELETED):
+                            return
+
+    def _is_wanted(self, news: Announcement) -> bool:
+        if news.subject is Subject.DELTA:
+            return self._is_live
+        is_end = news.subject is Subject.CONVERSATION and news.is_deleted
+        return is_end or news.subject is Subject.EVENTS
+
+    async def _tell(self, news: Subscription) -> AsyncGenerator[StoredEvent | Delta | Mark, None]:
+        try:
+            heard = await _within(self._beat_seconds, news.take())
+        except Overrun:
+            yield Mark.RESYNC
+            return
+        for one in heard:
+            if one.subject is Subject.CONVERSATION:
+                yield Mark.DELETED
+                return
+            async for event in self._replay(one.seq):
+                yield event
+            # One that is older belongs to what has been told whole.
+            if one.subject is Subject.DELTA and one.seq == self.last:
+                yield Delta(body=one.delta)
+        if not heard:
+            yield Mark.BEAT
+
+    async def _replay(self, to_seq: int | None) -> AsyncGenerator[StoredEvent, None]:
+        """Tell what is stored, up to a number or all of it."""
+        while to_seq is None or self.last < to_seq:
+            page = await self._events.read_stretch(
+                self._id,
+                from_seq=self.last + 1,
+                to_seq=to_seq,
+                limit=_PAGE,
+                most_bytes=PAGE_BYTES,
+            )
+            if not page:
+                return
+            for event in page:
+                self.last = event.seq
+                yield event
+
+
+class UserStream:
+    """What changes of a user's: conversations, start tasks and sandboxes."""
+
+    def __init__(
+        self,
+        announcements: Announcements,
+        conversations: Conversations,
+        sandboxes: Sandboxes,
+        *,
+        user_id: str,
+        beat_seconds: float,
+    ) -> None:
+        self._announcements = announcements
+        self._conversations = conversations
+        self._sandboxes = sandboxes
+        self._user_id = user_id
+        self._beat_seconds = beat_seconds
+
+    async def read(self) -> AsyncGenerator[Change | Mark, None]:
+        """Be READY at once, then tell each change; of several of one thing perhaps only the last.
+
+        A conversation is told of when its sandbox changes, too, and not before it is ready.
+        """
+        with self._announcements.subscribe(
+            self._user_id, lambda news: news.subject in _CHANGING
+        ) as news:
+            yield Mark.READY
+            while True:
+                try:
+                    heard = await _within(self._beat_seconds, news.take())
+                except Overrun:
+                    yield Mark.RESYNC
+                    return
+                for batch in itertools.batched(heard, _BATCH):
+                    for change in await self._look(batch):
+                        yield change
+                if not heard:
+                    yield Mark.BEAT
+
+    async def _look(self, heard: Sequence[Announcement]) -> list[Change]:
+        gone = [_change(one, None) for one in heard if one.is_deleted]
+        left = [one for one in heard if not one.is_deleted]
+        sandboxes = [one for one in left if one.subject is Subject.SANDBOX]
+        tasks = [one for one in left if one.subject is Subject.START_TASK]
+        conversations = [one for one in left if one.subject is Subject.CONVERSATION]
+        found = [
+            *zip(sandboxes, await self._sandboxes.find_many(*self._named(sandboxes)), strict=True),
+            *zip(
+                tasks, await self._conversations.find_start_tasks(*self._named(tasks)), strict=True
+            ),
+            *zip(
+                conversations,
+                await self._conversations.find_many(*self._named(conversations)),
+                strict=True,
+            ),
+        ]
+        changes = [_change(one, value) for one, value in found if value is not None]
+        told = {one.id for one in conversations}
+        for sandbox in sandboxes:
+            changes += [each for each in await self._inside(sandbox.id) if each.id not in told]
+        return changes + gone
+
+    def _named(self, heard: Sequence[Announcement]) -> tuple[str, list[str]]:
+        return self._user_id, [one.id for one in heard]
+
+    async def _inside(self, sandbox_id: str) -> list[Change]:
+        """Return the conversations that live in a sandbox."""
+        query = ConversationQuery(sandbox_id=sandbox_id, include_children=True)
+        views, _ = await self._conversations.search(self._user_id, query, page_id=None, limit=_PAGE)
+        return [
+            Change(subject=Subject.CONVERSATION, id=view.conversation.id, value=view)
+            for view in views
+        ]
+
+
+def _change(news: Announcement, value: ConversationView | StartTask | Sandbox | None) -> Change:
+    return Change(subject=news.subject, id=news.id, value=value)
+
+
+async def _within[T](seconds: float, heard: Awaitable[list[T]]) -> list[T]:
+    """Return what is heard, nothing if that takes too long."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await heard
+    except TimeoutError:
+        return []

@@ -1,0 +1,179 @@
+"""Users who are deleted: what they own goes first, as it ordinarily does, and then they do.
+
+That somebody goes is stored, so a command on this machine can ask for it, and a restart goes on with it.
+"""
+
+import contextlib
+import logging
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.accounts.users import User, UserPatch, change_user, get_user
+from agentsvc.base.errors import Conflict, NotFound
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import now, to_stored
+from agentsvc.conversations import Conversations
+from agentsvc.conversations.archives import Archives
+from agentsvc.sandboxes import Sandbox, Sandboxes
+from agentsvc.storage.database import Database, Queryable, Transaction
+
+log = logging.getLogger(__name__)
+
+_TASK: Final = "a user who goes"
+_HOLDING: Final = ("sandboxes", "conversations", "start_tasks", "archives")
+"""The tables whose rows do not go with the row of their user."""
+_OWNS_NOTHING: Final = "".join(
+    f" AND NOT EXISTS (SELECT 1 FROM {table} WHERE user_id = :id)"  # noqa: S608  # constants
+    for table in _HOLDING
+)
+
+
+class Owned(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of what has to go before its user there is."""
+
+    conversations: int
+    sandboxes: int
+    archives: int
+
+    def __str__(self) -> str:
+        """Return it in words; an empty text for nothing."""
+        counts = msgspec.structs.asdict(self).items()
+        parts = [f"{count} {name if count > 1 else name[:-1]}" for name, count in counts if count]
+        *others, last = parts or [""]
+        return f"{', '.join(others)} and {last}" if others else last
+
+
+class Departure(msgspec.Struct, frozen=True, kw_only=True):
+    """A user who goes, with what; `is_over` once nothing is left."""
+
+    user: User
+    owned: Owned
+    is_over: bool
+
+
+async def let_go(db: Database, user_id: str, *, with_owned: bool) -> Departure:
+    """Delete a user who owns nothing; block one who does, until a server has removed that.
+
+    Asking again is fine. Raises NotFound, and Conflict for the only administrator, or for a user who
+    owns something unless it goes, too.
+    """
+
+    async def body(tx: Transaction) -> Departure:
+        user = await get_user(tx, user_id)
+        owned = await DepartureTable.owned(tx, user_id)
+        if user.leaving_at is None:
+            if str(owned) and not with_owned:
+                raise Conflict(
+                    f"`{user.name}` owns {owned}: delete that first, or all with `with_owned`"
+                )
+            await change_user(tx, user_id, UserPatch(is_blocked=True))
+            await DepartureTable.set_leaving(tx, user_id)
+        is_over = await DepartureTable.delete(tx, user_id)
+        return Departure(user=user, owned=owned, is_over=is_over)
+
+    return await db.write(body)
+
+
+class Departures:
+    """Sees to it that users who go are gone in the end."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        conversations: Conversations,
+        sandboxes: Sandboxes,
+        archives: Archives,
+        supervisor: Supervisor,
+    ) -> None:
+        self._db = db
+        self._conversations = conversations
+        self._sandboxes = sandboxes
+        self._archives = archives
+        self._supervisor = supervisor
+        sandboxes.on_change(self._sandbox_changed)
+
+    async def let_go(self, user_id: str, *, with_owned: bool) -> Departure:
+        """Do what the function of this name does, and begin to remove what is owned; raises the same."""
+        departure = await let_go(self._db, user_id, with_owned=with_owned)
+        if not departure.is_over:
+            self._look_soon()
+        return departure
+
+    async def look(self) -> None:
+        """Remove what users who go still own, and those who own nothing any more; called now and then."""
+        for user_id in await DepartureTable.leaving(self._db):
+            await self._clear(user_id)
+            if await self._db.write(partial(DepartureTable.delete, user_id=user_id)):
+                log.info("user deleted", extra={"user_id": user_id})
+
+    async def _clear(self, user_id: str) -> None:
+        await self._db.write(lambda tx: self._release_sandboxes(tx, user_id))
+        for conversation_id in await DepartureTable.ids(self._db, "conversations", user_id):
+            # One that descends from another goes with it.
+            with contextlib.suppress(NotFound):
+                await self._conversations.delete(user_id, conversation_id)
+        for archive_id in await DepartureTable.ids(self._db, "archives", user_id):
+            # One that is being saved fails soon, since its sandbox goes.
+            with contextlib.suppress(NotFound, Conflict):
+                await self._archives.delete(user_id, archive_id)
+
+    async def _release_sandboxes(self, tx: Transaction, user_id: str) -> None:
+        for sandbox_id in await DepartureTable.ids(tx, "sandboxes", user_id):
+            await self._sandboxes.release(tx, sandbox_id)
+
+    def _sandbox_changed(self, _before: Sandbox, after: Sandbox | None) -> None:
+        if after is None:
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        self._supervisor.spawn(_TASK, self.look)
+
+
+class DepartureTable:
+    """The SQL of users who go."""
+
+    @staticmethod
+    async def owned(reader: Queryable, user_id: str) -> Owned:
+        """Return what a user owns, except for what goes with the user's row."""
+        sql = """
+            SELECT
+                (SELECT COUNT(*) FROM conversations WHERE user_id = :id) AS conversations,
+                (SELECT COUNT(*) FROM sandboxes WHERE user_id = :id) AS sandboxes,
+                (SELECT COUNT(*) FROM archives WHERE user_id = :id) AS archives
+        """
+        row: Any = await reader.one(sql, {"id": user_id})
+        return Owned(
+            conversations=row["conversations"],
+            sandboxes=row["sandboxes"],
+            archives=row["archives"],
+        )
+
+    @staticmethod
+    async def ids(reader: Queryable, table: str, user_id: str) -> list[str]:
+        """Return the ids of what a user owns in one of the tables."""
+        rows = await reader.all(
+            f"SELECT id FROM {table} WHERE user_id = :id ORDER BY created_at",  # noqa: S608  # a name of ours
+            {"id": user_id},
+        )
+        return [row["id"] for row in rows]
+
+    @staticmethod
+    async def leaving(reader: Queryable) -> list[str]:
+        """Return the ids of the users who go."""
+        rows = await reader.all("SELECT id FROM users WHERE leaving_at IS NOT NULL")
+        return [row["id"] for row in rows]
+
+    @staticmethod
+    async def set_leaving(tx: Transaction, user_id: str) -> None:
+        """Note that a user goes."""
+        sql = "UPDATE users SET leaving_at = :now WHERE id = :id"
+        await tx.run(sql, {"id": user_id, "now": to_stored(now())})
+
+    @staticmethod
+    async def delete(tx: Transaction, user_id: str) -> bool:
+        """Delete a user who goes, unless something is left; keys, settings and the like go along."""
+        sql = f"DELETE FROM users WHERE id = :id AND leaving_at IS NOT NULL{_OWNS_NOTHING}"  # noqa: S608  # constants
+        return await tx.run(sql, {"id": user_id}) == 1

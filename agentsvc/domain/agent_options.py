@@ -1,0 +1,271 @@
+"""The finer settings of an agent and its language model: what they are and their bounds.
+
+Field names are those of the agent server, because that is where they go. A field that is None is
+not set: the agent server decides. Secrets in here leave only through `llm_to_agent`.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from agentsvc.base.validation import convert
+from agentsvc.base.values import Secret, has_control
+
+type Text = Annotated[str, Meta(max_length=4096)]
+type LongText = Annotated[str, Meta(max_length=65536)]
+type Count = Annotated[int, Meta(ge=0, le=2**53)]
+type Positive = Annotated[int, Meta(ge=1, le=2**53)]
+type Amount = Annotated[float, Meta(ge=0, le=1e15)]
+type Fraction = Annotated[float, Meta(gt=0, lt=1)]
+type Part = Annotated[float, Meta(ge=0, le=1)]
+type Few = Annotated[int, Meta(ge=1, le=1000)]
+
+_SECRET_MAX: Final = 65536
+
+
+class LlmOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything about a language model but its name, its key and its URL."""
+
+    api_version: Text | None = None
+    """Version of the API, for models of Azure; null: the provider's latest"""
+    aws_access_key_id: Secret | None = None
+    """Access key of AWS, for models of Bedrock; null: none"""
+    aws_secret_access_key: Secret | None = None
+    """Secret access key of AWS, for models of Bedrock; null: none"""
+    aws_session_token: Secret | None = None
+    """Session token of AWS, for models of Bedrock; null: none"""
+    aws_region_name: Text | None = None
+    """Region of AWS, for models of Bedrock; null: the usual one"""
+    aws_profile_name: Text | None = None
+    """Profile of AWS, for models of Bedrock; null: none"""
+    aws_role_name: Text | None = None
+    """Role of AWS to take on, for models of Bedrock; null: none"""
+    aws_session_name: Text | None = None
+    """Name of the session in which the role is taken on; null: none"""
+    aws_bedrock_runtime_endpoint: Text | None = None
+    """URL of Bedrock, where it is not at its usual place; null: the usual one"""
+    openrouter_site_url: Text | None = None
+    """Site that OpenRouter is told it is called from; null: the one of OpenHands"""
+    openrouter_app_name: Text | None = None
+    """Program that OpenRouter is told it is called from; null: `OpenHands`"""
+    num_retries: Count | None = None
+    """How often a failed call is tried again; null: 5"""
+    retry_multiplier: Amount | None = None
+    """By how much the wait grows from one retry to the next; null: 8"""
+    retry_min_wait: Count | None = None
+    """Seconds before the first retry; null: 8"""
+    retry_max_wait: Count | None = None
+    """Seconds between two retries at most; null: 64"""
+    timeout: Count | None = None
+    """Seconds one call may take; null: 300"""
+    stream_idle_timeout: Amount | None = None
+    """Seconds a streamed answer may pause; null: 300"""
+    max_message_chars: Positive | None = None
+    """Characters of an event that the model is sent at most; null: 30,000"""
+    temperature: Amount | None = None
+    """0 for steady answers, more for varied ones; null: the model's own"""
+    top_p: Part | None = None
+    """Share of the likely words to choose from, 0 to 1; null: the model's own"""
+    top_k: Amount | None = None
+    """Number of likely words to choose from; null: the model's own"""
+    max_input_tokens: Positive | None = None
+    """Most tokens the model reads; null: what is known of the model"""
+    max_output_tokens: Positive | None = None
+    """Most tokens the model writes in one answer; null: what is known of the model"""
+    model_canonical_name: Text | None = None
+    """Name of the model by which its abilities and prices are looked up; null: `model`"""
+    api_mode: Literal["auto", "chat", "responses"] | None = None
+    """Which API of the model is called: `chat` completions, `responses`, or `auto` for the better
+    one it has; null: `auto`"""
+    capability_overrides: dict[str, bool | str] | None = None
+    """Abilities of the model by name, which are then not looked up; null: none"""
+    extra_headers: dict[str, Secret] | None = None
+    """Headers of each call by name; values are secrets. Null: none"""
+    input_cost_per_token: Amount | None = None
+    """US dollars for a token that is read; null: what is known of the model"""
+    output_cost_per_token: Amount | None = None
+    """US dollars for a token that is written; null: what is known of the model"""
+    ollama_base_url: Text | None = None
+    """URL of Ollama; null: none"""
+    drop_params: bool | None = None
+    """Whether parameters the model does not know are left out of calls; null: true"""
+    modify_params: bool | None = None
+    """Whether parameters are adapted to what the model takes; null: true"""
+    disable_vision: bool | None = None
+    """Whether images are left out although the model could see them; null: false"""
+    disable_stop_word: bool | None = None
+    """Whether stop words are left out of calls; null: false"""
+    caching_prompt: bool | None = None
+    """Whether the provider is asked to cache prompts; null: true"""
+    log_completions: bool | None = None
+    """Whether each call is written to a file in the sandbox; null: false"""
+    log_completions_folder: Text | None = None
+    """Directory of these files in the sandbox; null: `logs/completions`"""
+    custom_tokenizer: Text | None = None
+    """Tokenizer that counts tokens; null: that of the model"""
+    native_tool_calling: bool | None = None
+    """Whether the model's own tool calls are used, else they are written as text; null: true"""
+    force_string_serializer: bool | None = None
+    """Whether messages are sent as plain text; null: as the model needs it"""
+    inline_image_urls: bool | None = None
+    """Whether images are sent instead of their URLs; null: as the model needs it"""
+    reasoning_effort: Annotated[str, Meta(max_length=40)] | None = None
+    """How hard the model thinks: `low`, `medium`, `high`, `xhigh` or `none`; null: `high`"""
+    reasoning_summary: Literal["auto", "concise", "detailed"] | None = None
+    """How much of the thinking is told; null: the model's own"""
+    enable_encrypted_reasoning: bool | None = None
+    """Whether the thinking is asked for in encrypted form; null: true"""
+    prompt_cache_retention: Text | None = None
+    """How long the provider keeps cached prompts, as in `24h`; null: `24h`"""
+    extended_thinking_budget: Count | None = None
+    """Tokens for thinking; null: 200,000"""
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    """Number that makes answers repeatable, as far as the provider can; null: none"""
+    litellm_extra_body: dict[str, Any] | None = None
+    """Further members of each call's body; null: none"""
+    safety_settings: list[dict[str, str]] | None = None
+    """Safety settings of the provider, as it names them; null: its own"""
+
+
+class Llm(Struct, frozen=True, kw_only=True):
+    """A language model as it can be saved under a name."""
+
+    model: str | None = None
+    api_key: Secret | None = None
+    base_url: str | None = None
+    options: LlmOptions = LlmOptions()
+
+
+class CondenserOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a long history is shortened; whether it is, and at which size, is in the settings."""
+
+    condenser_kind: Literal["llm_summarizing", "no_op"] | None = None
+    """`llm_summarizing` lets the model sum up what is long ago, `no_op` shortens nothing; null:
+    `llm_summarizing`"""
+    max_tokens: Positive | None = None
+    """Tokens of the history from which it is shortened; null: only `max_size` counts"""
+    keep_first: Count | None = None
+    """Number of first events that always stay as they are; null: 2"""
+    minimum_progress: Fraction | None = None
+    """Part of the history that a shortening has to take away, between 0 and 1; null: 0.1"""
+    hard_context_reset_max_retries: Positive | None = None
+    """How often a history that is too long for the model is shortened again; null: 5"""
+    hard_context_reset_context_scaling: Fraction | None = None
+    """What the history is multiplied by at each of these tries, between 0 and 1; null: 0.8"""
+
+
+class VerificationOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The critic that rates what the agent does, and what follows from a bad mark."""
+
+    critic_enabled: bool | None = None
+    """Whether a critic rates what the agent does; needs a key. Null: false"""
+    critic_mode: Literal["finish_and_message", "all_actions"] | None = None
+    """What it rates: messages and the end of the work, or every action; null: `finish_and_message`
+    """
+    enable_iterative_refinement: bool | None = None
+    """Whether the agent goes on working after a bad mark; null: false"""
+    critic_threshold: Part | None = None
+    """Mark from which the work is good, 0 to 1; null: 0.6"""
+    max_refinement_iterations: Few | None = None
+    """How often the agent goes on after a bad mark; null: 3"""
+    critic_server_url: Text | None = None
+    """URL of the critic; null: its usual one"""
+    critic_model_name: Text | None = None
+    """Model of the critic; null: its usual one"""
+    critic_api_key: Secret | None = None
+    """Key of the critic; null: that of the language model"""
+
+
+class ContextOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the agent is told beside the task, and which skills it loads."""
+
+    system_message_suffix: LongText | None = None
+    """Text behind the system prompt of every conversation, at most 65,536 characters; null: none"""
+    user_message_suffix: LongText | None = None
+    """Text behind every message of the user, at most 65,536 characters; null: none"""
+    load_user_skills: bool | None = None
+    """Whether skills of the user are loaded; null: true"""
+    load_project_skills: bool | None = None
+    """Whether skills of the repository are loaded; null: true"""
+    load_public_skills: bool | None = None
+    """Whether published skills are loaded, where the operator allows that; null: true"""
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    """A tool the agent gets, with its parameters."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    """Name of the tool; one the agent server does not have is left out"""
+    params: dict[str, Any] = {}
+    """Parameters of the tool, by name"""
+
+
+class AgentOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything about an agent but its model."""
+
+    tools: Annotated[list[Tool], Meta(max_length=100)] | None = None
+    """Tools of the agent, at most 100; null: the usual ones"""
+    enable_sub_agents: bool | None = None
+    """Whether the agent may hand work to agents of its own; null: false"""
+    enable_switch_llm_tool: bool | None = None
+    """Kept and shown only: it is of the agent server's own front end; null: false"""
+    tool_concurrency_limit: Few | None = None
+    """How many tools run at a time; they share files, so more than one may race. Null: 1"""
+    persona: Annotated[str, Meta(min_length=1, max_length=65536)] | None = None
+    """Text that replaces the agent's own idea of who it is; null: none"""
+    agent_context: ContextOptions = ContextOptions()
+    """What the agent is told beside the task, and which skills it loads"""
+    condenser: CondenserOptions = CondenserOptions()
+    """How a long history is shortened"""
+    verification: VerificationOptions = VerificationOptions()
+    """The critic of the agent"""
+
+
+SECRET_OPTIONS: Final = frozenset(
+    {"aws_access_key_id", "aws_secret_access_key", "aws_session_token", "critic_api_key"}
+)
+"""Options that are never shown."""
+
+
+def read_options[T](raw: Any, kind: type[T], *, loc: Sequence[str | int]) -> T:
+    """Return decoded JSON as options; raises InvalidRequest for what does not fit."""
+    return convert(raw, kind, loc=loc, dec_hook=_to_secret)
+
+
+def reveal_options(options: Struct) -> dict[str, Any]:
+    """Return what is set as JSON values, secrets revealed; for merging and for the agent."""
+    revealed: dict[str, Any] = msgspec.to_builtins(options, enc_hook=Secret.reveal)
+    return revealed
+
+
+def llm_to_agent(llm: Llm, *, usage_id: str, stream: bool) -> dict[str, Any]:
+    """Return a language model as the agent server reads it, with its key revealed."""
+    key = llm.api_key.reveal() if llm.api_key else None
+    if not key and llm.base_url:
+        # A local model needs no key, but the model library retries for minutes without one.
+        key = "none"
+    return {
+        **reveal_options(llm.options),
+        "model": llm.model,
+        "api_key": key,
+        "base_url": llm.base_url or None,
+        "usage_id": usage_id,
+        "stream": stream,
+    }
+
+
+def secrets_of(llm: Llm) -> list[Secret]:
+    """Return everything that is secret of a language model."""
+    options = [getattr(llm.options, name, None) for name in SECRET_OPTIONS]
+    headers = (llm.options.extra_headers or {}).values()
+    return [secret for secret in (llm.api_key, *options, *headers) if secret]
+
+
+def _to_secret(kind: type, value: object) -> Secret:
+    if kind is not Secret or not isinstance(value, str):
+        raise ValueError("Expected `string`")
+    if len(value) > _SECRET_MAX or has_control(value):
+        raise ValueError("Expected a secret without control characters")
+    return Secret(value)

@@ -1,0 +1,520 @@
+"""Tool servers (MCP) an agent may use: what they are, how they are read, shown and handed over.
+
+Reading takes what published clients send: plain URLs, shell-like argument strings and
+`A=1,B=2` environments. Secrets are shown as stars, and stars that come back mean "unchanged".
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta, Struct
+
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.urls import TOOL_SERVER_URL
+from agentsvc.base.validation import Problems, checked_by, convert, matching
+from agentsvc.base.values import MASK, NO_CONTROL, Secret, SentSecret, has_control, stated
+
+DEFAULT_TIMEOUT_SECONDS: Final = 60
+MAX_TIMEOUT_SECONDS: Final = 3600
+
+_SCHEMES = frozenset({"http", "https", "ws", "wss"})
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+Loc = tuple[str | int, ...]
+
+
+class Extras(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What only the newer form of a tool server can say, see `mcpmap`."""
+
+    name: str = ""
+    """How the user calls a server that is reached by its URL."""
+    headers: dict[str, Secret] = {}
+    timeout_seconds: float | None = None
+    sse_read_timeout_seconds: float | None = None
+    transport: str | None = None
+    cwd: str | None = None
+    description: str | None = None
+    icon: str | None = None
+    keep_alive: bool | None = None
+    enabled: bool = True
+
+
+class SseServer(Struct, frozen=True, kw_only=True):
+    """A tool server reached over server-sent events."""
+
+    url: str
+    api_key: Secret | None = None
+    extras: Extras | None = None
+    """None in a change means that the stored ones stay."""
+
+
+class ShttpServer(Struct, frozen=True, kw_only=True):
+    """A tool server reached over streaming HTTP."""
+
+    url: str
+    api_key: Secret | None = None
+    timeout_seconds: int = DEFAULT_TIMEOUT_SECONDS
+    extras: Extras | None = None
+
+
+class StdioServer(Struct, frozen=True, kw_only=True):
+    """A tool server that runs as a process inside the sandbox."""
+
+    name: str
+    command: str
+    args: tuple[str, ...] = ()
+    env: dict[str, Secret] = {}
+    extras: Extras | None = None
+
+
+type Server = SseServer | ShttpServer | StdioServer
+
+
+class McpConfig(Struct, frozen=True, kw_only=True):
+    """The tool servers of a user or of one conversation."""
+
+    sse_servers: tuple[SseServer, ...] = ()
+    stdio_servers: tuple[StdioServer, ...] = ()
+    shttp_servers: tuple[ShttpServer, ...] = ()
+
+
+# As clients send it
+
+_Key = Annotated[SentSecret, Meta(max_length=65536)]
+_Text = Annotated[str, Meta(max_length=65536)]
+
+type ServerUrl = Annotated[str, Meta(max_length=8192), stated(pattern=rf"\A{TOOL_SERVER_URL}\Z")]
+type Command = Annotated[str, Meta(max_length=4096), stated(pattern=r"\A[^\s\0]+\Z")]
+type Arguments = (
+    Annotated[list[Annotated[_Text, stated(pattern=r"\A[^\0]*\Z")]], Meta(max_length=1000)]
+    | Annotated[
+        _Text,
+        stated(pattern=r"""\A(?:[^'"\\\0]|'[^'\0]*'|"(?:[^"\\\0]|\\[^\0])*"|\\[^\0])*\Z"""),
+    ]
+)
+type Variables = (
+    Annotated[
+        dict[
+            Annotated[str, stated(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")],
+            Annotated[SentSecret, Meta(max_length=65536), stated(pattern=r"\A[^\0]*\Z")],
+        ],
+        Meta(max_length=1000),
+    ]
+    | Annotated[_Key, stated(pattern=r"\A(?:[A-Za-z_][A-Za-z0-9_]*=[^,\0]*(?:,|\Z))*\Z")]
+)
+
+
+class SseServerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool server reached over server-sent events."""
+
+    url: ServerUrl
+    """http, https, ws or wss URL of the tool server, at most 8192 characters"""
+    api_key: Annotated[_Key, stated(pattern=NO_CONTROL)] | None = None
+    """Key it is sent as `Authorization: Bearer`; null or empty: none, stars: the stored one"""
+
+
+class ShttpServerBody(SseServerBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool server reached over HTTP; the time a call may take is in seconds."""
+
+    timeout: Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_SECONDS)] | None = None
+    """Seconds one call may take, 1 to 3600; null: 60"""
+
+
+class StdioServerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool server that is a process in the sandbox; texts are split as a shell does."""
+
+    name: Annotated[
+        str,
+        matching(r"\A[A-Za-z0-9_-]{1,100}\Z", "of 1 to 100 letters, digits, `_` and `-`"),
+    ]
+    """What the server is called: 1 to 100 letters, digits, `_` and `-`"""
+    command: Command
+    """Program that is the server, without arguments"""
+    args: Arguments = []
+    """Its arguments; a text is split as a shell does"""
+    env: Variables = {}
+    """Its environment variables by name, stars for a stored value; a text is written `A=1,B=2`"""
+
+
+def _check_sse(raw: Any, *, loc: Loc) -> None:
+    _to_sse(raw if isinstance(raw, str) else convert(raw, SseServerBody, loc=loc), loc)
+
+
+def _check_shttp(raw: Any, *, loc: Loc) -> None:
+    _to_shttp(raw if isinstance(raw, str) else convert(raw, ShttpServerBody, loc=loc), loc)
+
+
+def _check_stdio(raw: Any, *, loc: Loc) -> None:
+    _to_stdio(convert(raw, StdioServerBody, loc=loc), loc)
+
+
+_LIST: Final = Meta(max_length=100, extra_json_schema={"uniqueItems": True})
+
+
+class McpListsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tool servers in three lists; a URL alone is a server without a key.
+
+    No two of one list have the same URL, or the same name.
+    """
+
+    sse_servers: Annotated[
+        list[Annotated[SseServerBody | ServerUrl, checked_by(_check_sse)]], _LIST
+    ] = []
+    """Tool servers reached over server-sent events, at most 100"""
+    stdio_servers: Annotated[list[Annotated[StdioServerBody, checked_by(_check_stdio)]], _LIST] = []
+    """Tool servers that are processes in the sandbox, at most 100"""
+    shttp_servers: Annotated[
+        list[Annotated[ShttpServerBody | ServerUrl, checked_by(_check_shttp)]], _LIST
+    ] = []
+    """Tool servers reached over HTTP, at most 100"""
+
+
+def read_mcp_config(raw: Any, *, loc: Loc = ("body", "mcp_config")) -> McpConfig:
+    """Return the tool servers that decoded JSON describes, see `to_mcp_config`."""
+    return _to_config(convert(raw, McpListsBody, loc=loc), loc)
+
+
+def to_mcp_config(
+    given: McpListsBody | None, *, loc: Loc = ("body", "mcp_config")
+) -> McpConfig | None:
+    """Return the tool servers of a body, None for null.
+
+    Raises InvalidRequest, located below `loc`, for a URL without scheme or host, a second server of
+    the same URL or name, and the like. Stars in place of secrets are kept as they are;
+    `restore_secrets` replaces them.
+    """
+    return None if given is None else _to_config(given, loc)
+
+
+def _to_config(given: McpListsBody, loc: Loc) -> McpConfig:
+    problems = Problems()
+    config = McpConfig(
+        sse_servers=_each(given.sse_servers, _to_sse, (*loc, "sse_servers"), problems),
+        stdio_servers=_each(given.stdio_servers, _to_stdio, (*loc, "stdio_servers"), problems),
+        shttp_servers=_each(given.shttp_servers, _to_shttp, (*loc, "shttp_servers"), problems),
+    )
+    problems.refuse()
+    _refuse_twice([server.url for server in config.sse_servers], "url", (*loc, "sse_servers"))
+    _refuse_twice([server.url for server in config.shttp_servers], "url", (*loc, "shttp_servers"))
+    _refuse_twice([server.name for server in config.stdio_servers], "name", (*loc, "stdio_servers"))
+    return config
+
+
+def show_mcp_config(config: McpConfig, *, is_revealed: bool = False) -> dict[str, Any]:
+    """Return the JSON value clients read, with stars in place of secrets unless asked for them."""
+    shown = Secret.reveal if is_revealed else str
+    return {
+        "sse_servers": [
+            {"url": server.url, "api_key": shown(server.api_key) if server.api_key else None}
+            for server in config.sse_servers
+        ],
+        "stdio_servers": [
+            {
+                "name": server.name,
+                "command": server.command,
+                "args": list(server.args),
+                "env": {name: shown(value) for name, value in server.env.items()},
+            }
+            for server in config.stdio_servers
+        ],
+        "shttp_servers": [
+            {
+                "url": server.url,
+                "api_key": shown(server.api_key) if server.api_key else None,
+                "timeout": server.timeout_seconds,
+            }
+            for server in config.shttp_servers
+        ],
+    }
+
+
+def restore_secrets(
+    config: McpConfig,
+    stored: McpConfig | None,
+    *,
+    loc: Sequence[str | int] = ("body", "mcp_config"),
+) -> McpConfig:
+    """Return the config with the stored secret wherever it has stars.
+
+    A server is the same one if it has the same URL or, for a process, the same name; it keeps what
+    the form it came in cannot say. Raises InvalidRequest for stars that stand for nothing.
+    """
+    old = stored or McpConfig()
+    sse = {server.url: server for server in old.sse_servers}
+    shttp = {server.url: server for server in old.shttp_servers}
+    stdio = {server.name: server for server in old.stdio_servers}
+    return McpConfig(
+        sse_servers=tuple(
+            _restored_remote(server, sse.get(server.url), (*loc, "sse_servers", index))
+            for index, server in enumerate(config.sse_servers)
+        ),
+        stdio_servers=tuple(
+            _restored_stdio(server, stdio.get(server.name), (*loc, "stdio_servers", index))
+            for index, server in enumerate(config.stdio_servers)
+        ),
+        shttp_servers=tuple(
+            _restored_remote(server, shttp.get(server.url), (*loc, "shttp_servers", index))
+            for index, server in enumerate(config.shttp_servers)
+        ),
+    )
+
+
+def to_agent(config: McpConfig) -> dict[str, dict[str, Any]]:
+    """Return the map the agent server takes, secrets revealed; it goes nowhere else.
+
+    Servers that are switched off are not in it.
+    """
+    return {
+        name: _to_agent_server(server)
+        for name, server in named_servers(config).items()
+        if server.extras is None or server.extras.enabled
+    }
+
+
+def named_servers(config: McpConfig) -> dict[str, Server]:
+    """Return every server under its name; those without one are called by kind and place."""
+    named: dict[str, Server] = {stdio.name: stdio for stdio in config.stdio_servers}
+    remote: list[tuple[str, SseServer | ShttpServer]] = [
+        *((f"sse_{index}", sse) for index, sse in enumerate(config.sse_servers)),
+        *((f"shttp_{index}", shttp) for index, shttp in enumerate(config.shttp_servers)),
+    ]
+    for usual_name, server in remote:
+        name = server.extras.name if server.extras else ""
+        named[_free_name(name or usual_name, named)] = server
+    return named
+
+
+def server_headers(server: SseServer | ShttpServer) -> dict[str, Secret]:
+    """Return the headers a server is called with."""
+    headers = dict(server.extras.headers) if server.extras else {}
+    if server.api_key is not None:
+        headers["Authorization"] = Secret(f"Bearer {server.api_key.reveal()}")
+    return headers
+
+
+def _to_agent_server(server: Server) -> dict[str, Any]:
+    extras = server.extras or Extras()
+    if isinstance(server, StdioServer):
+        body: dict[str, Any] = {
+            "command": server.command,
+            "args": list(server.args),
+            "env": {name: value.reveal() for name, value in server.env.items()},
+        }
+        optional = {"cwd": extras.cwd, "timeout": extras.timeout_seconds}
+    else:
+        body = {"url": server.url, "transport": transport_of(server), **_headers(server)}
+        optional = {
+            "timeout": timeout_of(server),
+            "sse_read_timeout": extras.sse_read_timeout_seconds,
+        }
+    optional["keep_alive"] = extras.keep_alive
+    return body | {name: value for name, value in optional.items() if value is not None}
+
+
+def transport_of(server: SseServer | ShttpServer) -> str:
+    """Return the name of the way a server is talked to."""
+    if isinstance(server, SseServer):
+        return "sse"
+    return (server.extras.transport if server.extras else None) or "streamable-http"
+
+
+def timeout_of(server: Server) -> float | None:
+    """Return how many seconds a call to a server may take, or None if that is not set."""
+    if isinstance(server, ShttpServer):
+        return server.timeout_seconds
+    return server.extras.timeout_seconds if server.extras else None
+
+
+def _each[B, T](
+    items: list[B], read: Callable[[B, Loc], T], loc: Loc, problems: Problems
+) -> tuple[T, ...]:
+    """Return what could be read of a list; what could not is noted."""
+    found: list[T] = []
+    for index, item in enumerate(items):
+        with problems.noted():
+            found.append(read(item, (*loc, index)))
+    return tuple(found)
+
+
+def _to_sse(given: SseServerBody | str, loc: Loc) -> SseServer:
+    body = SseServerBody(url=given) if isinstance(given, str) else given
+    url, key = _reached(body, loc)
+    return SseServer(url=url, api_key=key)
+
+
+def _to_shttp(given: ShttpServerBody | str, loc: Loc) -> ShttpServer:
+    body = ShttpServerBody(url=given) if isinstance(given, str) else given
+    url, key = _reached(body, loc)
+    seconds = DEFAULT_TIMEOUT_SECONDS if body.timeout is None else body.timeout
+    return ShttpServer(url=url, api_key=key, timeout_seconds=seconds)
+
+
+def _reached(body: SseServerBody, loc: Loc) -> tuple[str, Secret | None]:
+    """Return the URL and the key of a server."""
+    problems = Problems()
+    url, key = "", None
+    with problems.noted():
+        url = _url(body.url, loc)
+    with problems.noted():
+        key = _secret(body.api_key, loc)
+    problems.refuse()
+    return url, key
+
+
+def _to_stdio(body: StdioServerBody, loc: Loc) -> StdioServer:
+    problems = Problems()
+    made = StdioServer(name=body.name, command="")
+    with problems.noted():
+        made = msgspec.structs.replace(made, command=_command(body.command, (*loc, "command")))
+    with problems.noted():
+        made = msgspec.structs.replace(made, args=_args(body.args, (*loc, "args")))
+    with problems.noted():
+        made = msgspec.structs.replace(made, env=_env(body.env, (*loc, "env")))
+    problems.refuse()
+    return made
+
+
+def _command(text: str, loc: Loc) -> str:
+    command = text.strip()
+    if not command:
+        raise InvalidRequest("Command cannot be empty", loc=loc)
+    if re.search(r"[\s\0]", command):
+        raise InvalidRequest(
+            "Command must be a single program without spaces; its arguments go into args", loc=loc
+        )
+    return command
+
+
+def _url(text: str, loc: Loc) -> str:
+    where = (*loc, "url")
+    url = text.strip()
+    if not url:
+        raise InvalidRequest("URL cannot be empty", loc=where)
+    if re.search(r"\s", url) or has_control(url):
+        raise InvalidRequest("URL must not contain spaces or control characters", loc=where)
+    try:
+        parts = urlsplit(url)
+        host, scheme, _ = parts.hostname, parts.scheme, parts.port
+    except ValueError as exc:
+        raise InvalidRequest("URL is not valid", loc=where, detail=str(exc)) from exc
+    if not scheme:
+        raise InvalidRequest("URL must include a scheme (http:// or https://)", loc=where)
+    if scheme not in _SCHEMES:
+        raise InvalidRequest("URL scheme must be http, https, ws, or wss", loc=where)
+    if not host or not re.fullmatch(TOOL_SERVER_URL, url):
+        raise InvalidRequest("URL must include a valid domain/host", loc=where)
+    return url
+
+
+def _args(given: list[str] | str, loc: Loc) -> tuple[str, ...]:
+    try:
+        args = shlex.split(given) if isinstance(given, str) else given
+    except ValueError as exc:
+        text = "Arguments cannot be split: a quotation or an escape has no end"
+        raise InvalidRequest(text, loc=loc, detail=str(exc)) from exc
+    if any("\0" in arg for arg in args):
+        raise InvalidRequest("Arguments must not contain NUL", loc=loc)
+    return tuple(args)
+
+
+def _env(given: dict[str, str] | str, loc: Loc) -> dict[str, Secret]:
+    pairs = _env_pairs(given, loc) if isinstance(given, str) else given
+    problems = Problems()
+    for name, value in pairs.items():
+        if not _VARIABLE.fullmatch(name):
+            text = "Environment names have letters, digits and `_`, and no digit in front"
+            problems.note(text, loc=(*loc, name))
+        if "\0" in value:
+            problems.note("Environment values must not contain NUL", loc=(*loc, name))
+    problems.refuse()
+    return {name: Secret(value) for name, value in pairs.items()}
+
+
+def _env_pairs(text: str, loc: Loc) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for item in text.split(","):
+        name, equals, value = item.strip().partition("=")
+        if name and not equals:
+            raise InvalidRequest("Environment must look like `A=1,B=2`", loc=loc)
+        if equals:
+            pairs[name.strip()] = value
+    return pairs
+
+
+def _refuse_twice(ids: list[str], field: str, loc: Loc) -> None:
+    seen: set[str] = set()
+    for index, name in enumerate(ids):
+        if name in seen:
+            raise InvalidRequest(
+                f"Another server of this list has the same {field}", loc=(*loc, index, field)
+            )
+        seen.add(name)
+
+
+def _restored_remote[T: (SseServer, ShttpServer)](server: T, stored: T | None, loc: Loc) -> T:
+    old_key = stored.api_key if stored else None
+    old_extras = (stored.extras if stored else None) or Extras()
+    extras = server.extras
+    key = server.api_key
+    if extras is None:
+        extras = stored.extras if stored else None
+    else:
+        given = dict(extras.headers)
+        if old_key and not key and _is_masked(given.get("Authorization")):
+            # The stored key was shown as this header.
+            key = given.pop("Authorization")
+        headers = _restored_map(given, old_extras.headers, (*loc, "headers"))
+        extras = msgspec.structs.replace(extras, headers=headers)
+    return msgspec.structs.replace(
+        server, api_key=_restored(key, old_key, (*loc, "api_key")), extras=extras
+    )
+
+
+def _restored_stdio(server: StdioServer, stored: StdioServer | None, loc: Loc) -> StdioServer:
+    return msgspec.structs.replace(
+        server,
+        env=_restored_map(server.env, stored.env if stored else {}, (*loc, "env")),
+        extras=stored.extras if stored and server.extras is None else server.extras,
+    )
+
+
+def _restored(given: Secret | None, stored: Secret | None, loc: Loc) -> Secret | None:
+    if not _is_masked(given):
+        return given
+    if stored is None:
+        raise InvalidRequest(f"`{MASK}` stands for a stored secret, and none is stored", loc=loc)
+    return stored
+
+
+def _restored_map(
+    given: dict[str, Secret], stored: dict[str, Secret], loc: Loc
+) -> dict[str, Secret]:
+    restored = {
+        name: _restored(value, stored.get(name), (*loc, name)) for name, value in given.items()
+    }
+    return {name: value for name, value in restored.items() if value is not None}
+
+
+def _is_masked(value: Secret | None) -> bool:
+    return value is not None and value.reveal() == MASK
+
+
+def _secret(value: str | None, loc: Loc) -> Secret | None:
+    if value and has_control(value):
+        raise InvalidRequest("Key must not contain control characters", loc=(*loc, "api_key"))
+    return Secret(value) if value else None
+
+
+def _headers(server: SseServer | ShttpServer) -> dict[str, Any]:
+    headers = {name: value.reveal() for name, value in server_headers(server).items()}
+    return {"headers": headers} if headers else {}
+
+
+def _free_name(name: str, taken: dict[str, Server]) -> str:
+    while name in taken:
+        name += "_"
+    return name

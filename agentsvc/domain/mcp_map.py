@@ -1,0 +1,329 @@
+"""Tool servers (MCP) as the newer generation writes them: one map from a name to a server.
+
+The three lists of `mcp` and this map are two forms of one thing. What has no place in the lists
+is kept in the `Extras` of a server, so that neither form loses what the other one said.
+"""
+
+import base64
+import math
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.validation import Problems, convert
+from agentsvc.base.values import MASK, NO_CONTROL, Secret, SentSecret, has_control, stated
+from agentsvc.domain.mcp import (
+    DEFAULT_TIMEOUT_SECONDS,
+    MAX_TIMEOUT_SECONDS,
+    Arguments,
+    Command,
+    Extras,
+    Loc,
+    McpConfig,
+    Server,
+    ServerUrl,
+    ShttpServer,
+    SseServer,
+    StdioServer,
+    Variables,
+    named_servers,
+    read_mcp_config,
+    server_headers,
+    timeout_of,
+    transport_of,
+)
+
+_SERVERS_MAX: Final = 100
+_BEARER: Final = "Bearer "
+_WRAPPER: Final = "mcpServers"
+_LISTS: Final = frozenset({"sse_servers", "stdio_servers", "shttp_servers"})
+_NAME = re.compile(r"[^\0-\x1f\x7f]{1,100}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
+
+type _Text = Annotated[str, Meta(max_length=4096)]
+type _Value = Annotated[SentSecret, Meta(max_length=65536), stated(pattern=NO_CONTROL)]
+type _HeaderName = Annotated[
+    str, Meta(max_length=4096), stated(pattern=rf"\A(?:{_HEADER_NAME.pattern})?\Z")
+]
+type _Headers = Annotated[
+    dict[Annotated[str, stated(pattern=rf"\A{_HEADER_NAME.pattern}\Z")], _Value],
+    Meta(max_length=100),
+]
+type _Seconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_SECONDS)]
+
+
+class ServerAuth(Struct, frozen=True, kw_only=True):
+    """How a tool server is told who calls."""
+
+    strategy: Literal["none", "api_key", "bearer", "basic", "header"]
+    """Which of the fields below are sent, and how"""
+    value: _Value | None = None
+    """The key or token, for `api_key` and `bearer`; null: none"""
+    header_name: _HeaderName | None = None
+    """Header that has the key, for `api_key`; null: `Authorization`"""
+    username: Annotated[_Text, stated(pattern=NO_CONTROL)] = ""
+    """User name, for `basic`"""
+    password: _Value | None = None
+    """Password, for `basic`; null: none"""
+    headers: _Headers = {}
+    """Headers by name, for `header`"""
+
+
+class NamedServer(Struct, frozen=True, kw_only=True):
+    """A tool server with a URL, or a command if it is a process in the sandbox."""
+
+    url: ServerUrl | None = None
+    """http, https, ws or wss URL of the tool server; null if it is a process"""
+    command: Command | None = None
+    """Program that is the server, without arguments; null if it has a URL"""
+    transport: Literal["stdio", "http", "streamable-http", "sse"] | None = None
+    """How it is talked to; null: `stdio` for a process, else `streamable-http`"""
+    args: Arguments | None = None
+    """Arguments of the program; a text is split as a shell does. Null: none"""
+    env: Variables | None = None
+    """Environment variables of the program by name, stars for a stored value; a text is written
+    `A=1,B=2`. Null: none"""
+    cwd: _Text | None = None
+    """Directory the program works in; null: that of the agent"""
+    headers: _Headers | None = None
+    """Headers of each call by name, stars for a stored value; null: none"""
+    auth: ServerAuth | Annotated[_Value, stated(**{"not": {"const": "oauth"}})] | None = None
+    """How the server is told who calls: a key alone, or an object with a `strategy`; null: not at
+    all"""
+    timeout: _Seconds | None = None
+    """Seconds one call may take, up to 3600; null: 60"""
+    sse_read_timeout: _Seconds | None = None
+    """Seconds a stream of it may pause, up to 3600; null: no limit"""
+    description: _Text | None = None
+    """What it is for; kept and shown only. Null: nothing"""
+    icon: _Text | None = None
+    """Picture for a front end; kept and shown only. Null: none"""
+    keep_alive: bool | None = None
+    """Whether the process goes on between two calls; null: as the agent server does"""
+    enabled: bool = True
+    """Whether agents get it; false keeps it for later"""
+
+
+_EITHER: Final = stated(
+    anyOf=[
+        {
+            "required": ["url"],
+            "properties": {
+                "url": {"type": "string"},
+                "transport": {"enum": ["http", "streamable-http", "sse", None]},
+            },
+        },
+        {
+            "required": ["command"],
+            "properties": {
+                "command": {"type": "string"},
+                "transport": {"enum": ["stdio", None]},
+            },
+        },
+    ]
+)
+"""What makes a server: a URL, or a command that speaks over its own input and output."""
+_PROCESSES: Final = stated(
+    maxProperties=_SERVERS_MAX,
+    patternProperties={"[^A-Za-z0-9_-]": {"properties": {"command": {"type": "null"}}}},
+)
+"""What the agent server starts has a plain name."""
+
+type _ServerName = Annotated[str, stated(pattern=rf"\A{_NAME.pattern}\Z")]
+type NamedServers = Annotated[dict[_ServerName, Annotated[NamedServer, _EITHER]], _PROCESSES] | None
+
+
+def read_mcp_map(raw: Any, *, loc: Sequence[str | int]) -> McpConfig | None:
+    """Return the tool servers a decoded JSON value describes, None for null or an empty map.
+
+    Takes the map itself, the map as the only member `mcpServers`, and the three lists of older
+    clients. Raises InvalidRequest, located below `loc`. Stars in place of secrets are kept as they
+    are; `mcp.restore_secrets` replaces them.
+    """
+    where = tuple(loc)
+    if not isinstance(raw, dict | None):
+        raise InvalidRequest("Expected `object` or `null`", loc=where, kind="dict_type")
+    if not raw:
+        return None
+    if raw.keys() <= _LISTS and all(isinstance(value, list) for value in raw.values()):
+        return read_mcp_config(raw, loc=where)
+    servers = raw.get(_WRAPPER, raw)
+    where = (*where, _WRAPPER) if _WRAPPER in raw else where
+    if not isinstance(servers, dict) or len(servers) > _SERVERS_MAX:
+        raise InvalidRequest(f"Expected `object` of at most {_SERVERS_MAX} servers", loc=where)
+    found: dict[str, Server] = {}
+    problems = Problems()
+    for name, item in servers.items():
+        with problems.noted():
+            found[name] = _to_server(name, item, (*where, name))
+    problems.refuse()
+    _refuse_twice(found, where)
+    return McpConfig(
+        sse_servers=tuple(one for one in found.values() if isinstance(one, SseServer)),
+        stdio_servers=tuple(one for one in found.values() if isinstance(one, StdioServer)),
+        shttp_servers=tuple(one for one in found.values() if isinstance(one, ShttpServer)),
+    )
+
+
+def show_mcp_map(config: McpConfig | None, *, is_revealed: bool = False) -> dict[str, Any]:
+    """Return the map clients read, with stars in place of secrets unless they are to be seen."""
+    named = named_servers(config) if config else {}
+    return {name: _from_server(server, is_revealed=is_revealed) for name, server in named.items()}
+
+
+def _to_server(name: str, raw: Any, loc: Loc) -> Server:
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest("A name has 1 to 100 printable characters", loc=loc)
+    wire = convert(raw, NamedServer, loc=loc)
+    if wire.command is not None and wire.transport in (None, "stdio"):
+        return _to_stdio(name, wire, loc)
+    if wire.url is not None and wire.transport != "stdio":
+        return _to_remote(name, wire, loc)
+    raise InvalidRequest("A server has a `url`, or a `command` if it is a process", loc=loc)
+
+
+def _to_stdio(name: str, wire: NamedServer, loc: Loc) -> StdioServer:
+    form = {"name": name, "command": wire.command, "args": wire.args or [], "env": wire.env or {}}
+    # The lists know how the parts of a server are checked, so the map asks them.
+    [server] = _read_list("stdio_servers", form, loc).stdio_servers
+    extras = _extras(wire)
+    extras = msgspec.structs.replace(extras, timeout_seconds=wire.timeout, cwd=wire.cwd)
+    return msgspec.structs.replace(server, extras=extras)
+
+
+def _to_remote(name: str, wire: NamedServer, loc: Loc) -> Server:
+    headers = _headers(wire, loc)
+    key = _bearer(headers)
+    extras = msgspec.structs.replace(_extras(wire), name=name, headers=headers)
+    form = {"url": wire.url}
+    if wire.transport == "sse":
+        [sse] = _read_list("sse_servers", form, loc).sse_servers
+        extras = msgspec.structs.replace(extras, timeout_seconds=wire.timeout)
+        return msgspec.structs.replace(sse, api_key=key, extras=extras)
+    [shttp] = _read_list("shttp_servers", form, loc).shttp_servers
+    return msgspec.structs.replace(
+        shttp,
+        api_key=key,
+        timeout_seconds=math.ceil(wire.timeout or DEFAULT_TIMEOUT_SECONDS),
+        extras=msgspec.structs.replace(extras, transport=wire.transport),
+    )
+
+
+def _extras(wire: NamedServer) -> Extras:
+    return Extras(
+        sse_read_timeout_seconds=wire.sse_read_timeout,
+        description=wire.description,
+        icon=wire.icon,
+        keep_alive=wire.keep_alive,
+        enabled=wire.enabled,
+    )
+
+
+def _read_list(kind: str, form: dict[str, Any], loc: Loc) -> McpConfig:
+    try:
+        return read_mcp_config({kind: [form]}, loc=())
+    except InvalidRequest as exc:
+        # The list, the place in it, and the name as a member, are none of the client's.
+        problems = [
+            msgspec.structs.replace(one, loc=(*loc, *(s for s in one.loc[2:] if s != "name")))
+            for one in exc.problems
+        ]
+        raise InvalidRequest.of(problems) from exc
+
+
+def _headers(wire: NamedServer, loc: Loc) -> dict[str, Secret]:
+    """Return the headers of a server, those of its way to authenticate included."""
+    headers = {**(wire.headers or {}), **_auth_headers(wire.auth, loc)}
+    problems = Problems()
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or has_control(value):
+            problems.note("This is no HTTP header", loc=(*loc, "headers", name))
+    problems.refuse()
+    # One spelling, so that the key of a server is found again.
+    return {
+        "Authorization" if name.lower() == "authorization" else name: Secret(value)
+        for name, value in headers.items()
+    }
+
+
+def _auth_headers(auth: ServerAuth | str | None, loc: Loc) -> dict[str, str]:
+    if isinstance(auth, str):
+        if auth == "oauth":
+            raise InvalidRequest(
+                "Tool servers that want OAuth are not supported; use a token", loc=(*loc, "auth")
+            )
+        auth = ServerAuth(strategy="bearer", value=auth)
+    match auth.strategy if auth else "none":
+        case "header":
+            return auth.headers if auth else {}
+        case "basic":
+            return {"Authorization": _basic(auth)} if auth else {}
+        case _:
+            return _key_header(auth)
+
+
+def _key_header(auth: ServerAuth | None) -> dict[str, str]:
+    if auth is None or not auth.value:
+        return {}
+    if auth.header_name and auth.strategy == "api_key":
+        return {auth.header_name: auth.value}
+    return {"Authorization": MASK if auth.value == MASK else _BEARER + auth.value}
+
+
+def _basic(auth: ServerAuth) -> str:
+    if auth.password == MASK:
+        return MASK
+    pair = f"{auth.username}:{auth.password or ''}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+def _bearer(headers: dict[str, Secret]) -> Secret | None:
+    """Take the bearer token out of the headers; stars stay, they stand for any header."""
+    value = headers.get("Authorization", Secret("")).reveal()
+    if not value.startswith(_BEARER):
+        return None
+    del headers["Authorization"]
+    return Secret(value.removeprefix(_BEARER).strip())
+
+
+def _refuse_twice(found: dict[str, Server], loc: Loc) -> None:
+    seen: set[tuple[type, str]] = set()
+    for name, server in found.items():
+        if isinstance(server, StdioServer):
+            continue
+        if (type(server), server.url) in seen:
+            raise InvalidRequest("Another server has the same URL", loc=(*loc, name, "url"))
+        seen.add((type(server), server.url))
+
+
+def _from_server(server: Server, *, is_revealed: bool) -> dict[str, Any]:
+    def shown(secrets: dict[str, Secret]) -> dict[str, str]:
+        return {
+            name: secret.reveal() if is_revealed else str(secret)
+            for name, secret in secrets.items()
+        }
+
+    extras = server.extras or Extras()
+    if isinstance(server, StdioServer):
+        body: dict[str, Any] = {
+            "transport": "stdio",
+            "command": server.command,
+            "args": list(server.args),
+            "env": shown(server.env),
+            "cwd": extras.cwd,
+        }
+    else:
+        headers = shown(server_headers(server))
+        body = {"transport": transport_of(server), "url": server.url, "headers": headers}
+    return body | {
+        "timeout": timeout_of(server),
+        "sse_read_timeout": extras.sse_read_timeout_seconds,
+        "description": extras.description,
+        "icon": extras.icon,
+        "keep_alive": extras.keep_alive,
+        "enabled": extras.enabled,
+    }

@@ -1,0 +1,63 @@
+"""Microagents: texts in a repository that tell agents what to know, and when. Pure."""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from agentsvc.domain.orders import Provider
+from agentsvc.git.model import File
+
+EXTENSION: Final = ".md"
+
+_OWN_REPOSITORY: Final = ".openhands"
+_OWN_REPOSITORY_AT_GITLAB: Final = "openhands-config"
+_HEAD: Final = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_TRIGGERS: Final = re.compile(
+    r"^triggers:[ \t]*(?P<inline>\[[^\]]*\])?[ \t]*\r?\n?(?P<lines>(?:[ \t]*-[ \t]+.*(?:\r?\n|\Z))*)",
+    re.MULTILINE,
+)
+
+
+class Microagent(Struct, frozen=True, kw_only=True):
+    """What a microagent says, and the words that call for it."""
+
+    content: str
+    triggers: list[str]
+
+
+def directory_of(repository: str, provider: Provider) -> str:
+    """Return the directory in which a repository has its microagents."""
+    at_gitlab = provider is Provider.GITLAB
+    name = repository.removesuffix(".git").rpartition("/")[2]
+    is_own = name == (_OWN_REPOSITORY_AT_GITLAB if at_gitlab else _OWN_REPOSITORY)
+    return "microagents" if is_own else ".openhands/microagents"
+
+
+def microagents_in(files: Iterable[File]) -> list[File]:
+    """Return the files that are microagents, named without their extension, in order."""
+    found = [
+        File(name=one.name.removesuffix(EXTENSION), path=one.path)
+        for one in files
+        if one.name.endswith(EXTENSION) and one.name.lower() != "readme.md"
+    ]
+    return sorted(found, key=lambda one: one.name)
+
+
+def read_microagent(text: str) -> Microagent:
+    """Return a microagent without its head, from which the triggers are."""
+    head = _HEAD.match(text)
+    if head is None:
+        return Microagent(content=text, triggers=[])
+    return Microagent(content=text[head.end() :].strip(), triggers=_triggers(head.group(1)))
+
+
+def _triggers(head: str) -> list[str]:
+    found = _TRIGGERS.search(head)
+    if found is None:
+        return []
+    inline = (found["inline"] or "[]")[1:-1].split(",")
+    lines = (line.strip().removeprefix("-") for line in found["lines"].splitlines())
+    words = (word.strip().strip("\"'") for word in (*inline, *lines))
+    return [word for word in words if word]

@@ -1,0 +1,412 @@
+"""Git hosting services on behalf of users, with the tokens they stored and no others.
+
+What a host does not say stays unknown: only a clear refusal makes a token a bad one.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from agentsvc.agentserver.safe_connector import NotPublic, Reach
+from agentsvc.base.errors import (
+    AgentsvcError,
+    BadRequest,
+    GitProviderRateLimited,
+    GitProviderUnavailable,
+    GitTokenMissing,
+    InvalidRequest,
+    NotAllowed,
+    NotFound,
+)
+from agentsvc.domain import repositories as git
+from agentsvc.domain.orders import Provider, SuggestedTask
+from agentsvc.git.client import Api, Connection, not_public, unavailable
+from agentsvc.git.github import GitHub
+from agentsvc.git.gitlab import GitLab
+from agentsvc.git.hosting import PATH_LOC, Hosting
+from agentsvc.git.microagents import (
+    EXTENSION,
+    Microagent,
+    directory_of,
+    microagents_in,
+    read_microagent,
+)
+from agentsvc.git.model import (
+    PAGE_MAX,
+    Branch,
+    BranchQuery,
+    File,
+    GitAccount,
+    Listing,
+    Repository,
+    RepositoryQuery,
+)
+from agentsvc.settings.secret_store import SecretStore
+from agentsvc.settings.user_secrets import ProviderToken, ProviderTokenPatch, merge_token
+
+log = logging.getLogger(__name__)
+
+TIME_LIMIT: Final = 10.0
+WALKED_PAGES_MAX: Final = 10
+"""How many pages of a service are read for one answer."""
+
+_HOSTINGS: Final[Mapping[Provider, type[Hosting]]] = {
+    Provider.GITHUB: GitHub,
+    Provider.GITLAB: GitLab,
+}
+_NOT_REFUSED: Final = (
+    BadRequest,
+    GitProviderRateLimited,
+    GitProviderUnavailable,
+    NotAllowed,
+    NotFound,
+)
+
+
+async def _trusts_nobody(_user_id: str) -> bool:
+    return False
+
+
+class GitProviders:
+    """The calls to all git hosting services; open it, then close it.
+
+    What is done for a user raises GitTokenMissing where the user has no token for it, and what
+    the services answer: NotAuthenticated, NotAllowed, NotFound, BadRequest,
+    GitProviderRateLimited, GitProviderUnavailable. Hosts at addresses that are not public are asked
+    for users whom `trusts` says so of, and those of `private_hosts` for all. Where several services are asked, one that
+    fails is left out, unless all do. `more` are services beside GitHub and GitLab.
+    """
+
+    def __init__(
+        self,
+        secrets: SecretStore,
+        *,
+        time_limit: float = TIME_LIMIT,
+        checks_tokens: bool = True,
+        private_hosts: Sequence[str] = (),
+        own: Sequence[str] = (),
+        trusts: Callable[[str], Awaitable[bool]] = _trusts_nobody,
+        more: Mapping[Provider, type[Hosting]] | None = None,
+    ) -> None:
+        self._hostings = {**_HOSTINGS, **(more or {})}
+        self._secrets = secrets
+        self._checks_tokens = checks_tokens
+        self._time_limit = time_limit
+        self._reach = Reach(listed=private_hosts, own=own)
+        self._trusts = trusts
+        self._session: aiohttp.ClientSession | None = None
+        self._anywhere: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Make the sessions; needs a running event loop."""
+        self._session = self._reach.session(decompresses=True)
+        self._anywhere = Reach(anywhere=True).session(decompresses=True)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        sessions = (self._session, self._anywhere)
+        self._session = self._anywhere = None
+        for session in sessions:
+            if session is not None:
+                await session.close()
+
+    # Whose token it is
+
+    async def store_tokens(
+        self, user_id: str, tokens: Mapping[Provider, ProviderTokenPatch]
+    ) -> list[Provider]:
+        """Make these the tokens of a user, and return those that could not be checked.
+
+        Each is shown to its provider first, unless checks are switched off. Raises
+        NotAuthenticated, with nothing stored, if one is refused; a provider that cannot be reached
+        does not lose a token.
+        """
+        stored = await self._secrets.provider_tokens(user_id)
+        is_trusted = await self._trusts(user_id)
+        unchecked = []
+        for provider, patch in tokens.items() if self._checks_tokens else ():
+            token = merge_token(stored.get(provider), patch)
+            if token is None:
+                continue
+            if not await self._is_good(provider, token, is_trusted=is_trusted):
+                unchecked.append(provider)
+        await self._secrets.set_provider_tokens(user_id, tokens)
+        return unchecked
+
+    async def get_account(self, user_id: str) -> GitAccount:
+        """Return the user at the first provider that knows one.
+
+        Raises NotAuthenticated if a token is refused, GitProviderRateLimited or
+        GitProviderUnavailable if nobody answers.
+        """
+        identify = partial(self.identify, is_trusted=await self._trusts(user_id))
+        return (await self._first(user_id, identify))[1]
+
+    async def get_organizations(self, user_id: str) -> tuple[Provider, list[str]]:
+        """Return the organizations of a user at the first provider that answers."""
+        is_trusted = await self._trusts(user_id)
+
+        async def ask(provider: Provider, token: ProviderToken) -> list[str]:
+            return await self._hosting(provider, token, is_trusted=is_trusted).organizations()
+
+        return await self._first(user_id, ask)
+
+    async def identify(
+        self, provider: Provider, token: ProviderToken, *, is_trusted: bool = False
+    ) -> GitAccount:
+        """Return whose token this is; for who is trusted it is shown to hosts anywhere.
+
+        Raises NotAuthenticated, GitProviderRateLimited or GitProviderUnavailable.
+        """
+        try:
+            return await self._hosting(provider, token, is_trusted=is_trusted).account()
+        except (BadRequest, InvalidRequest, NotAllowed, NotFound) as exc:
+            # Another service may live at that host: it says nothing of the token.
+            raise unavailable(provider, exc.message) from exc
+
+    # What the user has there
+
+    async def search_installations(
+        self, user_id: str, provider: Provider, cursor: str | None, limit: int
+    ) -> Listing[str]:
+        """Return installations, workspaces, groups or organizations at a provider."""
+        hosting = await self._hosting_of(user_id, provider)
+        return await hosting.installations(cursor, limit)
+
+    async def all_installations(self, user_id: str, provider: Provider) -> list[str]:
+        """Return all of them, within reason."""
+        hosting = await self._hosting_of(user_id, provider)
+        return await _walk(lambda cursor: hosting.installations(cursor, PAGE_MAX))
+
+    async def search_repositories(
+        self, user_id: str, provider: Provider, query: RepositoryQuery
+    ) -> Listing[Repository]:
+        """Return repositories of a user at a provider."""
+        return await _repositories(await self._hosting_of(user_id, provider), query)
+
+    async def repositories_page(
+        self, user_id: str, provider: Provider | None, query: RepositoryQuery, page: int | None
+    ) -> Listing[Repository]:
+        """Return the page of this number of each provider, or all pages, within reason.
+
+        Without a provider, every one of the user is asked. There is a cursor if there is more.
+        """
+        cursors: list[str] = []
+
+        async def ask(hosting: Hosting) -> list[Repository]:
+            if page is None:
+                return await _walk(lambda cursor: _repositories(hosting, _at(query, cursor)))
+            listing = await _numbered(hosting, query, page)
+            cursors.extend([listing.cursor] if listing.cursor is not None else [])
+            return listing.items
+
+        items = await self._each(user_id, provider, ask)
+        return Listing(items=items, cursor=cursors[0] if cursors else None)
+
+    async def search_branches(
+        self, user_id: str, provider: Provider | None, query: BranchQuery
+    ) -> Listing[Branch]:
+        """Return branches of a repository, found at whichever provider of the user has it."""
+        hosting, _ = await self._home(user_id, provider, query.repository)
+        return await hosting.branches(query)
+
+    async def branches_page(
+        self, user_id: str, query: BranchQuery, page: int | None
+    ) -> Listing[Branch]:
+        """Return the page of this number, or all pages, within reason."""
+        hosting, _ = await self._home(user_id, None, query.repository)
+        if page is not None:
+            return await hosting.branches(_from(query, hosting.cursor_of(page, query.limit)))
+        return Listing(items=await _walk(lambda cursor: hosting.branches(_from(query, cursor))))
+
+    async def suggested_tasks(self, user_id: str) -> list[SuggestedTask]:
+        """Return what there is to do for a user, at all providers."""
+        return await self._each(user_id, None, lambda hosting: hosting.suggested_tasks())
+
+    # Microagents
+
+    async def microagents(self, user_id: str, repository: str) -> tuple[list[File], str | None]:
+        """Return the microagents of a repository, and when their directory was last changed."""
+        hosting, provider = await self._home(user_id, None, repository)
+        directory = directory_of(repository, provider)
+        try:
+            found = microagents_in(await hosting.files(repository, directory))
+        except NotFound:
+            # Most repositories have none; this one has to exist, though.
+            await hosting.repository(repository)
+            return [], None
+        return found, await hosting.changed_at(repository, directory) if found else None
+
+    async def get_microagent(
+        self, user_id: str, repository: str, path: str
+    ) -> tuple[Microagent, Provider]:
+        """Return one microagent of a repository, and the provider that has it.
+
+        Raises InvalidRequest for a path of something else.
+        """
+        if not path.endswith(EXTENSION):
+            raise InvalidRequest(f"A microagent is a `{EXTENSION}` file", loc=PATH_LOC)
+        hosting, provider = await self._home(user_id, None, repository)
+        return read_microagent(await hosting.content(repository, path)), provider
+
+    # Which service to ask
+
+    async def _is_good(self, provider: Provider, token: ProviderToken, *, is_trusted: bool) -> bool:
+        """Tell whether a provider knows a token; False means that it could not be asked."""
+        try:
+            await self.identify(provider, token, is_trusted=is_trusted)
+        except _NOT_REFUSED:
+            return False
+        return True
+
+    def _hosting(self, provider: Provider, token: ProviderToken, *, is_trusted: bool) -> Hosting:
+        session = self._anywhere if is_trusted else self._session
+        if session is None:
+            raise unavailable(provider, "the client is not open")
+        kind = self._hostings.get(provider)
+        if kind is None:
+            raise BadRequest(f"The git provider `{provider.value}` has no API of its own")
+        usual = git.DEFAULT_HOSTS.get(provider)
+        host = token.host or usual
+        if host is None:
+            raise BadRequest(f"The git provider `{provider.value}` needs a host next to its token")
+        base = git.check_host(host)
+        if not is_trusted:
+            self._check_literal(provider, base)
+        places = kind.places(base, is_usual=base == f"https://{usual}")
+        connection = Connection(session=session, time_limit=self._time_limit)
+        api = Api(connection, provider, token, rest=places.rest, graphql=places.graphql)
+        return kind(api, base)
+
+    def _check_literal(self, provider: Provider, base: str) -> None:
+        """Look at a host that is an address, which no resolver is asked about."""
+        try:
+            url = URL(base)
+            self._reach.check_literal(url.raw_host or "", url.port or 0)
+        except NotPublic as exc:
+            raise not_public(provider, exc) from exc
+        except ValueError as exc:
+            raise unavailable(provider, str(exc)) from exc
+
+    async def _hosting_of(self, user_id: str, provider: Provider) -> Hosting:
+        token = (await self._tokens(user_id, provider))[provider]
+        return self._hosting(provider, token, is_trusted=await self._trusts(user_id))
+
+    async def _tokens(
+        self, user_id: str, provider: Provider | None
+    ) -> dict[Provider, ProviderToken]:
+        """Return the tokens of a user in the order of providers, or the one that is named."""
+        stored = await self._secrets.provider_tokens(user_id)
+        wanted = list(Provider) if provider is None else [provider]
+        tokens = {one: stored[one] for one in wanted if one in stored}
+        if not tokens:
+            raise GitTokenMissing("Git provider token required (such as GitHub).")
+        return tokens
+
+    async def _first[T](
+        self, user_id: str, ask: Callable[[Provider, ProviderToken], Awaitable[T]]
+    ) -> tuple[Provider, T]:
+        failure: AgentsvcError = GitTokenMissing("Git provider not connected")
+        stored = await self._secrets.provider_tokens(user_id)
+        for provider in [one for one in Provider if one in stored]:
+            try:
+                return provider, await ask(provider, stored[provider])
+            except AgentsvcError as exc:
+                failure = exc
+        raise failure
+
+    async def _each[T](
+        self,
+        user_id: str,
+        provider: Provider | None,
+        ask: Callable[[Hosting], Awaitable[Sequence[T]]],
+    ) -> list[T]:
+        """Return what the providers answer, one after the other; raises if none answers."""
+        found: list[T] = []
+        failures: list[AgentsvcError] = []
+        tokens = await self._tokens(user_id, provider)
+        is_trusted = await self._trusts(user_id)
+        for one, token in tokens.items():
+            try:
+                found += await ask(self._hosting(one, token, is_trusted=is_trusted))
+            except AgentsvcError as exc:
+                failures.append(exc)
+                log.warning(
+                    "git provider left out",
+                    extra={"provider": one.value, "code": exc.code, "reason": exc.detail},
+                )
+        if len(failures) == len(tokens):
+            raise failures[0]
+        return found
+
+    async def _home(
+        self, user_id: str, provider: Provider | None, repository: str
+    ) -> tuple[Hosting, Provider]:
+        """Return the service that has a repository; raises NotFound only if every one says so."""
+        tokens = await self._tokens(user_id, provider)
+        is_trusted = await self._trusts(user_id)
+        if len(tokens) == 1:
+            [(only, token)] = tokens.items()
+            return self._hosting(only, token, is_trusted=is_trusted), only
+        failure: AgentsvcError = NotFound(f"Unable to access repo {repository}")
+        for one, token in tokens.items():
+            try:
+                hosting = self._hosting(one, token, is_trusted=is_trusted)
+                await hosting.repository(repository)
+            except (NotFound, InvalidRequest):
+                continue
+            except AgentsvcError as exc:
+                failure = exc
+            else:
+                return hosting, one
+        raise failure
+
+
+def _at(query: RepositoryQuery, cursor: str | None) -> RepositoryQuery:
+    return msgspec.structs.replace(query, cursor=cursor)
+
+
+def _from(query: BranchQuery, cursor: str | None) -> BranchQuery:
+    return msgspec.structs.replace(query, cursor=cursor)
+
+
+async def _repositories(hosting: Hosting, query: RepositoryQuery) -> Listing[Repository]:
+    """Return repositories; a text that is a URL stands for the one repository at it."""
+    if "://" not in query.text:
+        return await hosting.repositories(query)
+    name = hosting.name_at(query.text)
+    try:
+        return Listing(items=[await hosting.repository(name)] if name else [])
+    except (NotFound, InvalidRequest):
+        return Listing(items=[])
+
+
+async def _walk[T](ask: Callable[[str | None], Awaitable[Listing[T]]]) -> list[T]:
+    """Return the items of all pages, as far as it goes."""
+    found: list[T] = []
+    cursor: str | None = None
+    for _ in range(WALKED_PAGES_MAX):
+        listing = await ask(cursor)
+        found += listing.items
+        cursor = listing.cursor
+        if cursor is None:
+            break
+    return found
+
+
+async def _numbered(hosting: Hosting, query: RepositoryQuery, page: int) -> Listing[Repository]:
+    """Return the page of this number; where pages have none, by way of those before it."""
+    if hosting.counts_pages(query):
+        cursor = hosting.cursor_of(page, query.limit)
+        return await _repositories(hosting, _at(query, cursor))
+    listing = await hosting.repositories(query)
+    for _ in range(page - 1):
+        if listing.cursor is None or page > WALKED_PAGES_MAX:
+            return Listing(items=[])
+        listing = await hosting.repositories(_at(query, listing.cursor))
+    return listing

@@ -1,0 +1,223 @@
+"""Who may pass to which sandbox, and when.
+
+A key of the sandbox's owner or the sandbox's own session key opens all its ports. Whether the
+sandbox can take a request now is decided here, too.
+"""
+
+import contextlib
+import hmac
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Final
+
+import msgspec
+
+from agentsvc.accounts.keys import KEY_PREFIX, KeyRing, Principal
+from agentsvc.accounts.logins import Logins
+from agentsvc.accounts.open_connections import Admitted
+from agentsvc.base.errors import (
+    Conflict,
+    Gone,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    SandboxNotUsable,
+    SandboxStarting,
+)
+from agentsvc.config.schema import GatewayConfig
+from agentsvc.http.gateway.port_cookies import port_token
+from agentsvc.http.gateway.target import Shown
+from agentsvc.http.routes import Scope, check_scope
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
+
+_RESUME: Final = "POST /api/v1/sandboxes/{}/resume"
+
+
+class Visitor(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose keys a request shows, and which of them must not reach a sandbox."""
+
+    principal: Principal | None = None
+    sandbox: Sandbox | None = None
+    keys: frozenset[str] = frozenset()
+
+
+class Admission:
+    """Knows who has a key, and waits for sandboxes that start."""
+
+    def __init__(
+        self,
+        *,
+        keyring: KeyRing,
+        logins: Logins,
+        admitted: Admitted,
+        sandboxes: Sandboxes,
+        config: GatewayConfig,
+    ) -> None:
+        self._keyring = keyring
+        self._admitted = admitted
+        self._logins = logins
+        self._sandboxes = sandboxes
+        self._config = config
+
+    async def find_by_key(self, shown: Shown) -> Sandbox | None:
+        """Return the sandbox whose session key is among the keys, whatever its state."""
+        for key in (*shown.keys, *shown.sandbox_keys):
+            sandbox = await self._find(key)
+            if sandbox is not None:
+                return sandbox
+        return None
+
+    async def identify(self, shown: Shown, sandbox_id: str = "") -> Visitor:
+        """Return who shows these keys; raises NotAuthenticated if none of them is good.
+
+        `sandbox_id` is that of the origin whose cookie is shown.
+        """
+        visitor = Visitor()
+        for key in shown.keys:
+            visitor = await self._add(visitor, key)
+        for key in shown.sandbox_keys:
+            visitor = _merge(visitor, Visitor(sandbox=await self._find(key), keys=frozenset({key})))
+        if visitor.principal is None and shown.login:
+            visitor = await self._add_login(visitor, shown.login)
+        if visitor.principal is None and visitor.sandbox is None:
+            visitor = await self._find_by_token(shown, sandbox_id)
+        hidden = visitor
+        for key in shown.others:
+            hidden = await self._add(hidden, key)
+        return msgspec.structs.replace(visitor, keys=hidden.keys)
+
+    async def let_in(self, sandbox_id: str) -> Visitor:
+        """Return a visitor without a key, for what needs none; raises NotAuthenticated.
+
+        A sandbox that does not exist is no other than one that is closed. Raises Conflict for a
+        paused one, which nobody resumes without a key.
+        """
+        sandbox = await self._sandboxes.find_any(sandbox_id)
+        if sandbox is None or sandbox.target is Target.DELETED:
+            raise NotAuthenticated
+        if _is_paused(sandbox):
+            raise _paused(sandbox)
+        return Visitor(sandbox=sandbox)
+
+    async def get(self, visitor: Visitor, sandbox_id: str) -> Sandbox:
+        """Return a sandbox the visitor may use; raises NotFound, as if others did not exist.
+
+        Raises NotAllowed for a user who may only read: what a request does there, nobody knows.
+        The sandbox's own key is worth no more than its user.
+        """
+        if visitor.sandbox is not None and visitor.sandbox.id == sandbox_id:
+            if await self._admitted.is_barred(visitor.sandbox.user_id):
+                raise NotAllowed("The user of this sandbox may not use it")
+            return visitor.sandbox
+        if visitor.principal is None:
+            raise NotFound
+        sandbox = await self._sandboxes.get(visitor.principal.user_id, sandbox_id)
+        check_scope(Scope.RUN, visitor.principal)
+        return sandbox
+
+    @contextlib.contextmanager
+    def held(self, visitor: Visitor, sandbox_id: str, end: Callable[[], None]) -> Iterator[None]:
+        """Call `end()` when the key that opens a sandbox has lost its worth, while this lasts."""
+        with contextlib.ExitStack() as stack:
+            if visitor.sandbox is not None and visitor.sandbox.id == sandbox_id:
+                stack.enter_context(self._admitted.held_of(visitor.sandbox.user_id, end))
+            elif visitor.principal is not None:
+                stack.enter_context(self._admitted.held(visitor.principal, end, needs=_may_run))
+            yield
+
+    def using(self, sandbox_id: str) -> AbstractContextManager[None]:
+        """Let a sandbox count as used for as long as this lasts."""
+        return self._sandboxes.usage.hold(sandbox_id)
+
+    async def wait_usable(self, sandbox: Sandbox, *, wakes_culled: bool = False) -> Sandbox:
+        """Return the sandbox once it runs; one that starts is waited for, within a limit.
+
+        Raises Conflict for a paused one unless traffic resumes it, which it does where
+        `wakes_culled` and nobody has paused it but for being idle, Gone, NotFound for one that
+        is deleted meanwhile, SandboxNotUsable for one that failed, and SandboxStarting.
+        """
+        if _is_paused(sandbox):
+            is_woken = wakes_culled and await self._sandboxes.is_culled(sandbox)
+            if not (self._config.resume_on_traffic or is_woken):
+                raise _paused(sandbox)
+            await self._sandboxes.resume(sandbox.user_id, sandbox.id)
+        elif sandbox.status is not SandboxStatus.STARTING:
+            return _running(sandbox)
+        seen = await self._sandboxes.wait_for(
+            sandbox.id,
+            lambda found: found is None or found.status not in _UNDER_WAY,
+            time_limit=self._config.start_seconds,
+        )
+        if seen is None:
+            raise NotFound
+        return _running(seen)
+
+    async def _add(self, visitor: Visitor, key: str) -> Visitor:
+        keys = frozenset({key})
+        sandbox = await self._find(key)
+        if sandbox is not None:
+            return _merge(visitor, Visitor(sandbox=sandbox, keys=keys))
+        try:
+            principal = await self._keyring.identify(key)
+        except NotAuthenticated:
+            return visitor
+        return _merge(visitor, Visitor(principal=principal, keys=keys))
+
+    async def _add_login(self, visitor: Visitor, token: str) -> Visitor:
+        try:
+            principal = await self._logins.identify(token)
+        except NotAuthenticated:
+            return visitor
+        return _merge(visitor, Visitor(principal=principal))
+
+    async def _find_by_token(self, shown: Shown, sandbox_id: str) -> Visitor:
+        sandbox = await self._sandboxes.find_any(sandbox_id) if shown.port_token else None
+        if sandbox is None or shown.origin is None or sandbox.target is Target.DELETED:
+            raise NotAuthenticated
+        expected = port_token(shown.origin, sandbox.session_key.reveal())
+        if not hmac.compare_digest(expected, shown.port_token):
+            raise NotAuthenticated
+        return Visitor(sandbox=sandbox)
+
+    async def _find(self, key: str) -> Sandbox | None:
+        # A user's key cannot be a sandbox's, and is by far the more common one.
+        return None if key.startswith(KEY_PREFIX) else await self._sandboxes.find_by_key(key)
+
+
+def _may_run(caller: Principal) -> bool:
+    return caller.may_run
+
+
+def _merge(visitor: Visitor, more: Visitor) -> Visitor:
+    return Visitor(
+        principal=visitor.principal or more.principal,
+        sandbox=visitor.sandbox or more.sandbox,
+        keys=visitor.keys | more.keys,
+    )
+
+
+_UNDER_WAY: Final = (SandboxStatus.STARTING, SandboxStatus.PAUSED)
+
+
+def _is_paused(sandbox: Sandbox) -> bool:
+    is_over = sandbox.status in (SandboxStatus.ERROR, SandboxStatus.MISSING)
+    return not is_over and (sandbox.target.is_rest or sandbox.status is SandboxStatus.PAUSED)
+
+
+def _paused(sandbox: Sandbox) -> Conflict:
+    return Conflict(f"The sandbox is paused. Resume it with {_RESUME.format(sandbox.id)}")
+
+
+def _running(sandbox: Sandbox) -> Sandbox:
+    match sandbox.status:
+        case SandboxStatus.RUNNING:
+            return sandbox
+        case SandboxStatus.MISSING:
+            raise Gone("The sandbox does not exist any more; its stored events can still be read")
+        case SandboxStatus.ERROR:
+            raise SandboxNotUsable(
+                f"The sandbox has failed: {sandbox.reason}."
+                f" Start it again with {_RESUME.format(sandbox.id)}"
+            )
+        case SandboxStatus.STARTING | SandboxStatus.PAUSED:
+            raise SandboxStarting("The sandbox is starting")

@@ -1,0 +1,253 @@
+"""Passing one HTTP request on to a sandbox, and its answer back, as they come.
+
+Nothing is kept but what is on its way: each side waits for the other one to take what it sent.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import hdrs, web
+from aiohttp.http import StreamWriter
+
+from agentsvc.base.errors import AgentsvcError, PortUnavailable
+from agentsvc.http.gateway.connection_pool import Broken, Connection, Pool
+from agentsvc.http.gateway.headers import passing_trailers, to_client, to_lines
+from agentsvc.http.gateway.http_responses import Head
+from agentsvc.http.gateway.request_body import LAST_CHUNK, RequestBody
+from agentsvc.http.gateway.request_lifetime import Lifetimes, with_client
+from agentsvc.http.gateway.target import Target, head_of
+from agentsvc.http.keys import IS_FORWARDED
+from agentsvc.http.sdk_versions import Reader
+
+CLIENT_GONE: Final = 499
+"""The status in the log of a request whose client did not wait for the answer."""
+
+_EVENT_STREAM: Final = "text/event-stream"
+_READ_BYTES: Final = 64 * 1024 * 1024
+"""How long an answer may be that has to be changed."""
+
+
+class Forwarder:
+    """Passes requests on, over connections that are kept for the next one."""
+
+    def __init__(self, lifetimes: Lifetimes, *, connect_seconds: float) -> None:
+        self._lifetimes = lifetimes
+        self._pool = Pool(connect_seconds=connect_seconds)
+
+    def close(self) -> None:
+        """Close all connections that nobody uses."""
+        self._pool.close()
+
+    async def forward(self, request: web.Request, target: Target) -> web.StreamResponse:
+        """Return what the sandbox answers, sent already; raises PortUnavailable, MalformedBody."""
+        life = with_client(request)
+        try:
+            async with life:
+                return await self._exchange(request, target, life)
+        except TimeoutError as exc:
+            if not life.expired():
+                raise
+            if request.get(IS_FORWARDED, False):
+                raise ConnectionResetError("the client has gone, or the server stops") from exc
+            return web.Response(status=CLIENT_GONE)
+        except ConnectionError:
+            if request.transport is not None or request.get(IS_FORWARDED, False):
+                raise
+            return web.Response(status=CLIENT_GONE)
+
+    async def _exchange(
+        self, request: web.Request, target: Target, life: asyncio.Timeout
+    ) -> web.StreamResponse:
+        body = RequestBody(request)
+        if target.edit_body is not None:
+            await body.edit(target.edit_body)
+        head = head_of(request.method, target, (*target.headers.items(), *body.framing()))
+        first = body.take() if body.is_here else b""
+        connection = await self._ask(request, target, head + first, body)
+        try:
+            if body.is_sent:
+                response = await self._answer(request, target, connection, life)
+            else:
+                response = await self._answer_meanwhile(request, target, connection, life, body)
+        except Broken as exc:
+            raise body.failure or _unavailable(exc) from exc
+        finally:
+            # What is left of the answer, or of the body, is wanted by nobody.
+            if connection.finish(is_sent=body.is_sent):
+                self._pool.put(target.address, connection)
+        return response
+
+    async def _ask(
+        self, request: web.Request, target: Target, raw: bytes, body: RequestBody
+    ) -> Connection:
+        """Return a connection on which the request was begun; raises PortUnavailable."""
+        is_repeatable = request.method in (hdrs.METH_GET, hdrs.METH_HEAD) and not body.exists
+        answers_head = request.method == hdrs.METH_HEAD
+        try:
+            connection = self._pool.find(target.address, is_safe=is_repeatable)
+            if connection is None:
+                connection = await self._pool.connect(target.address, target.confirm)
+            connection.ask(raw, answers_head=answers_head, on_continue=body.ask_for)
+            if not (connection.is_used and is_repeatable):
+                return connection
+            try:
+                await connection.head()
+            except Broken:
+                if connection.has_answered:
+                    raise
+                connection = await self._pool.connect(target.address, target.confirm)
+                connection.ask(raw, answers_head=answers_head)
+            except asyncio.CancelledError:
+                connection.finish(is_sent=False)
+                raise
+        except Broken as exc:
+            raise _unavailable(exc) from exc
+        return connection
+
+    async def _answer_meanwhile(
+        self,
+        request: web.Request,
+        target: Target,
+        connection: Connection,
+        life: asyncio.Timeout,
+        body: RequestBody,
+    ) -> web.StreamResponse:
+        """Pass the answer on while the body is still on its way."""
+        failure: Exception | None = None
+        response = web.StreamResponse()
+        async with asyncio.TaskGroup() as group:
+            pump = group.create_task(body.pump(connection))
+            try:
+                response = await self._answer(request, target, connection, life)
+            except (AgentsvcError, Broken, ConnectionError) as exc:
+                # The group would wrap it.
+                failure = exc
+            finally:
+                pump.cancel()
+        if failure is not None:
+            raise failure
+        return response
+
+    async def _answer(
+        self,
+        request: web.Request,
+        target: Target,
+        connection: Connection,
+        life: asyncio.Timeout,
+    ) -> web.StreamResponse:
+        head = await connection.head()
+        if target.reader is not None and _is_json(head):
+            return await _answer_older(request, target, connection, target.reader)
+        response = _begin(target, head)
+        request[IS_FORWARDED] = True
+        await response.prepare(request)
+        try:
+            if _is_endless(head):
+                with self._lifetimes.endless(life):
+                    await _copy(request, response, connection)
+            else:
+                await _copy(request, response, connection)
+        except Broken as exc:
+            # Too late for another answer: that the connection ends early says it was not all.
+            raise ConnectionResetError("the sandbox broke off its answer") from exc
+        return response
+
+
+class _Way:
+    """The way to a client, for what needs no framing."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._protocol = request.protocol
+        self._writer = request.writer
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        return self._protocol.transport
+
+    @property
+    def is_full(self) -> bool:
+        return self._protocol.writing_paused
+
+    def write(self, data: bytes) -> None:
+        if self._protocol.transport is not None:
+            self._protocol.transport.write(data)
+
+    async def flush(self) -> None:
+        await self._writer.drain()
+
+
+def _begin(target: Target, head: Head) -> web.StreamResponse:
+    """Return the answer, without its body; raises PortUnavailable for one that cannot be given."""
+    if head.status < web.HTTPOk.status_code:
+        raise PortUnavailable("The server in the sandbox does not answer in HTTP")
+    response = web.StreamResponse(
+        status=head.status, reason=head.reason, headers=to_client(head.headers, target.confines)
+    )
+    response.headers.extend(target.more_headers)
+    if hdrs.CONTENT_LENGTH in head.headers:
+        response.content_length = int(head.headers[hdrs.CONTENT_LENGTH])
+    return response
+
+
+def _is_json(head: Head) -> bool:
+    kind = head.headers.get(hdrs.CONTENT_TYPE, "").lower()
+    is_plain = hdrs.CONTENT_ENCODING not in head.headers
+    return is_plain and head.status == HTTPStatus.OK and kind.startswith("application/json")
+
+
+async def _answer_older(
+    request: web.Request, target: Target, connection: Connection, reader: Reader
+) -> web.Response:
+    """Return the answer, all of it, as the client reads it; raises PortUnavailable, Broken."""
+    parts: list[bytes] = []
+    left = _READ_BYTES
+    while part := await connection.read():
+        parts.append(part)
+        left -= len(part)
+        if left < 0:
+            raise PortUnavailable("The answer is too long for this version of the client")
+    headers = to_client((await connection.head()).headers, target.confines)
+    request[IS_FORWARDED] = True
+    return web.Response(headers=headers, body=reader.answer(b"".join(parts)))
+
+
+def _is_endless(head: Head) -> bool:
+    return head.headers.get(hdrs.CONTENT_TYPE, "").lower().startswith(_EVENT_STREAM)
+
+
+async def _copy(request: web.Request, response: web.StreamResponse, connection: Connection) -> None:
+    if not connection.has_more:
+        # The body often comes a moment after the head.
+        await asyncio.sleep(0)
+    if not connection.has_more:
+        request.writer.send_headers()
+    if hdrs.CONTENT_LENGTH in response.headers and not connection.is_done:
+        # What needs no framing needs no writer.
+        await response.write(connection.read_now())
+        await connection.pour(_Way(request))
+    while not connection.is_done:
+        await response.write(await connection.read())
+    await _finish(request, response, connection)
+
+
+async def _finish(
+    request: web.Request, response: web.StreamResponse, connection: Connection
+) -> None:
+    """Pass on what is left, and the trailers if there are any."""
+    trailers = passing_trailers(connection.trailers)
+    rest = connection.read_now()
+    writer = request.writer
+    if trailers and hdrs.TRANSFER_ENCODING in response.headers and isinstance(writer, StreamWriter):
+        await response.write(rest)
+        writer.send_headers()
+        writer.chunked = False
+        rest = LAST_CHUNK + to_lines(trailers) + b"\r\n"
+    await response.write_eof(rest)
+
+
+def _unavailable(exc: Exception) -> PortUnavailable:
+    cause = exc.__cause__ or exc
+    return PortUnavailable(
+        "Nothing answers at this port of the sandbox", detail=type(cause).__name__
+    )

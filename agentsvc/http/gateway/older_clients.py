@@ -1,0 +1,101 @@
+"""Which clients of agent servers are older than these, and what they get in another form.
+
+A client says at the end of its key which version of the Python SDK it has. Where it does not, the
+start of a conversation shows it: the SDK writes all fields it has. The answer to that sets a
+cookie, which the client of that SDK sends from then on; others never see it. Its WebSocket has no
+cookies, but the key in its query, as newer versions have not. All other traffic is left alone.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
+
+from agentsvc.http.gateway import rewriting as rewrite
+from agentsvc.http.gateway import websocket_frames as frames
+from agentsvc.http.gateway.target import Place, Target
+from agentsvc.http.keys import SDK_VERSION
+from agentsvc.http.sdk_versions import (
+    HTTP_CLIENT,
+    Version,
+    parse_version,
+    reader_of,
+    version_of_start,
+    write_version,
+)
+from agentsvc.sandboxes.state import AGENT_PORT
+
+COOKIE: Final = "agentsvc_sdk"
+"""The cookie that says which version of the SDK has started a conversation."""
+
+_START: Final = "/api/conversations"
+_EVENTS = re.compile(r"\A/api/conversations/[^/]+/events(?:/[^/]+)?\Z")
+_SOCKET: Final = "/sockets/events/"
+_SOCKET_CLIENT = re.compile(r"\APython/[0-9.]+ websockets/")
+_MOST_SANDBOXES: Final = 10_000
+"""Of how many sandboxes it is known that an older client works there; the first is forgotten."""
+
+
+class OlderClients:
+    """Finds out which clients are older, and has them get what they can read."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Version] = {}
+
+    def adapt(self, request: web.Request, place: Place, sandbox_id: str, target: Target) -> Target:
+        """Return the target, changed if it is an older client's."""
+        if place.port != AGENT_PORT:
+            return target
+        if place.path == _START and target.edit_body is not None and _is_sdk(request):
+            return self._watch(sandbox_id, target, target.edit_body)
+        reader = reader_of(self._version(request, place, sandbox_id))
+        if reader is None:
+            return target
+        # What is compressed cannot be read here.
+        for name in (hdrs.ACCEPT_ENCODING, hdrs.RANGE, hdrs.SEC_WEBSOCKET_EXTENSIONS):
+            target.headers.popall(name, None)
+        return msgspec.structs.replace(target, reader=reader)
+
+    def _watch(self, sandbox_id: str, target: Target, edit: Callable[[bytes], bytes]) -> Target:
+        """Return a target whose body is looked at on its way, and whose answer says what it is."""
+        more: CIMultiDict[str] = CIMultiDict()
+
+        def change(body: bytes) -> bytes:
+            version = version_of_start(body)
+            if version is not None:
+                more.add(hdrs.SET_COOKIE, _cookie(version, target.confines.prefix))
+                self._note(sandbox_id, version)
+            return edit(body)
+
+        return msgspec.structs.replace(target, edit_body=change, more_headers=more)
+
+    def _note(self, sandbox_id: str, version: Version) -> None:
+        self._seen[sandbox_id] = version
+        if len(self._seen) > _MOST_SANDBOXES:
+            del self._seen[next(iter(self._seen))]
+
+    def _version(self, request: web.Request, place: Place, sandbox_id: str) -> Version | None:
+        """Return which version reads the answer to a request; None where it is no older one's."""
+        said = request.get(SDK_VERSION)
+        if frames.is_upgrade(request) and place.path.startswith(_SOCKET):
+            return said or (self._seen.get(sandbox_id) if _is_old_socket(request, place) else None)
+        if request.method != hdrs.METH_GET or not _EVENTS.match(place.path):
+            return None
+        return said or parse_version(request.cookies.get(COOKIE, ""))
+
+
+def _is_sdk(request: web.Request) -> bool:
+    return request.headers.get(hdrs.USER_AGENT, "").startswith(HTTP_CLIENT)
+
+
+def _is_old_socket(request: web.Request, place: Place) -> bool:
+    agent = request.headers.get(hdrs.USER_AGENT, "")
+    has_key = bool(rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER))
+    return has_key and _SOCKET_CLIENT.match(agent) is not None
+
+
+def _cookie(version: Version, path: str) -> str:
+    return f"{COOKIE}={write_version(version)}; Path={path or '/'}; HttpOnly; SameSite=Strict"

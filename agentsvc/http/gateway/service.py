@@ -1,0 +1,269 @@
+"""The gateway as the application has it: requests in, answers of sandboxes out."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
+
+from agentsvc.base.errors import AgentsvcError, NotAllowed, NotAuthenticated, NotFound
+from agentsvc.http.gateway import rewriting as rewrite
+from agentsvc.http.gateway import websocket_frames as frames
+from agentsvc.http.gateway.admission import Admission, Visitor
+from agentsvc.http.gateway.http_proxy import Forwarder
+from agentsvc.http.gateway.older_clients import OlderClients
+from agentsvc.http.gateway.request_lifetime import Lifetimes, with_client
+from agentsvc.http.gateway.target import (
+    Place,
+    Shown,
+    Target,
+    check,
+    find_place,
+    make_target,
+    shown_keys,
+    shown_login,
+)
+from agentsvc.http.gateway.websocket_proxy import Client, Tunnels
+from agentsvc.http.middleware.websocket_auth import LARGEST_FIRST_BYTES, Doorstep
+from agentsvc.http.port_origins import EDITOR_PORT
+from agentsvc.http.routes import IS_ELSEWHERE, Handler
+from agentsvc.http.server.connections import show_key
+from agentsvc.http.urls import MOUNT, work_origin_of
+from agentsvc.sandboxes import Sandbox
+from agentsvc.sandboxes.state import AGENT_PORT
+
+_BAD_KEY: Final = 4001
+_NOT_ALLOWED: Final = 4003
+_NO_SUCH: Final = 4004
+_TRY_AGAIN: Final = 1013
+_RUNTIME_PORTS: Final = {"work-1": "worker_1", "work-2": "worker_2", "vscode": EDITOR_PORT}
+_HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
+_SOCKETS: Final = "/sockets/"
+_TERMINALS: Final = "/sockets/bash-events"
+
+
+class Gateway:
+    """Passes requests on to sandboxes."""
+
+    def __init__(self, admission: Admission, doorstep: Doorstep, *, connect_seconds: float) -> None:
+        self._admission = admission
+        self._doorstep = doorstep
+        self._older = OlderClients()
+        self._lifetimes = Lifetimes()
+        self._forwarder = Forwarder(self._lifetimes, connect_seconds=connect_seconds)
+        self._tunnels = Tunnels(self._lifetimes, connect_seconds=connect_seconds)
+
+    def close(self) -> None:
+        """Close all connections that nobody uses."""
+        self._forwarder.close()
+
+    def end_streams(self) -> None:
+        """End what has no end of its own; the server is about to stop."""
+        self._lifetimes.end()
+
+    async def find_for_root(self, shown: Shown) -> Sandbox | None:
+        """Return the sandbox that a request at the root is for, None if it is for the server."""
+        return await self._admission.find_by_key(shown)
+
+    async def serve(
+        self, request: web.Request, place: Place, sandbox_id: str
+    ) -> web.StreamResponse:
+        """Answer a request for a port of a sandbox."""
+        check(request, place)
+        shown = shown_keys(request, place)
+        if shown.is_empty and _may_show_key_later(request, place):
+            return await self.serve_late(request, place, sandbox_id)
+        if shown.is_empty and _is_health_check(request, place):
+            visitor = await self._admission.let_in(sandbox_id)
+        else:
+            visitor = await self._admission.identify(shown, sandbox_id)
+            _show_key(request, visitor)
+        target = await self._find_target(request, place, sandbox_id, visitor)
+        with self._in_use(request, place, sandbox_id, visitor):
+            if frames.is_upgrade(request):
+                return await self._tunnels.join(Client(request), target)
+            return await self._forwarder.forward(request, target)
+
+    async def serve_late(
+        self, request: web.Request, place: Place, sandbox_id: str | None
+    ) -> web.StreamResponse:
+        """Answer a WebSocket whose first message has the key; it may name the sandbox, too."""
+        client = Client(request)
+        response = await client.open(CIMultiDict())
+        visitor = await self._meet(client, place)
+        if visitor is None:
+            return response
+        try:
+            _show_key(request, visitor)
+            wanted = sandbox_id or (visitor.sandbox.id if visitor.sandbox else "")
+            target = await self._find_target(request, place, wanted, visitor)
+            # What was agreed with the client had to be agreed before there was a sandbox.
+            target.headers.popall(hdrs.SEC_WEBSOCKET_EXTENSIONS, None)
+            target.headers.popall(hdrs.SEC_WEBSOCKET_PROTOCOL, None)
+            with self._in_use(request, place, wanted, visitor):
+                await self._tunnels.join(client, target)
+        except AgentsvcError as exc:
+            await client.close(_close_code(exc), exc.message)
+        return response
+
+    async def _find_target(
+        self, request: web.Request, place: Place, sandbox_id: str, visitor: Visitor
+    ) -> Target:
+        sandbox = await self._admission.get(visitor, sandbox_id)
+        speaks = place.port == AGENT_PORT and _is_use(request, place)
+        sandbox = await self._admission.wait_usable(sandbox, wakes_culled=speaks)
+        target = make_target(request, sandbox, place, keys=visitor.keys)
+        return self._older.adapt(request, place, sandbox.id, target)
+
+    @contextlib.contextmanager
+    def _in_use(
+        self, request: web.Request, place: Place, sandbox_id: str, visitor: Visitor
+    ) -> Iterator[None]:
+        """Let the sandbox count as used while somebody works with it, as long as they may."""
+        is_use = _is_use(request, place)
+        using = self._admission.using(sandbox_id) if is_use else contextlib.nullcontext()
+        with using, self._admission.held(visitor, sandbox_id, lambda: _cut(request)):
+            yield
+
+    async def _meet(self, client: Client, place: Place) -> Visitor | None:
+        """Return who a client is by its first message; one that says no key is let go."""
+        life = with_client(client.request)
+        try:
+            async with life:
+                with self._lifetimes.endless(life):
+                    key = await self._doorstep.key_from(client.request, _first_text(client))
+                    login = shown_login(client.request, place, page_part=key)
+                    shown = Shown(keys=(key,), sandbox_keys=(), others=(), login=login)
+                    return await self._admission.identify(shown)
+        except TimeoutError as exc:
+            raise ConnectionResetError("the client has gone, or the server stops") from exc
+        except NotAuthenticated as exc:
+            await client.close(_close_code(exc), exc.message)
+            return None
+
+
+GATEWAY: Final[web.AppKey[Gateway]] = web.AppKey("gateway", Gateway)
+
+
+def mount_ports(app: web.Application) -> None:
+    """Add the paths of all sandboxes to an application.
+
+    They are no part of the published description: what is there is the sandboxes' own.
+    """
+    app.router.add_route("*", MOUNT + "/{sandbox_id}/{port}{path:.*}", get_port)
+
+
+def mount_short_paths(app: web.Application) -> None:
+    """Add short paths of all sandboxes, too: `/ID`, `/ID/work-1` and `/ID/vscode`."""
+    app.router.add_route("*", "/{sandbox_id:[0-9a-f]{32}}{path:(/.*)?}", get_by_short_path)
+
+
+async def get_port(request: web.Request) -> web.StreamResponse:
+    """Answer /sandboxes/{sandbox_id}/{port}/..., with any method."""
+    _, _, sandbox_id, port, *path = request.rel_url.raw_path.split("/", 4)
+    query = request.rel_url.raw_query_string
+    place = Place(port=port, path="/" + "".join(path), query=query)
+    return await request.app[GATEWAY].serve(request, place, sandbox_id)
+
+
+async def get_by_short_path(request: web.Request) -> web.StreamResponse:
+    """Answer /ID/..., with any method: a work port or the editor by its name, else the agent."""
+    _, sandbox_id, *rest = request.rel_url.raw_path.split("/", 2)
+    path = "".join(rest)
+    first, _, inner = path.partition("/")
+    port = _RUNTIME_PORTS.get(first, AGENT_PORT)
+    place = Place(
+        port=port,
+        path=f"/{path if port == AGENT_PORT else inner}",
+        query=request.rel_url.raw_query_string,
+        mount=f"/{sandbox_id}" if port == AGENT_PORT else f"/{sandbox_id}/{first}",
+    )
+    return await request.app[GATEWAY].serve(request, place, sandbox_id)
+
+
+@web.middleware
+async def divert(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Pass on what is for a sandbox though its path does not say so."""
+    origin = work_origin_of(request)
+    if origin is not None:
+        request[IS_ELSEWHERE] = True
+        sandbox_id, place = find_place(request, origin)
+        return await request.app[GATEWAY].serve(request, place, sandbox_id)
+    if request.match_info.handler in (get_port, get_by_short_path):
+        # Who calls is found out by the gateway, and nothing else of what follows is for it.
+        return await request.match_info.handler(request)
+    raw_path = request.rel_url.raw_path
+    if not rewrite.is_agent_path(raw_path):
+        return await handler(request)
+    gateway = request.app[GATEWAY]
+    query = request.rel_url.raw_query_string
+    place = Place(port=AGENT_PORT, path=raw_path, query=query, is_at_root=True)
+    shown = shown_keys(request, place)
+    if shown.is_empty and _may_show_key_later(request, place):
+        return await gateway.serve_late(request, place, None)
+    sandbox = await gateway.find_for_root(shown)
+    if sandbox is not None:
+        return await gateway.serve(request, place, sandbox.id)
+    return await handler(request)
+
+
+def _show_key(request: web.Request, visitor: Visitor) -> None:
+    """Count a connection for whose key it has shown; raises TooManyRequests."""
+    sandbox = visitor.sandbox if visitor.principal is None else None
+    show_key(request, sandbox.id if sandbox is not None else "")
+
+
+def _is_use(request: web.Request, place: Place) -> bool:
+    """Whether somebody works with the sandbox; to look at its agent, or to follow it, is none."""
+    if place.port != AGENT_PORT:
+        return True
+    if frames.is_upgrade(request):
+        return place.path.startswith(_TERMINALS)
+    return request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS)
+
+
+def _is_health_check(request: web.Request, place: Place) -> bool:
+    """Whether this is what agent servers answer without a key, as published clients count on."""
+    is_read = request.method in (hdrs.METH_GET, hdrs.METH_HEAD)
+    return is_read and place.port == AGENT_PORT and place.path in _HEALTH_PATHS
+
+
+def _may_show_key_later(request: web.Request, place: Place) -> bool:
+    """Whether the key may be the first message of a WebSocket.
+
+    Not where sandbox and client would have to agree on a protocol first, nor at an origin of its
+    own, whose pages have a cookie.
+    """
+    if not frames.is_upgrade(request) or place.own_origin is not None:
+        return False
+    is_agents = place.port == AGENT_PORT and place.path.startswith(_SOCKETS)
+    return is_agents or not (place.is_at_root or hdrs.SEC_WEBSOCKET_PROTOCOL in request.headers)
+
+
+async def _first_text(client: Client) -> bytes:
+    try:
+        return await frames.read_text(client.reader, limit=LARGEST_FIRST_BYTES)
+    except frames.NotAText as exc:
+        raise NotAuthenticated("The first message has no key") from exc
+    except asyncio.IncompleteReadError as exc:
+        raise ConnectionResetError("the client has gone") from exc
+
+
+def _cut(request: web.Request) -> None:
+    """End a connection; what is on its way through it may be anywhere in a frame."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _close_code(exc: AgentsvcError) -> int:
+    match exc:
+        case NotAuthenticated():
+            return _BAD_KEY
+        case NotAllowed():
+            return _NOT_ALLOWED
+        case NotFound():
+            return _NO_SUCH
+        case _:
+            return _TRY_AGAIN

@@ -1,0 +1,254 @@
+"""Where a request goes, and what it says there: the request of a client, made one for a sandbox."""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+
+import msgspec
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
+from multidict import CIMultiDict
+
+from agentsvc.agentserver.safe_connector import Confirm
+from agentsvc.base.errors import BadRequest, MalformedBody, MethodNotAllowed, NotAllowed, NotFound
+from agentsvc.http.gateway import headers
+from agentsvc.http.gateway import port_cookies as own_origin
+from agentsvc.http.gateway import rewriting as rewrite
+from agentsvc.http.gateway.address import Address, address_of
+from agentsvc.http.gateway.headers import Caller, Confines
+from agentsvc.http.keys import CONFIG, REQUEST_ID, SANDBOXES, SENT_TARGET
+from agentsvc.http.middleware.authentication import keys_of, password_of
+from agentsvc.http.middleware.login_cookie import login_token
+from agentsvc.http.port_origins import EDITOR_PORT, read_label
+from agentsvc.http.routes import MOST_QUERY_KEYS
+from agentsvc.http.sdk_versions import Reader
+from agentsvc.http.urls import Origin, WorkOrigin, is_from_proxy, links_of, mount_of, origin_of
+from agentsvc.sandboxes import Sandbox
+from agentsvc.sandboxes.state import AGENT_PORT
+
+_UNSENDABLE = re.compile(r"[\0-\x20\x7f]")
+_VERSIONS: Final = frozenset({HttpVersion10, HttpVersion11})
+_PASSED_ON: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+_REFUSED: Final = frozenset({hdrs.METH_CONNECT, hdrs.METH_TRACE})
+_EDITED_BYTES: Final = 8 * 1024 * 1024
+"""How long a body may be that is read before it is passed on."""
+_EDITOR_COOKIE: Final = "vscode-tkn"
+"""The cookie the editor keeps its key in; it is confined to the editor's path."""
+_EDITOR_APART: Final = (
+    "The editor needs an origin, and below a path it would have this server's. "
+    "An operator can give it its own with gateway.sandbox_domain, "
+    "or let it have the server's with gateway.trust_editors."
+)
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request is for: a port, and path and query there, all as they were sent."""
+
+    port: str
+    path: str
+    query: str
+    is_at_root: bool = False
+    """Whether it came as a path of this server, without the sandbox's."""
+    mount: str = ""
+    """The path below which it came, where that is not the usual one of the port."""
+    own_origin: WorkOrigin | None = None
+    """The origin that the port has for itself, if the request came there."""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as a sandbox is to get it."""
+
+    address: Address
+    path: str
+    """With the query."""
+    headers: CIMultiDict[str]
+    confines: Confines
+    confirm: Confirm | None = None
+    """What confirms a new connection to the address."""
+    edit_body: Callable[[bytes], bytes] | None = None
+    """What is to be done with the body on its way; None where it is passed on as it comes."""
+    reader: Reader | None = None
+    """What puts events on their way to the client into the form that it reads."""
+    more_headers: CIMultiDict[str] = msgspec.field(default_factory=CIMultiDict)
+    """Headers of this server that the answer gets."""
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys a request shows, by what they may open."""
+
+    keys: tuple[str, ...]
+    """In headers: whoever's they are."""
+    sandbox_keys: tuple[str, ...]
+    """In URLs and cookies, where pages of the sandbox may read them: the sandbox's own only."""
+    others: tuple[str, ...]
+    """Of no use here, and not for the sandbox either."""
+    login: str = ""
+    """The token of a browser's login."""
+    origin: WorkOrigin | None = None
+    port_token: str = ""
+    """In the cookie of an origin of its own: what opens that one."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no key that could open anything."""
+        return not (self.keys or self.sandbox_keys or self.login or self.port_token)
+
+
+def find_place(request: web.Request, origin: WorkOrigin) -> tuple[str, Place]:
+    """Return the sandbox and the place that are meant at an origin; raises NotFound."""
+    found = read_label(origin.label)
+    target = request.get(SENT_TARGET, request.raw_path).partition("#")[0]
+    if found is None or not target.startswith("/"):
+        raise NotFound
+    sandbox_id, port = found
+    path, _, query = target.partition("?")
+    return sandbox_id, Place(port=port, path=path, query=query, own_origin=origin)
+
+
+def shown_keys(request: web.Request, place: Place) -> Shown:
+    """Return every key a request shows, wherever published clients put one."""
+    elsewhere = [*rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)]
+    if place.port == EDITOR_PORT:
+        elsewhere += rewrite.find_parameters(place.query, rewrite.EDITOR_KEY_PARAMETER)
+        if place.own_origin is None or own_origin.may_show_editor_key(request, place.own_origin):
+            elsewhere.append(request.cookies.get(_EDITOR_COOKIE, ""))
+    origin = place.own_origin
+    return Shown(
+        keys=keys_of(request),
+        sandbox_keys=tuple(key for key in elsewhere if key and key.isascii())[:MOST_QUERY_KEYS],
+        others=password_of(request),
+        login=shown_login(request, place),
+        origin=origin,
+        port_token=own_origin.cookie_token(request, origin) if origin else "",
+    )
+
+
+def shown_login(request: web.Request, place: Place, *, page_part: str = "") -> str:
+    """Return the token of the browser's login that a request shows, where logins count."""
+    is_usual = not (place.own_origin or place.is_at_root or place.mount)
+    return login_token(request, page_part=page_part) if is_usual else ""
+
+
+def check(request: web.Request, place: Place) -> None:
+    """Refuse what cannot be passed on without a doubt about where it ends, or whom it shows a key."""
+    if len(rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)) > MOST_QUERY_KEYS:
+        raise BadRequest(f"There are more than {MOST_QUERY_KEYS} keys in the query")
+    if request.version not in _VERSIONS:
+        raise BadRequest("This version of HTTP is not supported")
+    if request.method in _REFUSED:
+        raise MethodNotAllowed(allowed=_PASSED_ON)
+    codings = ",".join(request.headers.getall(hdrs.TRANSFER_ENCODING, []))
+    if codings and codings.strip().lower() != "chunked":
+        raise MalformedBody("This transfer coding is not supported")
+
+
+def head_of(method: str, target: Target, fields: Iterable[tuple[str, str]]) -> bytes:
+    """Return the head of a request as it is sent; raises BadRequest for one that cannot be."""
+    if _UNSENDABLE.search(target.path):
+        raise BadRequest("The path cannot be passed on as it is")
+    first = f"{method} {target.path} HTTP/1.1\r\n".encode("utf-8", "surrogateescape")
+    host = (hdrs.HOST, target.address.authority)
+    return first + headers.to_lines((host, *fields)) + b"\r\n"
+
+
+def make_target(
+    request: web.Request, sandbox: Sandbox, place: Place, *, keys: frozenset[str]
+) -> Target:
+    """Return the request for a sandbox that runs; `keys` do not reach it.
+
+    Raises NotFound, and NotAllowed for a page of an editor that could not work.
+    """
+    end = next((end for end in sandbox.endpoints if end.name == place.port), None)
+    if end is None:
+        raise NotFound(f"The sandbox has no port of this name: {place.port}")
+    is_apart = place.own_origin is None and not _is_trusted(request, place.port)
+    if is_apart and place.port == EDITOR_PORT and own_origin.is_page(request):
+        raise NotAllowed(_EDITOR_APART)
+    origin = place.own_origin or origin_of(request)
+    usual = place.mount or mount_of(sandbox.id, place.port)
+    mount = "" if place.own_origin else origin.prefix + usual
+    is_agent = place.port == AGENT_PORT
+    path, query = _inside(request, sandbox, place, keys)
+    address = msgspec.structs.replace(address_of(end.url, end.port), owner=sandbox.id)
+    return Target(
+        address=address,
+        path=address.base + (f"{path}?{query}" if query else path),
+        headers=headers.to_sandbox(
+            request.headers,
+            # A gateway on the way has a mount of its own, which it takes off again.
+            _caller(request, origin, "" if place.is_at_root or end.needs_key else mount),
+            keys=keys,
+            own_key=sandbox.session_key.reveal(),
+            needs_key=is_agent or end.needs_key,
+        ),
+        confines=Confines(
+            upstream=address.origin,
+            base=address.base,
+            mount=mount,
+            prefix=origin.prefix if place.is_at_root else mount,
+            is_agent=is_agent,
+            is_apart=is_apart,
+            is_framed=_is_framed_editor(request, place),
+            cookie=_cookie_of(sandbox, place),
+        ),
+        confirm=request.app[SANDBOXES].confirmer.of(sandbox.backend, sandbox.handle, end),
+        edit_body=_edit_of(request, sandbox, place.path) if is_agent else None,
+    )
+
+
+def _is_trusted(request: web.Request, port: str) -> bool:
+    return port == EDITOR_PORT and request.app[CONFIG].gateway.trust_editors
+
+
+def _is_framed_editor(request: web.Request, place: Place) -> bool:
+    own = place.own_origin
+    return place.port == EDITOR_PORT and own is not None and own_origin.is_framed(request, own)
+
+
+def _cookie_of(sandbox: Sandbox, place: Place) -> str:
+    """Return the cookie that what a page loads next opens the port with; perhaps none."""
+    key = sandbox.session_key.reveal()
+    is_shown = key in rewrite.find_parameters(place.query, rewrite.KEY_PARAMETER)
+    return own_origin.make_cookie(place.own_origin, key) if place.own_origin and is_shown else ""
+
+
+def _edit_of(request: web.Request, sandbox: Sandbox, path: str) -> Callable[[bytes], bytes] | None:
+    length = request.content_length
+    is_short = length is not None and length <= _EDITED_BYTES
+    is_plain = is_short and not headers.was_decoded(request.headers)
+    if request.method != hdrs.METH_POST or not is_plain or not rewrite.names_directory(path):
+        return None
+    return partial(rewrite.relocate_body, path, working_dir=sandbox.working_dir)
+
+
+def _inside(
+    request: web.Request, sandbox: Sandbox, place: Place, keys: frozenset[str]
+) -> tuple[str, str]:
+    own = sandbox.session_key.reveal()
+
+    def is_dropped(name: str, value: str) -> bool:
+        # The editor checks the sandbox's key itself.
+        is_for_editor = name == rewrite.EDITOR_KEY_PARAMETER and value == own
+        return value in keys and not is_for_editor
+
+    query = rewrite.drop_parameters(place.query, is_dropped)
+    if place.port != AGENT_PORT:
+        return place.path, query
+    has_editor = any(end.name == EDITOR_PORT for end in sandbox.endpoints)
+    editor_url = links_of(request).editor_root(sandbox) if has_editor else None
+    return rewrite.to_agent(
+        place.path, query, editor_url=editor_url, working_dir=sandbox.working_dir
+    )
+
+
+def _caller(request: web.Request, origin: Origin, mount: str) -> Caller:
+    before = request.headers.get(hdrs.X_FORWARDED_FOR, "") if is_from_proxy(request) else ""
+    peer = request.remote or "unknown"
+    return Caller(
+        address=f"{before}, {peer}" if before else peer,
+        scheme=origin.scheme,
+        host=origin.host,
+        mount=mount,
+        via=", ".join(request.headers.getall(hdrs.VIA, [])),
+        request_id=request.get(REQUEST_ID, ""),
+    )

@@ -1,0 +1,139 @@
+"""The little of RFC 6455 that is needed where not all bytes are passed on as they come.
+
+Before a sandbox is known that is one text in and one close out, and for older clients it is the
+messages of an agent server, which they get in another form.
+"""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import struct
+from typing import Final, NamedTuple
+
+from aiohttp import hdrs, web
+
+from agentsvc.base.errors import BadRequest
+
+CLOSE_REASON_BYTES: Final = 123
+
+_MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_VERSION: Final = "13"
+_TEXT: Final = 0x81
+_CLOSE: Final = 0x88
+_MASKED: Final = 0x80
+_LENGTH_16: Final = 126
+_LENGTH_64: Final = 127
+_SHORTEST_OF_64: Final = 0x10000
+_FINAL: Final = 0x80
+_OPCODE: Final = 0x0F
+_CONTINUATION: Final = 0
+_TEXT_CODE: Final = 1
+_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""How long a message of an agent server may be that has to be read."""
+_KEY_BYTES: Final = 16
+
+
+class NotAText(Exception):
+    """The first frame is not a text of a reasonable size."""
+
+
+class FromServer(NamedTuple):
+    """A whole text of a server, of one frame or more, or any other single frame."""
+
+    raw: bytes
+    """As it came."""
+    data: bytes
+    is_text: bool
+
+
+def is_upgrade(request: web.Request) -> bool:
+    """Whether a request asks for a WebSocket."""
+    wanted = ",".join(request.headers.getall(hdrs.CONNECTION, [])).lower().split(",")
+    is_named = "upgrade" in (token.strip() for token in wanted)
+    return is_named and request.headers.get(hdrs.UPGRADE, "").strip().lower() == "websocket"
+
+
+def accept(request: web.Request) -> str:
+    """Return what proves that the handshake was understood; raises BadRequest for a bad one."""
+    key = request.headers.get(hdrs.SEC_WEBSOCKET_KEY, "").strip()
+    try:
+        is_key = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
+    except (binascii.Error, ValueError):
+        is_key = False
+    version = request.headers.get(hdrs.SEC_WEBSOCKET_VERSION, "").strip()
+    if request.method != hdrs.METH_GET or not is_key or version != _VERSION:
+        raise BadRequest("The WebSocket handshake is not one of version 13")
+    digest = hashlib.sha1(key.encode() + _MAGIC, usedforsecurity=False).digest()
+    return base64.b64encode(digest).decode()
+
+
+async def read_text(reader: asyncio.StreamReader, *, limit: int) -> bytes:
+    """Return the first frame's text; raises NotAText, or IncompleteReadError at the end."""
+    first, second = await reader.readexactly(2)
+    length = second & ~_MASKED
+    if first != _TEXT or not second & _MASKED or length == _LENGTH_64:
+        raise NotAText
+    if length == _LENGTH_16:
+        (length,) = struct.unpack("!H", await reader.readexactly(2))
+    if length > limit:
+        raise NotAText
+    mask = await reader.readexactly(4)
+    data = await reader.readexactly(length)
+    return bytes(byte ^ mask[index % 4] for index, byte in enumerate(data))
+
+
+class ServerMessages:
+    """What a server says, texts as wholes and all else frame by frame."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._parts: list[tuple[bytes, bytes]] = []
+
+    async def read(self) -> FromServer:
+        """Return what comes next; raises NotAText for what is too long or not from a server.
+
+        A control frame between the parts of a text comes before it. Raises IncompleteReadError at
+        the end.
+        """
+        while True:
+            held = sum(len(data) for _, data in self._parts)
+            first, raw, data = await _frame(self._reader, _MESSAGE_BYTES - held)
+            code = first & _OPCODE
+            if code != _TEXT_CODE and not (self._parts and code == _CONTINUATION):
+                return FromServer(raw, data, is_text=False)
+            self._parts.append((raw, data))
+            if first & _FINAL:
+                raws, texts = zip(*self._parts, strict=True)
+                self._parts = []
+                return FromServer(b"".join(raws), b"".join(texts), is_text=True)
+
+
+def text(data: bytes) -> bytes:
+    """Return the frame with which a server says a text."""
+    if len(data) < _LENGTH_16:
+        return bytes((_TEXT, len(data))) + data
+    if len(data) < _SHORTEST_OF_64:
+        return struct.pack("!BBH", _TEXT, _LENGTH_16, len(data)) + data
+    return struct.pack("!BBQ", _TEXT, _LENGTH_64, len(data)) + data
+
+
+async def _frame(reader: asyncio.StreamReader, limit: int) -> tuple[int, bytes, bytes]:
+    raw = await reader.readexactly(2)
+    first, length = raw
+    if length & _MASKED:
+        raise NotAText
+    if length >= _LENGTH_16:
+        size = await reader.readexactly(2 if length == _LENGTH_16 else 8)
+        raw += size
+        length = int.from_bytes(size)
+    if length > limit:
+        raise NotAText
+    data = await reader.readexactly(length)
+    return first, raw + data, data
+
+
+def close(code: int, reason: str) -> bytes:
+    """Return the frame with which a server ends a WebSocket."""
+    said = reason.encode()[:CLOSE_REASON_BYTES].decode(errors="ignore").encode()
+    return bytes((_CLOSE, 2 + len(said))) + struct.pack("!H", code) + said

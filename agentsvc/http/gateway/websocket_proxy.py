@@ -1,0 +1,257 @@
+"""Connecting a client's WebSocket with one in a sandbox, byte by byte.
+
+The two sides agree with each other on extensions and protocols; texts, pings, close codes and
+whatever else is in the frames passes as it is. A side that does not read stops the other one.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+from aiohttp import hdrs, web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from agentsvc.base.errors import BadRequest, PortUnavailable
+from agentsvc.http.gateway import websocket_frames as frames
+from agentsvc.http.gateway.address import connect
+from agentsvc.http.gateway.headers import to_client
+from agentsvc.http.gateway.http_proxy import CLIENT_GONE
+from agentsvc.http.gateway.http_responses import NotHttp, read_head
+from agentsvc.http.gateway.request_lifetime import Lifetimes, with_client
+from agentsvc.http.gateway.target import Target, head_of
+from agentsvc.http.keys import IS_FORWARDED
+from agentsvc.http.sdk_versions import Reader
+
+_PART_BYTES: Final = 64 * 1024
+_REFUSAL_BYTES: Final = 64 * 1024
+_LAST_SECONDS: Final = 5.0
+"""How long a client has to take the last frames and to close."""
+
+
+class Client:
+    """A client's side of a WebSocket: it was promised one and got it with `open`."""
+
+    def __init__(self, request: web.Request) -> None:
+        if request.can_read_body:
+            raise BadRequest("A WebSocket handshake has no body")
+        self.request = request
+        self.proof = frames.accept(request)
+        self.reader = asyncio.StreamReader(limit=_PART_BYTES, loop=asyncio.get_running_loop())
+        self.response: web.StreamResponse | None = None
+
+    async def open(self, headers: CIMultiDict[str]) -> web.StreamResponse:
+        """Answer the handshake; from now on `reader` has what the client sends."""
+        request = self.request
+        response = web.StreamResponse(status=HTTPStatus.SWITCHING_PROTOCOLS, headers=headers)
+        response.headers[hdrs.CONNECTION] = "upgrade"
+        response.headers[hdrs.UPGRADE] = "websocket"
+        response.headers[hdrs.SEC_WEBSOCKET_ACCEPT] = self.proof
+        response.force_close()
+        request[IS_FORWARDED] = True
+        await response.prepare(request)
+        if request.transport is None:
+            raise ConnectionResetError("the client has gone")
+        self.reader.set_transport(request.transport)
+        # The protocol feeds bytes to whatever has these two methods.
+        request.protocol.set_parser(cast("Any", _Feed(self.reader)))
+        request.protocol.keep_alive(False)
+        self.response = response
+        return response
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes and wait while the client does not take them."""
+        if self.response is None:
+            raise ConnectionResetError("there is no WebSocket")
+        await self.response.write(data)
+
+    async def close(self, code: int, reason: str) -> None:
+        """End the WebSocket with a code."""
+        with contextlib.suppress(ConnectionError):
+            await self.send(frames.close(code, reason))
+            await self.finish()
+
+    async def finish(self) -> None:
+        """Send no more, and take in what still comes until the client closes.
+
+        Were the connection closed with something unread, the last frames might never arrive.
+        """
+        transport = self.request.transport
+        if transport is not None and transport.can_write_eof():
+            with contextlib.suppress(OSError):
+                transport.write_eof()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_SECONDS):
+                while await self.reader.read(_PART_BYTES):
+                    pass
+
+
+class Upstream:
+    """The sandbox's side of a WebSocket, and what it said to the handshake."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.status = 0
+        self.reason = ""
+        self.headers: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the sandbox agreed."""
+        return self.status == HTTPStatus.SWITCHING_PROTOCOLS
+
+    async def shake_hands(self, target: Target) -> None:
+        """Ask for a WebSocket and read the answer; raises PortUnavailable for what is no HTTP."""
+        try:
+            self.writer.write(_handshake(target))
+            await self.writer.drain()
+            while self.status < HTTPStatus.OK and not self.is_open:
+                head = read_head((await self.reader.readuntil(b"\r\n\r\n"))[:-4])
+                self.status, self.reason, self.headers = head.status, head.reason, head.headers
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as exc:
+            raise _unavailable(exc) from exc
+        except NotHttp as exc:
+            raise PortUnavailable("The server in the sandbox does not answer in HTTP") from exc
+
+    async def refusal(self, target: Target) -> web.Response:
+        """Return the answer of a sandbox that did not agree, as the client is to get it."""
+        headers = to_client(self.headers, target.confines)
+        length = self.headers.get(hdrs.CONTENT_LENGTH, "")
+        body = b""
+        if length.isdecimal() and int(length) <= _REFUSAL_BYTES:
+            with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+                body = await self.reader.readexactly(int(length))
+        return web.Response(status=self.status, reason=self.reason, headers=headers, body=body)
+
+
+class Tunnels:
+    """Makes tunnels; each ends with either side, and all of them when the server stops."""
+
+    def __init__(self, lifetimes: Lifetimes, *, connect_seconds: float) -> None:
+        self._lifetimes = lifetimes
+        self._connect_seconds = connect_seconds
+
+    async def join(self, client: Client, target: Target) -> web.StreamResponse:
+        """Connect a client with a sandbox and return when it is over.
+
+        A client that has no answer yet gets the sandbox's, be it a refusal. Raises
+        PortUnavailable where nothing answers, or where one that has its answer is refused.
+        """
+        life = with_client(client.request, grace_seconds=_LAST_SECONDS)
+        try:
+            async with life:
+                with self._lifetimes.endless(life):
+                    return await self._join(client, target)
+        except TimeoutError as exc:
+            if not life.expired():
+                raise
+            if client.response is not None:
+                raise ConnectionResetError("the client has gone, or the server stops") from exc
+            return web.Response(status=CLIENT_GONE)
+
+    async def _join(self, client: Client, target: Target) -> web.StreamResponse:
+        async with self._connect(target) as upstream:
+            if not upstream.is_open and client.response is None:
+                client.request[IS_FORWARDED] = True
+                return await upstream.refusal(target)
+            if not upstream.is_open:
+                raise PortUnavailable("The server in the sandbox refuses this WebSocket")
+            response = client.response or await client.open(
+                to_client(upstream.headers, target.confines)
+            )
+            await _pump_both(client, upstream, target.reader)
+        return response
+
+    @contextlib.asynccontextmanager
+    async def _connect(self, target: Target) -> AsyncIterator[Upstream]:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=_PART_BYTES, loop=loop)
+        try:
+            transport, protocol = await connect(
+                target.address,
+                lambda: asyncio.StreamReaderProtocol(reader, loop=loop),
+                confirm=target.confirm,
+                time_limit=self._connect_seconds,
+            )
+        except (OSError, TimeoutError, ValueError) as exc:
+            raise _unavailable(exc) from exc
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        try:
+            upstream = Upstream(reader, writer)
+            await upstream.shake_hands(target)
+            yield upstream
+        finally:
+            writer.close()
+
+
+class _Feed:
+    """Takes in what the connection reads after a handshake."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        """Take in bytes; there is no end but that of the connection."""
+        self._reader.feed_data(data)
+        return False, b""
+
+    def feed_eof(self) -> None:
+        """Take in that the connection has ended."""
+        self._reader.feed_eof()
+
+
+def _handshake(target: Target) -> bytes:
+    headers = target.headers.copy()
+    headers.popall(hdrs.TE, None)
+    headers[hdrs.CONNECTION] = "Upgrade"
+    headers[hdrs.UPGRADE] = "websocket"
+    return head_of(hdrs.METH_GET, target, headers.items())
+
+
+async def _pump_both(client: Client, upstream: Upstream, reader: Reader | None) -> None:
+    """Pass bytes both ways until either side ends; what came before the end still arrives."""
+    async with asyncio.TaskGroup() as group:
+        inward = group.create_task(_pump_in(client, upstream.writer))
+        outward = group.create_task(
+            _pump_out(upstream.reader, client)
+            if reader is None
+            else _pump_events(upstream.reader, client, reader)
+        )
+        await asyncio.wait((inward, outward), return_when=asyncio.FIRST_COMPLETED)
+        has_sandbox_ended = outward.done()
+        inward.cancel()
+        outward.cancel()
+    if has_sandbox_ended:
+        await client.finish()
+
+
+async def _pump_in(client: Client, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await client.reader.read(_PART_BYTES):
+            writer.write(data)
+            await writer.drain()
+
+
+async def _pump_out(reader: asyncio.StreamReader, client: Client) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_PART_BYTES):
+            await client.send(data)
+
+
+async def _pump_events(source: asyncio.StreamReader, client: Client, reader: Reader) -> None:
+    """Pass messages on as the client reads them; one that is cut off ends it."""
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError, frames.NotAText):
+        messages = frames.ServerMessages(source)
+        while True:
+            frame = await messages.read()
+            body = reader.event(frame.data) if frame.is_text else None
+            if not frame.is_text:
+                await client.send(frame.raw)
+            elif body is not None:
+                await client.send(frame.raw if body == frame.data else frames.text(body))
+
+
+def _unavailable(exc: Exception) -> PortUnavailable:
+    return PortUnavailable("Nothing answers at this port of the sandbox", detail=type(exc).__name__)

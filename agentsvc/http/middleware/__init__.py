@@ -1,0 +1,1 @@
+"""Middleware: what surrounds every request."""

@@ -1,0 +1,64 @@
+"""Writes an entry of the audit log for each request of a user that may change something."""
+
+from typing import Final
+
+import msgspec
+from aiohttp import hdrs, web
+
+from agentsvc.accounts.audit import of_caller
+from agentsvc.http.keys import AUDIT, PRINCIPAL, REQUEST_ID
+from agentsvc.http.routes import route_of
+from agentsvc.http.urls import address_of
+
+SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
+_LARGEST_BYTES: Final = 64 * 1024
+_BROKEN_OFF: Final = 0
+"""The status of an answer that the client did not take to its end."""
+
+
+class _Made(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer says of what was made."""
+
+    conversation_id: str | None = None
+    id: str | int | None = None
+
+
+_MADE = msgspec.json.Decoder(_Made)
+
+
+async def note_change(request: web.Request, response: web.StreamResponse | None) -> None:
+    """Note who asked for a change and how it ended, before the answer is sent; None if it broke off."""
+    if response is None:
+        await _note(request, "", _BROKEN_OFF)
+    elif PRINCIPAL in request:
+        await _note(request, _made(response), response.status)
+
+
+async def _note(request: web.Request, made: str, status: int) -> None:
+    route = route_of(request)
+    if PRINCIPAL not in request or route is None:
+        return
+    named = ", ".join(f"{name}={value}" for name, value in request.match_info.items())
+    entry = of_caller(
+        request[PRINCIPAL],
+        f"{route.method} {route.path}",
+        named or made,
+        status=status,
+        address=address_of(request),
+        request_id=request[REQUEST_ID],
+    )
+    await request.app[AUDIT].note(entry)
+
+
+def _made(response: web.StreamResponse) -> str:
+    """Return what an answer says was made, if it does."""
+    body = response.body if isinstance(response, web.Response) else None
+    if not isinstance(body, bytes) or len(body) > _LARGEST_BYTES:
+        return ""
+    try:
+        made = _MADE.decode(body)
+    except (msgspec.MsgspecError, UnicodeError):
+        return ""
+    if made.conversation_id is not None:
+        return f"conversation_id={made.conversation_id}"
+    return "" if made.id is None else f"id={made.id}"

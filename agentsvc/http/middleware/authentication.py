@@ -1,0 +1,155 @@
+"""Who makes a request: the keys it carries, in whichever place, and whose they are.
+
+This is the one place that reads a key header.
+"""
+
+import contextlib
+
+from aiohttp import BasicAuth, hdrs, web
+
+from agentsvc.accounts.keys import Principal
+from agentsvc.base.errors import NotAuthenticated
+from agentsvc.conversations.model_tokens import Grant
+from agentsvc.conversations.secret_lookup import ProviderPass
+from agentsvc.http.keys import (
+    CONVERSATIONS,
+    GRANT,
+    GRANTS,
+    KEYRING,
+    LOGINS,
+    PASS,
+    PRINCIPAL,
+    SANDBOX,
+    SANDBOXES,
+)
+from agentsvc.http.middleware.login_cookie import login_token
+from agentsvc.http.middleware.websocket_auth import wants_socket
+from agentsvc.http.routes import Scope, is_page, query_keys, route_of
+from agentsvc.sandboxes import Sandbox
+
+
+async def identify(request: web.Request, scope: Scope) -> None:
+    """Attach who is calling, if that has to be known yet; raises NotAuthenticated."""
+    if scope is Scope.SANDBOX:
+        request[SANDBOX] = await _identify_sandbox(request)
+    elif scope is Scope.PASS:
+        request[PASS] = await _identify_pass(request)
+    elif scope is Scope.MODEL:
+        request[GRANT] = await _identify_grant(request)
+    elif not _shows_key_later(request):
+        request[PRINCIPAL] = await _identify_user(request)
+
+
+def keys_of(request: web.Request) -> tuple[str, ...]:
+    """Return the keys a request carries, in whichever header, each once.
+
+    A client may send a user's key in one header and a sandbox's in another.
+    """
+    scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    given = (
+        request.headers.get("X-Session-API-Key", ""),
+        token if scheme.lower() == "bearer" else "",
+        request.headers.get("X-Access-Token", ""),
+    )
+    stripped = (key.strip() for key in given)
+    return tuple(dict.fromkeys(key for key in stripped if key and key.isascii()))
+
+
+async def find_caller(request: web.Request) -> Principal | None:
+    """Return the user who calls a route that is open to everybody; None without a good key."""
+    try:
+        return await _identify_user(request)
+    except NotAuthenticated:
+        return None
+
+
+async def has_good_key(request: web.Request) -> bool:
+    """Whether a request has a key that is good for anything, and that no browser adds by itself."""
+    app = request.app
+    for key in dict.fromkeys((*keys_of(request), *query_keys(request))):
+        if await app[SANDBOXES].find_by_key(key) is not None:
+            return True
+        for identify in (
+            app[KEYRING].identify,
+            app[GRANTS].identify,
+            app[CONVERSATIONS].reports.identify_pass,
+        ):
+            with contextlib.suppress(NotAuthenticated):
+                await identify(key)
+                return True
+    return False
+
+
+def password_of(request: web.Request) -> tuple[str, ...]:
+    """Return the key a browser sends as a password, once a page has asked it for one."""
+    try:
+        given = BasicAuth.decode(request.headers.get(hdrs.AUTHORIZATION, ""), encoding="utf-8")
+    except ValueError:
+        return ()
+    return (given.password,) if given.password.isascii() else ()
+
+
+def _password(request: web.Request) -> tuple[str, ...]:
+    """Return the key a browser sends as a password, which counts on pages only."""
+    return password_of(request) if is_page(request) else ()
+
+
+def _query_keys(request: web.Request) -> list[str]:
+    """Return the keys in the query, which count where the route says so; they are never logged."""
+    route = route_of(request)
+    takes_them = route is not None and route.takes_query_key
+    return query_keys(request) if takes_them else []
+
+
+def _shows_key_later(request: web.Request) -> bool:
+    """Whether the key may be the first message of a WebSocket, since there is none yet."""
+    route = route_of(request)
+    takes_them = route is not None and route.takes_query_key and wants_socket(request)
+    is_shown = keys_of(request) or _query_keys(request) or login_token(request)
+    return takes_them and not is_shown
+
+
+def _own_keys(request: web.Request) -> tuple[str, ...]:
+    """Return the key in the header that the route has for it."""
+    route = route_of(request)
+    key = request.headers.get(route.key_header, "").strip() if route and route.key_header else ""
+    return (key,) if key and key.isascii() else ()
+
+
+async def _identify_user(request: web.Request) -> Principal:
+    for key in (*keys_of(request), *_password(request), *_query_keys(request), *_own_keys(request)):
+        try:
+            return await request.app[KEYRING].identify(key)
+        except NotAuthenticated:
+            continue
+    token = login_token(request)
+    if not token:
+        raise NotAuthenticated
+    return await request.app[LOGINS].identify(token)
+
+
+async def _identify_sandbox(request: web.Request) -> Sandbox:
+    for key in keys_of(request):
+        try:
+            return await request.app[SANDBOXES].identify(key)
+        except NotAuthenticated:
+            continue
+    raise NotAuthenticated("Invalid session API key")
+
+
+async def _identify_pass(request: web.Request) -> ProviderPass:
+    for key in keys_of(request):
+        try:
+            return await request.app[CONVERSATIONS].reports.identify_pass(key)
+        except NotAuthenticated:
+            continue
+    raise NotAuthenticated
+
+
+async def _identify_grant(request: web.Request) -> Grant:
+    for key in keys_of(request):
+        try:
+            return await request.app[GRANTS].identify(key)
+        except NotAuthenticated:
+            continue
+    raise NotAuthenticated("Invalid model token")

@@ -1,0 +1,72 @@
+"""Which host names the server goes by.
+
+A page can have a name of its own lead to this machine, and a browser takes the server for a part of
+that page then. So a request for another name than the server's gets nothing, unless a key in it says
+who sends it.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agentsvc.config.schema import Config
+from agentsvc.http.port_origins import LOCAL_DOMAIN, domain_of, name_of
+
+EVERY: Final = "*"
+
+
+class KnownHosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Names, and domains of which every name below counts; an address is nobody's name."""
+
+    names: frozenset[str]
+    domains: frozenset[str]
+
+    def knows(self, host: str) -> bool:
+        """Whether the value of a Host header is one of these."""
+        name = name_of(host)
+        if EVERY in self.names or name in self.names or _is_address(name):
+            return True
+        return any(name.endswith(f".{domain}") for domain in self.domains)
+
+
+def known_hosts(config: Config, *, machine: str = "") -> KnownHosts:
+    """Return the names that follow from a configuration, and those of this machine."""
+    server = config.server
+    machine = (machine or socket.gethostname()).lower()
+    urls = (server.public_url, server.internal_url)
+    wildcards = [name for name in server.allowed_hosts if name.startswith("*.")]
+    return KnownHosts(
+        names=frozenset(
+            _present(
+                LOCAL_DOMAIN,
+                machine,
+                f"{machine}.local",
+                *(urlsplit(url).hostname for url in urls),
+                *(name_of(name) for name in server.allowed_hosts),
+                name_of(server.host),
+            )
+        ),
+        domains=frozenset(
+            _present(
+                LOCAL_DOMAIN,
+                domain_of(config.gateway.sandbox_domain),
+                *map(domain_of, wildcards),
+            )
+        ),
+    )
+
+
+def _present(*names: str | None) -> Iterable[str]:
+    return (name for name in names if name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

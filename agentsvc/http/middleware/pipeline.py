@@ -1,0 +1,526 @@
+"""What every request passes: its id and log line, its errors, its caller.
+
+The order is that of the functions: `trace_request`, `answer`, `_check_sender`, what stands before
+callers (the gateway), `_check_caller`, the handler. This is the one place where an error becomes a
+response; whose a key is, `authentication` finds out.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Final, NoReturn
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
+
+from agentsvc.base.errors import (
+    AgentsvcError,
+    BadRequest,
+    BodyTooLarge,
+    MalformedBody,
+    MethodNotAllowed,
+    NotAuthenticated,
+    NotFound,
+    QuotaExceeded,
+    TimedOut,
+    TooManyRequests,
+    UnknownHost,
+)
+from agentsvc.base.logs import CURRENT_REQUEST, write_fast
+from agentsvc.base.values import monotonic, new_id, now
+from agentsvc.config.schema import LimitsConfig
+from agentsvc.http.keys import (
+    AWAITS_CONTINUE,
+    GRANT,
+    IS_FORWARDED,
+    MEASURES,
+    PASS,
+    PRINCIPAL,
+    REFUSED_FOR,
+    REQUEST_ID,
+    SANDBOX,
+)
+from agentsvc.http.middleware.audit import SAFE_METHODS, note_change
+from agentsvc.http.middleware.authentication import has_good_key, identify
+from agentsvc.http.middleware.host_names import EVERY, KnownHosts
+from agentsvc.http.middleware.idempotency import HEADER as IDEMPOTENCY_HEADER
+from agentsvc.http.middleware.idempotency import answer_once
+from agentsvc.http.middleware.rate_limit import (
+    LIMITS,
+    STATE,
+    Allowance,
+    Budget,
+    Limits,
+    enforce,
+    is_many,
+)
+from agentsvc.http.request_problems import name_all_problems
+from agentsvc.http.routes import Handler, Scope, check_scope, is_page, route_of
+from agentsvc.http.server.connections import ask_for_body, count_request, is_last, show_key
+from agentsvc.http.server.delayed_refusal import BENCH, IS_HELD, SELDOM, Bench, Seldom, hold_back
+from agentsvc.http.server.metrics_registry import Measures, Refusal
+from agentsvc.http.urls import address_of, is_from_proxy
+from agentsvc.http.wire import CALLBACK_BODY_BYTES, ON_MORE_BODY, OnMoreBody, error_body
+
+log = logging.getLogger(__name__)
+
+
+class Activity:
+    """When the server started and when it last had something to do."""
+
+    def __init__(self) -> None:
+        self.started_at = now()
+        self._began = self._last = monotonic()
+        self._cpu_began = time.process_time()
+
+    def note(self) -> None:
+        """Remember that a request came."""
+        self._last = monotonic()
+
+    @property
+    def uptime_seconds(self) -> float:
+        """How long the server has run."""
+        return monotonic() - self._began
+
+    @property
+    def cpu_seconds(self) -> float:
+        """How much of a processor's time was used since."""
+        return time.process_time() - self._cpu_began
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long no request has come, health checks aside."""
+        return monotonic() - self._last
+
+
+ACTIVITY: Final[web.AppKey[Activity]] = web.AppKey("activity", Activity)
+
+_KNOWN_HOSTS: Final[web.AppKey[KnownHosts]] = web.AppKey("known_hosts", KnownHosts)
+_BEFORE_CALLERS: Final[web.AppKey[tuple[Middleware, ...]]] = web.AppKey("before_callers")
+_REQUEST_SECONDS: Final[web.AppKey[float]] = web.AppKey("request_seconds", float)
+_CORS_ORIGINS: Final[web.AppKey[frozenset[str]]] = web.AppKey("cors_origins")
+_ERROR_CODE: Final[web.RequestKey[str]] = web.RequestKey("error_code", str)
+_HAS_BEGUN: Final[web.RequestKey[bool]] = web.RequestKey("has_begun", bool)
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_EVERY_HOST: Final = KnownHosts(names=frozenset({EVERY}), domains=frozenset())
+_HEALTH_PATHS: Final = frozenset({"/alive", "/health", "/ready"})
+_BUDGETS: Final = {
+    Budget.REQUESTS: Refusal.SANDBOX_RATE,
+    Budget.BYTES: Refusal.SANDBOX_BYTES,
+}
+_RATES: Final = {"key": Refusal.KEY_RATE, "address": Refusal.ADDRESS_RATE}
+_PAGE_CHALLENGE: Final = 'Basic realm="agentsvc: any name, and an API key", charset="UTF-8"'
+_CHALLENGE: Final = 'Bearer realm="agentsvc"'
+_EXPOSED: Final = "RateLimit, RateLimit-Policy, Retry-After, X-Request-Id"
+_ALWAYS: Final = {
+    "Cache-Control": "no-cache, no-store, must-revalidate, max-age=0",
+    "Pragma": "no-cache",
+    "Expires": "0",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+_MOST_HELD: Final = 250
+_NO_LIMITS: Final = LimitsConfig(
+    requests_per_minute=0,
+    refused_per_minute=0,
+    sandbox_requests_per_minute=0,
+    report_bytes_per_minute=0,
+)
+
+
+def install(
+    app: web.Application,
+    *,
+    cors_origins: Collection[str] = (),
+    request_seconds: float = 120.0,
+    hosts: KnownHosts = _EVERY_HOST,
+    before_callers: Sequence[Middleware] = (),
+    limits: LimitsConfig = _NO_LIMITS,
+    most_held: int = _MOST_HELD,
+) -> None:
+    """Surround the application; `*` among the origins stands for every one.
+
+    `before_callers` see a request before it is asked for its key. `most_held` answers to those who
+    are turned away may be kept back at a time.
+    """
+    app[ACTIVITY] = Activity()
+    app[MEASURES] = Measures()
+    app[LIMITS] = Limits(limits)
+    app[BENCH], app[SELDOM] = Bench(most_held), Seldom()
+    app[_CORS_ORIGINS] = frozenset(cors_origins)
+    app[_REQUEST_SECONDS] = request_seconds
+    app[_KNOWN_HOSTS] = hosts
+    app[_BEFORE_CALLERS] = tuple(before_callers)
+    app.middlewares.extend((trace_request, answer))
+    app.on_response_prepare.extend((_add_headers, _close_if_last))
+
+
+@web.middleware
+async def trace_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request an id, count it, and write one access line when it is over."""
+    request_id = new_id()
+    request[REQUEST_ID] = request_id
+    CURRENT_REQUEST.set(request_id)
+    if (task := asyncio.current_task()) is not None:
+        # What is said of a task says for whom it works.
+        task.set_name(f"{request.method} {request.path} (request {request_id})")
+    if request.path not in _HEALTH_PATHS:
+        request.app[ACTIVITY].note()
+    measures = request.app[MEASURES]
+    measures.running += 1
+    began = monotonic()
+    status = 0
+    try:
+        response = await handler(request)
+        status = response.status
+    finally:
+        measures.running -= 1
+        _note_end(request, status, monotonic() - began)
+    if request.get(IS_HELD, False) and not response.prepared:
+        await hold_back(request, response)
+    return response
+
+
+@web.middleware
+async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer with what the handler returns, or with an error of the one shape."""
+    is_change = request.method not in SAFE_METHODS
+    try:
+        response = await _check_sender(request, handler)
+    except Exception as exc:  # noqa: BLE001  # the last resort: whatever escapes is a bug
+        try:
+            response = _answer_failure(request, exc)
+        except ConnectionError:
+            if is_change:
+                await note_change(request, None)
+            raise
+    if is_change:
+        await note_change(request, response)
+    if request.body_exists and not response.prepared:
+        _close_on_bad_body(request, response)
+    return response
+
+
+async def _check_sender(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Check where a request comes from and for which server it is."""
+    app = request.app
+    is_proxied = is_from_proxy(request)
+    count_request(request, address_of(request) if is_proxied else None)
+    host = request.headers.get(hdrs.HOST, "")
+    if host and not is_proxied and not app[_KNOWN_HOSTS].knows(host):
+        await _check_unknown_host(request, host)
+    if request.method == hdrs.METH_OPTIONS and _is_preflight(request):
+        return _answer_preflight(request)
+    handler = partial(_check_caller, handler=handler)
+    for around in app[_BEFORE_CALLERS]:
+        handler = partial(around, handler=handler)
+    return await handler(request)
+
+
+async def _check_caller(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Find out who calls, as the scope of the route demands, and call the handler."""
+    route = route_of(request)
+    if route is None:
+        failure = request.match_info.http_exception
+        if request.method == hdrs.METH_OPTIONS and isinstance(failure, web.HTTPMethodNotAllowed):
+            return _answer_options(failure)
+        if failure is None:
+            ask_for_body(request)
+        return await handler(request)
+    if route.scope is not Scope.OPEN:
+        await identify(request, route.scope)
+        await _count_caller(request)
+        if PRINCIPAL in request:
+            enforce(request, request.app[LIMITS].keys.take(request[PRINCIPAL].key_id))
+            check_scope(route.scope, request[PRINCIPAL])
+    if IDEMPOTENCY_HEADER in request.headers:
+        handler = partial(answer_once, handler=handler)
+    if route.is_stream:
+        return await _call(request, handler)
+    limit = asyncio.timeout(request.app[_REQUEST_SECONDS])
+    try:
+        async with limit:
+            return await _call(request, handler)
+    except TimeoutError as exc:
+        if limit.expired():
+            raise TimedOut("The request took too long") from exc
+        raise
+
+
+async def _call(request: web.Request, handler: Handler) -> web.StreamResponse:
+    ask_for_body(request)
+    return await name_all_problems(request, handler)
+
+
+def _close_on_bad_body(request: web.Request, response: web.StreamResponse) -> None:
+    """Say that the connection ends, where a body nobody read may not be what its headers say."""
+    body = request.content
+    is_coded = hdrs.CONTENT_ENCODING in request.headers
+    if body.exception() is not None or (is_coded and not body.is_eof()):
+        response.force_close()
+
+
+async def _check_unknown_host(request: web.Request, host: str) -> None:
+    """Answer nobody without a good key under a name that is not the server's; raises UnknownHost.
+
+    That somebody is alive is told to whoever asks. A trusted proxy decides for itself which names
+    it passes on. The key is checked here, since a page of that name can send any that it makes up.
+    """
+    if request.path not in _HEALTH_PATHS and not await has_good_key(request):
+        raise UnknownHost(
+            "The server does not go by this name; `server.public_url` or `server.allowed_hosts`"
+            " in its configuration can name it",
+            detail=host,
+        )
+
+
+def _is_preflight(request: web.Request) -> bool:
+    """Whether a browser asks before a request from another origin, which may read the answer."""
+    return bool(
+        request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD) and _allowed_origin(request)
+    )
+
+
+def _answer_preflight(request: web.Request) -> web.Response:
+    headers = {
+        hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST, PUT, PATCH, DELETE, OPTIONS",
+        hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(
+            hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*"
+        ),
+        hdrs.ACCESS_CONTROL_MAX_AGE: "600",
+    }
+    return web.Response(status=204, headers=headers)
+
+
+def _answer_options(failure: web.HTTPMethodNotAllowed) -> web.Response:
+    """Answer which methods a path takes, to whoever asks; what is for a sandbox is not asked here."""
+    allowed = sorted({*failure.allowed_methods, hdrs.METH_OPTIONS})
+    return web.Response(status=204, headers={hdrs.ALLOW: ", ".join(allowed)})
+
+
+def _answer_failure(request: web.Request, exc: Exception) -> web.Response:
+    """Turn whatever is raised into a response of the one error shape.
+
+    Raises what is no failure but a redirection, and ConnectionError where no answer can be given.
+    """
+    if isinstance(exc, NotAuthenticated | UnknownHost):
+        exc = _count_stranger(request) or exc
+    elif isinstance(exc, web.HTTPException) and exc.status < HTTPStatus.BAD_REQUEST:
+        raise exc
+    has_gone = isinstance(exc, ConnectionError) and request.transport is None
+    if request.get(_HAS_BEGUN, False) or has_gone:
+        _break_off(request, exc)
+    return _answer(request, exc)
+
+
+async def _count_caller(request: web.Request) -> None:
+    """Count a request for whose key it shows; one of a sandbox that sends much waits here."""
+    sandbox_id = _sandbox_of(request)
+    if not sandbox_id:
+        if PRINCIPAL in request:
+            show_key(request)
+        return
+    show_key(request, sandbox_id)
+    allowance = Allowance(request.app[LIMITS], sandbox_id)
+    await _wait_for(request, allowance, Budget.REQUESTS, 1)
+    if SANDBOX in request:
+        # Before any of it is read, so that what waits is not in memory.
+        announced = min(request.content_length or 0, CALLBACK_BODY_BYTES)
+        await _wait_for(request, allowance, Budget.BYTES, announced)
+        wait: OnMoreBody = partial(_wait_for, request, allowance, Budget.BYTES)
+        request[ON_MORE_BODY] = wait
+
+
+def _sandbox_of(request: web.Request) -> str:
+    """Return the sandbox whose key a request has shown, or an empty text."""
+    if SANDBOX in request:
+        return request[SANDBOX].id
+    if PASS in request:
+        return request[PASS].sandbox_id
+    return request[GRANT].sandbox_id if GRANT in request else ""
+
+
+async def _wait_for(request: web.Request, allowance: Allowance, budget: Budget, count: int) -> None:
+    """Wait until so much may be had of a budget; raises TooManyRequests."""
+    try:
+        await allowance.take(budget, count)
+    except TooManyRequests:
+        request[REFUSED_FOR] = _BUDGETS[budget]
+        raise
+
+
+def _count_stranger(request: web.Request) -> TooManyRequests | None:
+    """Count a request without a good key; return what to answer if its address sends too many."""
+    if PRINCIPAL in request:
+        return None
+    state = request.app[LIMITS].addresses.take(address_of(request))
+    request[IS_HELD] = state is not None and is_many(state)
+    try:
+        enforce(request, state)
+    except TooManyRequests as exc:
+        return exc
+    return None
+
+
+def _answer(request: web.Request, failure: Exception) -> web.Response:
+    error = failure if isinstance(failure, AgentsvcError) else _foreseen(failure)
+    request[_ERROR_CODE] = error.code
+    if _is_flood(request, error):
+        request[IS_HELD] = True
+    _write_failure(error, failure)
+    reason = _refusal_of(request, error)
+    if reason is not None:
+        request.app[MEASURES].refuse(reason)
+        _write_sandbox_line(request, error, reason)
+    response = web.Response(
+        body=error_body(error, request[REQUEST_ID]),
+        status=error.status,
+        content_type="application/json",
+    )
+    if error.retryable:
+        response.headers[hdrs.RETRY_AFTER] = str(error.retry_after_seconds)
+    if isinstance(error, MalformedBody | BodyTooLarge):
+        # What is left of the body is of no use, and may hide where the next request begins.
+        response.force_close()
+    if isinstance(error, MethodNotAllowed):
+        response.headers[hdrs.ALLOW] = ", ".join(error.allowed)
+    return response
+
+
+def _is_flood(request: web.Request, error: AgentsvcError) -> bool:
+    """Whether a caller that is turned away has come too often."""
+    is_quota = isinstance(error, QuotaExceeded) and SANDBOX in request
+    return is_quota or isinstance(error, TooManyRequests)
+
+
+def _refusal_of(request: web.Request, error: AgentsvcError) -> Refusal | None:
+    """Return why a caller was turned away, if that is what an error says."""
+    if REFUSED_FOR in request:
+        return request[REFUSED_FOR]
+    match error:
+        case UnknownHost():
+            return Refusal.HOST
+        case NotAuthenticated():
+            route = route_of(request)
+            # Where no key is asked for, what was not good was a login.
+            is_login = route is not None and route.scope is Scope.OPEN
+            return Refusal.LOGIN if is_login else Refusal.KEY
+        case QuotaExceeded() if SANDBOX in request:
+            return Refusal.SANDBOX_QUOTA
+        case TooManyRequests():
+            state = request.get(STATE)
+            is_over = state is not None and state.retry_seconds > 0
+            return _RATES[state.name] if state and is_over else Refusal.OTHER_RATE
+        case _:
+            return None
+
+
+def _foreseen(failure: Exception) -> AgentsvcError:
+    """Return the error class for what aiohttp raised; a bug is an internal error."""
+    match failure:
+        case web.HTTPNotFound():
+            return NotFound()
+        case web.HTTPMethodNotAllowed():
+            return MethodNotAllowed(allowed={*failure.allowed_methods, hdrs.METH_OPTIONS})
+        case web.HTTPRequestEntityTooLarge():
+            return BodyTooLarge("The body is too large")
+        case web.HTTPClientError():
+            return BadRequest(failure.reason)
+        case _:
+            return AgentsvcError("Internal Server Error")
+
+
+def _write_failure(error: AgentsvcError, failure: Exception) -> None:
+    is_ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    if is_ours and error is not failure:
+        log.error("request failed on a bug", exc_info=failure)
+    elif error.detail:
+        level = logging.WARNING if is_ours else logging.DEBUG
+        log.log(level, "request refused", extra={"code": error.code, "reason": error.detail})
+
+
+def _write_sandbox_line(request: web.Request, error: AgentsvcError, reason: Refusal) -> None:
+    """Say of a sandbox that it is turned away, now and then."""
+    sandbox_id = _sandbox_of(request)
+    if sandbox_id and request.app[SELDOM].is_due(sandbox_id):
+        extra = {"sandbox_id": sandbox_id, "why": str(reason), "reason": error.message}
+        log.warning("sandbox is turned away", extra=extra)
+
+
+def _break_off(request: web.Request, failure: Exception) -> NoReturn:
+    """End a connection whose client has gone, or whose response had begun: there is no other answer."""
+    if not isinstance(failure, ConnectionError):
+        log.error("response broke off", exc_info=failure)
+    if request.transport is not None:
+        request.transport.abort()
+    raise ConnectionResetError("the response broke off") from failure
+
+
+def _note_end(request: web.Request, status: int, seconds: float) -> None:
+    """Count a request by its route, and write its line.
+
+    Whatever a client makes up is one route, and one method.
+    """
+    app, route = request.app, route_of(request)
+    is_forwarded = request.get(IS_FORWARDED, False)
+    name = "sandbox" if is_forwarded else "none"
+    app[MEASURES].note(
+        method=request.method if route or request.method in _METHODS else "other",
+        route=name if route is None else route.path,
+        status=status,
+        seconds=None if is_forwarded or (route is not None and route.is_stream) else seconds,
+    )
+    is_dull = request.path in _HEALTH_PATHS or (
+        request.get(IS_HELD, False) and not app[SELDOM].is_due(address_of(request))
+    )
+    facts = {
+        "method": request.method,
+        "path": request.rel_url.raw_path,
+        "status": status,
+        "duration_ms": round(seconds * 1000, 1),
+    }
+    if _ERROR_CODE in request:
+        facts["code"] = request[_ERROR_CODE]
+    write_fast(log, logging.DEBUG if is_dull else logging.INFO, "request", facts)
+
+
+def _allowed_origin(request: web.Request) -> str:
+    """Return the origin of the request if it may read the answer, else an empty text."""
+    origin = request.headers.get(hdrs.ORIGIN, "")
+    allowed = request.app[_CORS_ORIGINS]
+    return origin if origin and (origin in allowed or "*" in allowed) else ""
+
+
+async def _close_if_last(request: web.Request, response: web.StreamResponse) -> None:
+    """Say that the connection ends where no other request would be taken.
+
+    A client that waits to be told to send its body may send it all the same, and then the body
+    would be taken for the next request.
+    """
+    if request.get(AWAITS_CONTINUE, False) or is_last(request):
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    request[_HAS_BEGUN] = True
+    response.headers["X-Request-Id"] = request.get(REQUEST_ID, "")
+    if STATE in request:
+        response.headers.update(request[STATE].headers())
+    for name, value in {} if request.get(IS_FORWARDED, False) else _ALWAYS.items():
+        response.headers.setdefault(name, value)
+    if response.status == NotAuthenticated.status and not request.get(IS_FORWARDED, False):
+        # Browsers ask for a password where Basic is named, which is right for pages only.
+        challenge = _PAGE_CHALLENGE if is_page(request) else _CHALLENGE
+        response.headers.setdefault(hdrs.WWW_AUTHENTICATE, challenge)
+    origin = _allowed_origin(request)
+    if request.app[_CORS_ORIGINS]:
+        response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+    if origin:
+        response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+        response.headers[hdrs.ACCESS_CONTROL_ALLOW_CREDENTIALS] = "true"
+        response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED

@@ -1,0 +1,176 @@
+"""Handlers of the language models that sandboxes ask through this server, as OpenAI's are asked."""
+
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.base.errors import BadRequest, ModelBudgetReached, ModelUnavailable
+from agentsvc.conversations.model_tokens import PATH
+from agentsvc.http.keys import CONVERSATIONS, GRANT, GRANTS, MODELS
+from agentsvc.http.routes import Example, Route, Scope
+from agentsvc.http.wire import json_response, read_text
+from agentsvc.models.proxy import Answer
+from agentsvc.models.wire import BadQuestion, to_question
+
+_PASSING: Final = frozenset(
+    {
+        HTTPStatus.REQUEST_TIMEOUT,
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
+"""Refusals after which agents ask again by themselves."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to a model, passed on with all it says; the model is always the token's own."""
+
+    model: str = ""
+    """Read, and without effect: the model is the token's own"""
+    stream: bool | None = None
+    """Whether the answer is streamed as server-sent events; null: it is not"""
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that a token is for."""
+
+    id: str
+    """Name of the model at its provider"""
+    object: str = "model"
+    """Always `model`"""
+    created: int = 0
+    """Always 0: not known"""
+    owned_by: str = "agentsvc"
+    """Always `agentsvc`"""
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The one model that a token is for."""
+
+    data: list[ModelInfo]
+    """The one model"""
+    object: str = "list"
+    """Always `list`"""
+
+
+async def get_models(request: web.Request) -> web.Response:
+    """GET /llm/v1/models.
+
+    One model: the one of the conversation.
+    """
+    return json_response(ModelList(data=[ModelInfo(id=request[GRANT].upstream.model)]))
+
+
+async def post_completion(request: web.Request) -> web.StreamResponse:
+    """POST /llm/v1/chat/completions.
+
+    The body is that of the chat completions of OpenAI, and is passed on to the model of the
+    conversation with the key its user has stored. The answer is the model's, a refusal of it
+    included. What it costs counts in quotas.
+    """
+    return await _ask(request, "chat/completions", wants_usage=True)
+
+
+async def post_response(request: web.Request) -> web.StreamResponse:
+    """POST /llm/v1/responses.
+
+    The body is that of the responses of OpenAI, and is passed on to the model of the conversation
+    with the key its user has stored. The answer is the model's, a refusal of it included. What it
+    costs counts in quotas.
+    """
+    return await _ask(request, "responses", wants_usage=False)
+
+
+async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.StreamResponse:
+    grant, grants = request[GRANT], request.app[GRANTS]
+    conversations = request.app[CONVERSATIONS]
+    try:
+        body = to_question(await read_text(request), grant.upstream.model, wants_usage=wants_usage)
+    except BadQuestion as exc:
+        raise BadRequest(str(exc), extra={"error": {"message": str(exc), "code": None}}) from exc
+    try:
+        async with (
+            grants.calling(grant, len(body)) as call,
+            request.app[MODELS].ask(grant.upstream, path, body) as answer,
+        ):
+            grants.hear(grant, answer.status)
+            if answer.status in _PASSING:
+                await conversations.note_refusal(
+                    grant, answer.status, HTTPStatus(answer.status).phrase
+                )
+            try:
+                return await _pass_on(request, answer)
+            finally:
+                if answer.is_good:
+                    await grants.count(call, answer.usage)
+                else:
+                    await grants.release(call)
+    except ModelUnavailable as exc:
+        grants.memory.hear(grant.conversation_id, grant.upstream, exc.message)
+        await conversations.note_refusal(grant, exc.status, exc.message)
+        raise
+
+
+async def _pass_on(request: web.Request, answer: Answer) -> web.StreamResponse:
+    """Send an answer as it comes, a refusal as the model words it.
+
+    One that is whole is sent when it has been counted.
+    """
+    if answer.is_good and not answer.is_stream:
+        body = b"".join([part async for part in answer.parts()])
+        return web.Response(status=answer.status, headers=answer.headers, body=body)
+    response = web.StreamResponse(status=answer.status, headers=answer.headers)
+    await response.prepare(request)
+    async for part in answer.parts():
+        await response.write(part)
+    return response
+
+
+_ERRORS: Final = (BadRequest, ModelBudgetReached, ModelUnavailable)
+_QUESTION: Final[dict[str, Any]] = {
+    "model": "scripted",
+    "messages": [{"role": "user", "content": "Go on"}],
+}
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path=f"{PATH}/models",
+        handler=get_models,
+        scope=Scope.MODEL,
+        rank="P3",
+        summary="Name the language model that the token of a sandbox is for",
+        answer=ModelList,
+    ),
+    Route(
+        method="POST",
+        path=f"{PATH}/chat/completions",
+        handler=post_completion,
+        scope=Scope.MODEL,
+        rank="P3",
+        summary="Ask the language model of a conversation, from its sandbox, with OpenAI's chat completions",
+        body=Question,
+        answer=dict[str, Any],
+        errors=_ERRORS,
+        example=Example(body=_QUESTION),
+        is_stream=True,
+    ),
+    Route(
+        method="POST",
+        path=f"{PATH}/responses",
+        handler=post_response,
+        scope=Scope.MODEL,
+        rank="P3",
+        summary="Ask the language model of a conversation, from its sandbox, with OpenAI's responses",
+        body=Question,
+        answer=dict[str, Any],
+        errors=_ERRORS,
+        example=Example(body={"model": "scripted", "input": "Go on"}),
+        is_stream=True,
+    ),
+)

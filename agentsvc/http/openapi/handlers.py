@@ -1,0 +1,184 @@
+"""What describes the server to others: the OpenAPI document, and a page that shows it.
+
+The document needs a key, as everything does. The page is made of the files in `viewer`, which are the
+same for everybody, works without any other server, and brings no code of its own into the document.
+"""
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from aiohttp import hdrs, web
+
+from agentsvc.http.keys import CONFIG
+from agentsvc.http.openapi import describe
+from agentsvc.http.routes import HTML, JSON, Route, Scope, mounted
+from agentsvc.http.urls import prefix_of
+from agentsvc.http.wire import encode
+
+_VIEWER: Final = Path(__file__).parent / "viewer"
+_HEADERS: Final = {
+    hdrs.CACHE_CONTROL: "private, no-cache",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is the same for everybody until the server is another one."""
+
+    body: bytes
+    tag: str
+
+
+class Description:
+    """The description of one application, made when somebody first asks for it."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._document: Document | None = None
+
+    async def read(self, app: web.Application) -> Document:
+        """Return the description of what the application has mounted."""
+        async with self._lock:
+            if self._document is None:
+                routes, prefix = mounted(app), prefix_of(app[CONFIG].server.public_url)
+                self._document = await asyncio.to_thread(
+                    lambda: to_document(encode(describe(routes, prefix=prefix)))
+                )
+            return self._document
+
+
+DESCRIPTION: Final[web.AppKey[Description]] = web.AppKey("description", Description)
+
+
+def install(app: web.Application) -> None:
+    """Let the application describe itself; its routes are to be mounted, too."""
+    app[DESCRIPTION] = Description()
+
+
+async def get_document(request: web.Request) -> web.Response:
+    """GET /openapi.json.
+
+    It describes what this server has switched on, and is the same until the server is another one:
+    its `ETag` says so. A browser may send the key as the password of HTTP Basic authentication.
+    """
+    return answer_document(request, await request.app[DESCRIPTION].read(request.app), JSON)
+
+
+async def get_page(request: web.Request) -> web.Response:
+    """GET /docs.
+
+    A page that asks for a key and shows `/openapi.json`. A slash behind the path is taken away,
+    since the page names its parts from there.
+    """
+    if request.path.endswith("/"):
+        raise web.HTTPPermanentRedirect("../docs")
+    return await _answer_file(request, "viewer.html", HTML)
+
+
+async def get_style(request: web.Request) -> web.Response:
+    """GET /docs/viewer.css.
+
+    A part of the page `/docs`.
+    """
+    return await _answer_file(request, "viewer.css", _CSS)
+
+
+async def get_script(request: web.Request) -> web.Response:
+    """GET /docs/viewer.js.
+
+    A part of the page `/docs`.
+    """
+    return await _answer_file(request, "viewer.js", _SCRIPT)
+
+
+async def get_icon(request: web.Request) -> web.Response:
+    """GET /docs/icon.svg.
+
+    A part of the page `/docs`.
+    """
+    return await _answer_file(request, "icon.svg", _SVG)
+
+
+async def _answer_file(request: web.Request, name: str, media: str) -> web.Response:
+    body = await asyncio.to_thread((_VIEWER / name).read_bytes)
+    return answer_document(request, to_document(body), media)
+
+
+def answer_document(request: web.Request, document: Document, media: str) -> web.Response:
+    """Answer with a document, or that a browser has it already."""
+    headers = {**_HEADERS, hdrs.ETAG: f'"{document.tag}"'}
+    known = {tag.value for tag in request.if_none_match or ()}
+    if known & {document.tag, "*"}:
+        return web.Response(status=304, headers=headers)
+    charset = None if media == JSON else "utf-8"
+    return web.Response(body=document.body, content_type=media, charset=charset, headers=headers)
+
+
+def to_document(body: bytes) -> Document:
+    """Return a document with its tag."""
+    return Document(body=body, tag=hashlib.sha256(body).hexdigest()[:32])
+
+
+_CSS: Final = "text/css"
+_SCRIPT: Final = "text/javascript"
+_SVG: Final = "image/svg+xml"
+
+ROUTES: Final = (
+    Route(
+        method="GET",
+        path="/openapi.json",
+        handler=get_document,
+        scope=Scope.READ,
+        rank="P2",
+        summary="Describe every operation, in OpenAPI 3.1",
+        answer=dict[str, Any],
+        is_page=True,
+    ),
+    Route(
+        method="GET",
+        path="/docs",
+        handler=get_page,
+        scope=Scope.OPEN,
+        rank="P2",
+        summary="Show the page that shows the description",
+        answer=str,
+        media=HTML,
+    ),
+    Route(
+        method="GET",
+        path="/docs/viewer.css",
+        handler=get_style,
+        scope=Scope.OPEN,
+        rank="P2",
+        summary="Return the style of that page",
+        answer=str,
+        media=_CSS,
+    ),
+    Route(
+        method="GET",
+        path="/docs/viewer.js",
+        handler=get_script,
+        scope=Scope.OPEN,
+        rank="P2",
+        summary="Return the script of that page",
+        answer=str,
+        media=_SCRIPT,
+    ),
+    Route(
+        method="GET",
+        path="/docs/icon.svg",
+        handler=get_icon,
+        scope=Scope.OPEN,
+        rank="P2",
+        summary="Return the icon of that page",
+        answer=str,
+        media=_SVG,
+    ),
+)
+"""Every operation that describes the others."""

@@ -1,0 +1,80 @@
+"""What does not fit in the parts of a request that nobody has come to yet.
+
+An operation reads its path, its query and its body one after the other, and stops at the first that
+does not fit. Before that is told, the others are looked at, so that a client learns of all at once.
+"""
+
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from aiohttp import web
+
+from agentsvc.base.errors import AgentsvcError, InvalidRequest, Problem
+from agentsvc.http.openapi.parameters import names_in, path_types
+from agentsvc.http.routes import JSON, Handler, Route, route_of
+from agentsvc.http.wire import BODY, path_id, read_json, read_query
+
+_ORDER: Final = ("header", "path", "query", "body")
+
+
+@web.middleware
+async def name_all_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let an error that says what does not fit in one part of a request say it of all parts."""
+    try:
+        return await handler(request)
+    except InvalidRequest as exc:
+        route = route_of(request)
+        others = await _find_others(request, route, exc) if route is not None else []
+        if not others:
+            raise
+        problems = sorted((*exc.problems, *others), key=lambda one: _ORDER.index(str(one.loc[0])))
+        raise InvalidRequest.of(problems, extra=exc.extra, is_all=exc.is_all) from exc
+
+
+async def _find_others(request: web.Request, route: Route, error: InvalidRequest) -> list[Problem]:
+    seen = {one.loc[0] for one in error.problems}
+    places = {one.loc for one in error.problems}
+    if not seen <= {*_ORDER}:
+        return []
+    found: list[Problem] = []
+    if "path" not in seen:
+        found += _in_path(request, route)
+    if route.query is not None:
+        # An operation may read it in several steps.
+        found += [one for one in _in_query(request, route.query) if one.loc not in places]
+    if "body" not in seen and route.body is not None:
+        found += await _in_body(request, route)
+    return found
+
+
+def _in_path(request: web.Request, route: Route) -> list[Problem]:
+    found: list[Problem] = []
+    for name, kind in zip(names_in(route.path), path_types(route), strict=True):
+        try:
+            if kind is UUID:
+                path_id(request, name)
+        except InvalidRequest as exc:
+            found += exc.problems
+    return found
+
+
+def _in_query(request: web.Request, shape: Any) -> list[Problem]:
+    try:
+        read_query(request, shape)
+    except InvalidRequest as exc:
+        return [*exc.problems]
+    return []
+
+
+async def _in_body(request: web.Request, route: Route) -> list[Problem]:
+    """Read a body that was not read yet; one that cannot be read is not what is wrong here."""
+    if route.reads != (JSON,) or not (request.can_read_body or BODY in request):
+        return []
+    try:
+        await read_json(request, msgspec.json.Decoder(route.body))
+    except InvalidRequest as exc:
+        return [*exc.problems]
+    except AgentsvcError:
+        return []
+    return []

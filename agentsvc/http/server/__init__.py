@@ -1,0 +1,1 @@
+"""The HTTP server: connections, limits and the application that requests reach."""

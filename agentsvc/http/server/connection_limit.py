@@ -1,0 +1,189 @@
+"""How many connections there may be: in all, of each origin without a good key, and of each sandbox. Pure.
+
+An origin is where connections come from: an address, the way that one sandbox has to the server, or
+the client that a trusted proxy names. Connections that have shown no good key share half of the room.
+When it is full, the one goes that has gone longest without a request, so that a flood of connections
+that say nothing keeps nobody out who says something.
+"""
+
+import ipaddress
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from agentsvc.base.errors import CapacityExceeded, TooManyRequests
+from agentsvc.base.values import monotonic
+from agentsvc.plugin.egress import SANDBOX_SOURCES
+
+type Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+LOOPBACK: Final[tuple[Network, ...]] = (
+    ipaddress.ip_network("127.0.0.0/8"),
+    ipaddress.ip_network("::1/128"),
+)
+"""Where this machine's own proxies, commands and sandboxes with its network come from."""
+
+_CALLER_BITS: Final = 64
+"""What one caller usually has of version 6."""
+_STALE_SECONDS: Final = 5.0
+"""After which a connection without a request makes room for another one of its origin."""
+_NO_ADDRESS: Final = ""
+_SHARED: Final = "this machine"
+
+
+class Connection:
+    """One connection, as far as it counts; `evict` ends it."""
+
+    __slots__ = ("evict", "origin", "sandbox_id", "since")
+
+    def __init__(self, evict: Callable[[], None]) -> None:
+        self.evict = evict
+        self.origin = _NO_ADDRESS
+        self.sandbox_id: str | None = None
+        """Whose key it has shown, empty for a user's; None as long as there was no good one."""
+        self.since = 0.0
+        """When it was made or began its last request."""
+
+
+class ConnectionLimit:
+    """Counts connections, and says which has to go when there are too many.
+
+    Of an origin there are at most `most_of_origin` without a good key, 0 is no limit. Many callers
+    may come out of a `shared` network, so that a new connection from there takes the place of the
+    oldest; those of `proxies` are counted for whom they name.
+    """
+
+    def __init__(
+        self,
+        *,
+        most: int,
+        most_of_origin: int = 0,
+        most_of_sandbox: int = 0,
+        shared: Iterable[Network] = LOOPBACK,
+        proxies: Iterable[Network] = (),
+    ) -> None:
+        self._most = most
+        self._most_keyless = most // 2
+        self._most_of_sandboxes = most - most // 4
+        self._most_of_origin = most_of_origin
+        self._most_of_sandbox = most_of_sandbox
+        self._shared = tuple(shared)
+        self._proxies = tuple(proxies)
+        self._keyless: OrderedDict[Connection, None] = OrderedDict()
+        self._of_origin: dict[str, OrderedDict[Connection, None]] = {}
+        self._with_key: set[Connection] = set()
+        self._of_sandbox: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._keyless) + len(self._with_key)
+
+    def enter(self, address: str, evict: Callable[[], None]) -> Connection:
+        """Count a new connection, which has shown no key.
+
+        Raises TooManyRequests if its address has too many, CapacityExceeded if there is no room at all.
+        """
+        origin = self._origin_of(address)
+        if not self._has_room(origin):
+            raise TooManyRequests("Too many connections come from this address")
+        if len(self) >= self._most and not self._evict_first(self._keyless):
+            raise CapacityExceeded("The server has too many connections now")
+        made = Connection(evict)
+        self._add(made, origin)
+        return made
+
+    def begin_request(self, one: Connection, client: str | None = None) -> None:
+        """Take in that a request has come, of this client if a proxy names one.
+
+        What one client of a proxy has shown is not for the next one.
+        """
+        is_counted_anew = one in self._keyless or client is not None
+        if is_counted_anew and self._remove(one):
+            self._add(one, one.origin if client is None else self._origin_of(client))
+
+    def show_key(self, one: Connection, sandbox_id: str = "") -> bool:
+        """Take in that a connection has shown a good key, of this sandbox if it is not a user's.
+
+        Returns whether that caller may have one more.
+        """
+        if one.sandbox_id == sandbox_id:
+            return True
+        if sandbox_id and not self._has_room_for_sandbox(sandbox_id):
+            return False
+        if self._remove(one):
+            one.sandbox_id = sandbox_id
+            self._with_key.add(one)
+            self._of_sandbox[sandbox_id] += 1
+        return True
+
+    def leave(self, one: Connection) -> None:
+        """Forget a connection; fine if it is forgotten."""
+        self._remove(one)
+
+    def _has_room(self, origin: str) -> bool:
+        mine = self._of_origin.get(origin)
+        if mine is None or not self._is_limited(origin) or len(mine) < self._most_of_origin:
+            return True
+        # To refuse who comes again and again costs less than to let each push out the one before.
+        return origin == _SHARED or monotonic() - next(iter(mine)).since >= _STALE_SECONDS
+
+    def _has_room_for_sandbox(self, sandbox_id: str) -> bool:
+        of_all = len(self._with_key) - self._of_sandbox[""]
+        is_full = 0 < self._most_of_sandbox <= self._of_sandbox[sandbox_id]
+        return not is_full and of_all < self._most_of_sandboxes
+
+    def _add(self, one: Connection, origin: str) -> None:
+        if len(self._keyless) >= self._most_keyless:
+            self._evict_first(self._keyless)
+        mine = self._of_origin.get(origin, OrderedDict())
+        if self._is_limited(origin) and len(mine) >= self._most_of_origin:
+            self._evict_first(mine)
+        one.origin, one.since, one.sandbox_id = origin, monotonic(), None
+        self._keyless[one] = None
+        self._of_origin.setdefault(origin, OrderedDict())[one] = None
+
+    def _evict_first(self, some: OrderedDict[Connection, None]) -> bool:
+        """End the connection that has gone longest without a request; say whether there was one."""
+        for one in some:
+            self._remove(one)
+            one.evict()
+            return True
+        return False
+
+    def _remove(self, one: Connection) -> bool:
+        """Forget a connection, and say whether it was known."""
+        if one in self._keyless:
+            del self._keyless[one]
+            mine = self._of_origin[one.origin]
+            del mine[one]
+            if not mine:
+                del self._of_origin[one.origin]
+            return True
+        if one not in self._with_key:
+            return False
+        self._with_key.discard(one)
+        sandbox_id = one.sandbox_id or ""
+        self._of_sandbox[sandbox_id] -= 1
+        if self._of_sandbox[sandbox_id] <= 0:
+            del self._of_sandbox[sandbox_id]
+        return True
+
+    def _is_limited(self, origin: str) -> bool:
+        return bool(self._most_of_origin and origin)
+
+    def _origin_of(self, address: str) -> str:
+        """Return who is at an address; an empty text where that says nothing."""
+        try:
+            found = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            # A socket in the file system has none, and what a proxy says may be a name.
+            return address
+        found = getattr(found, "ipv4_mapped", None) or found
+        if found in SANDBOX_SOURCES:
+            return str(found)
+        if any(found in network for network in self._proxies):
+            return _NO_ADDRESS
+        if any(found in network for network in self._shared):
+            return _SHARED
+        if isinstance(found, ipaddress.IPv4Address):
+            return str(found)
+        return str(ipaddress.ip_network((int(found), _CALLER_BITS), strict=False))

@@ -1,0 +1,341 @@
+"""Answers that go on: messages as server-sent events, or over a WebSocket if the client asks for one.
+
+A client that does not read is waited for, and nothing is kept for it but what is being sent; the
+connection ends it when it has taken nothing for too long. A stream ends with the client's key, with
+the client and with the server. What is told is decided elsewhere.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import Final, Protocol
+
+import msgspec
+from aiohttp import WSCloseCode, WSMsgType, hdrs, web
+
+from agentsvc.accounts.keys import Principal
+from agentsvc.base.errors import AgentsvcError, BadRequest, NotAuthenticated, NotFound
+from agentsvc.http.keys import ADMITTED, KEYRING, LOGINS, ON_LOST, PRINCIPAL
+from agentsvc.http.middleware.login_cookie import login_token
+from agentsvc.http.middleware.websocket_auth import DOORSTEP, LARGEST_FIRST_BYTES, wants_socket
+from agentsvc.http.server.connections import show_key
+from agentsvc.http.wire import encode
+
+EVENT_STREAM: Final = "text/event-stream"
+
+RESYNC_CODE: Final = 4008
+"""The close code of a WebSocket whose client may have missed something; the last id says more."""
+
+_KEY_CODE: Final = 4001
+_GONE_CODE: Final = 4004
+_RETRY_MS: Final = 1000
+_MOST_MISSED_BEATS: Final = 3
+_LAST_SECONDS: Final = 1.0
+"""How long a client has to take the end of a stream."""
+_BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is told; `data` is JSON."""
+
+    type: str
+    data: bytes = b"{}"
+    id: int | None = None
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a stream ends: a last server-sent event, or the code and reason a WebSocket closes with."""
+
+    message: Message | None
+    code: int
+    reason: str = ""
+
+
+type Item = Message | Ending | None
+"""None says that nothing has happened for a while."""
+type Items = AsyncGenerator[Item, None]
+
+DELETED: Final = Ending(
+    message=Message(type="end", data=b'{"reason":"deleted"}'), code=_GONE_CODE, reason="deleted"
+)
+_KEY_LOST: Final = Ending(
+    message=Message(type="end", data=b'{"reason":"not_authenticated"}'),
+    code=_KEY_CODE,
+    reason="not_authenticated",
+)
+_STOPPING: Final = Ending(message=None, code=WSCloseCode.GOING_AWAY)
+
+
+class LiveAnswers:
+    """Knows the streams that are being sent, to end them when the server stops."""
+
+    def __init__(self) -> None:
+        self._open: set[asyncio.Event] = set()
+        self._is_over = False
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[asyncio.Event]:
+        """Return what is set when the stream inside has to end."""
+        over = asyncio.Event()
+        self._open.add(over)
+        if self._is_over:
+            over.set()
+        try:
+            yield over
+        finally:
+            self._open.discard(over)
+
+    def end(self) -> None:
+        """End all streams, also those that begin from now on."""
+        self._is_over = True
+        for over in self._open:
+            over.set()
+
+
+LIVE: Final[web.AppKey[LiveAnswers]] = web.AppKey("live_answers", LiveAnswers)
+
+
+def resync(last: int | None) -> Ending:
+    """Return the end after which a client has to go on behind this event, or begin anew."""
+    shown = None if last is None or last < 0 else last
+    return Ending(
+        message=Message(type="resync", data=encode({"last_event_id": shown}), id=last),
+        code=RESYNC_CODE,
+        reason="" if shown is None else str(shown),
+    )
+
+
+async def serve(
+    request: web.Request, find_items: Callable[[], Awaitable[Items]]
+) -> web.StreamResponse:
+    """Answer with all items, to the end of them, of the client, of its key or of the server.
+
+    Who calls is known when the items are asked for: the key may be the first message.
+    """
+    line = _Socket(request) if wants_socket(request) else _Lines(request)
+    with request.app[LIVE].opened() as over:
+        if PRINCIPAL in request:
+            items = await find_items()
+            await line.open()
+            ending = await _tell_all(request, line, items, over)
+        else:
+            ending = await _tell_late(request, line, find_items, over)
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(_LAST_SECONDS):
+            await line.end(ending or _STOPPING)
+            return line.response
+    if request.transport is not None:
+        request.transport.abort()
+    return line.response
+
+
+async def _tell_late(
+    request: web.Request,
+    line: "_Line",
+    find_items: Callable[[], Awaitable[Items]],
+    over: asyncio.Event,
+) -> Ending | None:
+    """Tell a client that shows its key first; what is wrong can only end the WebSocket."""
+    await line.open()
+    ending = await _first(_meet(request, line), _wait(over))
+    if PRINCIPAL not in request:
+        return ending
+    try:
+        items = await find_items()
+    except AgentsvcError as exc:
+        return Ending(message=None, code=_code_of(exc), reason=exc.code)
+    return await _tell_all(request, line, items, over)
+
+
+async def _meet(request: web.Request, line: "_Line") -> Ending | None:
+    """Note who a client is."""
+    try:
+        key = await request.app[DOORSTEP].key_from(request, line.first_text())
+        request[PRINCIPAL] = await _identify(request, key)
+        show_key(request)
+    except NotAuthenticated:
+        return _KEY_LOST
+    return None
+
+
+async def _identify(request: web.Request, key: str) -> Principal:
+    """Return whose key, or whose page's part of a login, a first message has."""
+    try:
+        return await request.app[KEYRING].identify(key)
+    except NotAuthenticated:
+        return await request.app[LOGINS].identify(login_token(request, page_part=key))
+
+
+async def _tell_all(
+    request: web.Request, line: "_Line", items: Items, over: asyncio.Event
+) -> Ending | None:
+    async with contextlib.aclosing(items):
+        gone, lost = asyncio.Event(), asyncio.Event()
+        request[ON_LOST] = gone.set
+        if request.transport is None:
+            gone.set()
+        with request.app[ADMITTED].held(request[PRINCIPAL], lost.set):
+            return await _first(
+                _tell(line, items), line.listen(gone), _wait(lost, _KEY_LOST), _wait(over)
+            )
+
+
+def _code_of(exc: AgentsvcError) -> int:
+    return _GONE_CODE if isinstance(exc, NotFound) else WSCloseCode.INTERNAL_ERROR
+
+
+class _Line(Protocol):
+    """How items reach a client."""
+
+    @property
+    def response(self) -> web.StreamResponse:
+        """The answer."""
+
+    async def open(self) -> None:
+        """Begin the answer."""
+
+    async def first_text(self) -> str:
+        """Return what the client says first; raises NotAuthenticated if it is no text."""
+
+    async def listen(self, gone: asyncio.Event) -> Ending | None:
+        """Return once the client has gone."""
+
+    async def send(self, message: Message) -> None:
+        """Send a message, waiting while the client does not take it."""
+
+    async def beat(self) -> None:
+        """Show that the stream is alive; raises ConnectionError if the client seems not to be."""
+
+    async def end(self, ending: Ending) -> None:
+        """Say why it ends."""
+
+
+class _Lines:
+    """Server-sent events."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        headers = {hdrs.CONTENT_TYPE: EVENT_STREAM, "X-Accel-Buffering": "no"}
+        self.response = web.StreamResponse(headers=headers)
+
+    async def open(self) -> None:
+        await self.response.prepare(self._request)
+        await self.response.write(b"retry: %d\n\n" % _RETRY_MS)
+
+    async def first_text(self) -> str:
+        raise NotAuthenticated
+
+    async def listen(self, gone: asyncio.Event) -> Ending | None:
+        await gone.wait()
+        return None
+
+    async def send(self, message: Message) -> None:
+        await self.response.write(_to_lines(message))
+
+    async def beat(self) -> None:
+        await self.response.write(b":\n\n")
+
+    async def end(self, ending: Ending) -> None:
+        if ending.message is not None:
+            await self.send(ending.message)
+        self.response.force_close()
+        await self.response.write_eof()
+
+
+class _Socket:
+    """A WebSocket; whatever the client says is passed over."""
+
+    def __init__(self, request: web.Request) -> None:
+        if hdrs.SEC_WEBSOCKET_PROTOCOL in request.headers:
+            raise BadRequest("No subprotocol is spoken here")
+        self._request = request
+        self._missed = 0
+        # Compression would cost more memory for each client than all that waits for it.
+        self.response = self._socket = web.WebSocketResponse(
+            autoping=False,
+            compress=False,
+            timeout=_LAST_SECONDS,
+            max_msg_size=LARGEST_FIRST_BYTES,
+        )
+
+    async def open(self) -> None:
+        await self._socket.prepare(self._request)
+
+    async def first_text(self) -> str:
+        async for said in self._socket:
+            if said.type is WSMsgType.PING:
+                await self._socket.pong(said.data)
+            elif said.type is WSMsgType.TEXT:
+                return str(said.data)
+            elif said.type is not WSMsgType.PONG:
+                break
+        raise NotAuthenticated
+
+    async def listen(self, gone: asyncio.Event) -> Ending | None:
+        async for said in self._socket:
+            self._missed = 0
+            if said.type is WSMsgType.PING:
+                await self._socket.pong(said.data)
+        return None
+
+    async def send(self, message: Message) -> None:
+        await self._socket.send_frame(_to_text(message), WSMsgType.TEXT)
+
+    async def beat(self) -> None:
+        if self._missed >= _MOST_MISSED_BEATS:
+            raise ConnectionResetError("the client does not answer")
+        self._missed += 1
+        await self._socket.ping()
+
+    async def end(self, ending: Ending) -> None:
+        await self._socket.close(code=ending.code, message=ending.reason.encode())
+
+
+async def _tell(line: _Line, items: Items) -> Ending | None:
+    """Send items until one is the end."""
+    async for item in items:
+        match item:
+            case Ending():
+                return item
+            case Message():
+                await line.send(item)
+            case None:
+                await line.beat()
+    return None
+
+
+async def _wait(over: asyncio.Event, ending: Ending | None = None) -> Ending | None:
+    await over.wait()
+    return ending
+
+
+async def _first(*works: Awaitable[Ending | None]) -> Ending | None:
+    """Return what the first that ends returns, and end the others."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_quietly(work)) for work in works]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+    return next((task.result() for task in tasks if task in done and task.result()), None)
+
+
+async def _quietly(work: Awaitable[Ending | None]) -> Ending | None:
+    """Wait for some work; a client that has gone ends it, and is no failure."""
+    with contextlib.suppress(ConnectionError):
+        return await work
+    return None
+
+
+def _to_lines(message: Message) -> bytes:
+    """Return a server-sent event; line breaks in JSON are blanks, and would end its line."""
+    lines = [b"event: " + message.type.encode()]
+    if message.id is not None:
+        lines.append(b"id: %d" % message.id if message.id >= 0 else b"id:")
+    lines.append(b"data: " + message.data.translate(_BREAKS))
+    return b"\n".join((*lines, b"", b""))
+
+
+def _to_text(message: Message) -> bytes:
+    number = b"" if message.id is None else b',"id":%d' % message.id
+    head = b'{"type":' + encode(message.type) + number
+    return head + b',"data":' + message.data + b"}"

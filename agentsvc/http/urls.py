@@ -1,0 +1,304 @@
+"""The address at which a caller reaches the server, and the URLs that are built on it.
+
+What a proxy says about the caller's own request counts only if the proxy is trusted; a configured
+`server.public_url` counts always.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+import msgspec
+from aiohttp import hdrs, web
+
+from agentsvc.base.errors import StartFailed
+from agentsvc.base.values import Secret
+from agentsvc.http.keys import CONFIG, PRINCIPAL, SDK_VERSION
+from agentsvc.http.port_origins import (
+    EDITOR_PORT,
+    LOCAL_DOMAIN,
+    domain_of,
+    is_local,
+    label_below,
+    label_of,
+    name_of,
+)
+from agentsvc.http.sdk_versions import Version, mark
+from agentsvc.plugin.egress import SANDBOX_SOURCES
+from agentsvc.sandboxes import Sandbox, SandboxStatus
+from agentsvc.sandboxes.state import AGENT_PORT
+
+MOUNT: Final = "/sandboxes"
+"""The path below which the ports of all sandboxes are."""
+
+_HOST = re.compile(r"\A(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?\Z")
+_PREFIX = re.compile(r"\A(?:/[A-Za-z0-9._~%-]+)+\Z")
+_PAIR = re.compile(r'(?:^|[;\s])(proto|host|for)="?([^";,\s]+)"?', re.IGNORECASE)
+_PORT_NUMBER = re.compile(r":[0-9]+\Z")
+_ADDRESS_CHARS: Final = 64
+_SCHEMES: Final = frozenset({"http", "https"})
+
+type Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+TRUSTED: Final[web.AppKey[tuple[Network, ...]]] = web.AppKey("trusted_proxies")
+"""The networks of the proxies that may say what the caller's own request was."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a caller reaches the server: `https`, `example.org`, `/agents`."""
+
+    scheme: str
+    host: str
+    prefix: str = ""
+
+    @property
+    def url(self) -> str:
+        """Return it as a URL without a slash at the end."""
+        return f"{self.scheme}://{self.host}{self.prefix}"
+
+
+class WorkOrigin(Origin, frozen=True, kw_only=True):
+    """The origin that a work port has of its own; `label` is what stands before the domain."""
+
+    label: str
+
+
+class Links(msgspec.Struct, frozen=True, kw_only=True):
+    """The URLs a caller is given; each of them leads to this server."""
+
+    base: str
+    domain: str = ""
+    """Below which work ports have origins of their own; empty where they have none."""
+    editor_domain: str = ""
+    """The same for the editor, which only browsers show: names that they alone know will do."""
+    shows_keys: bool = True
+    """Whether the caller may have the keys of sandboxes: with one, all can be done there."""
+    sdk_version: Version | None = None
+    """The version of the SDK that the caller has said it has: the keys it is given say it, too."""
+
+    def shown(self, key: Secret | None) -> str | None:
+        """Return the key of a sandbox if there is one and the caller may have it."""
+        if key is None or not self.shows_keys:
+            return None
+        return mark(key.reveal(), self.sdk_version)
+
+    @property
+    def prefix(self) -> str:
+        """The path below which the server is, empty where there is none."""
+        return urlsplit(self.base).path
+
+    def worker(self, sandbox: Sandbox, name: str) -> str:
+        """Return where a work port of a sandbox is, at an origin of its own if it has one."""
+        return self._below(self.domain, sandbox, name)
+
+    def port(self, sandbox: Sandbox, name: str) -> str:
+        """Return where a port of a sandbox is, without a slash at the end."""
+        return f"{self.base}{mount_of(sandbox.id, name)}"
+
+    def agent_of(self, sandbox_id: str) -> str:
+        """Return where the agent server of a sandbox is or was."""
+        return f"{self.base}{mount_of(sandbox_id, AGENT_PORT)}"
+
+    def agent(self, sandbox: Sandbox) -> str | None:
+        """Return where the agent server is, or None unless the sandbox runs."""
+        return None if sandbox.agent_url is None else self.port(sandbox, AGENT_PORT)
+
+    def runtime(self, sandbox_id: str, *, at_root: bool) -> str:
+        """Return where the agent server is for callers of the remote runtime API.
+
+        They find the work ports below it, as the path begins with the sandbox's id. At the root
+        there is only the agent server.
+        """
+        return self.agent_at_root(sandbox_id) if at_root else f"{self.base}/{sandbox_id}"
+
+    def agent_at_root(self, sandbox_id: str) -> str:
+        """Return where the agent server is for clients that take an address without a path only.
+
+        The sandbox's key in a request to the root says which one is meant. There is no such
+        address where this server has a path itself.
+        """
+        return self.agent_of(sandbox_id) if self.prefix else self.base
+
+    def conversation(self, sandbox: Sandbox | None, conversation_id: str) -> str | None:
+        """Return where a conversation is at its agent server, or None unless that runs."""
+        agent = self.agent(sandbox) if sandbox is not None else None
+        return f"{agent}/api/conversations/{conversation_id}" if agent else None
+
+    def editor_root(self, sandbox: Sandbox) -> str:
+        """Return where the editor is, at an origin of its own if it has one."""
+        return self._below(self.editor_domain, sandbox, EDITOR_PORT)
+
+    def editor(self, sandbox: Sandbox, folder: str) -> str | None:
+        """Return where the editor shows a folder, or None where there is none or nothing runs.
+
+        There is none for who may not have the key it opens with.
+        """
+        session_key = sandbox.session_key.reveal() if self.shows_keys else None
+        is_running = sandbox.status is SandboxStatus.RUNNING
+        has_editor = any(end.name == EDITOR_PORT for end in sandbox.endpoints)
+        if session_key is None or not is_running or not has_editor:
+            return None
+        key = quote(session_key, safe="")
+        return f"{self.editor_root(sandbox)}/?tkn={key}&folder={quote(folder, safe='')}"
+
+    def _below(self, domain: str, sandbox: Sandbox, name: str) -> str:
+        label = label_of(sandbox.id, name) if domain else None
+        if label is None:
+            return self.port(sandbox, name)
+        parts = urlsplit(self.base)
+        number = _PORT_NUMBER.search(parts.netloc)
+        return f"{parts.scheme}://{label}.{domain}{number.group() if number else ''}"
+
+
+def mount_of(sandbox_id: str, name: str) -> str:
+    """Return the path below which a port of a sandbox is."""
+    return f"{MOUNT}/{sandbox_id}/{name}"
+
+
+def to_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Return the networks that are written down; raises StartFailed for what is none."""
+    return tuple(_to_network(text) for text in texts)
+
+
+def links_of(request: web.Request) -> Links:
+    """Return the links for the caller of a request."""
+    origin = origin_of(request)
+    domain = domain_of(request.app[CONFIG].gateway.sandbox_domain)
+    local = LOCAL_DOMAIN if _is_local(request, origin) else ""
+    caller = request.get(PRINCIPAL)
+    return Links(
+        base=origin.url,
+        domain=domain,
+        editor_domain=domain or local,
+        shows_keys=caller is None or caller.may_run,
+        sdk_version=request.get(SDK_VERSION),
+    )
+
+
+def origin_of(request: web.Request) -> Origin:
+    """Return where the caller of a request reaches the server."""
+    configured = request.app[CONFIG].server.public_url
+    if configured:
+        parts = urlsplit(configured)
+        return Origin(scheme=parts.scheme, host=parts.netloc, prefix=parts.path.rstrip("/"))
+    return _seen_origin(request)
+
+
+def work_origin_of(request: web.Request) -> WorkOrigin | None:
+    """Return the origin of work ports that a request is for; None if it is for the server.
+
+    The request may be for no port that exists: what is below such a domain is never the server,
+    but for the host that `server.public_url` names.
+    """
+    config = request.app[CONFIG]
+    seen = _seen_origin(request)
+    own_host = _own_host(request)
+    sandbox_domain, public_url = config.gateway.sandbox_domain, config.server.public_url
+    return _find_work_origin(own_host, seen, sandbox_domain, public_url)
+
+
+@lru_cache(maxsize=256)
+def _find_work_origin(
+    own_host: str, seen: Origin, sandbox_domain: str, public_url: str
+) -> WorkOrigin | None:
+    public = urlsplit(public_url)
+    # A page can make a browser send any header but Host.
+    schemes = {
+        LOCAL_DOMAIN: seen.scheme,
+        domain_of(sandbox_domain): public.scheme or seen.scheme,
+    }
+    for host in (own_host, seen.host):
+        name = name_of(host)
+        if public_url and name == name_of(public.netloc):
+            continue
+        for domain, scheme in schemes.items():
+            label = label_below(name, domain)
+            if label is not None:
+                return WorkOrigin(scheme=scheme, host=host, label=label)
+    return None
+
+
+def _is_local(request: web.Request, origin: Origin) -> bool:
+    """Whether a browser of the caller's reaches this server without any proxy, at home."""
+    is_seen = not request.app[CONFIG].server.public_url and not is_from_proxy(request)
+    return is_seen and is_local(name_of(origin.host))
+
+
+def _seen_origin(request: web.Request) -> Origin:
+    own = Origin(scheme=request.scheme, host=_own_host(request))
+    return _as_forwarded(request, own) if is_from_proxy(request) else own
+
+
+def is_from_proxy(request: web.Request) -> bool:
+    """Whether a request comes from a proxy that is trusted."""
+    networks = request.app.get(TRUSTED, ())
+    if not networks or not request.remote:
+        return False
+    try:
+        address = ipaddress.ip_address(request.remote)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    found = mapped or address
+    # A whole loopback network may be trusted, and sandboxes have addresses there.
+    return found not in SANDBOX_SOURCES and any(found in network for network in networks)
+
+
+def address_of(request: web.Request) -> str:
+    """Return the address a request comes from; a trusted proxy says whose it passes on."""
+    own = request.remote or ""
+    if not is_from_proxy(request):
+        return own
+    said = _last(request, hdrs.X_FORWARDED_FOR) or _forwarded(request).get("for", "")
+    return said[:_ADDRESS_CHARS] or own
+
+
+def prefix_of(public_url: str) -> str:
+    """Return the path that a configured public URL has, without a slash at the end."""
+    return urlsplit(public_url).path.rstrip("/")
+
+
+def _to_network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError as exc:
+        raise StartFailed(
+            f"`server.trusted_proxies` has what is no address or network: `{text}`",
+            hint="write addresses such as `127.0.0.1`, or networks such as `10.0.0.0/8`",
+        ) from exc
+
+
+def _own_host(request: web.Request) -> str:
+    host = request.headers.get(hdrs.HOST, "")
+    if _HOST.match(host):
+        return host
+    # The client named none: what it connected to is the best there is.
+    server = request.app[CONFIG].server
+    return (
+        f"[{server.host}]:{server.port}" if ":" in server.host else f"{server.host}:{server.port}"
+    )
+
+
+def _as_forwarded(request: web.Request, own: Origin) -> Origin:
+    """Return what the proxy says; the last value of a list is that of the nearest one."""
+    said = _forwarded(request)
+    scheme = (_last(request, hdrs.X_FORWARDED_PROTO) or said.get("proto", "")).lower()
+    host = _last(request, hdrs.X_FORWARDED_HOST) or said.get("host", "")
+    prefix = _last(request, "X-Forwarded-Prefix").rstrip("/")
+    return Origin(
+        scheme=scheme if scheme in _SCHEMES else own.scheme,
+        host=host if _HOST.match(host) else own.host,
+        prefix=prefix if _PREFIX.match(prefix) else "",
+    )
+
+
+def _forwarded(request: web.Request) -> dict[str, str]:
+    return {name.lower(): value for name, value in _PAIR.findall(_last(request, hdrs.FORWARDED))}
+
+
+def _last(request: web.Request, name: str) -> str:
+    values = request.headers.getall(name, [])
+    return values[-1].rpartition(",")[2].strip() if values else ""

@@ -1,0 +1,66 @@
+"""Handlers of the console: the page at `/`, which is also that at `/login`, and its parts.
+
+They are open, since they are the same for everybody and know nothing: what they show, they ask the API
+for. They are no operations of it, and so are in no table.
+"""
+
+import asyncio
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from agentsvc.http.routes import LOGIN_PATH
+from agentsvc.http.web import read_console
+
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+_FOR_GOOD: Final = "public, max-age=31536000, immutable"
+
+
+def mount_console(app: web.Application, *, prefix: str) -> None:
+    """Add the page and its parts; `prefix` is the path of the public URL, if it has one."""
+    app.router.add_get("/", get_page)
+    app.router.add_get(LOGIN_PATH, get_page)
+    app.router.add_get("/console/{tag}/{path:.+}", get_part)
+    if prefix:
+        # The page names its parts from where it is, which without the slash is one level higher.
+        app.router.add_get(prefix, _to_page)
+
+
+async def get_page(request: web.Request) -> web.Response:
+    """GET / and GET /login."""
+    console = await asyncio.to_thread(read_console)
+    headers = {**_HEADERS, hdrs.CACHE_CONTROL: "no-cache", hdrs.ETAG: f'"{console.tag}"'}
+    known = {tag.value for tag in request.if_none_match or ()}
+    if known & {console.tag, "*"}:
+        return web.Response(status=304, headers=headers)
+    return web.Response(
+        body=console.page, content_type="text/html", charset="utf-8", headers=headers
+    )
+
+
+async def get_part(request: web.Request) -> web.Response:
+    """GET /console/{tag}/{path}: those of another version are not here any more."""
+    console = await asyncio.to_thread(read_console)
+    part = console.parts.get(request.match_info["path"])
+    if part is None or request.match_info["tag"] != console.tag:
+        raise web.HTTPNotFound
+    headers = {**_HEADERS, hdrs.CACHE_CONTROL: _FOR_GOOD, hdrs.VARY: hdrs.ACCEPT_ENCODING}
+    body = part.body
+    if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
+        body = part.packed
+        headers[hdrs.CONTENT_ENCODING] = "gzip"
+    return web.Response(body=body, content_type=part.media, charset="utf-8", headers=headers)
+
+
+async def _to_page(request: web.Request) -> web.Response:
+    raise web.HTTPPermanentRedirect(f"{request.path}/")

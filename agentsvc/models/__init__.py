@@ -1,0 +1,1 @@
+"""Language models: catalogue, reachability checks, and the proxy that holds the real key."""

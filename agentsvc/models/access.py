@@ -1,0 +1,44 @@
+"""Where this server asks language models: at public addresses, and at hosts the operator lists.
+
+That is where sandboxes reach them as well.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from yarl import URL
+
+from agentsvc.agentserver.safe_connector import Lookup, NotPublic, Reach
+from agentsvc.plugin.egress.addresses import BadHost, parse_host
+
+_REFUSAL: Final = (
+    "the server asks models at public addresses only, but for those in"
+    " `sandboxes.model_hosts`. The operator may add `{place}` there."
+)
+
+
+def reach_of_models(
+    known: Iterable[str], *, own: Iterable[str] = (), lookup: Lookup | None = None
+) -> Reach:
+    """Return the rule for models; those at `known` hosts may be anywhere."""
+    return Reach(listed=known, own=own, refusal=_REFUSAL, lookup=lookup)
+
+
+def check_host(reach: Reach, url: URL) -> None:
+    """Raise BadHost for a host that cannot be meant, NotPublic for an address that is not asked."""
+    parse_host(url.raw_host or "")
+    reach.check_literal(url.raw_host or "", url.port or 0)
+
+
+async def may_ask(base_url: str, reach: Reach) -> bool:
+    """Say whether models are asked at a base URL, as far as its addresses can be found out."""
+    try:
+        url = URL(base_url)
+        check_host(reach, url)
+        await reach.resolve(url.raw_host or "", url.port or 0)
+    except (NotPublic, BadHost, ValueError):
+        return False
+    except OSError:
+        # It may be found later, and the key is not to be elsewhere because of that.
+        return True
+    return True

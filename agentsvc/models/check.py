@@ -1,0 +1,284 @@
+"""Asking a language model once, from the server, and saying in plain words why it does not answer.
+
+One request of OpenAI's chat completions, to where a sandbox may reach the model as well: public
+addresses, and the hosts that the operator lists. Models that speak otherwise are not asked.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from agentsvc.agentserver.safe_connector import Lookup, NotPublic, Reach, refusal_in
+from agentsvc.domain.agent_options import Llm
+from agentsvc.models.access import check_host, reach_of_models
+from agentsvc.models.hosts import provider_of
+from agentsvc.plugin.egress.addresses import BadHost
+
+_ANSWER_MAX: Final = 256 * 1024
+_SAID_MAX: Final = 500
+_TIME_LIMIT: Final = 30.0
+_QUESTION: Final = "This is a test of the connection. Answer with the one word OK."
+
+_BASES: Final = {
+    "anthropic": "https://api.anthropic.com/v1",
+    "cerebras": "https://api.cerebras.ai/v1",
+    "deepseek": "https://api.deepseek.com/v1",
+    "fireworks_ai": "https://api.fireworks.ai/inference/v1",
+    "gemini": "https://generativelanguage.googleapis.com/v1beta/openai",
+    "groq": "https://api.groq.com/openai/v1",
+    "mistral": "https://api.mistral.ai/v1",
+    "moonshot": "https://api.moonshot.ai/v1",
+    "openai": "https://api.openai.com/v1",
+    "openrouter": "https://openrouter.ai/api/v1",
+    "sambanova": "https://api.sambanova.ai/v1",
+    "xai": "https://api.x.ai/v1",
+}
+"""Where providers take chat completions as OpenAI does."""
+
+_OTHERWISE: Final = frozenset({"anthropic", "gemini"})
+"""Providers whose own interface, which is what a base URL stands for, is another one."""
+
+_SERVERS: Final = frozenset({"custom_openai", "hosted_vllm", "litellm_proxy"})
+"""What servers of one's own are called that take chat completions as OpenAI does."""
+
+
+class Outcome(StrEnum):
+    """What came of asking a model."""
+
+    ANSWERS = "answers"
+    """It has answered"""
+    FAILED = "failed"
+    """It was asked and has not answered as a model does"""
+    UNTESTED = "untested"
+    """It was not asked; agents may reach it all the same."""
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of asking a model, in words for the user, and what the provider itself said."""
+
+    outcome: Outcome
+    """What came of it"""
+    message: str
+    """The same in words for the user"""
+    status: int | None = None
+    """HTTP status of the provider; null if it was not reached or not asked"""
+    said: str = ""
+    """What the provider said, cut off where it is long; empty if nothing"""
+
+
+async def check_model(
+    llm: Llm,
+    known: Iterable[str],
+    *,
+    own: Iterable[str] = (),
+    time_limit: float = _TIME_LIMIT,
+    lookup: Lookup | None = None,
+) -> Checked:
+    """Ask a model once; never raises for what its settings say or what answers there.
+
+    Models at `known` hosts, as `allow_hosts` names them, may be anywhere, others at public
+    addresses only.
+    """
+    found = _endpoint(llm)
+    if isinstance(found, Checked):
+        return found
+    try:
+        reach = reach_of_models(known, own=own, lookup=lookup)
+        check_host(reach, found)
+        async with asyncio.timeout(time_limit):
+            return await _ask(llm, found, reach)
+    except NotPublic as exc:
+        return _untested(f"It cannot be tested here: {exc}")
+    except BadHost as exc:
+        return _failed(f"The host of the base URL cannot be meant: {exc}.")
+    except TimeoutError:
+        return _failed(f"No answer came within {time_limit:g} seconds.")
+    except (aiohttp.ClientError, OSError, ValueError) as exc:
+        return _unreached(exc)
+
+
+def _endpoint(llm: Llm) -> URL | Checked:
+    """Return where a model is asked, or why it is not."""
+    model, base = (llm.model or "").strip(), (llm.base_url or "").strip()
+    provider = provider_of(model)
+    if not model:
+        return _untested("No model is named in the settings.")
+    if not provider:
+        return _failed(
+            "The name lacks its provider. Write openai/NAME for a server of your own that speaks as"
+            " OpenAI's does."
+        )
+    is_known = provider in _SERVERS or (provider in _BASES and provider not in _OTHERWISE)
+    if not (is_known if base else provider in _BASES):
+        return _untested(
+            f"Models of `{provider}`{' behind a base URL' if base else ''} cannot be tested here:"
+            " the server asks only what speaks as OpenAI does. The first conversation will show."
+        )
+    return _to_url(base or _BASES[provider]) or _failed(
+        "The base URL is none: it begins with https:// or http:// and a host."
+    )
+
+
+def _to_url(base: str) -> URL | None:
+    try:
+        url = URL(base)
+        is_url = url.scheme in ("http", "https") and url.raw_host and url.user is None
+        path = f"{url.raw_path.rstrip('/')}/chat/completions"
+        return url.with_path(path, encoded=True) if is_url else None
+    except ValueError:
+        return None
+
+
+async def _ask(llm: Llm, url: URL, reach: Reach) -> Checked:
+    key = llm.api_key.reveal() if llm.api_key else ""
+    name = (llm.model or "").strip()
+    body = {
+        "model": name.partition("/")[2] or name,
+        "messages": [{"role": "user", "content": _QUESTION}],
+    }
+    headers = {
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": "agentsvc",
+    }
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    async with (
+        reach.session() as session,
+        session.post(
+            url, data=msgspec.json.encode(body), headers=headers, allow_redirects=False
+        ) as response,
+    ):
+        text = await _read(response)
+        return _judge(response.status, text, key)
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > _ANSWER_MAX:
+            raise aiohttp.ClientPayloadError("the answer is too long")
+    return bytes(body)
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str = ""
+    code: str | int | None = None
+    type: str | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    choices: list[msgspec.Raw] = []
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    error: _Error | str | None = None
+    detail: str | None = None
+    message: str | None = None
+
+
+_answer: Final = msgspec.json.Decoder(_Answer)
+_failure: Final = msgspec.json.Decoder(_Failure)
+
+
+def _judge(status: int, body: bytes, key: str) -> Checked:
+    """Return what an answer means."""
+    if status == HTTPStatus.OK:
+        if _is_completion(body):
+            return Checked(outcome=Outcome.ANSWERS, message="The model answers.", status=status)
+        return _failed(
+            "Something answers at that address, but not as OpenAI's models do. Check the base URL;"
+            " it often ends with /v1.",
+            status=status,
+        )
+    said, code = _read_failure(body)
+    if key:
+        said = said.replace(key, "***")
+    return _failed(
+        _explain(status, f"{code} {said}".lower(), has_key=bool(key)), status=status, said=said
+    )
+
+
+def _is_completion(body: bytes) -> bool:
+    try:
+        return len(_answer.decode(body).choices) > 0
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def _read_failure(body: bytes) -> tuple[str, str]:
+    """Return what a provider says is wrong, and its code for that."""
+    try:
+        found = _failure.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "", ""
+    error = found.error
+    if isinstance(error, _Error):
+        return error.message[:_SAID_MAX], f"{error.code or ''} {error.type or ''}"
+    return (error or found.detail or found.message or "")[:_SAID_MAX], ""
+
+
+_NO_MODEL: Final = (
+    "There is no such model at that address. Check its name, and the base URL if there is one;"
+    " it often ends with /v1."
+)
+_KEY_REFUSED: Final = (
+    "The provider does not accept the key. Copy it once more, and check that it belongs to this"
+    " provider."
+)
+_NO_CREDIT: Final = "The account at the provider has no credit left, or is over its quota."
+_EXPLAINED: Final = {
+    402: _NO_CREDIT,
+    404: _NO_MODEL,
+    429: "The provider takes no more requests at the moment. Wait a minute, and test once more.",
+}
+
+
+def _explain(status: int, said: str, *, has_key: bool) -> str:
+    if "insufficient_quota" in said or "credit" in said:
+        return _NO_CREDIT
+    if status in (401, 403) or "api key" in said or "api_key" in said:
+        return _KEY_REFUSED if has_key else "The provider wants a key, and none is stored."
+    if status in (400, 422) and "model" in said:
+        return _NO_MODEL
+    return _EXPLAINED.get(status) or _explain_other(status)
+
+
+def _explain_other(status: int) -> str:
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return f"The provider has a fault of its own: it answered {status}. Test again later."
+    if status < HTTPStatus.BAD_REQUEST:
+        return f"The base URL leads elsewhere: the answer was {status}. Use where it leads to."
+    return f"The provider does not take the request: it answered {status}."
+
+
+def _unreached(exc: Exception) -> Checked:
+    is_tls = isinstance(exc, aiohttp.ClientSSLError | ssl.SSLError)
+    inner = exc
+    if isinstance(exc, aiohttp.ClientConnectorError) and not is_tls:
+        inner = exc.os_error
+    if refusal := refusal_in(exc):
+        return _untested(f"It cannot be tested here: {refusal}")
+    if is_tls:
+        message = "The certificate at that address is not accepted, or it does not speak TLS."
+    elif isinstance(inner, ValueError):
+        message = "It cannot be asked. Check the key and the base URL for stray characters."
+    else:
+        message = "Nothing answers at that address. Check the base URL, and the server's network."
+    return _failed(message, said=(str(inner) or type(inner).__name__)[:_SAID_MAX])
+
+
+def _failed(message: str, *, status: int | None = None, said: str = "") -> Checked:
+    return Checked(outcome=Outcome.FAILED, message=message, status=status, said=said)
+
+
+def _untested(message: str) -> Checked:
+    return Checked(outcome=Outcome.UNTESTED, message=message)

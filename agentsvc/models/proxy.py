@@ -1,0 +1,128 @@
+"""Passes requests of sandboxes on to their language models, with the key that sandboxes do not have."""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from agentsvc.agentserver.safe_connector import Lookup, refusal_in
+from agentsvc.base.errors import ModelUnavailable
+from agentsvc.models.access import check_host, may_ask, reach_of_models
+from agentsvc.models.wire import Upstream, Usage, UsageReader
+from agentsvc.plugin.egress.addresses import BadHost
+
+_LARGEST_FAILURE_BYTES: Final = 256 * 1024
+_PRICE_HEADER: Final = "x-litellm-response-cost"
+_CONNECT_SECONDS: Final = 30.0
+_PASSED_ON: Final = ("Content-Type", "Retry-After")
+
+
+class Answer:
+    """What a model answers, as it comes."""
+
+    def __init__(self, response: aiohttp.ClientResponse, upstream: Upstream, asked: int) -> None:
+        self._response = response
+        self._upstream = upstream
+        self.is_stream = response.content_type == "text/event-stream"
+        self._reader = UsageReader(is_stream=self.is_stream, asked_bytes=asked)
+        self.status = response.status
+        self.headers = {
+            name: response.headers[name] for name in _PASSED_ON if name in response.headers
+        }
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the model has done something, which costs something."""
+        return self.status < HTTPStatus.BAD_REQUEST
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the body; a failure's is short, and without the key, should that be in it."""
+        try:
+            if not self.is_good:
+                yield await self._failure()
+                return
+            async for data in self._response.content.iter_any():
+                self._reader.feed(data)
+                yield data
+        except (aiohttp.ClientError, OSError) as exc:
+            raise _unavailable("The model's answer broke off", exc) from exc
+
+    @property
+    def usage(self) -> Usage:
+        """What the call has used, once its answer was read."""
+        told = self._response.headers.get(_PRICE_HEADER, "")
+        try:
+            dollars = float(told) if told else None
+        except ValueError:
+            dollars = None
+        return self._reader.result(self._upstream, dollars)
+
+    async def _failure(self) -> bytes:
+        body = await self._response.content.read(_LARGEST_FAILURE_BYTES)
+        for secret in (self._upstream.api_key, *self._upstream.headers.values()):
+            if secret:
+                body = body.replace(secret.reveal().encode(), b"***")
+        return body
+
+
+class ModelProxy:
+    """Asks models as the operator allows; open while the server runs."""
+
+    def __init__(
+        self,
+        known: Iterable[str],
+        *,
+        silence_seconds: float,
+        own: Iterable[str] = (),
+        lookup: Lookup | None = None,
+    ) -> None:
+        self._reach = reach_of_models(known, own=own, lookup=lookup)
+        self._silence_seconds = silence_seconds
+
+    async def may_reach(self, base_url: str) -> bool:
+        """Say whether models are asked at a base URL."""
+        return await may_ask(base_url, self._reach)
+
+    @contextlib.asynccontextmanager
+    async def ask(self, upstream: Upstream, path: str, body: bytes) -> AsyncIterator[Answer]:
+        """Ask a model; raises ModelUnavailable where it does not answer, or may not be asked."""
+        limits = aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._silence_seconds
+        )
+        try:
+            url = URL(f"{upstream.base_url}/{path}")
+            check_host(self._reach, url)
+            async with self._reach.session() as session:
+                response = await session.post(
+                    url,
+                    data=body,
+                    headers=_headers(upstream),
+                    allow_redirects=False,
+                    timeout=limits,
+                )
+                async with response:
+                    yield Answer(response, upstream, len(body))
+        except (aiohttp.ClientError, BadHost, OSError, ValueError) as exc:
+            if refusal := refusal_in(exc):
+                raise _unavailable(f"The model cannot be asked: {refusal}", exc) from exc
+            raise _unavailable("Nothing answers at the address of the model", exc) from exc
+
+
+def _headers(upstream: Upstream) -> dict[str, str]:
+    headers = {
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": "agentsvc",
+        **{name: value.reveal() for name, value in upstream.headers.items()},
+    }
+    if upstream.api_key:
+        headers["Authorization"] = f"Bearer {upstream.api_key.reveal()}"
+    return headers
+
+
+def _unavailable(message: str, exc: Exception) -> ModelUnavailable:
+    error = {"message": message, "type": "server_error", "param": None, "code": "model_unavailable"}
+    return ModelUnavailable(message, detail=type(exc).__name__, extra={"error": error})

@@ -1,0 +1,198 @@
+"""Which language models speak as OpenAI's do, and what their answers say of tokens and costs. Pure."""
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from agentsvc.base.values import Secret
+from agentsvc.domain.agent_options import SECRET_OPTIONS, Llm, LlmOptions
+from agentsvc.models.hosts import provider_of
+
+OPENAI_URL: Final = "https://api.openai.com/v1"
+
+_SERVERS: Final = frozenset({"custom_openai", "hosted_vllm", "litellm_proxy"})
+"""What servers of one's own are called that take requests as OpenAI does."""
+_LONGEST_LINE: Final = 4 * 1024 * 1024
+_BYTES_OF_TOKEN: Final = 4
+"""About how long a token is."""
+_FEWEST_BYTES: Final = 3
+
+
+class Upstream(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a model really is, and what is shown there."""
+
+    model: str
+    """Its name there, without the provider."""
+    base_url: str
+    api_key: Secret | None
+    headers: dict[str, Secret] = {}
+    input_cost_per_token: float | None = None
+    output_cost_per_token: float | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call has used; the dollars are None where nobody says the price."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    dollars: float | None = None
+
+
+class BadQuestion(ValueError):
+    """A request to a model that is not an object in JSON."""
+
+
+def upstream_of(llm: Llm) -> Upstream | None:
+    """Return where requests for a model go, or None for one that does not speak as OpenAI's do."""
+    model, base = (llm.model or "").strip(), (llm.base_url or "").strip()
+    provider = provider_of(model)
+    if provider != "openai" and not (provider in _SERVERS and base):
+        return None
+    options = llm.options
+    if options.api_version is not None:
+        # It is Azure that wants one, and has paths of its own.
+        return None
+    return Upstream(
+        model=model.removeprefix(f"{provider}/"),
+        base_url=(base or OPENAI_URL).rstrip("/"),
+        api_key=llm.api_key,
+        headers=dict(options.extra_headers or {}),
+        input_cost_per_token=options.input_cost_per_token,
+        output_cost_per_token=options.output_cost_per_token,
+    )
+
+
+def through(llm: Llm, *, base_url: str, token: Secret) -> Llm:
+    """Return a model as a sandbox is to see it: behind this URL, with nothing secret but a token."""
+    hidden: dict[str, Any] = dict.fromkeys(SECRET_OPTIONS & {*LlmOptions.__struct_fields__})
+    return msgspec.structs.replace(
+        llm,
+        api_key=token,
+        base_url=base_url,
+        options=msgspec.structs.replace(llm.options, **hidden, extra_headers=None),
+    )
+
+
+def to_question(body: bytes, model: str, *, wants_usage: bool) -> bytes:
+    """Return a request to a model, asking this model and nothing else; raises BadQuestion.
+
+    With `wants_usage` a stream is asked to say at its end what it has used.
+    """
+    try:
+        fields = _question.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise BadQuestion("The body should be an object in JSON") from exc
+    fields["model"] = Raw(msgspec.json.encode(model))
+    if wants_usage and bytes(fields.get("stream", b"")) == b"true":
+        fields["stream_options"] = Raw(_with_usage(fields.get("stream_options")))
+    return msgspec.json.encode(fields)
+
+
+def guess_usage(upstream: Upstream, asked_bytes: int) -> Usage:
+    """Return what a call is taken to use of which there is no answer.
+
+    Its tokens are rather too many than too few, since what it is answered costs, too.
+    """
+    prompt = asked_bytes // _FEWEST_BYTES
+    return Usage(prompt_tokens=prompt, dollars=_price(upstream, prompt, 0, None))
+
+
+class UsageReader:
+    """Finds in an answer, which is read as it comes, what it says it has used."""
+
+    def __init__(self, *, is_stream: bool, asked_bytes: int) -> None:
+        self._is_stream = is_stream
+        self._asked_bytes = asked_bytes
+        self._rest = bytearray()
+        self._is_skipping = False
+        self._chunks = 0
+        self._bytes = 0
+        self._found: _Counts | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Take in the next part of an answer."""
+        self._bytes += len(data)
+        if not self._is_skipping:
+            self._rest += data
+        if self._is_stream:
+            *lines, rest = bytes(self._rest).split(b"\n")
+            self._rest = bytearray(rest)
+            for line in lines:
+                self._read_line(line)
+        if len(self._rest) > _LONGEST_LINE:
+            self._rest.clear()
+            self._is_skipping = not self._is_stream
+
+    def result(self, upstream: Upstream, told_dollars: float | None) -> Usage:
+        """Return what was used, by what was said or else by how much was sent and came.
+
+        `told_dollars` is what a header said of the price.
+        """
+        if not self._is_stream:
+            self._read(bytes(self._rest))
+        found = self._found
+        if found is None:
+            # It broke off, or does not count: about what a reader would.
+            count = self._chunks if self._is_stream else self._bytes // _BYTES_OF_TOKEN
+            prompt_tokens = self._asked_bytes // _BYTES_OF_TOKEN
+            found = _Counts(prompt_tokens=prompt_tokens, completion_tokens=count)
+        prompt = max(found.prompt_tokens or found.input_tokens, 0)
+        completion = max(found.completion_tokens or found.output_tokens, 0)
+        given = told_dollars if found.cost is None else found.cost
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            dollars=_price(upstream, prompt, completion, given),
+        )
+
+    def _read_line(self, line: bytes) -> None:
+        if not line.startswith(b"data:"):
+            return
+        self._chunks += 1
+        if b'"usage"' in line:
+            self._read(line[len(b"data:") :])
+
+    def _read(self, text: bytes) -> None:
+        try:
+            answer = _answer.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        found = answer.usage or (answer.response.usage if answer.response else None)
+        self._found = found or self._found
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float | None = None
+
+
+class _Response(msgspec.Struct, frozen=True):
+    usage: _Counts | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    usage: _Counts | None = None
+    response: _Response | None = None
+
+
+_answer: Final = msgspec.json.Decoder(_Answer)
+_question: Final = msgspec.json.Decoder(dict[str, Raw])
+
+
+def _with_usage(options: Raw | None) -> bytes:
+    try:
+        known = _question.decode(options) if options is not None else {}
+    except msgspec.DecodeError:
+        known = {}
+    return msgspec.json.encode({**known, "include_usage": True})
+
+
+def _price(upstream: Upstream, prompt: int, completion: int, told: float | None) -> float | None:
+    in_cost, out_cost = upstream.input_cost_per_token, upstream.output_cost_per_token
+    if in_cost is None and out_cost is None:
+        return max(told, 0.0) if told is not None else None
+    return prompt * (in_cost or 0.0) + completion * (out_cost or 0.0)

@@ -1,0 +1,1 @@
+"""The public interface for plugins: runtime backends, hooks, and the values both sides exchange."""

@@ -1,0 +1,395 @@
+"""The contract between the server and whatever runs its sandboxes.
+
+Public: plugin authors import from here. A backend is a subclass of RuntimeBackend; the values it
+takes and gives are the structs of `agentsvc.plugin.values`, which are to be had from here. How
+backends are found is in `agentsvc.sandboxes.plugin_loader`, how they are chosen in `agentsvc.sandboxes.registry`; what they
+must do is checked by `agentsvc.testing.backend_contract`.
+"""
+
+import abc
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from agentsvc.base.errors import BackendUnavailable, OrderRejected, Unsupported
+from agentsvc.base.values import Secret
+from agentsvc.plugin.egress.addresses import BadHost
+from agentsvc.plugin.egress.policy import parse_policy
+from agentsvc.plugin.values import (
+    Capability,
+    Cause,
+    Endpoint,
+    ExecResult,
+    Fences,
+    Found,
+    Handle,
+    Health,
+    IdleRules,
+    Isolation,
+    Limits,
+    LogLine,
+    Network,
+    Order,
+    PausedAs,
+    Phase,
+    Port,
+    Report,
+    Spec,
+    Usage,
+)
+
+__all__ = [
+    "API_VERSION",
+    "HANDLE_BYTES_MAX",
+    "NOT_CALLING",
+    "BackendContext",
+    "Capability",
+    "Cause",
+    "Endpoint",
+    "ExecResult",
+    "Fences",
+    "FindKey",
+    "Found",
+    "Handle",
+    "Health",
+    "IdleRules",
+    "Isolation",
+    "Limits",
+    "LogLine",
+    "Network",
+    "Order",
+    "PartlyScanned",
+    "PausedAs",
+    "Phase",
+    "Port",
+    "Report",
+    "RuntimeBackend",
+    "SaveHandle",
+    "Spec",
+    "StillFetching",
+    "Usage",
+    "check_hosts",
+    "fill",
+    "no_key",
+]
+
+API_VERSION: Final = 1
+"""The contract this server speaks; a backend class states the one it was written for."""
+
+HANDLE_BYTES_MAX: Final = 8192
+"""The size a handle's data may have as JSON."""
+
+_PORT_PLACEHOLDER = re.compile(r"\{port\.([a-z0-9_]+)\}")
+
+
+class PartlyScanned(BackendUnavailable):
+    """Some of a backend's hosts are away; `found` is what there is at the others.
+
+    What is not in it may well exist.
+    """
+
+    def __init__(self, message: str, *, found: Sequence[Found], detail: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.found = tuple(found)
+
+
+class StillFetching(BackendUnavailable):
+    """What a sandbox is made of is on its way here, and comes nearer; the message says how far it is.
+
+    As long as `create` raises it, the time that a start may take does not run.
+    """
+
+
+type FindKey = Callable[[str], Awaitable[Secret | None]]
+
+
+async def no_key(_sandbox_id: str) -> Secret | None:
+    """Stand for an installation in which no user has a key of their own."""
+    return None
+
+
+NOT_CALLING: Final[Mapping[str, str]] = {"callbacks": "none"}
+"""The fact of a sandbox that cannot reach this server, which then asks for its events itself."""
+
+
+class BackendContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend instance is told about the installation it works for."""
+
+    instance_id: str
+    """Of this installation; label everything with it."""
+    state_dir: Path
+    """Private to this backend; may be empty after a restore."""
+    callback_url: str = ""
+    """Where sandboxes reach the server, also those without a network; empty if that is not known."""
+    public_url: str = ""
+    """Where browsers reach the server; empty if that is not known."""
+    owner_key: FindKey = no_key
+    """Returns what the owner of a sandbox has stored as their `sandbox_api_key`, now."""
+
+
+type SaveHandle = Callable[[Handle], Awaitable[None]]
+
+
+class RuntimeBackend[ConfigT: msgspec.Struct](abc.ABC):
+    """Runs sandboxes somewhere.
+
+    An instance keeps connections, never sandboxes. Whatever is needed to find a sandbox again
+    is in its handle, so a new instance after a restart answers for old handles. There is one
+    instance per config table; calls for different sandboxes interleave at every await.
+    """
+
+    name: ClassVar[str]
+    """The type named in config and specs."""
+    api_version: ClassVar[int]
+    """No default: a class says which contract it was written for."""
+    capabilities: ClassVar[frozenset[Capability]]
+    Config: ClassVar[type[msgspec.Struct]]
+    """Its table in config.toml; every field has a default or is required, unknown keys are refused."""
+    default_isolation: ClassVar[Isolation] = Isolation.NONE
+    """The level it is made for: a server whose configuration accepts no less starts with no less."""
+
+    def __init__(self, config: ConfigT, context: BackendContext) -> None:
+        """Keep the two arguments as attributes. No I/O."""
+        self.config = config
+        self.context = context
+
+    async def open(self) -> None:  # noqa: B027  # optional: not every backend has connections
+        """Connect; import client libraries here. Raise BackendUnavailable if that fails now."""
+
+    async def close(self) -> None:  # noqa: B027  # optional: not every backend has connections
+        """Let go of connections. Sandboxes keep running. Safe to call twice, or without open."""
+
+    @abc.abstractmethod
+    async def probe(self) -> Health:
+        """Say whether a sandbox could be created now, and if not, why. Cheap; changes nothing."""
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether sandboxes use the processors of this server's machine, so that starts take turns.
+
+        No I/O.
+        """
+        return False
+
+    @property
+    def least_isolation(self) -> Isolation:
+        """The level below which no sandbox may be started here, whatever is configured. No I/O."""
+        return Isolation.NONE
+
+    def fences(self, asked: Spec | Order) -> Fences:
+        """Say how what is made of a spec or an order is held; known once the backend is open.
+
+        No I/O. The server refuses what asks for more, and so does `check_fences` in `create`.
+        """
+        del asked
+        has_limits = Capability.LIMITS in self.capabilities
+        return Fences(limits=frozenset(Limits.__struct_fields__ if has_limits else ()))
+
+    def check_fences(self, asked: Spec | Order) -> None:
+        """Raise OrderRejected for more isolation, another network or limits than there are here."""
+        fences = self.fences(asked)
+        if not fences.isolation.meets(asked.isolation):
+            why = "".join(f"; {text}" for text in (fences.reason, fences.remedy) if text)
+            raise OrderRejected(
+                f"The {self.name} backend runs sandboxes with isolation `{fences.isolation}`,"
+                f" and at least `{asked.isolation}` is asked for{why}"
+            )
+        if asked.network not in fences.networks:
+            remedy = f"; {fences.network_remedy}" if fences.network_remedy else ""
+            raise OrderRejected(
+                f"The {self.name} backend cannot enforce the network `{asked.network}`{remedy}"
+            )
+        if asked.allow_hosts and asked.network is not Network.ALLOWLIST:
+            raise OrderRejected("`allow_hosts` needs the network `allowlist`")
+        for name, value in msgspec.structs.asdict(asked.limits).items():
+            # 0 asks for no limit, whatever is limited by default.
+            if value and name not in fences.limits:
+                raise OrderRejected(f"The {self.name} backend cannot enforce the limit `{name}`")
+
+    def why_no_pool(self, spec: Spec) -> str:
+        """Say why no sandbox of a spec can be made before it is known for whom, or nothing.
+
+        No I/O. The order of such a one has `OH_DEFERRED_INIT` in its environment, and the server
+        itself tells its agent server all that is its user's once there is one. Asked again before
+        one is given away, of the spec with what that user needs.
+        """
+        del spec
+        return ""
+
+    def inside_url(self, url: str) -> str:
+        """Return the URL of this server as sandboxes see it, where they see it otherwise.
+
+        No I/O, and the same each time: it is told to agent servers that outlive this process.
+        """
+        return url
+
+    def check_spec(self, spec: Spec) -> None:  # noqa: B027  # optional: a backend may take anything
+        """Raise OrderRejected if sandboxes of this spec could never be created. No I/O."""
+
+    @abc.abstractmethod
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        """Ask for a sandbox and return once it is asked for; running may come later.
+
+        Label what is made with the instance id and the sandbox id *as it is made*, so that
+        scan finds it whatever happens next. Call save as soon as there is something to clean
+        up, and again when more is known; when save returns, the handle is on disk.
+        The same order twice gives the same one sandbox. Refuse limits, a network and a floor of
+        isolation that you cannot enforce (`check_fences`).
+        If cancelled, leave either nothing or something that scan lists.
+        What must be fetched first is fetched beside: raise StillFetching, and you are asked again.
+        """
+
+    @abc.abstractmethod
+    async def inspect(self, handle: Handle) -> Report:
+        """Look at the sandbox now.
+
+        GONE only if the control plane was reached and has no such sandbox. If it could not be
+        reached, raise BackendUnavailable. If the handle is of a version you do not know, raise
+        HandleTooNew. Never wait for a phase to change.
+        """
+
+    @abc.abstractmethod
+    async def scan(self) -> Sequence[Found]:
+        """List every sandbox that carries this instance's label, in any phase.
+
+        All or nothing: a partial list must raise, as PartlyScanned where a backend has several
+        hosts and some of them are away. Sandboxes of other instances are not listed.
+        """
+
+    @abc.abstractmethod
+    async def delete(self, handle: Handle) -> None:
+        """Remove the sandbox and all that was made for it, and return when it is gone.
+
+        Works in every phase, on a handle saved half-way, and on a sandbox that is already gone.
+        """
+
+    async def leftovers(self) -> Sequence[str]:
+        """Name what there is of this instance, found by another road than scan takes.
+
+        Only the conformance kit asks, while a sandbox runs and when all of them are deleted. The
+        kit itself sees processes, temporary files, control groups and mounts of its machine.
+        """
+        return ()
+
+    async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
+        """Say whether an endpoint that was reported leads to this sandbox now, and to nothing else.
+
+        Asked about each new connection to it, made from that port of this server's machine, before
+        anything is sent: a key, a secret or a cookie must not go to what has the address of a
+        sandbox that is gone. Not asked about a unix socket, which must be where no sandbox can
+        replace it. Raise BackendUnavailable where it cannot be found out now. The base class
+        compares with what inspect reports; one that knows less of its sandboxes than that, such as
+        another server's, says so, and how its peers are known, in its documentation.
+        """
+        del source_port
+        report = await self.inspect(handle)
+        return any(found.url == endpoint.url for found in report.endpoints)
+
+    async def usage(self, handle: Handle) -> Usage | None:
+        """Say what the sandbox uses now; None where that is not known, or it does not exist.
+
+        The server asks now and then, and remembers the answer. Cheap; changes nothing.
+        """
+        del handle
+        return None
+
+    async def give_way(self, handles: Sequence[Handle]) -> None:  # noqa: B027  # optional: they may share
+        """Let these sandboxes, and no others, have less of the processors where others want them.
+
+        Asked where `runs_here` while conversations start: what has begun is not to slow the others.
+        Nothing more starts when none is named. Sandboxes that are gone are fine. No sandbox gives way
+        any more once the backend was closed, or is opened after a crash.
+        """
+
+    # With a capability. The base class raises Unsupported.
+
+    async def pause(self, handle: Handle) -> None:
+        """Stop using CPU, keep the files. Pausing a paused sandbox is fine.
+
+        Cancelled half-way, a second call finishes it. Raises Conflict where there is nothing
+        that could be paused.
+        """
+        raise _unsupported(self, Capability.PAUSE, handle)
+
+    async def resume(self, handle: Handle) -> Handle:
+        """Run again on the same files. Return the handle to use from now on.
+
+        Resuming a running sandbox is fine. Raises Conflict if it has failed or is gone and
+        therefore cannot run again. Where a backend can stop sandboxes, what was stopped is not
+        resumed: the server calls restart for it.
+        """
+        raise _unsupported(self, Capability.PAUSE, handle)
+
+    async def stop(self, handle: Handle) -> None:
+        """End all that runs in a running or paused sandbox, and keep its files.
+
+        When it returns nothing of it takes memory any more, and the sandbox is PAUSED as STOPPED,
+        also after the machine was restarted. Stopping a stopped one is fine. Cancelled half-way,
+        a second call finishes it. Raises Conflict where there is nothing that could be stopped.
+        """
+        raise _unsupported(self, Capability.STOP, handle)
+
+    async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
+        """Start the command of a sandbox that has failed, or was stopped, on the same files.
+
+        The order is the one it was created with. A sandbox that runs or is frozen is left as it
+        is. Called again after a crash half-way, it finishes what was begun. Raises Conflict if
+        the files are gone.
+        """
+        del order, save
+        raise _unsupported(self, Capability.RESTART, handle)
+
+    async def execute(
+        self,
+        handle: Handle,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        time_limit: float,
+        max_output: int,
+    ) -> ExecResult:
+        """Run a command inside and wait for it; used for health checks and set-up.
+
+        At the time limit, and when cancelled, kill the command and everything it started. A
+        command that cannot be found is a result with its exit code, not an error of the backend.
+        Each stream is cut at `max_output` bytes. Raises Conflict unless the sandbox can run one.
+        """
+        del argv, env, time_limit, max_output
+        raise _unsupported(self, Capability.EXECUTE, handle)
+
+    def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
+        """Yield the last lines, oldest first; with follow, go on until the sandbox is deleted."""
+        del tail, follow
+        raise _unsupported(self, Capability.LOGS, handle)
+
+
+def fill(text: str, ports: Mapping[str, int]) -> str:
+    """Replace each `{port.NAME}` by that port's number; raises OrderRejected for an unknown name."""
+
+    def number(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in ports:
+            raise OrderRejected(f"`{match.group()}` names a port the spec does not have")
+        return str(ports[name])
+
+    return _PORT_PLACEHOLDER.sub(number, text)
+
+
+def check_hosts(asked: Spec | Order) -> None:
+    """Raise OrderRejected for an entry of `allow_hosts` that cannot be meant."""
+    try:
+        parse_policy(asked.network, asked.allow_hosts)
+    except BadHost as exc:
+        raise OrderRejected(f"`allow_hosts`: {exc}") from exc
+
+
+def _unsupported(
+    backend: RuntimeBackend[Any], capability: Capability, handle: Handle
+) -> Unsupported:
+    return Unsupported(
+        f"The {backend.name} backend cannot do this: {capability}",
+        detail=f"sandbox {handle.sandbox_id}",
+    )

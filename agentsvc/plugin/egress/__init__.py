@@ -1,0 +1,43 @@
+"""The way out of a sandbox that may not go everywhere: a forward proxy with a list of hosts.
+
+Standard library only, so that the folder runs in any container that has Python 3.11.
+
+In the server: `Proxy(Policy(...), name=sandbox_id)` and `await proxy.listen_unix(path)`, or
+`listen_tcp(host, port)`; `proxy.policy` may be replaced at any time, `proxy.counts` says what it
+has decided, `await proxy.close()` ends it. `Resolver` is what several proxies share.
+Elsewhere, such as in a gateway container: `python -m agentsvc.egress --policy FILE`, where
+FILE is the JSON that `to_json(policy)` returns, read again at SIGHUP.
+Inside the sandbox: `python -I -S relay.py` (one file) offers the proxy's socket on a port of the
+loopback interface; the variables of `proxy_environment(port)` send programs there.
+"""
+
+from agentsvc.plugin.egress.addresses import SANDBOX_SOURCES, source_of
+from agentsvc.plugin.egress.policy import Mode, Policy, from_json, parse_policy, to_json
+from agentsvc.plugin.egress.proxy import Counts, Proxy, ProxyLimits
+from agentsvc.plugin.egress.resolver import Resolver
+
+__all__ = [
+    "SANDBOX_SOURCES",
+    "Counts",
+    "Mode",
+    "Policy",
+    "Proxy",
+    "ProxyLimits",
+    "Resolver",
+    "from_json",
+    "parse_policy",
+    "proxy_environment",
+    "source_of",
+    "to_json",
+]
+
+
+def proxy_environment(port: int) -> dict[str, str]:
+    """Return the variables that send programs in a sandbox to a relay on that port.
+
+    The sandbox's own loopback addresses are reached without it.
+    """
+    url = f"http://127.0.0.1:{port}"
+    direct = "localhost,127.0.0.1,::1"
+    upper = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "ALL_PROXY": url, "NO_PROXY": direct}
+    return upper | {name.lower(): value for name, value in upper.items()}

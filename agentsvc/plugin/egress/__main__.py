@@ -1,0 +1,68 @@
+"""Runs the proxy by itself, such as in a gateway container: `python -m agentsvc.egress`."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from agentsvc.plugin.egress.policy import from_json
+from agentsvc.plugin.egress.proxy import Proxy
+from agentsvc.plugin.egress.resolver import Resolver
+
+
+def main() -> None:
+    """Read the arguments and serve until SIGTERM; exit 2 where they make no sense."""
+    parser = argparse.ArgumentParser(prog="agentsvc.egress", description=__doc__)
+    parser.add_argument("--policy", type=Path, required=True, help="a file of JSON; see to_json")
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104  # a container's
+    parser.add_argument("--port", type=int, default=3128, help="port to listen on")
+    parser.add_argument("--unix", type=Path, help="socket to listen on in place of a port")
+    parser.add_argument("--name", default="", help="what log lines call the sandbox")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_FORMAT)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_Facts())
+    asyncio.run(_run(arguments))
+
+
+_FORMAT = "%(asctime)s %(levelname)s %(message)s%(facts)s"
+
+
+class _Facts(logging.Filter):
+    """Puts what a line is about behind its text."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        names = ("sandbox_id", "method", "host", "port", "reason")
+        values = {name: getattr(record, name, "") for name in names}
+        record.facts = "".join(f" {name}={value}" for name, value in values.items() if value)
+        return True
+
+
+async def _run(arguments: argparse.Namespace) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    resolver = Resolver()
+    proxy = Proxy(from_json(arguments.policy.read_bytes()), name=arguments.name, resolver=resolver)
+
+    def reread() -> None:
+        try:
+            proxy.policy = from_json(arguments.policy.read_bytes())
+        except (OSError, ValueError) as exc:
+            logging.getLogger(__name__).warning("policy kept as it was", extra={"reason": str(exc)})
+
+    loop.add_signal_handler(signal.SIGHUP, reread)
+    if arguments.unix:
+        await proxy.listen_unix(arguments.unix)
+    else:
+        await proxy.listen_tcp(arguments.host, arguments.port)
+    await ended.wait()
+    await proxy.close()
+    resolver.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+"""The proxy of one sandbox: takes requests on a socket, decides, connects, passes bytes.
+
+A name is resolved once, and what is connected to is the address that was decided about. Memory
+and connections are bounded; what a sandbox sends cannot do more than end its own connection.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agentsvc.plugin.egress.addresses import Address, BadHost
+from agentsvc.plugin.egress.http_head import HEAD_MAX, BadHead, Head, parse_head, refusal
+from agentsvc.plugin.egress.policy import Policy, order_addresses
+from agentsvc.plugin.egress.resolver import Resolver
+
+log = logging.getLogger(__name__)
+
+_CHUNK: Final = 65536
+_LOG_LINES_MAX: Final = 300
+_LOG_SECONDS: Final = 60.0
+_ADDRESSES_MAX: Final = 4
+_LOOPBACK: Final = ipaddress.IPv4Network("127.0.0.0/8")
+_NO_SOURCES: Final[Mapping[int, str]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyLimits:
+    """What one proxy spends on its sandbox."""
+
+    connections: int = 128
+    """At once, with two open files each; a further one is answered with 503."""
+    head_seconds: float = 30.0
+    """How long a request may take to come in."""
+    connect_seconds: float = 20.0
+    """How long finding and reaching the target may take."""
+    linger_seconds: float = 1.0
+    """How long what a refused request goes on sending is read and dropped."""
+    idle_seconds: float = 3600.0
+    """How long a connection on which nothing moves is kept."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a proxy has decided since it was made."""
+
+    allowed: int = 0
+    denied: int = 0
+    failed: int = 0
+    """Allowed, and the target was not there."""
+    refused: int = 0
+    """No request of HTTP, too many at once, or none at all in time."""
+
+
+class _Denied(Exception):
+    """The policy does not let this through."""
+
+
+class _Unreachable(Exception):
+    """Nothing answers where the policy lets this go."""
+
+
+class Proxy:
+    """Serves one sandbox; `policy` may be replaced at any time and counts for what comes next.
+
+    To the ports of the loopback interface that `sources` names it connects from the address there.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        name: str,
+        resolver: Resolver,
+        limits: ProxyLimits | None = None,
+        sources: Mapping[int, str] = _NO_SOURCES,
+    ) -> None:
+        self.policy = policy
+        self.counts = Counts()
+        self._name = name
+        self._resolver = resolver
+        self._limits = limits or ProxyLimits()
+        self._sources = sources
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._log_lines = 0
+        self._log_since = 0.0
+
+    async def listen_unix(self, path: Path) -> None:
+        """Take requests on a unix socket; one that is left there from before is replaced."""
+        server = await asyncio.start_unix_server(
+            self._serve, path, limit=HEAD_MAX, start_serving=False
+        )
+        await self._start(server)
+
+    async def listen_tcp(self, host: str, port: int) -> int:
+        """Take requests on a port, 0 for a free one; return its number."""
+        server = await asyncio.start_server(
+            self._serve, host, port, limit=HEAD_MAX, start_serving=False
+        )
+        await self._start(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def listen_on(self, listener: socket.socket) -> None:
+        """Take requests on a socket that is bound already."""
+        server = await asyncio.start_server(
+            self._serve, sock=listener, limit=HEAD_MAX, start_serving=False
+        )
+        await self._start(server)
+
+    async def close(self) -> None:
+        """Stop listening for good and cut every connection. Safe to call twice."""
+        self._is_closed = True
+        for server in self._servers:
+            server.close()
+        for task in tuple(self._connections):
+            task.cancel()
+        for server in self._servers:
+            await server.wait_closed()
+        self._servers.clear()
+
+    async def _start(self, server: asyncio.Server) -> None:
+        # Known before the first await: cancelled there, it would serve, and nobody would end it.
+        self._servers.append(server)
+        await server.start_serving()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if self._is_closed:
+            # It was taken just before, and nobody would cut it.
+            writer.transport.abort()
+            return
+        if task is None or len(self._connections) >= self._limits.connections:
+            self.counts.refused += 1
+            writer.write(refusal("503 Service Unavailable", "too many connections at once"))
+            writer.close()
+            return
+        self._connections.add(task)
+        try:
+            await self._handle(reader, writer)
+        except* OSError:
+            pass  # either side went away or stood still, which ends it
+        except* asyncio.CancelledError:
+            pass  # by `close`; Python 3.12's streams complain of a task that ends cancelled
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await self._read_head(reader, writer)
+        if head is None:
+            return
+        try:
+            async with asyncio.timeout(self._limits.connect_seconds):
+                far_reader, far_writer = await self._connect(head)
+        except _Denied as exc:
+            self.counts.denied += 1
+            self._note("egress denied", head, str(exc))
+            text = f"{head.host}:{head.port} is not reached from this sandbox: {exc}"
+            await self._answer(reader, writer, "403 Forbidden by allow_hosts", text)
+        except (_Unreachable, TimeoutError) as exc:
+            self.counts.failed += 1
+            reason = str(exc) or "it does not answer"
+            self._note("egress failed", head, reason)
+            text = f"{head.host}:{head.port} cannot be reached: {reason}"
+            await self._answer(reader, writer, "502 Bad Gateway", text)
+        else:
+            self.counts.allowed += 1
+            # What every sandbox reaches, this server first of all, is nothing to be told each time.
+            if not self.policy.is_needed(head.host, head.port):
+                self._note("egress allowed", head, "")
+            try:
+                await self._pass(head, reader, writer, far_reader, far_writer)
+            finally:
+                far_writer.transport.abort()
+
+    async def _read_head(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Head | None:
+        try:
+            async with asyncio.timeout(self._limits.head_seconds):
+                return parse_head(await reader.readuntil(b"\r\n\r\n"))
+        except (BadHead, BadHost) as exc:
+            status, text = "400 Bad Request", f"this request cannot be passed on: {exc}"
+        except asyncio.LimitOverrunError:
+            status, text = "431 Request Header Fields Too Large", "its headers are too long"
+        except TimeoutError:
+            status, text = "408 Request Timeout", "no request came in time"
+        except asyncio.IncompleteReadError:
+            self.counts.refused += 1
+            return None
+        self.counts.refused += 1
+        await self._answer(reader, writer, status, text)
+        return None
+
+    async def _connect(self, head: Head) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        # The list is asked before the name is looked up: a query is a way out, too.
+        if reason := self.policy.refuse_host(head.host, head.port):
+            raise _Denied(reason)
+        addresses = order_addresses(await self._addresses(head))[:_ADDRESSES_MAX]
+        reasons = {at: self.policy.refuse_address(head.host, head.port, at) for at in addresses}
+        open_to = [address for address, reason in reasons.items() if not reason]
+        if not open_to:
+            raise _Denied(next(iter(reasons.values())))
+        last: OSError | None = None
+        for address in open_to:
+            source = self._sources.get(head.port, "") if address in _LOOPBACK else ""
+            try:
+                return await asyncio.open_connection(
+                    str(address),
+                    head.port,
+                    limit=_CHUNK,
+                    local_addr=(source, 0) if source else None,
+                )
+            except OSError as exc:
+                last = exc
+        raise _Unreachable(os.strerror(last.errno) if last and last.errno else "nothing answers")
+
+    async def _addresses(self, head: Head) -> list[Address]:
+        if not isinstance(head.host, str):
+            return [head.host]
+        try:
+            found = await self._resolver.resolve(head.host)
+        except (OSError, UnicodeError) as exc:
+            raise _Unreachable("its name is not known") from exc
+        if not found:
+            raise _Unreachable("its name is not known")
+        return found
+
+    async def _pass(
+        self,
+        head: Head,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        far_reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+    ) -> None:
+        if head.is_tunnel:
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        else:
+            far_writer.write(head.forward)
+        clock = _Clock(self._limits.idle_seconds)
+        async with asyncio.TaskGroup() as both:
+            upward = both.create_task(_copy(reader, far_writer, clock))
+            await _copy(far_reader, writer, clock)
+            upward.cancel()
+        writer.close()
+        async with asyncio.timeout(self._limits.idle_seconds):
+            await writer.wait_closed()
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: str, text: str
+    ) -> None:
+        writer.write(refusal(status, text))
+        async with asyncio.timeout(self._limits.linger_seconds):
+            await writer.drain()
+            writer.write_eof()
+            # What still comes is read and dropped: closed on unread bytes, a connection is reset
+            # and the answer may be lost with it.
+            while await reader.read(_CHUNK):
+                pass
+
+    def _note(self, message: str, head: Head, reason: str) -> None:
+        # A sandbox decides how often this is called; what is too much is counted all the same.
+        now = asyncio.get_running_loop().time()
+        if now - self._log_since > _LOG_SECONDS:
+            self._log_since, self._log_lines = now, 0
+        self._log_lines += 1
+        if self._log_lines > _LOG_LINES_MAX:
+            return
+        facts = {
+            "sandbox_id": self._name,
+            "method": head.method,
+            "host": str(head.host),
+            "port": head.port,
+        }
+        log.info(message, extra=facts | ({"reason": reason} if reason else {}))
+        if self._log_lines == _LOG_LINES_MAX:
+            log.warning("egress is counted only, for a minute", extra={"sandbox_id": self._name})
+
+
+class _Clock:
+    """When something last moved on a connection, in either direction."""
+
+    def __init__(self, idle_seconds: float) -> None:
+        self.idle_seconds = idle_seconds
+        self.at = asyncio.get_running_loop().time()
+
+    def touch(self) -> None:
+        """Something has moved."""
+        self.at = asyncio.get_running_loop().time()
+
+    def left(self) -> float:
+        """Return how long nothing more may move."""
+        return self.at + self.idle_seconds - asyncio.get_running_loop().time()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, clock: _Clock) -> None:
+    """Pass bytes on until one side ends; the other direction may go on."""
+    while data := await _read(reader, clock):
+        writer.write(data)
+        async with asyncio.timeout(clock.idle_seconds):
+            await writer.drain()
+    if writer.can_write_eof() and not writer.is_closing():
+        writer.write_eof()
+
+
+async def _read(reader: asyncio.StreamReader, clock: _Clock) -> bytes:
+    while True:
+        try:
+            async with asyncio.timeout(max(clock.left(), 0.0)):
+                data = await reader.read(_CHUNK)
+        except TimeoutError:
+            if clock.left() > 0:
+                continue
+            raise
+        clock.touch()
+        return data

@@ -1,0 +1,65 @@
+"""What several backends do alike; for those of plugins, too."""
+
+import asyncio
+import contextlib
+import posixpath
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final
+
+from agentsvc.base.errors import OrderRejected
+from agentsvc.plugin.backend import Port
+
+_KNOWN_PORTS: Final = {"agent": 8000, "vscode": 8001, "worker_1": 8011, "worker_2": 8012}
+_FIRST_PORT: Final = 8100
+
+
+async def finish[T](work: Coroutine[Any, Any, T]) -> T:
+    """Await what must not end half-way; if cancelled, be so when it is done."""
+    inner = asyncio.gather(work)
+    try:
+        [result] = await asyncio.shield(inner)
+    except asyncio.CancelledError:
+        await asyncio.wait([inner])
+        with contextlib.suppress(asyncio.CancelledError):
+            inner.exception()  # so that nobody complains of an error that nobody saw
+        raise
+    return result
+
+
+def choose_ports(ports: Iterable[Port]) -> dict[str, int]:
+    """Return each port's number in a network of its own.
+
+    Raises OrderRejected where two have the same name or number.
+    """
+    found: dict[str, int] = {}
+    wanted = [port for port in ports if port.number]
+    free = [port for port in ports if not port.number]
+    used = {port.number for port in wanted}
+    for port in wanted:
+        found[port.name] = port.number
+    following = _FIRST_PORT
+    for port in free:
+        number = _KNOWN_PORTS.get(port.name, 0)
+        while not number or number in used:
+            number, following = following, following + 1
+        used.add(number)
+        found[port.name] = number
+    if len(found) != len(wanted) + len(free) or len(used) != len(found):
+        raise OrderRejected("Two ports have the same name or number")
+    return found
+
+
+def working_dir(asked: str, workspace: str) -> str:
+    """Return where the command starts; raises OrderRejected unless it is in the workspace."""
+    top = posixpath.normpath(workspace)
+    path = posixpath.normpath(posixpath.join(top, asked))
+    if not is_below(path, top):
+        raise OrderRejected(
+            f"The working directory must be below {top}; the option `workspace` moves that"
+        )
+    return path
+
+
+def is_below(path: str, top: str) -> bool:
+    """Say whether a path is that directory or in it; both are as `normpath` leaves them."""
+    return path == top or path.startswith(top.rstrip("/") + "/")

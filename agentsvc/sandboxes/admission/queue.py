@@ -1,0 +1,255 @@
+"""Lets sandboxes run as far as there is room; others wait for their turn, also over a restart.
+
+What fits and whose turn it is, is decided in `capacity`; here it is looked up and stored, in the
+transaction that wants a sandbox to run.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from agentsvc.accounts.quotas import check_running, find_running
+from agentsvc.base.errors import OrderRejected, SandboxLimitReached
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import now
+from agentsvc.config.sandboxes import RoomConfig, SandboxesConfig
+from agentsvc.domain.orders import WhenFull
+from agentsvc.sandboxes.admission import capacity
+from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room
+from agentsvc.sandboxes.admission.table import UseTable
+from agentsvc.sandboxes.change_listeners import Changes
+from agentsvc.sandboxes.last_used import Usage
+from agentsvc.sandboxes.state import Sandbox
+from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.storage.database import Database, Queryable, Transaction
+
+log = logging.getLogger(__name__)
+
+_TASK: Final = "room for sandboxes"
+
+type LetIn = Callable[[Transaction, str], Awaitable[None]]
+
+
+class Gate:
+    """Knows the limits, and who waits."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        table: SandboxTable,
+        uses: UseTable,
+        changes: Changes,
+        supervisor: Supervisor,
+        config: SandboxesConfig,
+        rooms: Mapping[str, RoomConfig],
+        usage: Usage,
+        let_in: LetIn,
+    ) -> None:
+        self._db = db
+        self._table = table
+        self._uses = uses
+        self._changes = changes
+        self._supervisor = supervisor
+        self._config = config
+        self._usage = usage
+        self._let_in = let_in
+        self.limits = Limits(
+            server=_room(config.max_running, config.max_memory_bytes),
+            user=_room(config.max_running_per_user, 0),
+            backends={
+                name: _room(room.max_running, room.max_memory_bytes) for name, room in rooms.items()
+            },
+        )
+        # Somebody may have been waiting when the server stopped.
+        self._may_wait = True
+        self._has_changed = False
+        self._on_wanted: list[Callable[[], None]] = []
+        changes.listen(lambda _before, _after: self.look_soon())
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is any limit."""
+        rooms = (self.limits.server, self.limits.user, *self.limits.backends.values())
+        return any(room != Room() for room in rooms)
+
+    async def is_limited_for(self, reader: Queryable, user_id: str) -> bool:
+        """Whether there is any limit for a user."""
+        return self.is_limited or await find_running(reader, user_id) is not None
+
+    def on_wanted(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` whenever somebody waits for an idle sandbox to be paused."""
+        self._on_wanted.append(listener)
+
+    async def has_room(self, reader: Queryable, wanted: Held) -> bool:
+        """Say whether one more fits whoever it is for, and nobody waits."""
+        if not self.is_limited:
+            return True
+        held = [one for one in await self._uses.held(reader) if one.id != wanted.id]
+        limits = msgspec.structs.replace(self.limits, user=Room())
+        return limits.blocks(held, wanted) is None and not await self._uses.waiting(reader)
+
+    async def enter(self, tx: Transaction, sandbox: Sandbox, when_full: WhenFull | None) -> bool:
+        """Say whether a stored sandbox may run now; otherwise it waits from now on.
+
+        Raises SandboxLimitReached where it is not to wait, OrderRejected where it would never
+        fit, and QuotaExceeded where its user has enough. The caller's transaction must then come
+        to nothing.
+        """
+        most = await find_running(tx, sandbox.user_id)
+        if most is None and not self.is_limited:
+            return True
+        wanted = held_of(sandbox)
+        held = [one for one in await self._uses.held(tx) if one.id != sandbox.id]
+        waiting = [one for one in await self._uses.waiting(tx) if one.id != sandbox.id]
+        check_running(most, sum(one.user_id == wanted.user_id for one in (*held, *waiting)))
+        if wanted in capacity.admit(self.limits, held, [*waiting, wanted]):
+            await self._uses.clear_queued(tx, sandbox.id)
+            return True
+        if not self.limits.can_ever_hold(wanted):
+            raise OrderRejected(
+                "A sandbox of this spec needs more than may run at all: see `max_memory_bytes`"
+                " in the server's config"
+            )
+        await self._wait(tx, wanted, held, waiting, when_full or self._config.when_full)
+        return False
+
+    async def _wait(
+        self,
+        tx: Transaction,
+        wanted: Held,
+        held: Sequence[Held],
+        waiting: Sequence[Held],
+        when_full: WhenFull,
+    ) -> None:
+        cause = self.limits.blocks(held, wanted) or "others wait for their turn"
+        if when_full is WhenFull.REJECT:
+            raise SandboxLimitReached(f"No further sandbox may run now: {cause}")
+        if when_full is WhenFull.PAUSE_IDLE and not await self.find_idle(tx, wanted):
+            raise SandboxLimitReached(
+                f"No further sandbox may run now: {cause}, and none is idle that could be paused"
+            )
+        if len(waiting) >= self._config.max_queued:
+            raise SandboxLimitReached(
+                f"No further sandbox may run now: {cause}, and {len(waiting)} wait already"
+            )
+        makes_room = when_full is WhenFull.PAUSE_IDLE
+        await self._uses.set_queued(tx, wanted.id, wanted.since, may_pause_idle=makes_room)
+        await self._show_places(tx, held, [*waiting, wanted])
+        self._may_wait = True
+        log.info("sandbox waits for room", extra={"sandbox_id": wanted.id, "reason": cause})
+        if makes_room:
+            for listener in self._on_wanted:
+                tx.after_commit(listener)
+
+    async def count_of(self, user_id: str) -> int:
+        """Return how many sandboxes of a user run, or wait to."""
+
+        async def body(reader: Queryable) -> int:
+            counted = (*await self._uses.held(reader), *await self._uses.waiting(reader))
+            return sum(one.user_id == user_id for one in counted)
+
+        return await self._db.read(body)
+
+    async def find_idle(self, reader: Queryable, wanted: Held) -> list[Held]:
+        """Return the sandboxes whose pause would make room, those idle longest first."""
+        held = [one for one in await self._uses.held(reader) if one.id != wanted.id]
+        latest = now() - timedelta(seconds=self._config.min_idle_seconds)
+        used = {
+            one.id: self._usage.latest(one.id, one.active_at)
+            for one in await self._uses.unused(reader)
+            if one.may_pause
+        }
+        idle = [
+            msgspec.structs.replace(one, since=used[one.id])
+            for one in held
+            if one.id in used and used[one.id] <= latest
+        ]
+        return capacity.idlest(self.limits, held, idle, wanted)
+
+    async def find_wanting(self, reader: Queryable) -> list[Held]:
+        """Return the sandboxes that wait for an idle one to be paused, in turn."""
+        if not self._may_wait:
+            return []
+        ids = await self._uses.ids_wanting(reader)
+        waiting = [one for one in await self._uses.waiting(reader) if one.id in ids]
+        return capacity.in_turn(waiting, await self._uses.held(reader))
+
+    async def leave(self, tx: Transaction, sandbox_id: str) -> None:
+        """Let a sandbox wait no more, since nobody wants it to run."""
+        await self._uses.clear_queued(tx, sandbox_id)
+
+    async def find_position(self, sandbox_id: str) -> int | None:
+        """Return the place of a sandbox among those that wait for its backend, or None."""
+
+        async def body(reader: Queryable) -> dict[str, int]:
+            waiting = await self._uses.waiting(reader)
+            return _places(waiting, await self._uses.held(reader))
+
+        return (await self._db.read(body)).get(sandbox_id) if self._may_wait else None
+
+    def look_soon(self) -> None:
+        """Let in, in the background, whoever there is room for now."""
+        if self._may_wait:
+            self._has_changed = True
+            self._supervisor.spawn(_TASK, self._look)
+
+    async def _look(self) -> None:
+        while self._has_changed:
+            self._has_changed = False
+            await self._db.write(self._admit)
+
+    async def _admit(self, tx: Transaction) -> None:
+        waiting = await self._uses.waiting(tx)
+        if not waiting:
+            self._may_wait = False
+            return
+        held = await self._uses.held(tx)
+        admitted = capacity.admit(self.limits, held, waiting)
+        for one in admitted:
+            await self._uses.clear_queued(tx, one.id)
+            await self._let_in(tx, one.id)
+            log.info("sandbox has got room", extra={"sandbox_id": one.id})
+        rest = [one for one in waiting if one not in admitted]
+        await self._show_places(tx, [*held, *admitted], rest)
+
+    async def _show_places(
+        self, tx: Transaction, held: Sequence[Held], waiting: Sequence[Held]
+    ) -> None:
+        """Say in each record that waits which place it has, where that has changed."""
+        for sandbox_id, place in _places(waiting, held).items():
+            before = await self._table.find(sandbox_id, tx)
+            reason = f"it waits for room: position {place} in the queue"
+            if before is None or before.reason == reason:
+                continue
+            await self._table.set_reason(tx, sandbox_id, reason)
+            after = await self._table.find(sandbox_id, tx)
+            tx.after_commit(partial(self._changes.announce, before, after))
+
+
+def _places(waiting: Sequence[Held], held: Sequence[Held]) -> dict[str, int]:
+    """Return the place of each that waits, counted from 1 for each backend."""
+    places: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for one in capacity.in_turn(waiting, held):
+        last[one.backend] = places[one.id] = last.get(one.backend, 0) + 1
+    return places
+
+
+def held_of(sandbox: Sandbox) -> Held:
+    """Return what a sandbox takes, since now."""
+    return Held(
+        id=sandbox.id,
+        user_id=sandbox.user_id,
+        backend=sandbox.backend,
+        load=Load(sandboxes=1, memory_bytes=sandbox.spec.limits.memory_bytes or 0),
+        since=now(),
+    )
+
+
+def _room(sandboxes: int, memory_bytes: int) -> Room:
+    return Room(sandboxes=sandboxes or None, memory_bytes=memory_bytes or None)

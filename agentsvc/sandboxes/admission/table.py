@@ -1,0 +1,228 @@
+"""The SQL of what sandboxes take: who holds room, who waits for it, and when each was last used."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from agentsvc.base.values import from_stored, moment_or_none, stored_or_none, to_stored
+from agentsvc.plugin.backend import PausedAs, Phase, Spec
+from agentsvc.sandboxes.admission.capacity import Held, Load
+from agentsvc.sandboxes.state import Target
+from agentsvc.storage.database import Database, Queryable, Row, Transaction
+
+_HELD: Final = """SELECT b.id, b.user_id, b.backend, coalesce(u.active_at, b.created_at) AS since,
+    json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes,
+    b.target IN ('paused', 'stopped', 'deleted') AS is_leaving
+    FROM sandboxes AS b LEFT JOIN sandbox_uses AS u ON u.sandbox_id = b.id
+    WHERE u.queued_at IS NULL AND (b.phase IN ('starting', 'running')
+      OR b.target IN ('running', 'restarted') AND coalesce(b.phase, '') NOT IN ('failed', 'gone')
+      OR b.target = 'restarted' AND b.phase = 'failed')
+    UNION ALL SELECT id, '', backend, created_at, json_extract(spec, '$.limits.memory_bytes'), 0
+    FROM spares WHERE state IN ('making', 'ready')"""
+
+_WAITING: Final = """SELECT b.id, b.user_id, b.backend, u.queued_at AS since,
+    json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes, 0 AS is_leaving
+    FROM sandbox_uses AS u JOIN sandboxes AS b ON b.id = u.sandbox_id
+    WHERE u.queued_at IS NOT NULL AND b.target IN ('running', 'restarted')"""
+
+_IDLE: Final = """SELECT b.id, b.user_id, b.backend, b.spec, b.target, b.phase, b.paused_as,
+    coalesce(u.active_at, b.created_at) AS active_at
+    FROM sandboxes AS b LEFT JOIN sandbox_uses AS u ON u.sandbox_id = b.id
+    WHERE b.target <> 'deleted' AND u.queued_at IS NULL AND NOT EXISTS (
+      SELECT 1 FROM conversations AS c WHERE c.sandbox_id = b.id
+        AND (c.execution_status = 'running' AND b.phase = 'running'))
+    AND NOT EXISTS (
+      SELECT 1 FROM start_tasks AS t WHERE t.sandbox_id = b.id
+        AND t.status NOT IN ('READY', 'ERROR'))"""
+
+_REMOVALS: Final = """SELECT b.id, b.user_id, b.backend, b.spec_id, b.reason, b.updated_at,
+    u.removal_tries, u.removal_due_at
+    FROM sandbox_uses AS u JOIN sandboxes AS b ON b.id = u.sandbox_id
+    WHERE b.target = 'deleted' AND u.removal_tries > 0 ORDER BY b.updated_at, b.id LIMIT :limit"""
+
+_spec = msgspec.json.Decoder(Spec)
+
+
+class Unused(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox in which no agent runs and nothing starts, as far as is stored."""
+
+    id: str
+    user_id: str
+    backend: str
+    spec: Spec
+    target: Target
+    phase: Phase | None
+    active_at: datetime
+    paused_as: PausedAs | None = None
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether it has memory that may be wanted no more."""
+        is_frozen = self.phase is Phase.PAUSED and self.paused_as is not PausedAs.STOPPED
+        return self.may_pause or (is_frozen and self.target is Target.PAUSED)
+
+    @property
+    def may_pause(self) -> bool:
+        """Whether it runs, and may be wanted to run no more."""
+        return self.target is Target.RUNNING and self.phase is Phase.RUNNING
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox that is to be removed, and what stood in the way so far."""
+
+    sandbox_id: str
+    user_id: str | None
+    backend: str
+    spec_id: str | None
+    reason: str
+    tries: int
+    due_at: datetime | None
+
+
+class UseTable:
+    """Reads and writes what sandboxes take; each method is one statement."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def held(self, reader: Queryable) -> list[Held]:
+        """Return the sandboxes that run or are about to, those on their way out included."""
+        return [_to_held(row) for row in await reader.all(_HELD)]
+
+    async def waiting(self, reader: Queryable) -> list[Held]:
+        """Return the sandboxes that wait for room."""
+        return [_to_held(row) for row in await reader.all(_WAITING)]
+
+    async def unused(self, reader: Queryable) -> list[Unused]:
+        """Return the sandboxes in which no agent runs and nothing starts."""
+        return [_to_unused(row) for row in await reader.all(_IDLE)]
+
+    async def failed_removals(self, limit: int) -> list[Removal]:
+        """Return the sandboxes whose removal has failed so far, the oldest first."""
+        rows = await self._db.all(_REMOVALS, {"limit": limit})
+        return [_to_removal(row) for row in rows]
+
+    async def is_waiting(self, sandbox_id: str, reader: Queryable | None = None) -> bool:
+        """Whether a sandbox waits for room."""
+        row = await (reader or self._db).one(
+            "SELECT 1 AS found FROM sandbox_uses WHERE sandbox_id = :id AND queued_at IS NOT NULL",
+            {"id": sandbox_id},
+        )
+        return row is not None
+
+    async def is_culled(self, sandbox_id: str) -> bool:
+        """Whether a sandbox was paused by a rule or to make room."""
+        row = await self._db.one(
+            "SELECT 1 AS found FROM sandbox_uses WHERE sandbox_id = :id AND culled_at IS NOT NULL",
+            {"id": sandbox_id},
+        )
+        return row is not None
+
+    async def find_removal_due(self, sandbox_id: str) -> datetime | None:
+        """Return when the removal of a sandbox may be tried again, None for at once."""
+        row = await self._db.one(
+            "SELECT removal_due_at FROM sandbox_uses WHERE sandbox_id = :id", {"id": sandbox_id}
+        )
+        return moment_or_none(row["removal_due_at"]) if row else None
+
+    async def set_queued(
+        self, tx: Transaction, sandbox_id: str, queued_at: datetime, *, may_pause_idle: bool
+    ) -> None:
+        """Let a sandbox wait for room; one that waits keeps its place."""
+        await tx.run(
+            "INSERT INTO sandbox_uses (sandbox_id, queued_at, may_pause_idle)"
+            " VALUES (:id, :at, :may) ON CONFLICT (sandbox_id) DO UPDATE"
+            " SET queued_at = coalesce(queued_at, :at), may_pause_idle = :may",
+            {"id": sandbox_id, "at": to_stored(queued_at), "may": may_pause_idle},
+        )
+
+    async def ids_wanting(self, reader: Queryable) -> set[str]:
+        """Return the sandboxes for which an idle one may be paused."""
+        rows = await reader.all(
+            "SELECT sandbox_id FROM sandbox_uses WHERE queued_at IS NOT NULL AND may_pause_idle"
+        )
+        return {row["sandbox_id"] for row in rows}
+
+    async def clear_queued(self, tx: Transaction, sandbox_id: str) -> None:
+        """Let a sandbox wait no more."""
+        await tx.run(
+            "UPDATE sandbox_uses SET queued_at = NULL WHERE sandbox_id = :id", {"id": sandbox_id}
+        )
+
+    async def set_culled(
+        self, tx: Transaction, sandbox_id: str, culled_at: datetime | None
+    ) -> None:
+        """Store that a sandbox is paused without being asked to, or that this is over."""
+        await tx.run(
+            "INSERT INTO sandbox_uses (sandbox_id, culled_at) VALUES (:id, :at)"
+            " ON CONFLICT (sandbox_id) DO UPDATE SET culled_at = :at",
+            {"id": sandbox_id, "at": stored_or_none(culled_at)},
+        )
+
+    async def set_active(self, tx: Transaction, moments: Mapping[str, datetime]) -> None:
+        """Store when sandboxes were last used; those that are gone are passed over."""
+        given = {sandbox_id: to_stored(at) for sandbox_id, at in moments.items()}
+        await tx.run(
+            "INSERT INTO sandbox_uses (sandbox_id, active_at)"
+            " SELECT j.key, j.value FROM json_each(:given) AS j"
+            " WHERE EXISTS (SELECT 1 FROM sandboxes AS b WHERE b.id = j.key)"
+            " ON CONFLICT (sandbox_id) DO UPDATE"
+            " SET active_at = max(coalesce(active_at, ''), excluded.active_at)",
+            {"given": msgspec.json.encode(given).decode()},
+        )
+
+    async def count_failed_removal(
+        self, tx: Transaction, sandbox_id: str, due_at: datetime
+    ) -> None:
+        """Store that a removal has failed once more, and when it is tried again."""
+        await tx.run(
+            "INSERT INTO sandbox_uses (sandbox_id, removal_tries, removal_due_at)"
+            " VALUES (:id, 1, :at) ON CONFLICT (sandbox_id) DO UPDATE"
+            " SET removal_tries = removal_tries + 1, removal_due_at = :at",
+            {"id": sandbox_id, "at": to_stored(due_at)},
+        )
+
+    async def count_tries(self, reader: Queryable, sandbox_id: str) -> int:
+        """Return how often the removal of a sandbox has failed."""
+        row = await reader.one(
+            "SELECT removal_tries FROM sandbox_uses WHERE sandbox_id = :id", {"id": sandbox_id}
+        )
+        return int(row["removal_tries"]) if row else 0
+
+
+def _to_held(row: Row) -> Held:
+    return Held(
+        id=row["id"],
+        user_id=row["user_id"],
+        backend=row["backend"],
+        load=Load(sandboxes=1, memory_bytes=row["memory_bytes"] or 0),
+        since=from_stored(row["since"]),
+        is_leaving=bool(row["is_leaving"]),
+    )
+
+
+def _to_unused(row: Row) -> Unused:
+    return Unused(
+        id=row["id"],
+        user_id=row["user_id"],
+        backend=row["backend"],
+        spec=_spec.decode(row["spec"]),
+        target=Target(row["target"]),
+        phase=Phase(row["phase"]) if row["phase"] else None,
+        active_at=from_stored(row["active_at"]),
+        paused_as=PausedAs(row["paused_as"]) if row["paused_as"] else None,
+    )
+
+
+def _to_removal(row: Row) -> Removal:
+    return Removal(
+        sandbox_id=row["id"],
+        user_id=row["user_id"],
+        backend=row["backend"],
+        spec_id=row["spec_id"],
+        reason=row["reason"],
+        tries=row["removal_tries"],
+        due_at=moment_or_none(row["removal_due_at"]),
+    )

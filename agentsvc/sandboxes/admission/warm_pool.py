@@ -1,0 +1,378 @@
+"""Sandboxes that are started before anybody asks for them, dormant, and given away when one does.
+
+A spec says how many there are to be. Each has a row before there is anything of it; whoever gets it
+is recorded before it is told for whom it is, and it may be told twice. So whenever this server ends,
+the next one knows what there is and goes on.
+"""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+
+import agentsvc
+from agentsvc.agentserver.client import AgentClient, InitState
+from agentsvc.base.errors import AgentRefused, AgentsvcError
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import Secret, monotonic, new_id, new_key, now, sha256
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.plugin.backend import Endpoint, Handle, IdleRules, Network, Phase, Report, Spec
+from agentsvc.sandboxes.admission.capacity import Held, Load
+from agentsvc.sandboxes.admission.placement import checked
+from agentsvc.sandboxes.admission.warm_pool_table import Spare, SpareState, SpareTable
+from agentsvc.sandboxes.backend_calls import BackendCalls, find_handle
+from agentsvc.sandboxes.identity import Confirmer
+from agentsvc.sandboxes.orders import CallbackRules, make_dormant_order, make_identity
+from agentsvc.sandboxes.registry import BackendRegistry
+from agentsvc.sandboxes.state import AGENT_PORT, Sandbox
+from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage.vault import Vault
+
+log = logging.getLogger(__name__)
+
+_TASK: Final = "a look at spare sandboxes"
+SPARES_SECONDS: Final = 1.0
+"""The longest time between two looks at what is being made."""
+
+_AT_ONCE: Final = 1
+"""How many of a spec are made at a time: who waits for a sandbox comes first."""
+_FIRST_PAUSE_SECONDS: Final = 1.0
+_LAST_PAUSE_SECONDS: Final = 300.0
+_TOLD: Final = ("OH_WEBHOOKS", "OH_SESSION_API_KEYS", "SESSION_API_KEY", "OH_SECRET_KEY")
+"""How variables begin that say for whom an agent server is."""
+
+
+class _Failures(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong with a spec in a row, and until when nothing is tried."""
+
+    count: int = 0
+    until: float = 0.0
+
+
+class Spares:
+    """Makes them, keeps them fresh, and gives them away."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        vault: Vault,
+        registry: BackendRegistry,
+        calls: BackendCalls,
+        confirmer: Confirmer,
+        agents: AgentClient,
+        supervisor: Supervisor,
+        config: SandboxesConfig,
+        callbacks: CallbackRules,
+        fits: Callable[[Transaction, Held], Awaitable[bool]],
+    ) -> None:
+        self._db = db
+        self.table = SpareTable(db, vault)
+        self._registry = registry
+        self._calls = calls
+        self._confirmer = confirmer
+        self._agents = agents
+        self._supervisor = supervisor
+        self._config = config
+        self._callbacks = callbacks
+        self._fits = fits
+        self._failures: dict[str, _Failures] = {}
+        self._refused: set[str] = set()
+        self._seen: dict[str, float] = {}
+        self._lock = asyncio.Lock()
+        self._may_be_left = True
+        self._is_closed = False
+
+    # Giving away
+
+    async def claim(self, tx: Transaction, spec: Spec, backend: str) -> Spare | None:
+        """Give one away that is as a spec wants it, in the caller's transaction, or None."""
+        if not self._are_wanted():
+            return None
+        wanted = core_of(spec)
+        for spare in await self.table.unclaimed(tx):
+            if (
+                spare.state is SpareState.READY
+                and spare.backend == backend
+                and core_of(spare.spec) == wanted
+                and spare.made_of == self._made_of(spare.spec, backend)
+                and not self._registry.get(backend).why_no_pool(spec)
+            ):
+                await self.table.set_state(tx, spare.id, SpareState.CLAIMED)
+                tx.after_commit(self.look_soon)
+                return spare
+        return None
+
+    async def give_back(self, tx: Transaction, spare: Spare) -> None:
+        """Take one back that was claimed in the same transaction."""
+        await self.table.set_state(tx, spare.id, SpareState.READY)
+
+    async def make_room(self, tx: Transaction) -> int:
+        """Let all go, since somebody has no room, and return how many there were."""
+        count = await self.table.let_all_go(tx)
+        if count:
+            tx.after_commit(self.look_soon)
+        return count
+
+    async def awaken(self, sandbox: Sandbox, report: Report) -> Report:
+        """Tell the agent server of a sandbox that runs for whom it is, if it waits for that.
+
+        What is returned says that it is starting, or has failed, as long as it was not told.
+        """
+        spare = await self.table.find(sandbox.id)
+        end = _agent_of(report)
+        if spare is None or end is None:
+            return report
+        confirm = self._confirmer.of(sandbox.backend, sandbox.handle, end)
+        agent = self._agents.at(end.url, spare.key, confirm=confirm)
+        try:
+            state = await agent.init_state()
+            if state is InitState.DORMANT:
+                backend = self._registry.get(sandbox.backend)
+                url = backend.inside_url(self._callbacks.internal_url)
+                rules = msgspec.structs.replace(self._callbacks, internal_url=url)
+                identity = make_identity(sandbox.session_key, rules)
+                await agent.initialize(identity, hide=(sandbox.session_key,))
+                log.info("spare sandbox told for whom it is", extra={"sandbox_id": sandbox.id})
+            elif state is InitState.INITIALIZING:
+                return _not_yet(report, "its agent server is being told for whom it is")
+        except AgentRefused as exc:
+            reason = f"its agent server cannot be told for whom it is: {exc.message}"
+            return msgspec.structs.replace(report, phase=Phase.FAILED, reason=reason)
+        except AgentsvcError as exc:
+            return _not_yet(report, exc.message)
+        if spare.state is not SpareState.TOLD:
+            await self._db.write(lambda tx: self.table.set_state(tx, spare.id, SpareState.TOLD))
+        return report
+
+    async def is_untold(self, sandbox_id: str) -> bool:
+        """Say whether somebody has one whose agent server was not told so."""
+        spare = await self.table.find(sandbox_id)
+        return spare is not None and spare.state is SpareState.CLAIMED
+
+    # Making, looking, removing
+
+    def look_soon(self) -> None:
+        """Look at all in the background."""
+        if not self._is_closed:
+            self._supervisor.spawn(_TASK, self.look)
+
+    async def look(self) -> None:
+        """Make what is missing, look at what there is, and remove what is stale; called now and then."""
+        if not self._may_be_left and not self._are_wanted():
+            return
+        async with self._lock:
+            wanted = self._wanted()
+            spares = await self.table.unclaimed()
+            for spare in spares:
+                await self._look_at(spare, wanted, [one for one in spares if _is_like(one, spare)])
+            for spec in wanted.values():
+                await self._fill(spec)
+            self._may_be_left = bool(spares)
+
+    async def drain(self) -> None:
+        """Remove all that nobody has; called when the server stops."""
+        self._is_closed = True
+        async with self._lock:
+            await self._db.write(self.table.let_all_go)
+            for spare in await self.table.unclaimed():
+                await self._remove(spare)
+
+    def _are_wanted(self) -> bool:
+        return any(spec.pool for spec in self._registry.specs())
+
+    def _wanted(self) -> dict[str, Spec]:
+        """Return the specs of which some are to be there, by id, and say which cannot be."""
+        found = {}
+        for spec in self._registry.specs():
+            if not spec.pool:
+                continue
+            whole = msgspec.structs.replace(
+                spec, backend=spec.backend or self._config.default_backend
+            )
+            if reason := self._why_not(whole):
+                if spec.id not in self._refused:
+                    extra = {"spec": spec.id, "reason": reason}
+                    log.warning("no sandboxes of this spec are kept ready", extra=extra)
+                self._refused.add(spec.id)
+                continue
+            self._refused.discard(spec.id)
+            found[spec.id] = checked(self._registry, whole.backend, whole, self._config)
+        return found
+
+    def _why_not(self, spec: Spec) -> str:
+        if self._registry.members(spec.backend) != (spec.backend,):
+            return "its backend is a group"
+        if spec.network is not Network.OPEN:
+            return "what it reaches depends on its user"
+        if told := next((name for name in spec.env if name.startswith(_TOLD)), None):
+            return f"its environment has {told}"
+        try:
+            checked(self._registry, spec.backend, spec, self._config)
+        except AgentsvcError as exc:
+            return exc.message
+        return self._registry.get(spec.backend).why_no_pool(spec)
+
+    def _made_of(self, spec: Spec, backend: str) -> str:
+        url = self._registry.get(backend).inside_url(self._callbacks.internal_url)
+        whole = msgspec.json.encode([core_of(spec), url, *_versions()])
+        return sha256(whole.decode())
+
+    async def _fill(self, spec: Spec) -> None:
+        failures = self._failures.get(spec.id, _Failures())
+        if self._is_closed or failures.until > monotonic():
+            return
+        spare_id = new_id()
+
+        async def insert(tx: Transaction) -> Spare | None:
+            there = [one for one in await self.table.unclaimed(tx) if one.spec.id == spec.id]
+            making = sum(one.state is SpareState.MAKING for one in there)
+            if sum(one.state is not SpareState.LEAVING for one in there) >= spec.pool:
+                return None
+            spare = Spare(
+                id=spare_id,
+                state=SpareState.MAKING,
+                spec=spec,
+                backend=spec.backend,
+                made_of=self._made_of(spec, spec.backend),
+                key=Secret(new_key().reveal()),
+                handle=None,
+                endpoints=(),
+                created_at=now(),
+            )
+            if making >= _AT_ONCE or not await self._fits(tx, _held(spare)):
+                return None
+            await self.table.insert(tx, spare)
+            return spare
+
+        spare = await self._db.write(insert)
+        if spare is not None:
+            await self._look_at(spare, {spec.id: spec}, [spare])
+
+    async def _look_at(self, spare: Spare, wanted: dict[str, Spec], alike: Sequence[Spare]) -> None:
+        try:
+            if spare.state is not SpareState.LEAVING and self._is_stale(spare, wanted, alike):
+                if not await self._db.write(lambda tx: self.table.let_go(tx, spare.id)):
+                    return
+                spare = msgspec.structs.replace(spare, state=SpareState.LEAVING)
+            if spare.state is SpareState.LEAVING:
+                await self._remove(spare)
+            else:
+                await self._see_to(spare)
+        except AgentsvcError as exc:
+            # What cannot be reached now is looked at again.
+            extra = {"sandbox_id": spare.id, "reason": f"{exc.message} {exc.detail}".strip()}
+            log.info("spare sandbox cannot be looked at", extra=extra)
+            if not exc.retryable or (spare.state is SpareState.MAKING and self._is_late(spare)):
+                await self._give_up(spare, exc.message)
+
+    def _is_stale(self, spare: Spare, wanted: dict[str, Spec], alike: Sequence[Spare]) -> bool:
+        spec = wanted.get(spare.spec.id)
+        if spec is None or self._made_of(spec, spec.backend) != spare.made_of:
+            return True
+        oldest = timedelta(seconds=self._config.pool_age_seconds)
+        if spare.state is SpareState.READY and now() - spare.created_at > oldest:
+            return True
+        return alike.index(spare) >= spec.pool
+
+    def _is_late(self, spare: Spare) -> bool:
+        return now() - spare.created_at > timedelta(seconds=self._config.start_seconds)
+
+    async def _see_to(self, spare: Spare) -> None:
+        """Make one go on being made, or see now and then whether it is still good."""
+        if self._seen.get(spare.id, -math.inf) > monotonic() - self._config.sweep_seconds:
+            return
+        async with self._calls.to(spare.backend) as backend:
+            handle = spare.handle
+            if spare.state is SpareState.MAKING:
+                url = backend.inside_url(self._callbacks.internal_url)
+                rules = msgspec.structs.replace(self._callbacks, internal_url=url)
+                order = make_dormant_order(spare.id, spare.spec, spare.key, rules)
+                save = self.table.set_handle
+                handle = await backend.create(
+                    order, lambda handle: self._db.write(lambda tx: save(tx, handle))
+                )
+                made = handle
+                await self._db.write(lambda tx: save(tx, made))
+            report = await backend.inspect(handle) if handle else Report(phase=Phase.GONE)
+        if report.phase is Phase.RUNNING:
+            await self._take_in(spare, handle, report)
+        elif report.phase is not Phase.STARTING or self._is_late(spare):
+            await self._give_up(spare, report.reason or str(report.phase))
+
+    async def _take_in(self, spare: Spare, handle: Handle | None, report: Report) -> None:
+        if spare.state is SpareState.READY:
+            self._seen[spare.id] = monotonic()
+            return
+        end = _agent_of(report)
+        if end is None:
+            await self._give_up(spare, "it has no agent server")
+            return
+        confirm = self._confirmer.of(spare.backend, handle, end)
+        agent = self._agents.at(end.url, spare.key, confirm=confirm)
+        if await agent.init_state() is not InitState.DORMANT:
+            await self._give_up(spare, "its agent server does not wait to be told for whom it is")
+            return
+        self._failures.pop(spare.spec.id, None)
+        await self._db.write(lambda tx: self.table.set_ready(tx, spare.id, report.endpoints))
+        log.info("spare sandbox ready", extra={"sandbox_id": spare.id, "spec": spare.spec.id})
+        self.look_soon()
+
+    async def _give_up(self, spare: Spare, reason: str) -> None:
+        count = self._failures.get(spare.spec.id, _Failures()).count + 1
+        pause = min(_FIRST_PAUSE_SECONDS * 2 ** min(count, 20), _LAST_PAUSE_SECONDS)
+        self._failures[spare.spec.id] = _Failures(count=count, until=monotonic() + pause)
+        extra = {"sandbox_id": spare.id, "spec": spare.spec.id, "reason": reason}
+        log.warning("spare sandbox given up", extra=extra)
+        await self._db.write(lambda tx: self.table.let_go(tx, spare.id))
+
+    async def _remove(self, spare: Spare) -> None:
+        try:
+            async with self._calls.to(spare.backend) as backend:
+                handle = spare.handle or await find_handle(backend, spare.id)
+                if handle is not None:
+                    await backend.delete(handle)
+        except AgentsvcError as exc:
+            extra = {"sandbox_id": spare.id, "reason": f"{exc.message} {exc.detail}".strip()}
+            log.warning("spare sandbox could not be removed, and will be tried again", extra=extra)
+            return
+        await self._db.write(lambda tx: self.table.delete(tx, spare.id))
+        self._seen.pop(spare.id, None)
+
+
+def _agent_of(report: Report) -> Endpoint | None:
+    return next((end for end in report.endpoints if end.name == AGENT_PORT), None)
+
+
+def core_of(spec: Spec) -> Spec:
+    """Return what of a spec counts for whether a sandbox that was made for it will do."""
+    return msgspec.structs.replace(
+        spec, idle=IdleRules(), pool=0, reaches=(), models=(), backend=""
+    )
+
+
+def _held(spare: Spare) -> Held:
+    memory = spare.spec.limits.memory_bytes or 0
+    load = Load(sandboxes=1, memory_bytes=memory)
+    return Held(id=spare.id, user_id="", backend=spare.backend, load=load, since=spare.created_at)
+
+
+def _versions() -> list[str]:
+    found = [agentsvc.__version__]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found.append(importlib.metadata.version("openhands-agent-server"))
+    return found
+
+
+def _is_like(one: Spare, other: Spare) -> bool:
+    return one.spec.id == other.spec.id and one.state is not SpareState.LEAVING
+
+
+def _not_yet(report: Report, reason: str) -> Report:
+    return msgspec.structs.replace(report, phase=Phase.STARTING, reason=reason)

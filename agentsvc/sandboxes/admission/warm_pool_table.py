@@ -1,0 +1,165 @@
+"""The SQL of sandboxes that are started before anybody asks for them."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base.values import Secret, from_stored, to_stored
+from agentsvc.plugin.backend import Endpoint, Handle, Spec
+from agentsvc.storage.database import Database, Queryable, Row, Transaction
+from agentsvc.storage.vault import Vault
+
+_spec = msgspec.json.Decoder(Spec)
+_handle = msgspec.json.Decoder(Handle)
+_endpoints = msgspec.json.Decoder(tuple[Endpoint, ...])
+_encode = msgspec.json.encode
+
+_SELECT: Final = """SELECT id, state, spec, backend, made_of, key_sealed, handle, endpoints, created_at
+    FROM spares"""
+
+
+class SpareState(StrEnum):
+    """What is known of a sandbox that was started for nobody yet."""
+
+    MAKING = "making"
+    READY = "ready"
+    LEAVING = "leaving"
+    """It is to be removed, and nobody gets it any more."""
+    CLAIMED = "claimed"
+    """It has a record as somebody's sandbox, and was not told yet for whom it is."""
+    TOLD = "told"
+
+
+class Spare(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox whose agent server waits to be told for whom it is."""
+
+    id: str
+    state: SpareState
+    spec: Spec
+    backend: str
+    made_of: str
+    """What changes when it has become stale."""
+    key: Secret
+    """What its agent server wants to hear before it takes anything else."""
+    handle: Handle | None
+    endpoints: tuple[Endpoint, ...]
+    created_at: datetime
+
+
+class SpareTable:
+    """Inserts, updates and finds rows; each method is one statement."""
+
+    def __init__(self, db: Database, vault: Vault) -> None:
+        self._db = db
+        self._vault = vault
+
+    async def insert(self, tx: Transaction, spare: Spare) -> None:
+        """Insert a new one, before there is anything of it."""
+        await tx.run(
+            "INSERT INTO spares (id, state, spec, backend, made_of, key_sealed, endpoints,"
+            " created_at) VALUES (:id, :state, :spec, :backend, :made_of, :key_sealed,"
+            " :endpoints, :created_at)",
+            self._to_row(spare),
+        )
+
+    async def set_handle(self, tx: Transaction, handle: Handle) -> None:
+        """Store where one is found."""
+        await tx.run(
+            "UPDATE spares SET handle = :handle WHERE id = :id",
+            {"id": handle.sandbox_id, "handle": _encode(handle)},
+        )
+
+    async def set_ready(
+        self, tx: Transaction, spare_id: str, endpoints: tuple[Endpoint, ...]
+    ) -> None:
+        """Let one be claimed that was being made."""
+        await tx.run(
+            "UPDATE spares SET state = 'ready', endpoints = :endpoints"
+            " WHERE id = :id AND state = 'making'",
+            {"id": spare_id, "endpoints": _encode(endpoints)},
+        )
+
+    async def set_state(self, tx: Transaction, spare_id: str, state: SpareState) -> None:
+        """Store what is known of one."""
+        await tx.run(
+            "UPDATE spares SET state = :state WHERE id = :id", {"id": spare_id, "state": state}
+        )
+
+    async def forget(self, tx: Transaction, spare_id: str) -> None:
+        """Delete the row of one that is nothing but somebody's sandbox from now on."""
+        await tx.run("DELETE FROM spares WHERE id = :id", {"id": spare_id})
+
+    async def let_go(self, tx: Transaction, spare_id: str) -> bool:
+        """Store that one is to be removed; say whether it still could be."""
+        changed = await tx.run(
+            "UPDATE spares SET state = 'leaving' WHERE id = :id AND state IN ('making', 'ready', 'leaving')",
+            {"id": spare_id},
+        )
+        return changed > 0
+
+    @staticmethod
+    async def let_all_go(tx: Transaction) -> int:
+        """Store that all that nobody has are to be removed; return how many."""
+        return await tx.run(
+            "UPDATE spares SET state = 'leaving' WHERE state IN ('making', 'ready')", {}
+        )
+
+    async def delete(self, tx: Transaction, spare_id: str) -> None:
+        """Delete the row of one that nobody has."""
+        await tx.run(
+            "DELETE FROM spares WHERE id = :id AND state IN ('making', 'ready', 'leaving')",
+            {"id": spare_id},
+        )
+
+    async def unclaimed(self, reader: Queryable | None = None) -> list[Spare]:
+        """Return those that nobody has, the oldest first."""
+        rows = await (reader or self._db).all(
+            _SELECT + " WHERE state IN ('making', 'ready', 'leaving') ORDER BY created_at, id"
+        )
+        return [self._from_row(row) for row in rows]
+
+    async def ids_of_backend(self, backend: str) -> set[str]:
+        """Return the ids of all that a backend has and nobody else has a record of."""
+        rows = await self._db.all(
+            "SELECT id FROM spares WHERE backend = :backend AND state IN ('making', 'ready', 'leaving')",
+            {"backend": backend},
+        )
+        return {row["id"] for row in rows}
+
+    async def find(self, spare_id: str) -> Spare | None:
+        """Return one, whoever has it."""
+        row = await self._db.one(_SELECT + " WHERE id = :id", {"id": spare_id})
+        return self._from_row(row) if row else None
+
+    def _to_row(self, spare: Spare) -> Mapping[str, Any]:
+        return {
+            "id": spare.id,
+            "state": spare.state,
+            "spec": _encode(spare.spec),
+            "backend": spare.backend,
+            "made_of": spare.made_of,
+            "key_sealed": self._vault.seal(spare.key.reveal().encode(), _context(spare.id)),
+            "endpoints": _encode(spare.endpoints),
+            "created_at": to_stored(spare.created_at),
+        }
+
+    def _from_row(self, row: Row) -> Spare:
+        key = self._vault.unseal(row["key_sealed"], _context(row["id"]))
+        return Spare(
+            id=row["id"],
+            state=SpareState(row["state"]),
+            spec=_spec.decode(row["spec"]),
+            backend=row["backend"],
+            made_of=row["made_of"],
+            key=Secret(key.decode()),
+            handle=_handle.decode(row["handle"]) if row["handle"] else None,
+            endpoints=_endpoints.decode(row["endpoints"]),
+            created_at=from_stored(row["created_at"]),
+        )
+
+
+def _context(spare_id: str) -> str:
+    return f"spare-key:{spare_id}"

@@ -1,0 +1,93 @@
+"""Calls to backends: under a deadline, and ending in a value or in one of our own errors."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from agentsvc.base.errors import AgentsvcError, BackendBroken, BackendUnavailable
+from agentsvc.base.supervisor import is_cancelled
+from agentsvc.plugin.backend import Handle, PartlyScanned, RuntimeBackend
+from agentsvc.sandboxes.registry import BackendRegistry
+
+log = logging.getLogger(__name__)
+
+type Backend = RuntimeBackend[msgspec.Struct]
+
+
+class BackendCalls:
+    """Lends backends for a few calls at a time."""
+
+    def __init__(self, registry: BackendRegistry, time_limit: float) -> None:
+        self._registry = registry
+        self._time_limit = time_limit
+
+    @contextlib.asynccontextmanager
+    async def to(self, name: str) -> AsyncIterator[Backend]:
+        """Lend a backend for calls that together end within the time limit.
+
+        No answer in time is BackendUnavailable, since nothing is known then; an error that the
+        contract does not allow is BackendBroken.
+        """
+        backend = self._registry.get(name)
+        try:
+            async with asyncio.timeout(self._time_limit):
+                yield backend
+        except AgentsvcError:
+            raise
+        except TimeoutError as exc:
+            raise BackendUnavailable(
+                f"The backend `{name}` gave no answer within {self._time_limit:g} s"
+            ) from exc
+        except asyncio.CancelledError as exc:
+            if is_cancelled():
+                raise
+            raise _broken(name, exc) from exc
+        except (Exception, SystemExit) as exc:
+            # A plugin may raise anything; one must not harm the others.
+            raise _broken(name, exc) from exc
+
+    async def log_tail(self, name: str, handle: Handle | None, lines: int) -> str:
+        """Return the last lines a sandbox wrote, or nothing where they cannot be had."""
+        if handle is None:
+            return ""
+        try:
+            async with self.to(name) as backend:
+                found = [line.text async for line in backend.logs(handle, tail=lines, follow=False)]
+        except AgentsvcError:
+            return ""
+        return "\n".join(found)
+
+    async def give_way(self, name: str, handles: Sequence[Handle]) -> bool:
+        """Let these sandboxes of a backend give way and no others; say whether it took that."""
+        try:
+            async with self.to(name) as backend:
+                await backend.give_way(handles)
+        except AgentsvcError as exc:
+            log.info("sandboxes give no way", extra={"backend": name, "reason": str(exc)})
+            return False
+        return True
+
+
+def _broken(name: str, exc: BaseException) -> BackendBroken:
+    return BackendBroken(
+        f"The backend `{name}` failed in a way it should not",
+        detail=f"{type(exc).__name__}: {exc}",
+    )
+
+
+async def find_handle(backend: Backend, sandbox_id: str) -> Handle | None:
+    """Return the handle of a sandbox that has none on record, or None if it does not exist.
+
+    Raises BackendUnavailable where it may be at a host that is away.
+    """
+    try:
+        found = await backend.scan()
+    except PartlyScanned as exc:
+        for item in exc.found:
+            if item.handle.sandbox_id == sandbox_id:
+                return item.handle
+        raise
+    return next((item.handle for item in found if item.handle.sandbox_id == sandbox_id), None)

@@ -1,0 +1,63 @@
+"""Whether a connection leads to the sandbox it is meant for, found out before anything is sent.
+
+An address may have become another sandbox's since it was reported: a container's is given to the
+next one, and on the machine's own network anybody may listen at a port. So the backend, which knows
+its sandboxes otherwise than by their addresses, is asked about each new connection.
+"""
+
+from functools import partial
+from urllib.parse import urlsplit
+
+from agentsvc.agentserver.safe_connector import Confirm
+from agentsvc.base.errors import PortUnavailable
+from agentsvc.base.values import Secret, sha256
+from agentsvc.plugin.backend import Endpoint, Handle
+from agentsvc.sandboxes.backend_calls import BackendCalls
+from agentsvc.sandboxes.state import Sandbox
+from agentsvc.sandboxes.table import SandboxTable
+
+_OURS = "http+unix"
+"""The scheme of sockets that a backend has made where no sandbox can replace them."""
+
+
+class Confirmer:
+    """Asks backends whose peers are."""
+
+    def __init__(self, calls: BackendCalls, table: SandboxTable) -> None:
+        self._calls = calls
+        self._table = table
+
+    def of(self, backend: str, handle: Handle | None, endpoint: Endpoint) -> Confirm | None:
+        """Return what confirms new connections to an endpoint; None where none needs to be."""
+        if urlsplit(endpoint.url).scheme == _OURS:
+            return None
+        return partial(self._confirm, backend, handle, endpoint)
+
+    def of_key(self, url: str, key: Secret) -> Confirm | None:
+        """Return what confirms new connections to the agent server of the sandbox with that key."""
+        if urlsplit(url).scheme == _OURS:
+            return None
+        return partial(self._confirm_by_key, url, key)
+
+    async def _confirm_by_key(self, url: str, key: Secret, source_port: int) -> None:
+        sandbox = await self._table.find_by_key_hash(sha256(key.reveal()))
+        endpoint = _endpoint_at(sandbox, url)
+        if sandbox is None or endpoint is None:
+            raise PortUnavailable("The sandbox is not at this address any more")
+        await self._confirm(sandbox.backend, sandbox.handle, endpoint, source_port)
+
+    async def _confirm(
+        self, backend: str, handle: Handle | None, endpoint: Endpoint, source_port: int
+    ) -> None:
+        async with self._calls.to(backend) as lent:
+            is_its_own = handle and await lent.confirm(handle, endpoint, source_port)
+        if not is_its_own:
+            raise PortUnavailable(
+                f"What answers at the port `{endpoint.name}` does not belong to the sandbox:"
+                " nothing was sent to it"
+            )
+
+
+def _endpoint_at(sandbox: Sandbox | None, url: str) -> Endpoint | None:
+    found = sandbox.endpoints if sandbox else ()
+    return next((end for end in found if end.url == url), None)

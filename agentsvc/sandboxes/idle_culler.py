@@ -1,0 +1,138 @@
+"""Pauses, stops and removes what nobody uses, and makes room for who waits for it.
+
+What is stored says which sandboxes may be idle; before one is touched its agent server is asked,
+and one that does not answer is left alone.
+"""
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import Final
+
+from agentsvc.agentserver.client import AgentClient
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import now
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.plugin.backend import IdleRules, Phase
+from agentsvc.sandboxes.admission.capacity import Held
+from agentsvc.sandboxes.admission.table import Unused
+from agentsvc.sandboxes.service import Sandboxes
+from agentsvc.sandboxes.state import Sandbox, Target
+from agentsvc.settings.store import SettingsStore
+from agentsvc.storage.database import Database, Reader
+
+log = logging.getLogger(__name__)
+
+_ASK_SECONDS: Final = 5.0
+_TASK: Final = "making room"
+
+
+class Culler:
+    """Keeps to the rules for idle sandboxes."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        sandboxes: Sandboxes,
+        agents: AgentClient,
+        settings: SettingsStore,
+        supervisor: Supervisor,
+        config: SandboxesConfig,
+    ) -> None:
+        self._db = db
+        self._sandboxes = sandboxes
+        self._agents = agents
+        self._settings = settings
+        self._supervisor = supervisor
+        self._defaults = defaults_of(config)
+        self._lock = asyncio.Lock()
+        sandboxes.gate.on_wanted(self.make_room_soon)
+
+    async def look(self) -> None:
+        """Store what was used, and do what the rules say; called now and then."""
+        await self._sandboxes.store_usage()
+        for unused in await self._sandboxes.find_unused():
+            await self._apply(unused)
+        await self._make_room()
+
+    def make_room_soon(self) -> None:
+        """Look in the background for a sandbox to pause, for one that waits."""
+        self._supervisor.spawn(_TASK, self._make_room)
+
+    async def _apply(self, unused: Unused) -> None:
+        rules = await rules_for(unused, self._settings, self._defaults)
+        target = due(rules, unused, now() - self._sandboxes.last_use(unused))
+        if target is not None:
+            await self._cull(unused.id, target)
+
+    async def _cull(self, sandbox_id: str, target: Target) -> bool:
+        """Pause, stop or remove a sandbox if it is really idle; say whether it was."""
+        asked_at = now()
+        sandbox = await self._sandboxes.find_any(sandbox_id)
+        if sandbox is None or await self._may_be_busy(sandbox):
+            return False
+        if not await self._sandboxes.cull(sandbox_id, target, unused_since=asked_at):
+            return False
+        log.info("idle sandbox culled", extra={"sandbox_id": sandbox_id, "target": str(target)})
+        return True
+
+    async def _may_be_busy(self, sandbox: Sandbox) -> bool:
+        """Whether its agent server says that an agent runs, or says nothing."""
+        if sandbox.phase is not Phase.RUNNING or sandbox.agent_url is None:
+            return False
+        agent = self._agents.at(sandbox.agent_url, sandbox.session_key)
+        try:
+            return await agent.count_running(time_limit=_ASK_SECONDS) > 0
+        except AgentsvcError as exc:
+            log.info(
+                "agent server cannot be asked, its sandbox does not count as idle",
+                extra={"sandbox_id": sandbox.id, "reason": str(exc)},
+            )
+            return True
+
+    async def _make_room(self) -> None:
+        async with self._lock:
+            for wanted in await self._db.read(self._sandboxes.gate.find_wanting):
+                await self._make_room_for(wanted)
+
+    async def _make_room_for(self, wanted: Held) -> None:
+        async def idle_ones(reader: Reader) -> list[Held]:
+            return await self._sandboxes.gate.find_idle(reader, wanted)
+
+        for idle in await self._db.read(idle_ones):
+            if await self._cull(idle.id, Target.PAUSED):
+                return
+
+
+def defaults_of(config: SandboxesConfig) -> IdleRules:
+    """Return the rules for sandboxes of which neither spec nor user says anything."""
+    return IdleRules(
+        pause_after_seconds=config.pause_after_seconds,
+        stop_after_seconds=config.stop_after_seconds,
+        delete_after_seconds=config.delete_after_seconds,
+    )
+
+
+async def rules_for(unused: Unused, settings: SettingsStore, defaults: IdleRules) -> IdleRules:
+    """Return the rules for one sandbox: its user's word wins, then its spec's."""
+    own = (await settings.get(unused.user_id)).sandbox_idle
+    return own.over(unused.spec.idle).over(defaults)
+
+
+def due(rules: IdleRules, unused: Unused, idle: timedelta) -> Target | None:
+    """Return what the rules want of a sandbox that was not used for this long, None for nothing."""
+    if unused.phase in (None, Phase.STARTING):
+        return None
+    if _is_over(rules.delete_after_seconds, idle):
+        return Target.DELETED
+    if unused.may_stop and _is_over(rules.stop_after_seconds, idle):
+        return Target.STOPPED
+    if unused.may_pause and _is_over(rules.pause_after_seconds, idle):
+        return Target.PAUSED
+    return None
+
+
+def _is_over(limit_seconds: float | None, idle: timedelta) -> bool:
+    return bool(limit_seconds) and idle >= timedelta(seconds=limit_seconds or 0)

@@ -1,0 +1,189 @@
+"""What a backend is ordered to run: a spec, made into one sandbox's own agent server. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from agentsvc.backends.specs import OUTPUT
+from agentsvc.base.values import Secret, sha256
+from agentsvc.models.hosts import host_of
+from agentsvc.plugin.backend import Network, Order, Spec
+from agentsvc.plugin.egress.addresses import Address, BadHost, parse_host, split_port
+from agentsvc.plugin.egress.policy import Mode, parse_policy
+from agentsvc.sandboxes.state import Sandbox
+from agentsvc.settings.store import Settings, llm_of
+
+WEBHOOK_PATH: Final = "/api/v1/webhooks"
+
+# What was tried so often goes back to the head of the queue and is tried again, for ever.
+_WEBHOOK_RETRIES: Final = 1
+_WEBHOOK_RETRY_SECONDS: Final = 1
+_WEBHOOK_QUEUE: Final = 10_000
+
+
+class CallbackRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent server reports to this server."""
+
+    internal_url: str
+    """Where a sandbox reaches this server, without a slash at the end."""
+    flush_seconds: float
+    """How long an event may wait for company before it is sent."""
+    buffer_size: int = 50
+    """How many events are sent together at the most."""
+
+
+def with_models(
+    spec: Spec, settings: Settings | None, known: Iterable[str] = (), *, of_admin: bool = False
+) -> Spec:
+    """Return the spec, reaching the models of its user whatever its network.
+
+    At a `known` host, as `allow_hosts` names them, one may be anywhere, else at public addresses;
+    those of administrators may be on this machine's loopback interface, too.
+    """
+    if settings is None:
+        return spec
+    models = (llm_of(settings), *settings.llm_profiles.values())
+    hosts = (host_of(llm.model or "", llm.base_url) for llm in models)
+    policy = parse_policy(Mode.ALLOWLIST, known)
+
+    def is_known(text: str) -> bool:
+        return not policy.refuse_host(*_split(text))
+
+    # Any service of this machine could be called a model.
+    named = [text for text in hosts if _is_host(text)]
+    own = [text for text in named if of_admin or is_known(text) or not _is_local(text)]
+    found = dict.fromkeys((*spec.models, *own))
+    near = [text for text in found if is_known(text)]
+    return msgspec.structs.replace(
+        spec,
+        reaches=tuple(dict.fromkeys((*spec.reaches, *near))),
+        models=tuple(text for text in found if text not in near),
+    )
+
+
+def with_local_hosts(spec: Spec, hosts: Iterable[str]) -> Spec:
+    """Return the spec; an open one reaches those of these hosts that are on this machine.
+
+    They are named as `allow_hosts` names them, with a port, since that is what leads there.
+    """
+    if spec.network is not Network.OPEN:
+        return spec
+    local = (text for text in hosts if _is_host(text) and _is_local(text))
+    return msgspec.structs.replace(spec, reaches=tuple(dict.fromkeys((*spec.reaches, *local))))
+
+
+def _is_host(text: str) -> bool:
+    # A base URL may have anything for a host; only what is one can be reached.
+    try:
+        return _split(text)[1] > 0
+    except BadHost:
+        return False
+
+
+def _is_local(text: str) -> bool:
+    host = _split(text)[0]
+    return host == "localhost" if isinstance(host, str) else host.is_loopback
+
+
+def _split(text: str) -> tuple[str | Address, int]:
+    name, port = split_port(text)
+    return parse_host(name), port or 0
+
+
+def make_dormant_order(spare_id: str, spec: Spec, key: Secret, rules: CallbackRules) -> Order:
+    """Return the order for a sandbox of which nobody knows yet for whom it is.
+
+    Its agent server takes nothing before it has heard that key and what `make_identity` returns.
+    """
+    env = {
+        "TZ": "UTC",
+        **OUTPUT,
+        "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
+        "OH_LEASE_TTL_SECONDS": "0",
+        **spec.env,
+        "OH_DEFERRED_INIT": "1",
+    }
+    return _ordered(spare_id, spec, env, {"OH_SECRET_KEY": key})
+
+
+def make_identity(session_key: Secret, rules: CallbackRules) -> dict[str, object]:
+    """Return what an agent server is told that was started for nobody."""
+    key = session_key.reveal()
+    webhook = {
+        "base_url": rules.internal_url + WEBHOOK_PATH,
+        "event_buffer_size": rules.buffer_size,
+        "flush_delay": rules.flush_seconds,
+        "num_retries": _WEBHOOK_RETRIES,
+        "retry_delay": _WEBHOOK_RETRY_SECONDS,
+        "max_queue_size": _WEBHOOK_QUEUE,
+    }
+    return {
+        "session_api_keys": [key],
+        "secret_key": _files_key(key),
+        "webhooks": [webhook],
+    }
+
+
+def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, Secret]) -> Order:
+    """Return the order for a sandbox; the same sandbox gives the same order each time.
+
+    `client_env` is what the client asked for besides; what the spec says stays.
+    """
+    spec = sandbox.spec
+    key = sandbox.session_key.reveal()
+    webhook = "OH_WEBHOOKS_0_"
+    env = {
+        # Events carry the sandbox's local time without a zone.
+        "TZ": "UTC",
+        **OUTPUT,
+        "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
+        # There is one agent server on these files at a time. With leases, the next one could take
+        # one that was killed for itself, and would leave its conversations alone for 45 s.
+        "OH_LEASE_TTL_SECONDS": "0",
+        f"{webhook}BASE_URL": rules.internal_url + WEBHOOK_PATH,
+        f"{webhook}EVENT_BUFFER_SIZE": str(rules.buffer_size),
+        f"{webhook}FLUSH_DELAY": str(rules.flush_seconds),
+        f"{webhook}NUM_RETRIES": str(_WEBHOOK_RETRIES),
+        f"{webhook}RETRY_DELAY": str(_WEBHOOK_RETRY_SECONDS),
+        f"{webhook}MAX_QUEUE_SIZE": str(_WEBHOOK_QUEUE),
+        **spec.env,
+    }
+    return _ordered(
+        sandbox.id,
+        spec,
+        env,
+        {
+            **{name: value for name, value in client_env.items() if name not in spec.env},
+            "OH_SESSION_API_KEYS_0": Secret(key),
+            # The agent server encrypts what it stores with this one. It is not the session key
+            # itself, so that a new session key would not make its files unreadable.
+            "OH_SECRET_KEY": Secret(_files_key(key)),
+        },
+    )
+
+
+def _files_key(session_key: str) -> str:
+    return sha256(f"agent-server-files:{session_key}")
+
+
+def _ordered(
+    sandbox_id: str, spec: Spec, env: Mapping[str, str], secret_env: Mapping[str, Secret]
+) -> Order:
+    return Order(
+        sandbox_id=sandbox_id,
+        image=spec.image,
+        command=spec.command,
+        env=dict(env),
+        secret_env=dict(secret_env),
+        working_dir=spec.working_dir,
+        ports=spec.ports,
+        limits=spec.limits,
+        options=spec.options,
+        resource_factor=spec.resource_factor,
+        isolation=spec.isolation,
+        network=spec.network,
+        allow_hosts=spec.allow_hosts,
+        reaches=spec.reaches,
+        models=spec.models,
+    )

@@ -1,0 +1,175 @@
+"""Looking at all sandboxes now and then: what is known is looked at, orphans are removed."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from agentsvc.base.errors import AgentsvcError, BackendBroken
+from agentsvc.base.values import now
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.plugin.backend import Found, PartlyScanned
+from agentsvc.sandboxes.admission.table import Removal
+from agentsvc.sandboxes.admission.warm_pool_table import SpareTable
+from agentsvc.sandboxes.backend_calls import BackendCalls
+from agentsvc.sandboxes.reconciler import Driver
+from agentsvc.sandboxes.registry import BackendRegistry
+from agentsvc.sandboxes.state import Standing
+from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.storage.database import Database
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 2
+"""So many are looked at together, so that looking costs little and keeps nobody waiting."""
+_SOON_SECONDS: Final = 0.05
+"""Within this much they are looked at where a look needs no more than this machine."""
+_AT_ONCE_WHEN_SLOW: Final = 64
+"""So many once some were not."""
+_PATIENCE_SECONDS: Final = 1.0
+"""How long these wait for those before them."""
+
+type _Key = tuple[str, str]
+
+
+class _Scan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend has."""
+
+    found: Mapping[str, Found]
+    is_whole: bool = True
+    """Whether what is not found is not there."""
+
+
+class Sweeper:
+    """Compares what backends have with what the table says."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        table: SandboxTable,
+        registry: BackendRegistry,
+        calls: BackendCalls,
+        driver: Driver,
+        config: SandboxesConfig,
+        spares: SpareTable,
+    ) -> None:
+        self._spares = spares
+        self._db = db
+        self._table = table
+        self._registry = registry
+        self._calls = calls
+        self._driver = driver
+        self._grace = timedelta(seconds=config.orphan_grace_seconds)
+        self._silent: set[str] = set()
+        self._orphans: dict[_Key, datetime] = {}
+        self._failed: dict[_Key, Removal] = {}
+
+    async def sweep(self) -> None:
+        """Look at every sandbox; a backend that cannot be scanned changes nothing.
+
+        Of one that is away in part, what it has is looked at, and nothing counts as not there.
+        """
+        names = {*await self._table.backends(), *self._registry.names()}
+        for name in sorted(names):
+            spares = await self._spares.ids_of_backend(name)
+            known = await self._table.standing_of_backend(name)
+            scan = await self._scan(name)
+            if scan is None:
+                continue
+            await self._look_at(known, scan.found)
+            await self._remove_orphans(name, scan, {sandbox.id for sandbox in known} | spares)
+
+    def failed_removals(self) -> list[Removal]:
+        """Return the orphans that could not be removed so far."""
+        return list(self._failed.values())
+
+    def silent(self) -> frozenset[str]:
+        """Return the backends that could not be scanned when that was last tried."""
+        return frozenset(self._silent)
+
+    async def _scan(self, name: str) -> _Scan | None:
+        try:
+            async with self._calls.to(name) as backend:
+                found = await backend.scan()
+        except PartlyScanned as exc:
+            self._tell(name, exc)
+            return _Scan(found=_by_id(exc.found), is_whole=False)
+        except AgentsvcError as exc:
+            self._tell(name, exc)
+            return None
+        if name in self._silent:
+            self._silent.discard(name)
+            log.info("backend can be scanned again", extra={"backend": name})
+        return _Scan(found=_by_id(found))
+
+    def _tell(self, name: str, exc: AgentsvcError) -> None:
+        if name in self._silent:
+            return
+        self._silent.add(name)
+        log.warning(
+            "backend cannot be scanned, keeping what is known",
+            extra={"backend": name, "reason": f"{exc.message} {exc.detail}".strip()},
+            exc_info=exc if isinstance(exc, BackendBroken) else None,
+        )
+
+    async def _look_at(self, known: Sequence[Standing], found: Mapping[str, Found]) -> None:
+        at_once, patience = _AT_ONCE, _SOON_SECONDS
+        woken = 0
+        for sandbox in known:
+            if woken == at_once:
+                if not await self._driver.catch_up(patience):
+                    at_once, patience = _AT_ONCE_WHEN_SLOW, _PATIENCE_SECONDS
+                woken = 0
+            if sandbox.handle is None and sandbox.id in found:
+                await self._add_handle(found[sandbox.id])
+            self._driver.wake(sandbox.id)
+            woken += 1
+
+    async def _add_handle(self, found: Found) -> None:
+        await self._db.write(lambda tx: self._table.add_handle(tx, found.handle))
+
+    async def _remove_orphans(self, name: str, scan: _Scan, known: set[str]) -> None:
+        found = scan.found
+        unknown = {(name, sandbox_id) for sandbox_id in found.keys() - known}
+        for key in [key for key in self._orphans if key[0] == name and key not in unknown]:
+            if scan.is_whole or key[1] in known:
+                del self._orphans[key]
+                self._failed.pop(key, None)
+        for key in sorted(unknown):
+            since = self._orphans.setdefault(key, now())
+            # It may have been ordered after the table was read.
+            if now() - since >= self._grace and not await self._is_known(key[1]):
+                await self._remove_orphan(key, found[key[1]])
+
+    async def _is_known(self, sandbox_id: str) -> bool:
+        is_spare = await self._spares.find(sandbox_id) is not None
+        return is_spare or await self._table.find(sandbox_id) is not None
+
+    async def _remove_orphan(self, key: _Key, orphan: Found) -> None:
+        name, sandbox_id = key
+        extra = {"backend": name, "sandbox_id": sandbox_id}
+        log.warning("removing a sandbox that no record knows", extra=extra)
+        try:
+            async with self._calls.to(name) as backend:
+                await backend.delete(orphan.handle)
+        except AgentsvcError as exc:
+            # Tried again after as long a time, not at each sweep.
+            self._orphans[key] = now()
+            earlier = self._failed.get(key)
+            self._failed[key] = Removal(
+                sandbox_id=sandbox_id,
+                user_id=None,
+                backend=name,
+                spec_id=None,
+                reason=exc.message,
+                tries=1 + (earlier.tries if earlier else 0),
+                due_at=now() + self._grace,
+            )
+            log.warning("it could not be removed", extra={**extra, "reason": str(exc)})
+
+
+def _by_id(found: Iterable[Found]) -> dict[str, Found]:
+    return {item.handle.sandbox_id: item for item in found}

@@ -1,0 +1,360 @@
+"""Finds, loads and checks plugins; knows what backends and specs they offer; tells them events.
+
+Nothing else imports a plugin or a backend class by name. What a plugin may do is in
+`agentsvc.plugin.hookspecs`; what a backend must do is in `agentsvc.plugin.backend`.
+"""
+
+import asyncio
+import importlib.machinery
+import importlib.metadata
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pluggy
+
+from agentsvc.backends import process
+from agentsvc.base.errors import StartFailed
+from agentsvc.base.supervisor import is_cancelled
+from agentsvc.plugin import hookspecs
+from agentsvc.plugin.backend import Capability, RuntimeBackend, Spec
+from agentsvc.plugin.files import PluginFile, bundled, import_file, is_needed, plugins_in
+from agentsvc.plugin.hookspecs import NAME, Event
+
+log = logging.getLogger(__name__)
+
+BUILT_IN: Final = "built-in"
+EVENT_SECONDS: Final = 5.0
+"""How long a plugin may take over one event."""
+
+_QUEUE_SIZE = 1000
+_ENTRY_POINTS: Final = "entry_points.txt"
+
+type Backend = RuntimeBackend[Any]
+type BackendType = type[RuntimeBackend[Any]]
+
+
+class Plugin(msgspec.Struct, frozen=True, kw_only=True):
+    """One plugin that was loaded, and what it offers."""
+
+    name: str
+    version: str
+    origin: str
+    """"built-in", the distribution of an entry point, or a file."""
+    hooks: tuple[str, ...] = ()
+    backends: tuple[BackendType, ...] = ()
+    specs: tuple[Spec, ...] = ()
+
+
+def installed_points() -> Iterator[importlib.metadata.EntryPoint]:
+    """Return what the packages of this Python offer as plugins; looks at all of them.
+
+    Where a package is there twice, the one that Python imports counts.
+    """
+    if not _has_other_finders() and not any(map(_may_offer, sys.path)):
+        return
+    for found in importlib.metadata.distributions():
+        # Few say it, and to take all of their texts apart takes longer than to read them.
+        text = found.read_text(_ENTRY_POINTS) or ""
+        if f"[{NAME}]" in text:
+            first = importlib.metadata.distribution(found.name)
+            if first.read_text(_ENTRY_POINTS) == text:
+                yield from found.entry_points.select(group=NAME)
+
+
+class PluginHost:
+    """All plugins of one server."""
+
+    def __init__(self, *, is_traced: bool = False) -> None:
+        self._manager = pluggy.PluginManager(NAME)
+        self._manager.add_hookspecs(hookspecs)
+        self._plugins: dict[str, Plugin] = {}
+        if is_traced:
+            self._manager.add_hookcall_monitoring(_trace_call, _trace_result)
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        dirs: Sequence[Path] = (),
+        disable: Collection[str] = (),
+        points: Iterable[importlib.metadata.EntryPoint] | None = None,
+        kinds: frozenset[str] | None = None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        environ: Mapping[str, str] | None = None,
+        is_traced: bool = False,
+    ) -> "PluginHost":
+        """Load the built-in plugins, those of installed packages, then those of each directory.
+
+        Raises StartFailed for whatever does not import, does not fit, or exists twice: a plugin
+        that is silently absent costs more than a start that fails. Names in `disable` are not
+        even imported. `points` is what installed packages offer, for who has looked already.
+        With `kinds`, those of the backends that are configured, the plugins are left out whose
+        manifests say that a server with these settings and this environment needs them not.
+        """
+        host = cls(is_traced=is_traced)
+        if "process" not in disable:
+            host.add("process", process, version="", origin=BUILT_IN)
+        offered = installed_points() if points is None else points
+        for point in sorted(offered, key=lambda point: point.name):
+            if point.name not in disable:
+                host._add_entry_point(point)
+        found = [*bundled(), *chain.from_iterable(map(plugins_in, dirs))]
+        for file in found:
+            if file.name not in disable and (
+                kinds is None
+                or is_needed(file, kinds=kinds, settings=settings or {}, environ=environ or {})
+            ):
+                host.add_file(file)
+        return host
+
+    def add(self, name: str, plugin: object, *, version: str, origin: str) -> None:
+        """Register one plugin and collect what it offers; raises StartFailed."""
+        if name in self._plugins:
+            raise StartFailed(
+                f"Two plugins are called `{name}`: {self._plugins[name].origin} and {origin}",
+                hint=f"put `{name}` into plugins.disable or remove one of them",
+            )
+        with _blame(name, origin):
+            self._manager.register(plugin, name=name)
+            self._manager.check_pending()
+            added = Plugin(
+                name=name,
+                version=version,
+                origin=origin,
+                hooks=tuple(sorted(caller.name for caller in self._callers(plugin))),
+                backends=tuple(self._collect(name, "agentsvc_register_backends")),
+                specs=tuple(self._collect(name, "agentsvc_register_specs")),
+            )
+            for backend in added.backends:
+                _check_class(backend)
+        self._plugins[name] = added
+        self._check_unique()
+
+    def add_file(self, file: PluginFile) -> None:
+        """Import a plugin and register it; raises StartFailed."""
+        origin = str(file.path)
+        with _blame(file.name, origin):
+            module = import_file(file.name, file.path)
+        version = str(getattr(module, "__version__", ""))
+        self.add(file.name, module, version=version, origin=origin)
+
+    def plugins(self) -> list[Plugin]:
+        """Return the plugins in the order they were loaded."""
+        return list(self._plugins.values())
+
+    def backend_types(self) -> dict[str, BackendType]:
+        """Return the backend classes by name, those of another API version included."""
+        return {kind.name: kind for plugin in self.plugins() for kind in plugin.backends}
+
+    def specs(self) -> list[Spec]:
+        """Return the specs that plugins offer."""
+        return [spec for plugin in self.plugins() for spec in plugin.specs]
+
+    def extensions(self) -> list[tuple[str, type]]:
+        """Return what plugins add to the server, each with the name of its plugin."""
+        return list(self._offered("agentsvc_register_extensions"))
+
+    def commands(self) -> list[tuple[str, Any]]:
+        """Return the subcommands that plugins offer, each with the name of its plugin."""
+        return list(self._offered("agentsvc_register_commands"))
+
+    def listeners(self) -> list[tuple[str, pluggy.HookCaller]]:
+        """Return a caller of `agentsvc_on_event` for each plugin that implements it."""
+        return [
+            (plugin.name, self._only(plugin.name, "agentsvc_on_event"))
+            for plugin in self.plugins()
+            if "agentsvc_on_event" in plugin.hooks
+        ]
+
+    def _add_entry_point(self, point: importlib.metadata.EntryPoint) -> None:
+        distribution = point.dist
+        origin = distribution.name if distribution else point.value
+        version = distribution.version if distribution else ""
+        with _blame(point.name, origin):
+            plugin = point.load()
+        self.add(point.name, plugin, version=version, origin=origin)
+
+    def _callers(self, plugin: object) -> list[pluggy.HookCaller]:
+        return self._manager.get_hookcallers(plugin) or []
+
+    def _only(self, name: str, hook: str) -> pluggy.HookCaller:
+        others = [other for key, other in self._manager.list_name_plugin() if key != name]
+        return self._manager.subset_hook_caller(hook, others)
+
+    def _collect(self, name: str, hook: str) -> Iterator[Any]:
+        for offered in self._only(name, hook)():
+            yield from offered
+
+    def _offered(self, hook: str) -> Iterator[tuple[str, Any]]:
+        for plugin in self.plugins():
+            if hook in plugin.hooks:
+                with _blame(plugin.name, plugin.origin):
+                    offers = list(self._collect(plugin.name, hook))
+                yield from ((plugin.name, offer) for offer in offers)
+
+    def _check_unique(self) -> None:
+        seen: dict[tuple[str, str], str] = {}
+        for plugin in self.plugins():
+            offers = [("backend", kind.name) for kind in plugin.backends]
+            offers += [("spec", spec.id) for spec in plugin.specs]
+            for offer in offers:
+                if offer in seen:
+                    raise StartFailed(
+                        f"The {offer[0]} `{offer[1]}` exists twice:"
+                        f" in {seen[offer]} and in {plugin.origin}",
+                        hint=f"put one of the plugins into plugins.disable, such as `{plugin.name}`",
+                    )
+                seen[offer] = plugin.origin
+
+
+class Notifier:
+    """Tells plugins what has happened, each of them in order and at its own pace."""
+
+    def __init__(self, host: PluginHost, *, time_limit: float = EVENT_SECONDS) -> None:
+        self._listeners = [_Listener(name, call, time_limit) for name, call in host.listeners()]
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether any plugin wants to hear events."""
+        return bool(self._listeners)
+
+    def publish(self, event: Event) -> None:
+        """Have an event told soon; call it after the event's transaction has committed."""
+        for listener in self._listeners:
+            listener.publish(event)
+
+    async def run(self) -> None:
+        """Tell published events until cancelled."""
+        await asyncio.gather(*(listener.run() for listener in self._listeners))
+
+    async def tell(self, event: Event) -> None:
+        """Tell every plugin one event; a failure or a hang harms nobody else and is logged."""
+        await asyncio.gather(*(listener.tell(event) for listener in self._listeners))
+
+
+class _Listener:
+    """One plugin that hears events, and those it was not told yet."""
+
+    def __init__(self, name: str, call: pluggy.HookCaller, time_limit: float) -> None:
+        self._name = name
+        self._call = call
+        self._time_limit = time_limit
+        self._queue: asyncio.Queue[Event] = asyncio.Queue(_QUEUE_SIZE)
+
+    def publish(self, event: Event) -> None:
+        try:
+            self._queue.put_nowait(event)
+        except asyncio.QueueFull:
+            log.warning(
+                "plugin is too slow, an event is not told",
+                extra={"plugin": self._name, "event": event.kind},
+            )
+
+    async def run(self) -> None:
+        while True:
+            await self.tell(await self._queue.get())
+
+    async def tell(self, event: Event) -> None:
+        try:
+            async with asyncio.timeout(self._time_limit):
+                for result in self._call(event=event):
+                    if inspect.isawaitable(result):
+                        await result
+        except asyncio.CancelledError:
+            # It may be that of something the plugin waited for.
+            if is_cancelled():
+                raise
+            log.warning("plugin failed", extra={"plugin": self._name, "event": event.kind})
+        except (Exception, SystemExit):
+            log.exception("plugin failed", extra={"plugin": self._name, "event": event.kind})
+
+
+# Loading
+
+
+@contextmanager
+def _blame(name: str, origin: str) -> Iterator[None]:
+    try:
+        yield
+    except StartFailed as exc:
+        raise StartFailed(f"Plugin `{name}` ({origin}): {exc.message}", hint=exc.hint) from exc
+    except (Exception, SystemExit) as exc:  # a plugin may raise anything; all of it stops the start
+        raise StartFailed(
+            f"Plugin `{name}` ({origin}) cannot be loaded: {type(exc).__name__}: {exc}",
+            hint=f"put `{name}` into plugins.disable to start without it",
+        ) from exc
+
+
+def _may_offer(entry: str) -> bool:
+    """Whether what lies at an entry of the import path may offer plugins; False is certain.
+
+    What is installed is much, and this takes a tenth of the time that to look at all of it does.
+    """
+    try:
+        names = os.listdir(entry or os.curdir)  # noqa: PTH208  # paths are what takes the time
+    except NotADirectoryError:
+        return True
+    except OSError:
+        return False
+    wanted = f"[{NAME}]".encode()
+    return any(
+        wanted in _read(f"{entry or os.curdir}/{name}/{_ENTRY_POINTS}")
+        for name in names
+        if name.lower().endswith((".dist-info", ".egg-info")) or name.lower() == "egg-info"
+    )
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # as above
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _has_other_finders() -> bool:
+    """Whether packages may be installed in places that only somebody else's code knows."""
+    return any(
+        finder is not importlib.machinery.PathFinder and hasattr(finder, "find_distributions")
+        for finder in sys.meta_path
+    )
+
+
+def _check_class(kind: BackendType) -> None:
+    if missing := kind.__abstractmethods__:
+        raise StartFailed(f"{kind.__name__} lacks {listed(missing)}")
+    wanted: dict[str, type] = {"name": str, "api_version": int, "capabilities": frozenset}
+    for attribute, expected in wanted.items():
+        if not isinstance(getattr(kind, attribute, None), expected):
+            raise StartFailed(f"{kind.__name__} does not say its `{attribute}`")
+    if not all(isinstance(item, Capability) for item in kind.capabilities):
+        raise StartFailed(f"{kind.__name__} has a capability that does not exist")
+    config = getattr(kind, "Config", None)
+    if not (isinstance(config, type) and issubclass(config, msgspec.Struct)):
+        raise StartFailed(f"{kind.__name__} does not say its `Config`")
+    if not config.__struct_config__.forbid_unknown_fields:
+        raise StartFailed(f"{kind.__name__}.Config must set forbid_unknown_fields")
+
+
+def _trace_call(hook: str, _impls: Sequence[Any], arguments: Mapping[str, Any]) -> None:
+    log.info("hook called", extra={"hook": hook, "arguments": repr(dict(arguments))})
+
+
+def _trace_result(
+    outcome: pluggy.Result[Any], hook: str, _impls: Sequence[Any], _arguments: Mapping[str, Any]
+) -> None:
+    result = repr(outcome.exception) if outcome.exception else repr(outcome.get_result())
+    log.info("hook answered", extra={"hook": hook, "result": result})
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as they are written into a message."""
+    return ", ".join(sorted(names)) or "none"

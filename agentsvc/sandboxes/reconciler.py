@@ -1,0 +1,456 @@
+"""Bringing each sandbox to its target, step by step, in the background.
+
+`next_action` decides; here it is done, and what was seen is stored. A sandbox has one task at the
+most, so a backend gets one changing call for it at a time.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from enum import Enum, auto
+from typing import Final
+
+import msgspec
+
+from agentsvc.base.errors import AgentsvcError, BackendBroken, Conflict
+from agentsvc.base.supervisor import Supervisor
+from agentsvc.base.values import Secret, now, sha256
+from agentsvc.config.sandboxes import SandboxesConfig
+from agentsvc.plugin.backend import (
+    Capability,
+    Cause,
+    Handle,
+    Isolation,
+    Order,
+    PausedAs,
+    Phase,
+    Report,
+    StillFetching,
+)
+from agentsvc.sandboxes.admission.table import UseTable
+from agentsvc.sandboxes.admission.warm_pool import Spares
+from agentsvc.sandboxes.backend_calls import Backend, BackendCalls, find_handle
+from agentsvc.sandboxes.change_listeners import Changes
+from agentsvc.sandboxes.isolation import as_now, with_floor
+from agentsvc.sandboxes.orders import CallbackRules, make_order
+from agentsvc.sandboxes.runtime_clients import ClientTable
+from agentsvc.sandboxes.state import Action, Sandbox, Target, is_settled, next_action
+from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.storage.database import Database, Transaction
+
+log = logging.getLogger(__name__)
+
+type IsHeldBack = Callable[[Sandbox], Awaitable[bool]]
+
+LOG_LINES: Final = 15
+"""How much of what a sandbox wrote goes with the news that it failed."""
+
+_FIRST_LOOK_SECONDS: Final = 0.05
+_LAST_LOOK_SECONDS: Final = 1.0
+_FIRST_RETRY_SECONDS: Final = 0.5
+_LAST_RETRY_SECONDS: Final = 30.0
+_REMOVAL_RETRY_SECONDS: Final = 300.0
+_MAY_HAVE_ENDED: Final = (Action.PAUSE, Action.STOP, Action.RESUME)
+"""What a backend refuses where the sandbox has ended meanwhile."""
+
+
+class _Progress(Enum):
+    """How a step ended."""
+
+    SETTLED = auto()
+    MOVING = auto()
+    BLOCKED = auto()
+
+
+class Driver:
+    """Takes sandboxes from what was last seen of them to what is wanted."""
+
+    def __init__(
+        self,
+        *,
+        db: Database,
+        table: SandboxTable,
+        uses: UseTable,
+        clients: ClientTable,
+        calls: BackendCalls,
+        changes: Changes,
+        supervisor: Supervisor,
+        config: SandboxesConfig,
+        callbacks: CallbackRules,
+        spares: Spares,
+    ) -> None:
+        self._spares = spares
+        self._db = db
+        self._table = table
+        self._uses = uses
+        self._clients = clients
+        self._calls = calls
+        self._changes = changes
+        self._supervisor = supervisor
+        self._config = config
+        self._callbacks = callbacks
+        self._wakes: dict[str, asyncio.Event] = {}
+        self._unseen: set[str] = set()
+        self._has_seen = asyncio.Event()
+        self._on_making: list[IsHeldBack] = []
+
+    def on_making(self, is_held_back: IsHeldBack) -> None:
+        """Ask before a sandbox is made; one that is held back is asked for again when woken."""
+        self._on_making.append(is_held_back)
+
+    def wake(self, sandbox_id: str) -> None:
+        """Bring a sandbox to its target in the background; one that waits goes on at once."""
+        self._unseen.add(sandbox_id)
+        self._wakes.setdefault(sandbox_id, asyncio.Event()).set()
+        self._supervisor.spawn(f"sandbox {sandbox_id}", lambda: self._drive(sandbox_id))
+
+    async def catch_up(self, time_limit: float) -> bool:
+        """Wait until each that was woken has been looked at once, or for so long; say which."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(time_limit):
+                while self._unseen:
+                    self._has_seen.clear()
+                    await self._has_seen.wait()
+        return not self._unseen
+
+    async def _drive(self, sandbox_id: str) -> None:
+        woken = self._wakes[sandbox_id]
+        look, retry = _FIRST_LOOK_SECONDS, _FIRST_RETRY_SECONDS
+        try:
+            while True:
+                woken.clear()
+                progress = await self._step(sandbox_id)
+                self._see(sandbox_id)
+                if progress is _Progress.SETTLED and not woken.is_set():
+                    return
+                if progress is _Progress.BLOCKED:
+                    pause, retry = retry, min(retry * 2, _LAST_RETRY_SECONDS)
+                else:
+                    pause, look = look, min(look * 1.5, _LAST_LOOK_SECONDS)
+                    retry = _FIRST_RETRY_SECONDS
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), pause)
+        finally:
+            # Nothing awaits between here and the end of the task, so no wake falls in between.
+            del self._wakes[sandbox_id]
+            self._see(sandbox_id)
+
+    def _see(self, sandbox_id: str) -> None:
+        self._unseen.discard(sandbox_id)
+        self._has_seen.set()
+
+    async def _step(self, sandbox_id: str) -> _Progress:
+        sandbox = await self._table.find(sandbox_id)
+        if sandbox is None:
+            return _Progress.SETTLED
+        action = next_action(
+            sandbox.target,
+            sandbox.phase,
+            has_handle=sandbox.handle is not None,
+            is_stopped=sandbox.is_stopped,
+        )
+        rest = await self._rest(sandbox, action)
+        if rest is not None:
+            return rest
+        try:
+            async with self._calls.to(sandbox.backend) as backend:
+                if action in (Action.DELETE, Action.SCAN_AND_CLOSE):
+                    await self._remove(backend, sandbox)
+                    return _Progress.SETTLED
+                report = await self._do(action, backend, sandbox)
+            return await self._store(sandbox, report, action, backend.least_isolation)
+        except AgentsvcError as exc:
+            return await self._fail(sandbox, action, exc)
+
+    async def _rest(self, sandbox: Sandbox, action: Action) -> _Progress | None:
+        """Return how it ends where nothing is to be done now, None where something is."""
+        # What runs and is to run does not wait for room.
+        is_content = action is Action.LOOK and sandbox.phase is Phase.RUNNING
+        if action is Action.REST or (not is_content and await self._uses.is_waiting(sandbox.id)):
+            return _Progress.SETTLED
+        if sandbox.target is Target.DELETED:
+            due_at = await self._uses.find_removal_due(sandbox.id)
+            return None if due_at is None or due_at <= now() else _Progress.BLOCKED
+        if sandbox.handle is None:
+            for is_held_back in self._on_making:
+                if await is_held_back(sandbox):
+                    return _Progress.SETTLED
+        return None
+
+    async def _fail(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
+        if sandbox.target is Target.DELETED:
+            return await self._put_off_removal(sandbox, exc)
+        if isinstance(exc, StillFetching):
+            return await self._wait_for_fetch(sandbox, exc.message)
+        if exc.retryable:
+            return await self._put_off(sandbox, exc)
+        return await self._give_up(sandbox, action, exc)
+
+    async def _do(self, action: Action, backend: Backend, sandbox: Sandbox) -> Report:
+        try:
+            handle = await self._act(action, backend, sandbox)
+        except Conflict:
+            if sandbox.handle is None or action not in _MAY_HAVE_ENDED:
+                raise
+            # It may have ended since it was last seen; then that is the news.
+            report = await backend.inspect(sandbox.handle)
+            if report.phase not in (Phase.FAILED, Phase.GONE):
+                raise
+            return report
+        return await backend.inspect(handle)
+
+    async def _act(self, action: Action, backend: Backend, sandbox: Sandbox) -> Handle:
+        handle = sandbox.handle
+        if handle is None or action is Action.CREATE:
+            log.info("creating sandbox", extra={"sandbox_id": sandbox.id})
+            order = await self._order(backend, sandbox)
+            return await self._started(await backend.create(order, self._save_handle), sandbox)
+        if action is Action.RESTART or (action is Action.RESUME and _needs_start(backend, sandbox)):
+            log.info("starting sandbox again", extra={"sandbox_id": sandbox.id})
+            order = await self._order(backend, sandbox)
+            handle = await backend.restart(order, handle, self._save_handle)
+            return await self._started(handle, sandbox)
+        if action is Action.PAUSE:
+            await backend.pause(handle)
+        elif action is Action.STOP:
+            await backend.stop(handle)
+        elif action is Action.RESUME:
+            handle = await backend.resume(handle)
+            await self._save_handle(handle)
+        return handle
+
+    async def _order(self, backend: Backend, sandbox: Sandbox) -> Order:
+        url = backend.inside_url(self._callbacks.internal_url)
+        rules = msgspec.structs.replace(self._callbacks, internal_url=url)
+        spec = as_now(sandbox.spec, backend, self._config)
+        today = msgspec.structs.replace(sandbox, spec=spec)
+        return make_order(today, rules, await self._clients.env(sandbox.id))
+
+    async def _started(self, handle: Handle, sandbox: Sandbox) -> Handle:
+        await self._save_handle(handle)
+        await self._write(sandbox, lambda tx: self._table.set_started(tx, sandbox.id))
+        return handle
+
+    async def _remove(self, backend: Backend, sandbox: Sandbox) -> None:
+        handle = sandbox.handle
+        if handle is None:
+            handle = await find_handle(backend, sandbox.id)
+        if handle is not None:
+            await backend.delete(handle)
+
+        async def close(tx: Transaction) -> None:
+            await self._table.delete(tx, sandbox.id)
+            tx.after_commit(lambda: self._changes.announce(sandbox, None))
+
+        await self._db.write(close)
+        log.info("sandbox deleted", extra={"sandbox_id": sandbox.id})
+
+    async def _store(
+        self, sandbox: Sandbox, report: Report, action: Action, least: Isolation
+    ) -> _Progress:
+        if report.session_key is not None and report.session_key != sandbox.session_key:
+            await self._adopt_key(sandbox, report.session_key)
+        if report.phase is Phase.RUNNING and sandbox.phase is not Phase.RUNNING:
+            report = await self._spares.awaken(sandbox, report)
+        if report.phase is Phase.STARTING and sandbox.ready_by < now():
+            report = await self._too_late(sandbox, report)
+        floor = with_floor(sandbox.spec, least).isolation
+        if report.phase is Phase.RUNNING and not (report.isolation or Isolation.NONE).meets(floor):
+            report = await self._too_weak(sandbox, report, floor)
+        if await self._is_unmade(sandbox, report):
+            return _Progress.MOVING
+        is_news = (report.phase, report.reason, report.paused_as) != (
+            sandbox.phase,
+            sandbox.reason,
+            sandbox.paused_as,
+        )
+        if is_news or (report.endpoints and report.endpoints != sandbox.endpoints):
+            await self._write(sandbox, lambda tx: self._table.set_report(tx, sandbox.id, report))
+        if report.phase is not sandbox.phase:
+            level = logging.WARNING if report.phase in (Phase.FAILED, Phase.GONE) else logging.INFO
+            log.log(
+                level,
+                "sandbox changed",
+                extra={
+                    "sandbox_id": sandbox.id,
+                    "phase": str(report.phase),
+                    # What follows is what the sandbox itself wrote, and no matter of ours.
+                    "reason": report.reason.partition("\n")[0],
+                },
+            )
+        # One that was just told to stop it does not do more, whatever it says.
+        is_stopped = report.paused_as is PausedAs.STOPPED or action is Action.STOP
+        if is_settled(sandbox.target, report.phase, is_stopped=is_stopped):
+            return _Progress.SETTLED
+        return _Progress.MOVING
+
+    async def _is_unmade(self, sandbox: Sandbox, report: Report) -> bool:
+        """Remove what was started for nobody and failed before it was told for whom it is.
+
+        The sandbox is then made in the usual way.
+        """
+        has_failed = report.phase in (Phase.FAILED, Phase.GONE)
+        if not has_failed or not await self._spares.is_untold(sandbox.id):
+            return False
+        extra = {"sandbox_id": sandbox.id, "reason": report.reason.partition("\n")[0]}
+        log.warning("spare sandbox is no good, another is made", extra=extra)
+        async with self._calls.to(sandbox.backend) as backend:
+            if sandbox.handle is not None:
+                await backend.delete(sandbox.handle)
+
+        async def forget(tx: Transaction) -> None:
+            await self._spares.table.forget(tx, sandbox.id)
+            ready_by = now() + timedelta(seconds=self._config.start_seconds)
+            await self._table.set_unmade(tx, sandbox.id, ready_by)
+
+        await self._write(sandbox, forget)
+        return True
+
+    async def _adopt_key(self, sandbox: Sandbox, key: Secret) -> None:
+        """Store the key that the other side made for a sandbox; raises BackendBroken."""
+
+        async def store(tx: Transaction) -> None:
+            other = await self._table.find_by_key_hash(sha256(key.reveal()), tx)
+            if other is not None and other.id != sandbox.id:
+                raise BackendBroken(
+                    "The backend reports the key of another sandbox", detail=f"that of {other.id}"
+                )
+            await self._table.set_session_key(tx, sandbox.id, key)
+
+        await self._write(sandbox, store)
+
+    async def _too_late(self, sandbox: Sandbox, report: Report) -> Report:
+        reason = (
+            f"it did not answer within {self._config.start_seconds:g} s;"
+            " raise `sandboxes.start_seconds` if it needs longer"
+        )
+        tail = await self._calls.log_tail(sandbox.backend, sandbox.handle, LOG_LINES)
+        if tail:
+            reason = f"{reason}. Its last output was:\n{tail}"
+        await self._halt(sandbox)
+        return msgspec.structs.replace(report, phase=Phase.FAILED, reason=reason)
+
+    async def _too_weak(self, sandbox: Sandbox, report: Report, floor: Isolation) -> Report:
+        level = report.isolation or Isolation.NONE
+        await self._halt(sandbox)
+        return msgspec.structs.replace(
+            report,
+            phase=Phase.FAILED,
+            cause=Cause.NOT_STARTED,
+            reason=f"its backend runs it with isolation `{level}`,"
+            f" and at least `{floor}` is asked for",
+        )
+
+    async def _halt(self, sandbox: Sandbox) -> None:
+        """Keep a sandbox that counts as failed from using more time; its files stay."""
+        found = await self._table.find(sandbox.id)
+        if found is None or found.handle is None:
+            return
+        try:
+            async with self._calls.to(found.backend) as backend:
+                if Capability.PAUSE in backend.capabilities:
+                    await backend.pause(found.handle)
+        except AgentsvcError as exc:
+            log.warning(
+                "failed sandbox goes on at its backend",
+                extra={"sandbox_id": found.id, "reason": f"{exc.message} {exc.detail}".strip()},
+            )
+
+    async def _put_off_removal(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
+        """Count a removal that failed; the waits between the tries grow, whatever went wrong."""
+
+        async def change(tx: Transaction) -> int:
+            tries = 1 + await self._uses.count_tries(tx, sandbox.id)
+            wait_seconds = min(
+                _FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 20), _REMOVAL_RETRY_SECONDS
+            )
+            due_at = now() + timedelta(seconds=wait_seconds)
+            await self._uses.count_failed_removal(tx, sandbox.id, due_at)
+            await self._table.set_reason(tx, sandbox.id, exc.message)
+            after = await self._table.find(sandbox.id, tx)
+            tx.after_commit(lambda: self._changes.announce(sandbox, after))
+            return tries
+
+        tries = await self._db.write(change)
+        is_news = exc.message != sandbox.reason
+        level = logging.WARNING if exc.retryable else logging.ERROR
+        log.log(
+            level if is_news else logging.DEBUG,
+            "sandbox could not be removed, and will be tried again",
+            extra={
+                "sandbox_id": sandbox.id,
+                "backend": sandbox.backend,
+                "code": exc.code,
+                "tries": tries,
+                "reason": f"{exc.message} {exc.detail}".strip(),
+            },
+            exc_info=exc if is_news and isinstance(exc, BackendBroken) else None,
+        )
+        return _Progress.BLOCKED
+
+    async def _wait_for_fetch(self, sandbox: Sandbox, how_far: str) -> _Progress:
+        """Say how far it is; afterwards the start has all the time that starts have."""
+        ready_by = now() + timedelta(seconds=self._config.start_seconds)
+        await self._write(
+            sandbox, lambda tx: self._table.set_fetching(tx, sandbox.id, how_far, ready_by)
+        )
+        return _Progress.MOVING
+
+    async def _put_off(self, sandbox: Sandbox, exc: AgentsvcError) -> _Progress:
+        is_first_start = sandbox.phase is None or sandbox.target is Target.RESTARTED
+        is_over = (
+            is_first_start and sandbox.target is not Target.DELETED and sandbox.ready_by < now()
+        )
+        if is_over or exc.message != sandbox.reason:
+            log.warning(
+                "sandbox cannot be started" if is_over else "keeping what is known of a sandbox",
+                extra={
+                    "sandbox_id": sandbox.id,
+                    "code": exc.code,
+                    "reason": f"{exc.message} {exc.detail}".strip(),
+                },
+            )
+            store = self._table.set_failed if is_over else self._table.set_reason
+            await self._write(sandbox, lambda tx: store(tx, sandbox.id, exc.message))
+        # One that was seen at its target waits for the sweep; others are tried again soon.
+        is_at_rest = is_over or is_settled(
+            sandbox.target, sandbox.phase, is_stopped=sandbox.is_stopped
+        )
+        return _Progress.SETTLED if is_at_rest else _Progress.BLOCKED
+
+    async def _give_up(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
+        has_failed = action in (Action.CREATE, Action.RESTART, Action.RESUME)
+        if has_failed or exc.message != sandbox.reason:
+            log.error(
+                "sandbox step failed",
+                extra={
+                    "sandbox_id": sandbox.id,
+                    "action": str(action),
+                    "code": exc.code,
+                    "reason": f"{exc.message} {exc.detail}".strip(),
+                },
+                exc_info=exc if isinstance(exc, BackendBroken) else None,
+            )
+            store = self._table.set_failed if has_failed else self._table.set_reason
+            await self._write(sandbox, lambda tx: store(tx, sandbox.id, exc.message))
+        return _Progress.SETTLED
+
+    async def _save_handle(self, handle: Handle) -> None:
+        await self._db.write(lambda tx: self._table.set_handle(tx, handle))
+
+    async def _write(
+        self, before: Sandbox, statement: Callable[[Transaction], Awaitable[None]]
+    ) -> None:
+        async def change(tx: Transaction) -> None:
+            await statement(tx)
+            after = await self._table.find(before.id, tx)
+            tx.after_commit(lambda: self._changes.announce(before, after))
+
+        await self._db.write(change)
+
+
+def _needs_start(backend: Backend, sandbox: Sandbox) -> bool:
+    """Whether to let a sandbox go on is to start its command, for which its order is needed."""
+    return sandbox.is_stopped and Capability.STOP in backend.capabilities

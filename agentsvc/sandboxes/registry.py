@@ -1,0 +1,328 @@
+"""The backends that a server uses, by the names of their tables, and the specs of its sandboxes.
+
+What kinds of backends there are is told by `agentsvc.sandboxes.plugin_loader`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base.errors import AgentsvcError, BackendUnavailable, OrderRejected, StartFailed
+from agentsvc.config.sandboxes import RoomConfig
+from agentsvc.config.schema import Config
+from agentsvc.plugin.backend import API_VERSION, BackendContext, FindKey, Health, Spec, no_key
+from agentsvc.sandboxes.plugin_loader import Backend, BackendType, PluginHost, listed
+
+log = logging.getLogger(__name__)
+
+_POOL_KEY: Final = "pool"
+_ROOM_KEYS: Final = frozenset(RoomConfig.__struct_fields__)
+
+
+class BackendRegistry:
+    """The backends this server uses, by the names of their config tables, and the specs."""
+
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        specs: Sequence[Spec],
+        rooms: Mapping[str, RoomConfig] | None = None,
+        pools: Mapping[str, tuple[str, ...]] | None = None,
+        offered: Sequence[Spec] = (),
+        *,
+        configured: Collection[str] = (),
+    ) -> None:
+        self._backends = dict(backends)
+        self._pools = dict(pools or {})
+        self._offered = list(offered)
+        self._health: dict[str, Health] = {}
+        self._rooms = dict(rooms or {})
+        self._specs = list(specs)
+        self._configured = frozenset(configured)
+        self._open: set[str] = set()
+
+    @classmethod
+    def build(
+        cls,
+        host: PluginHost,
+        config: Config,
+        *,
+        instance_id: str,
+        state_dir: Path,
+        owner_key: FindKey = no_key,
+    ) -> "BackendRegistry":
+        """Make the configured backends and put the specs in order, the default one first.
+
+        The built-in backend needs no table. Raises StartFailed for a table, a spec or a default
+        that does not fit.
+        """
+        types = host.backend_types()
+        tables = {**({"process": {}} if "process" in types else {}), **config.backends}
+        pools = {name: _pool(name, tables) for name, table in tables.items() if _POOL_KEY in table}
+        tables = {name: table for name, table in tables.items() if name not in pools}
+        rooms = {name: _room(name, table) for name, table in tables.items()}
+        context = BackendContext(
+            instance_id=instance_id,
+            state_dir=state_dir,
+            callback_url=config.server.internal_url,
+            public_url=config.server.public_url,
+            owner_key=owner_key,
+        )
+        backends = {name: _make(name, table, types, context) for name, table in tables.items()}
+        default = config.sandboxes.default_backend
+        if default not in backends and default not in pools:
+            raise StartFailed(
+                f"sandboxes.default_backend is `{default}`, and there is no such backend",
+                hint=f"add a table [backends.{default}] or choose one of: {listed(backends)}",
+            )
+        specs = _ordered_specs(host, config, backends, pools)
+        configured = [entry.id or table for table, entry in config.specs.items()]
+        return cls(backends, specs, rooms, pools, host.specs(), configured=configured)
+
+    async def open(self) -> None:
+        """Open every backend that is not open; one that cannot be reached is logged and stays so.
+
+        Call it again, now and then, to get that one back.
+        """
+        for name, backend in self._backends.items():
+            if name in self._open:
+                continue
+            try:
+                await backend.open()
+            except BackendUnavailable as exc:
+                log.warning(
+                    "backend cannot be opened",
+                    extra={"backend": name, "reason": f"{exc.message} {exc.detail}".strip()},
+                )
+            except AgentsvcError:
+                raise
+            except (Exception, SystemExit):  # a plugin may raise anything; the others are opened
+                log.exception("backend cannot be opened", extra={"backend": name})
+            else:
+                self._open.add(name)
+
+    async def close(self) -> None:
+        """Close every backend; sandboxes keep running."""
+        self._open.clear()
+        for backend in self._backends.values():
+            await backend.close()
+
+    def names(self) -> list[str]:
+        """Return the names of the configured backends."""
+        return list(self._backends)
+
+    def members(self, name: str) -> tuple[str, ...]:
+        """Return the backends of a group, or the one backend of this name."""
+        return self._pools.get(name, (name,))
+
+    def health(self) -> Mapping[str, Health]:
+        """Return how each backend that belongs to a group was when it was last asked."""
+        return self._health
+
+    async def check_health(self, time_limit: float) -> None:
+        """Ask every backend that belongs to a group how it is; called now and then."""
+        names = sorted({member for pool in self._pools.values() for member in pool})
+        found = await asyncio.gather(*(self._ask_health(name, time_limit) for name in names))
+        for name, health in zip(names, found, strict=True):
+            if self._health.get(name, Health(ok=True)).ok is not health.ok:
+                log.log(
+                    logging.INFO if health.ok else logging.WARNING,
+                    "backend takes sandboxes again" if health.ok else "backend takes no sandboxes",
+                    extra={"backend": name, "reason": health.reason},
+                )
+            self._health[name] = health
+
+    def complete(self, spec: Spec, name: str) -> Spec:
+        """Return a spec as it is at one backend of a group."""
+        own = msgspec.structs.replace(spec, backend=name)
+        kind = type(self._backends[name]).name
+        base = [item for item in self._offered if item.backend == kind]
+        bases = [msgspec.structs.replace(item, backend=name) for item in base]
+        return _completed(own, bases, name)
+
+    async def _ask_health(self, name: str, time_limit: float) -> Health:
+        try:
+            async with asyncio.timeout(time_limit):
+                return await self.get(name).probe()
+        except AgentsvcError as exc:
+            return Health(ok=False, reason=exc.message)
+        except TimeoutError:
+            return Health(ok=False, reason=f"it gave no answer within {time_limit:g} s")
+        except (Exception, SystemExit) as exc:  # a plugin may raise anything
+            log.exception("backend failed", extra={"backend": name})
+            return Health(ok=False, reason=f"it failed as it should not: {type(exc).__name__}")
+
+    def runs_here(self, name: str) -> bool:
+        """Say whether a backend, or one of a group, runs sandboxes on this server's machine."""
+        members = (self._backends.get(member) for member in self.members(name))
+        return any(backend is not None and backend.runs_here for backend in members)
+
+    def rooms(self) -> dict[str, RoomConfig]:
+        """Return how much may run at a time at each configured backend."""
+        return dict(self._rooms)
+
+    def get(self, name: str) -> Backend:
+        """Return an open backend; raises BackendUnavailable for one that is not, or is unknown.
+
+        Sandboxes of a backend that was taken out of the config are out of reach, not gone.
+        """
+        backend = self._backends.get(name)
+        if backend is None:
+            raise BackendUnavailable(f"The backend `{name}` is not configured")
+        if name not in self._open:
+            raise BackendUnavailable(f"The backend `{name}` cannot be reached")
+        return backend
+
+    def specs(self) -> list[Spec]:
+        """Return the sandbox templates, the default one first."""
+        return list(self._specs)
+
+    def configured_specs(self) -> list[Spec]:
+        """Return the templates that are in the configuration, without those of plugins."""
+        return [spec for spec in self._specs if spec.id in self._configured]
+
+    async def probe(self) -> dict[str, Health]:
+        """Ask each backend whether it could create a sandbox now."""
+        found = {}
+        for name in self._backends:
+            try:
+                found[name] = await self.get(name).probe()
+            except AgentsvcError as exc:
+                found[name] = Health(ok=False, reason=exc.message)
+        return found
+
+
+def kinds_of(config: Config) -> frozenset[str]:
+    """Return the kinds of the backends that are configured, whether there are such or not."""
+    return frozenset(
+        str(table.get("type", name))
+        for name, table in config.backends.items()
+        if _POOL_KEY not in table
+    )
+
+
+def _pool(name: str, tables: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the members of a group of backends; raises StartFailed for what is none."""
+    table = tables[name]
+    members = table[_POOL_KEY]
+    if not isinstance(members, list | tuple) or not members:
+        raise StartFailed(
+            f"backends.{name}.pool is not a list of backends",
+            hint='write the names of their tables, such as `pool = ["big", "small"]`',
+        )
+    if more := table.keys() - {_POOL_KEY}:
+        raise StartFailed(
+            f"backends.{name} is a group of backends and takes nothing but `pool`: {listed(more)}",
+            hint="write what is for one backend into its own table",
+        )
+    for member in members:
+        if member not in tables or _POOL_KEY in tables[member]:
+            raise StartFailed(
+                f"backends.{name}.pool names `{member}`, and there is no such backend",
+                hint=f"add a table [backends.{member}]; a group takes no other group",
+            )
+    return tuple(dict.fromkeys(members))
+
+
+def _make(
+    name: str,
+    table: Mapping[str, Any],
+    types: Mapping[str, BackendType],
+    base: BackendContext,
+) -> Backend:
+    values = {key: value for key, value in table.items() if key not in _ROOM_KEYS}
+    type_name = values.pop("type", name)
+    kind = types.get(type_name)
+    if kind is None:
+        raise StartFailed(
+            f"backends.{name} is of type `{type_name}`, and no plugin offers that",
+            hint=f"set `type` to one of: {listed(types)}",
+        )
+    if kind.api_version != API_VERSION:
+        raise StartFailed(
+            f"The backend `{type_name}` is written for version {kind.api_version} of the contract,"
+            f" this server speaks {API_VERSION}",
+            hint=f"update the plugin that offers `{type_name}`",
+        )
+    try:
+        # Values from the environment are texts.
+        config = msgspec.convert(values, kind.Config, strict=False)
+    except msgspec.ValidationError as exc:
+        raise StartFailed(
+            f"The table [backends.{name}] does not fit: {exc}",
+            hint=f"its keys are: {listed(kind.Config.__struct_fields__)}",
+        ) from exc
+    context = msgspec.structs.replace(base, state_dir=base.state_dir / name)
+    return kind(config, context)
+
+
+def _room(name: str, table: Mapping[str, Any]) -> RoomConfig:
+    values = {key: value for key, value in table.items() if key in _ROOM_KEYS}
+    try:
+        return msgspec.convert(values, RoomConfig, strict=False)
+    except msgspec.ValidationError as exc:
+        raise StartFailed(
+            f"The table [backends.{name}] does not fit: {exc}",
+            hint="max_running and max_memory_bytes are whole numbers, 0 for no limit",
+        ) from exc
+
+
+def _ordered_specs(
+    host: PluginHost,
+    config: Config,
+    backends: Mapping[str, Backend],
+    pools: Mapping[str, tuple[str, ...]],
+) -> list[Spec]:
+    default_backend = config.sandboxes.default_backend
+    offered = [spec for spec in host.specs() if (spec.backend or default_backend) in backends]
+    specs: dict[str, Spec] = {}
+    for table, entry in config.specs.items():
+        fields = {**msgspec.to_builtins(entry), "id": entry.id or table}
+        spec = _completed(msgspec.convert(fields, Spec), offered, default_backend)
+        if (spec.backend or default_backend) not in pools:
+            _check_configured(table, spec, backends, default_backend)
+        specs[spec.id] = spec
+    for spec in offered:
+        specs.setdefault(spec.id, spec)
+    default = config.sandboxes.default_spec
+    if default and default not in specs:
+        raise StartFailed(
+            f"sandboxes.default_spec is `{default}`, and there is no such spec",
+            hint=f"choose one of: {listed(specs)}",
+        )
+
+    def rank(spec: Spec) -> tuple[bool, bool]:
+        return spec.id != default, (spec.backend or default_backend) != default_backend
+
+    return sorted(specs.values(), key=rank)
+
+
+def _completed(spec: Spec, offered: Iterable[Spec], default_backend: str) -> Spec:
+    # Who only adds a variable need not repeat the command and the ports it comes with.
+    if spec.command is not None or spec.image or spec.ports:
+        return spec
+    name = spec.backend or default_backend
+    for base in offered:
+        if (base.backend or default_backend) == name:
+            env = {**base.env, **spec.env}
+            return msgspec.structs.replace(spec, command=base.command, ports=base.ports, env=env)
+    return spec
+
+
+def _check_configured(
+    table: str, spec: Spec, backends: Mapping[str, Backend], default_backend: str
+) -> None:
+    name = spec.backend or default_backend
+    if name not in backends:
+        raise StartFailed(
+            f"specs.{table} is for the backend `{name}`, and there is no such backend",
+            hint=f"choose one of: {listed(backends)}, or a group of them",
+        )
+    try:
+        backends[name].check_spec(spec)
+    except OrderRejected as exc:
+        raise StartFailed(f"specs.{table} does not fit: {exc.message}") from exc

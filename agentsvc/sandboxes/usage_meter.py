@@ -1,0 +1,74 @@
+"""What sandboxes use: asked of their backends now and then, and remembered in between.
+
+Whoever lists sandboxes is told what was last measured; no backend is asked for that.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from agentsvc.base.errors import AgentsvcError
+from agentsvc.base.values import now
+from agentsvc.plugin.backend import Phase, Usage
+from agentsvc.sandboxes.backend_calls import BackendCalls
+from agentsvc.sandboxes.state import Sandbox, Standing
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 8
+_MEASURED: Final = (Phase.STARTING, Phase.RUNNING, Phase.PAUSED)
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox used at a moment."""
+
+    usage: Usage
+    at: datetime
+
+
+class Meter:
+    """Knows what each sandbox used when it was last looked at."""
+
+    def __init__(self, calls: BackendCalls) -> None:
+        self._calls = calls
+        self._known: dict[str, Measured] = {}
+
+    def find(self, sandbox: Sandbox) -> Measured | None:
+        """Return what was last measured of a sandbox, None where it cannot use anything now."""
+        return self._known.get(sandbox.id) if sandbox.phase in _MEASURED else None
+
+    async def measure(self, sandboxes: Sequence[Standing]) -> None:
+        """Ask about all of these, and forget the others; each backend by itself."""
+        by_backend: defaultdict[str, list[Standing]] = defaultdict(list)
+        for sandbox in sandboxes:
+            if sandbox.phase in _MEASURED and sandbox.handle is not None:
+                by_backend[sandbox.backend].append(sandbox)
+        found: dict[str, Measured] = {}
+        async with asyncio.TaskGroup() as group:
+            for name, its in by_backend.items():
+                queue = its[::-1]
+                for _ in range(min(_AT_ONCE, len(queue))):
+                    group.create_task(self._work(name, queue, found))
+        self._known = found
+
+    async def _work(self, name: str, queue: list[Standing], found: dict[str, Measured]) -> None:
+        while queue:
+            sandbox = queue.pop()
+            if sandbox.handle is None:
+                continue
+            try:
+                async with self._calls.to(name) as backend:
+                    usage = await backend.usage(sandbox.handle)
+            except AgentsvcError as exc:
+                log.debug("use not known", extra={"sandbox_id": sandbox.id, "reason": str(exc)})
+                if exc.retryable:
+                    # What does not answer now is not asked about each sandbox.
+                    queue.clear()
+                continue
+            if usage is not None:
+                found[sandbox.id] = Measured(usage=usage, at=now())

@@ -1,0 +1,1 @@
+"""Per-user settings, model profiles and secrets."""

@@ -1,0 +1,312 @@
+"""Keeps the secrets of users: tokens of git providers, and custom secrets of any kind.
+
+Values leave only as `Secret`, and lie in the database sealed.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from agentsvc.base import values
+from agentsvc.base.errors import Conflict, InvalidRequest, NotFound
+from agentsvc.base.values import Secret
+from agentsvc.domain.orders import Provider
+from agentsvc.settings.user_secrets import (
+    CustomSecret,
+    CustomSecretPatch,
+    ProviderToken,
+    ProviderTokenPatch,
+    SecretsPatch,
+    check_secret_name,
+    check_secret_value,
+    merge_secret,
+    merge_token,
+)
+from agentsvc.storage.database import Database, Reader, Row, Transaction
+from agentsvc.storage.request_effects import note_effect
+from agentsvc.storage.vault import Vault
+
+
+class SecretStore:
+    """Reads and changes the secrets of users."""
+
+    def __init__(self, db: Database, vault: Vault) -> None:
+        self._db = db
+        self._vault = vault
+
+    async def provider_tokens(self, user_id: str) -> dict[str, ProviderToken]:
+        """Return the tokens of a user by provider."""
+        rows = await self._rows(user_id, _Kind.PROVIDER)
+        return {row["name"]: _to_token(row, self._vault) for row in rows}
+
+    async def find_provider_token(self, user_id: str, provider: str) -> ProviderToken | None:
+        """Return the token for one provider, or None."""
+        row = await self._db.read(lambda r: SecretTable.find(r, user_id, _Kind.PROVIDER, provider))
+        return _to_token(row, self._vault) if row else None
+
+    async def provider_hosts(self, user_id: str) -> dict[str, str | None]:
+        """Return the providers a user has tokens for, with their hosts; opens no secret."""
+        return {row["name"]: row["host"] for row in await self._rows(user_id, _Kind.PROVIDER)}
+
+    async def custom_secrets(self, user_id: str) -> dict[str, CustomSecret]:
+        """Return the custom secrets of a user by name."""
+        rows = await self._rows(user_id, _Kind.CUSTOM)
+        return {row["name"]: _to_custom(row, self._vault) for row in rows}
+
+    async def find_custom_secret(self, user_id: str, name: str) -> CustomSecret | None:
+        """Return one custom secret, or None."""
+        row = await self._db.read(lambda r: SecretTable.find(r, user_id, _Kind.CUSTOM, name))
+        return _to_custom(row, self._vault) if row else None
+
+    async def custom_secret_names(self, user_id: str) -> dict[str, str | None]:
+        """Return the names of the custom secrets with their descriptions; opens no secret."""
+        return {row["name"]: row["description"] for row in await self._rows(user_id, _Kind.CUSTOM)}
+
+    async def patch(self, user_id: str, patch: SecretsPatch) -> None:
+        """Change the secrets a patch mentions, all or none."""
+        await self._db.write(lambda tx: apply_secrets(tx, self._vault, user_id, patch))
+
+    async def set_custom_secret(
+        self, user_id: str, name: str, value: Secret, description: str | None = None
+    ) -> None:
+        """Store a custom secret, over one of the same name if there is one.
+
+        Raises InvalidRequest for a name or a value that no sandbox can take.
+        """
+        _check_secret(name, value)
+        patch = CustomSecretPatch(value=value, description=description)
+        await self.patch(user_id, SecretsPatch(custom_secrets={name: patch}))
+
+    async def add_custom_secret(
+        self, user_id: str, name: str, value: Secret, description: str | None = None
+    ) -> None:
+        """Store a new custom secret; raises Conflict if there is one of that name.
+
+        Raises InvalidRequest as `set_custom_secret`.
+        """
+        _check_secret(name, value)
+        patch = CustomSecretPatch(value=value, description=description)
+
+        async def body(tx: Transaction) -> None:
+            await _require_free(tx, user_id, name)
+            await apply_secrets(
+                tx, self._vault, user_id, SecretsPatch(custom_secrets={name: patch})
+            )
+            await note_effect(tx, name)
+
+        await self._db.write(body)
+
+    async def rename_custom_secret(
+        self, user_id: str, name: str, new_name: str, description: str | None
+    ) -> None:
+        """Give a custom secret a name, perhaps the same, and a description; its value stays.
+
+        Raises NotFound if there is none, Conflict if another one has the name, InvalidRequest
+        for a name that no sandbox can take.
+        """
+        check_secret_name(new_name)
+
+        async def body(tx: Transaction) -> None:
+            row = await SecretTable.find(tx, user_id, _Kind.CUSTOM, name)
+            if row is None:
+                raise NotFound(f"Secret with ID {name} not found")
+            if new_name != name:
+                await _require_free(tx, user_id, new_name)
+                await SecretTable.delete(tx, user_id, _Kind.CUSTOM, name)
+            secret = CustomSecret(value=_to_custom(row, self._vault).value, description=description)
+            await _put_secret(tx, self._vault, user_id, new_name, secret)
+
+        await self._db.write(body)
+
+    async def set_provider_tokens(
+        self, user_id: str, tokens: Mapping[Provider, ProviderTokenPatch]
+    ) -> None:
+        """Make these the tokens of a user: providers not mentioned are forgotten."""
+
+        async def body(tx: Transaction) -> None:
+            for row in await SecretTable.of_user(tx, user_id, _Kind.PROVIDER):
+                if row["name"] not in tokens:
+                    await SecretTable.delete(tx, user_id, _Kind.PROVIDER, row["name"])
+            patch = SecretsPatch(provider_tokens=dict(tokens))
+            await apply_secrets(tx, self._vault, user_id, patch)
+
+        await self._db.write(body)
+
+    async def delete_custom_secret(self, user_id: str, name: str) -> bool:
+        """Forget a custom secret and return whether there was one."""
+        deleted = await self._db.write(
+            lambda tx: SecretTable.delete(tx, user_id, _Kind.CUSTOM, name)
+        )
+        return deleted > 0
+
+    async def delete_provider_tokens(self, user_id: str) -> None:
+        """Forget every provider token of a user."""
+        await self.set_provider_tokens(user_id, {})
+
+    async def _rows(self, user_id: str, kind: "_Kind") -> list[Row]:
+        return await self._db.read(lambda reader: SecretTable.of_user(reader, user_id, kind))
+
+
+async def apply_secrets(tx: Transaction, vault: Vault, user_id: str, patch: SecretsPatch) -> None:
+    """Change the secrets a patch mentions, inside the caller's transaction.
+
+    An entry without a value, for which nothing is stored, changes nothing.
+    """
+    for provider, token_patch in patch.provider_tokens.items():
+        row = await SecretTable.find(tx, user_id, _Kind.PROVIDER, provider)
+        token = merge_token(_to_token(row, vault) if row else None, token_patch)
+        if token is not None:
+            await _put_token(tx, vault, user_id, provider, token)
+    for name, secret_patch in patch.custom_secrets.items():
+        row = await SecretTable.find(tx, user_id, _Kind.CUSTOM, name)
+        secret = merge_secret(_to_custom(row, vault) if row else None, secret_patch)
+        if secret is not None:
+            await _put_secret(tx, vault, user_id, name, secret)
+
+
+def _check_secret(name: str, value: Secret) -> None:
+    check_secret_name(name)
+    check_secret_value(value)
+    if not value:
+        raise InvalidRequest("The secret must not be empty", loc=("body", "value"))
+
+
+async def _require_free(tx: Transaction, user_id: str, name: str) -> None:
+    if await SecretTable.find(tx, user_id, _Kind.CUSTOM, name) is not None:
+        raise Conflict(f"Secret {name} already exists")
+
+
+# As it is stored
+
+
+class _Kind(StrEnum):
+    CUSTOM = "custom"
+    PROVIDER = "provider"
+
+
+class _Sealed(Struct, frozen=True, kw_only=True):
+    """What is sealed of a secret."""
+
+    value: str
+    account: str | None = None
+
+
+_ENCODER = msgspec.json.Encoder()
+_SEALED = msgspec.json.Decoder(_Sealed)
+
+
+class SecretTable:
+    """The SQL of the `secrets` table."""
+
+    @staticmethod
+    async def of_user(reader: Reader, user_id: str, kind: str) -> list[Row]:
+        """Return every secret of a kind, by name."""
+        return await reader.all(
+            """
+            SELECT user_id, kind, name, sealed, description, host
+            FROM secrets
+            WHERE user_id = :user_id AND kind = :kind
+            ORDER BY name
+            """,
+            {"user_id": user_id, "kind": kind},
+        )
+
+    @staticmethod
+    async def find(reader: Reader, user_id: str, kind: str, name: str) -> Row | None:
+        """Return one secret."""
+        return await reader.one(
+            """
+            SELECT user_id, kind, name, sealed, description, host
+            FROM secrets
+            WHERE user_id = :user_id AND kind = :kind AND name = :name
+            """,
+            {"user_id": user_id, "kind": kind, "name": name},
+        )
+
+    @staticmethod
+    async def put(tx: Transaction, row: Mapping[str, Any]) -> int:
+        """Insert a secret, or replace the one of that name."""
+        return await tx.run(
+            """
+            INSERT INTO secrets
+                (user_id, kind, name, sealed, description, host, created_at, updated_at)
+            VALUES (:user_id, :kind, :name, :sealed, :description, :host, :now, :now)
+            ON CONFLICT (user_id, kind, name) DO UPDATE
+            SET sealed = excluded.sealed,
+                description = excluded.description,
+                host = excluded.host,
+                updated_at = excluded.updated_at
+            """,
+            row,
+        )
+
+    @staticmethod
+    async def delete(tx: Transaction, user_id: str, kind: str, name: str) -> int:
+        """Delete one secret."""
+        return await tx.run(
+            """
+            DELETE FROM secrets
+            WHERE user_id = :user_id AND kind = :kind AND name = :name
+            """,
+            {"user_id": user_id, "kind": kind, "name": name},
+        )
+
+
+async def _put_token(
+    tx: Transaction, vault: Vault, user_id: str, provider: str, token: ProviderToken
+) -> None:
+    sealed = _Sealed(value=token.token.reveal(), account=token.user_id)
+    await SecretTable.put(
+        tx, _to_row(vault, user_id, _Kind.PROVIDER, provider, sealed, host=token.host)
+    )
+
+
+async def _put_secret(
+    tx: Transaction, vault: Vault, user_id: str, name: str, secret: CustomSecret
+) -> None:
+    sealed = _Sealed(value=secret.value.reveal())
+    await SecretTable.put(
+        tx, _to_row(vault, user_id, _Kind.CUSTOM, name, sealed, description=secret.description)
+    )
+
+
+def _to_row(
+    vault: Vault,
+    user_id: str,
+    kind: _Kind,
+    name: str,
+    sealed: _Sealed,
+    *,
+    description: str | None = None,
+    host: str | None = None,
+) -> dict[str, Any]:
+    return {
+        "user_id": user_id,
+        "kind": kind.value,
+        "name": str(name),
+        "sealed": vault.seal(_ENCODER.encode(sealed), _context(user_id, kind, name)),
+        "description": description,
+        "host": host,
+        "now": values.to_stored(values.now()),
+    }
+
+
+def _unsealed(row: Row, vault: Vault) -> _Sealed:
+    context = _context(row["user_id"], row["kind"], row["name"])
+    return _SEALED.decode(vault.unseal(row["sealed"], context))
+
+
+def _to_token(row: Row, vault: Vault) -> ProviderToken:
+    sealed = _unsealed(row, vault)
+    return ProviderToken(token=Secret(sealed.value), host=row["host"], user_id=sealed.account)
+
+
+def _to_custom(row: Row, vault: Vault) -> CustomSecret:
+    return CustomSecret(value=Secret(_unsealed(row, vault).value), description=row["description"])
+
+
+def _context(user_id: str, kind: str, name: str) -> str:
+    return f"secrets/{user_id}/{kind}/{name}"

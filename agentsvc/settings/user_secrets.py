@@ -1,0 +1,259 @@
+"""What the secrets of a user are, and how a change to them is read, checked and applied.
+
+Pure; `secretstore` keeps them. Everything stored reaches the user's sandboxes, so the names are
+checked on the way in.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from agentsvc.base.errors import InvalidRequest
+from agentsvc.base.validation import Problems, checked_by, convert
+from agentsvc.base.values import MASK, Secret, SentSecret, has_control, stated
+from agentsvc.domain import repositories as git
+from agentsvc.domain.orders import Provider
+
+MAX_NAME_LENGTH: Final = 256
+MAX_VALUE_BYTES: Final = 64 * 1024
+
+RESERVED_NAMES: Final = frozenset(
+    {
+        "ENV_LOG_LEVEL",
+        "LOG_JSON",
+        "OH_ALLOW_CORS_ORIGINS_0",
+        "OH_BASH_EVENTS_DIR",
+        "OH_CONVERSATIONS_PATH",
+        "OH_ENABLE_VNC",
+        "OH_WEBHOOKS_0_BASE_URL",
+        "OPENVSCODE_SERVER_ROOT",
+        "PYTHONUNBUFFERED",
+        "WORKER_1",
+        "WORKER_2",
+    }
+)
+"""Variables the agent server is set up with; a secret of that name would break it."""
+
+RESERVED_PREFIX: Final = "LLM_"
+
+_NAME_PATTERN: Final = r"\A[A-Za-z_][A-Za-z0-9_]*\Z"
+_NAME = re.compile(_NAME_PATTERN)
+
+
+class ProviderToken(Struct, frozen=True, kw_only=True):
+    """A token for a git provider."""
+
+    token: Secret
+    host: str | None = None
+    """Where the provider is, if not at its usual host."""
+    user_id: str | None = None
+    """The user's name at the provider."""
+
+
+class CustomSecret(Struct, frozen=True, kw_only=True):
+    """A secret the user wants the agent to have."""
+
+    value: Secret
+    description: str | None = None
+
+
+class ProviderTokenPatch(Struct, frozen=True, kw_only=True):
+    """A change to one provider's token; no token or an empty one keeps the stored one."""
+
+    token: Secret | None = None
+    host: str | UnsetType | None = UNSET
+    user_id: str | UnsetType | None = UNSET
+
+
+class CustomSecretPatch(Struct, frozen=True, kw_only=True):
+    """A change to one custom secret; no value or an empty one keeps the stored one."""
+
+    value: Secret | None = None
+    description: str | UnsetType | None = UNSET
+
+
+class SecretsPatch(Struct, frozen=True, kw_only=True):
+    """Changes to several secrets; those not mentioned stay as they are."""
+
+    provider_tokens: dict[Provider, ProviderTokenPatch] = {}
+    custom_secrets: dict[str, CustomSecretPatch] = {}
+
+
+def merge_token(old: ProviderToken | None, patch: ProviderTokenPatch) -> ProviderToken | None:
+    """Return the token after a change, or None if there is none before or after."""
+    token = _kept(patch.token, old.token if old else None)
+    if token is None:
+        return None
+    old = old or ProviderToken(token=token)
+    return ProviderToken(
+        token=token,
+        host=old.host if patch.host is UNSET else patch.host or None,
+        user_id=old.user_id if patch.user_id is UNSET else patch.user_id or None,
+    )
+
+
+def merge_secret(old: CustomSecret | None, patch: CustomSecretPatch) -> CustomSecret | None:
+    """Return the custom secret after a change, or None if there is none before or after."""
+    value = _kept(patch.value, old.value if old else None)
+    if value is None:
+        return None
+    old = old or CustomSecret(value=value)
+    description = old.description if patch.description is UNSET else patch.description
+    return CustomSecret(value=value, description=description)
+
+
+def check_secret_name(name: str, *, loc: Sequence[str | int] = ("body", "name")) -> None:
+    """Raise InvalidRequest unless a secret of this name can be a variable in a sandbox."""
+    if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            "The name of a secret has letters, digits and `_`, and no digit in front", loc=loc
+        )
+    if name in RESERVED_NAMES or name.startswith(RESERVED_PREFIX):
+        raise InvalidRequest(f"The name is reserved for the sandbox itself: `{name}`", loc=loc)
+
+
+def check_secret_value(value: Secret, *, loc: Sequence[str | int] = ("body", "value")) -> None:
+    """Raise InvalidRequest unless a secret fits into a variable."""
+    if len(value.reveal().encode()) > MAX_VALUE_BYTES:
+        raise InvalidRequest(f"The secret is longer than {MAX_VALUE_BYTES} bytes", loc=loc)
+    if "\0" in value.reveal():
+        raise InvalidRequest("The secret must not contain NUL", loc=loc)
+
+
+# As clients send it
+
+type Loc = tuple[str | int, ...]
+
+_RESERVED: Final = {"pattern": rf"\A(?:{RESERVED_PREFIX}.*|{'|'.join(sorted(RESERVED_NAMES))})\Z"}
+
+
+def _check_value(raw: str, *, loc: Loc) -> None:
+    check_secret_value(Secret(raw), loc=loc)
+
+
+type VariableName = Annotated[
+    str,
+    stated(pattern=_NAME_PATTERN, maxLength=MAX_NAME_LENGTH, **{"not": _RESERVED}),
+    checked_by(check_secret_name),
+]
+"""The name of a secret on the wire."""
+type VariableValue = Annotated[
+    SentSecret,
+    stated(pattern=r"\A[^\0]*\Z", maxLength=MAX_VALUE_BYTES),
+    checked_by(_check_value),
+]
+"""The value of a secret on the wire; the length is that in UTF-8, see `check_secret_value`."""
+_Text = Annotated[str, Meta(max_length=1024)]
+
+
+class ProviderTokenBody(Struct, frozen=True, kw_only=True):
+    """A token for a git provider; an empty one keeps what is stored."""
+
+    token: SentSecret | None = None
+    """The token; empty, null or left out: the stored one stays"""
+    host: _Text | UnsetType | None = UNSET
+    """Host of the provider, where it is not the usual one; null: the usual one, left out: unchanged
+    """
+    user_id: _Text | UnsetType | None = UNSET
+    """Name of the account, for providers that need it; null: none, left out: unchanged"""
+
+
+class CustomSecretBody(Struct, frozen=True, kw_only=True):
+    """A secret; an empty one keeps what is stored."""
+
+    secret: SentSecret | None = None
+    """The value, at most 64 KiB; empty, null or left out: the stored one stays"""
+    description: Annotated[str, Meta(max_length=4096)] | UnsetType | None = UNSET
+    """What it is for, told to the agent; at most 4096 characters. Null: nothing, left out:
+    unchanged"""
+
+
+def _check_token(raw: Any, *, loc: Loc) -> None:
+    _to_token(raw if isinstance(raw, str) else convert(raw, ProviderTokenBody, loc=loc), loc)
+
+
+def _check_custom(raw: Any, *, loc: Loc) -> None:
+    _to_custom(raw if isinstance(raw, str) else convert(raw, CustomSecretBody, loc=loc), loc)
+
+
+type ProviderTokens = Annotated[
+    dict[Provider, Annotated[ProviderTokenBody | SentSecret, checked_by(_check_token)]],
+    stated(propertyNames={"enum": [provider.value for provider in Provider]}),
+]
+"""Tokens by provider; a text alone is the token."""
+
+
+class SecretsStoreBody(Struct, frozen=True, kw_only=True):
+    """Secrets and tokens by name; a text alone is the secret itself."""
+
+    provider_tokens: ProviderTokens | None = None
+    """Tokens by provider; null: no change"""
+    custom_secrets: (
+        dict[VariableName, Annotated[CustomSecretBody | SentSecret, checked_by(_check_custom)]]
+        | None
+    ) = None
+    """Secrets by name, which is that of an environment variable; null: no change"""
+
+
+def read_secrets(raw: Any) -> SecretsPatch:
+    """Return the changes that a decoded `secrets_store` asks for; raises InvalidRequest."""
+    return to_secrets_patch(
+        convert({} if raw is None else raw, SecretsStoreBody, loc=("body", "secrets_store"))
+    )
+
+
+def to_secrets_patch(store: SecretsStoreBody | None) -> SecretsPatch:
+    """Return the changes that a `secrets_store` asks for; raises InvalidRequest."""
+    loc = ("body", "secrets_store")
+    problems = Problems()
+    tokens: dict[Provider, ProviderTokenPatch] = {}
+    customs: dict[str, CustomSecretPatch] = {}
+    with problems.noted():
+        given = (store.provider_tokens if store else None) or {}
+        tokens = to_token_patches(given, loc=(*loc, "provider_tokens"))
+    for name, item in ((store.custom_secrets if store else None) or {}).items():
+        where = (*loc, "custom_secrets", name)
+        with problems.noted():
+            check_secret_name(name, loc=where)
+        with problems.noted():
+            customs[name] = _to_custom(item, where)
+    problems.refuse()
+    return SecretsPatch(provider_tokens=tokens, custom_secrets=customs)
+
+
+def to_token_patches(
+    given: ProviderTokens, *, loc: Loc = ("body", "provider_tokens")
+) -> dict[Provider, ProviderTokenPatch]:
+    """Return the changes that a map of provider tokens asks for; raises InvalidRequest."""
+    found: dict[Provider, ProviderTokenPatch] = {}
+    problems = Problems()
+    for name, item in given.items():
+        with problems.noted():
+            found[name] = _to_token(item, (*loc, name))
+    problems.refuse()
+    return found
+
+
+def _to_token(given: ProviderTokenBody | str, loc: Loc) -> ProviderTokenPatch:
+    wire = ProviderTokenBody(token=given) if isinstance(given, str) else given
+    token = Secret((wire.token or "").strip())
+    check_secret_value(token, loc=(*loc, "token"))
+    if has_control(token.reveal()):
+        # It goes into headers, and into git's line by line talk about credentials.
+        raise InvalidRequest("A token must not contain control characters", loc=(*loc, "token"))
+    if wire.host:
+        git.check_host(wire.host, loc=(*loc, "host"))
+    return ProviderTokenPatch(token=token or None, host=wire.host, user_id=wire.user_id)
+
+
+def _to_custom(given: CustomSecretBody | str, loc: Loc) -> CustomSecretPatch:
+    wire = CustomSecretBody(secret=given) if isinstance(given, str) else given
+    value = Secret(wire.secret or "")
+    check_secret_value(value, loc=(*loc, "secret"))
+    return CustomSecretPatch(value=value or None, description=wire.description)
+
+
+def _kept(given: Secret | None, stored: Secret | None) -> Secret | None:
+    return given if given and given.reveal() != MASK else stored

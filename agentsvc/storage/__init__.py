@@ -1,0 +1,1 @@
+"""Durable storage: the SQLite database, its migrations, the vault for secrets."""

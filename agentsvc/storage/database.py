@@ -1,0 +1,567 @@
+"""Connections to the one SQLite file, and transactions on them.
+
+With `agentsvc.storage.database_file` the only module that opens a database. The SQL of a domain is in that domain's
+table class.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+    Sized,
+)
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from agentsvc.base.errors import CapacityExceeded, Conflict
+from agentsvc.base.values import monotonic
+from agentsvc.storage.database_file import MIGRATIONS, copy_to, prepare, primary_code, uri
+
+log = logging.getLogger(__name__)
+
+type Params = Mapping[str, Any]
+Row = sqlite3.Row
+IntegrityError = sqlite3.IntegrityError
+
+_READERS = 3
+_STEPS = 1000
+"""Instructions of SQLite's between two looks at a query: some twenty microseconds."""
+_MOST_LOOKS = 50
+"""How long a query may keep the event loop, in such looks: about one millisecond.
+
+It is no time on the clock, since on a busy machine all take longer, and a thread does not help then.
+"""
+_SLOW_SECONDS = 10.0
+"""How long a statement that took longer is not tried on the event loop again."""
+_LARGEST_BATCH = 64
+_NO_PARAMS: Params = {}
+# SQLite takes a disk that cannot be read for a damaged database, as it cannot tell.
+_OF_DISK = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_CORRUPT,
+)
+_WRITER_SETUP = """
+    PRAGMA synchronous = FULL;
+    PRAGMA foreign_keys = ON;
+    PRAGMA journal_size_limit = 67108864;
+"""
+
+
+class _Connection(Protocol):
+    """Does what it is given with a connection of SQLite."""
+
+    async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what the work returns."""
+
+
+class _Apart:
+    """The connection that writes, in a thread of its own, which does one thing after the other."""
+
+    def __init__(self, thread: ThreadPoolExecutor, raw: sqlite3.Connection) -> None:
+        self._thread = thread
+        self._raw = raw
+
+    @classmethod
+    async def open(cls, path: Path, busy_seconds: float) -> "_Apart":
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
+        loop = asyncio.get_running_loop()
+        return cls(thread, await loop.run_in_executor(thread, _connect_writer, path, busy_seconds))
+
+    async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
+        # What is begun is done in order even if nobody waits for it any more.
+        loop = asyncio.get_running_loop()
+        return await asyncio.shield(loop.run_in_executor(self._thread, work, self._raw))
+
+    async def close(self) -> None:
+        await self.call(sqlite3.Connection.close)
+        self._thread.shutdown(wait=False)
+
+
+class _Here:
+    """A connection, for who is in its thread already."""
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self._raw = raw
+
+    async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return work(self._raw)
+
+
+class Reader:
+    """Queries in one snapshot of the database."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+
+    async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
+        """Return the first row of a query, or None."""
+        rows = await self.all(sql, params)
+        return rows[0] if rows else None
+
+    async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
+        """Return every row of a query."""
+        return await self._connection.call(lambda raw: raw.execute(sql, params).fetchall())
+
+
+class _TooLong(Exception):
+    """A query was broken off, to be run again in a thread."""
+
+
+class _Readers:
+    """Connections that only read: one of the event loop, and some of threads.
+
+    An indexed query takes less time than it takes to hand it to a thread and the rows back, so it is
+    run right here. One that takes longer than a moment is broken off, and run again in a thread; for
+    a while, the same statement then goes there at once.
+    """
+
+    def __init__(self, raw: sqlite3.Connection, others: list[sqlite3.Connection]) -> None:
+        self._raw = raw
+        self._others = others
+        self._threads = ThreadPoolExecutor(len(others), thread_name_prefix="database reader")
+        self._looks = 0
+        self._slow: dict[str, float] = {}
+        raw.set_progress_handler(self._look, _STEPS)
+
+    @classmethod
+    def open(cls, path: Path, busy_seconds: float) -> "_Readers":
+        """Connect; nothing waits for a lock on the event loop."""
+        made = [
+            _connect(path, "ro", 0),
+            *(_connect(path, "ro", busy_seconds) for _ in range(_READERS)),
+        ]
+        return cls(made[0], made[1:])
+
+    async def read[T](self, name: str, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what the work returns; it may be begun twice. The name is that of its kind."""
+        if monotonic() >= self._slow.get(name, 0.0):
+            try:
+                return self._read_here(work)
+            except _TooLong:
+                self._slow[name] = monotonic() + _SLOW_SECONDS
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._read_apart, work
+        )
+
+    def close(self) -> None:
+        """Wait for the threads and disconnect."""
+        self._threads.shutdown()
+        for raw in (self._raw, *self._others):
+            raw.close()
+
+    def _look(self) -> bool:
+        self._looks += 1
+        return self._looks > _MOST_LOOKS
+
+    def _read_here[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._looks = 0
+        try:
+            return work(self._raw)
+        except sqlite3.OperationalError as exc:
+            if primary_code(exc) in (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_BUSY):
+                raise _TooLong from exc
+            raise
+        finally:
+            _end_snapshot(self._raw)
+
+    def _read_apart[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
+        # There is one for each thread.
+        raw = self._others.pop()
+        try:
+            return work(raw)
+        finally:
+            _end_snapshot(raw)
+            self._others.append(raw)
+
+
+class Transaction(Reader):
+    """Queries and changes that become durable together, or not at all."""
+
+    def __init__(self, connection: _Connection) -> None:
+        super().__init__(connection)
+        self.callbacks: list[Callable[[], None]] = []
+
+    async def run(self, sql: str, params: Params = _NO_PARAMS) -> int:
+        """Run one statement and return how many rows it changed."""
+        return await self._connection.call(lambda raw: raw.execute(sql, params).rowcount)
+
+    async def run_many(self, sql: str, rows: Iterable[Params]) -> None:
+        """Run one statement once for each of the rows."""
+        await self._connection.call(lambda raw: raw.executemany(sql, rows))
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        """Call this once the changes are durable, before the caller of `write` goes on.
+
+        It is not called when the body fails or the commit does.
+        """
+        self.callbacks.append(callback)
+
+
+class _Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A body that waits for its turn to write."""
+
+    body: Callable[[Transaction], Awaitable[Any]]
+    done: asyncio.Future[Any]
+    context: contextvars.Context
+    is_apart: bool
+    by: str
+    """Whose task waits for it: that of a request, or one of the server's own."""
+
+    @property
+    def name(self) -> str:
+        """What it does and for whom, for the log."""
+        does = getattr(self.body, "__qualname__", "").partition(".<locals>")[0]
+        return f"{does} for {self.by}"
+
+
+class _Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """A body that ran, and is not durable yet."""
+
+    job: _Job
+    callbacks: list[Callable[[], None]]
+    result: Any = None
+    failure: BaseException | None = None
+
+
+class _Batch:
+    """Bodies that share a commit; it comes with the end of the last one, when no other waits."""
+
+    def __init__(self) -> None:
+        self.tried: list[_Job] = []
+        self.attempts: list[_Attempt] = []
+        self.is_durable = False
+
+    def begin(self, raw: sqlite3.Connection) -> None:
+        if not self.tried:
+            raw.execute("BEGIN IMMEDIATE")
+        raw.execute("SAVEPOINT body")
+
+    def end(self, failure: BaseException | None, waiting: Sized, raw: sqlite3.Connection) -> None:
+        _end_body(failure, raw)
+        if not waiting or len(self.tried) >= _LARGEST_BATCH:
+            raw.execute("COMMIT")
+            self.is_durable = True
+
+
+class Database:
+    """One SQLite file: a queue of writers that share commits, and a pool of readers."""
+
+    def __init__(self, path: Path, writer: _Apart, readers: _Readers) -> None:
+        self._path = path
+        self._writer = writer
+        self._readers = readers
+        self._jobs: deque[_Job] = deque()
+        self._wake = asyncio.Event()
+        self._is_open = True
+        self._is_closed = False
+        self.commits = 0
+        """How many transactions have become durable: what was read before the last is perhaps old."""
+        self._body: asyncio.Task[Any] | None = None
+        self._writing = asyncio.create_task(self._write_until_closed(), name="database writer")
+
+    @property
+    def path(self) -> Path:
+        """The file itself."""
+        return self._path
+
+    @classmethod
+    async def open(
+        cls, path: Path, *, migrations: Path = MIGRATIONS, busy_seconds: float = 5
+    ) -> "Database":
+        """Open the file, made if absent (mode 0600), after taking it through all migrations.
+
+        A file with data is copied before it is migrated. Raises StartFailed, with a hint, for
+        a file that is newer than the code, is no database of ours, is locked or not writable.
+        """
+        await asyncio.to_thread(prepare, path, migrations, busy_seconds)
+        readers = await asyncio.to_thread(_Readers.open, path, busy_seconds)
+        return cls(path, await _Apart.open(path, busy_seconds), readers)
+
+    async def write[T](self, body: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Run the body in a transaction and return what it returns once that is durable.
+
+        Bodies run one at a time in the order of their calls, and await nothing but the
+        transaction. One that raises is undone alone. Once called, the body runs to its end
+        even if the caller is cancelled. Raises CapacityExceeded when the disk is full or the
+        transaction is lost to another fault of the storage.
+        """
+        if asyncio.current_task() is self._body:
+            raise RuntimeError("a transaction cannot wait for another one")
+        return await self._enqueue(body, is_apart=False)
+
+    async def write_apart[T](self, body: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Do the same, the body running in the thread that writes: for what is written often.
+
+        Nothing it touches may be changed by others meanwhile. What it does to anything but the
+        database and its own variables belongs into `after_commit`.
+        """
+        return await self._enqueue(body, is_apart=True)
+
+    async def read[T](self, body: Callable[[Reader], Awaitable[T]]) -> T:
+        """Run queries that all see the same state; they never wait for writers.
+
+        The body awaits nothing but the reader, and may be begun twice and run in a thread. Like every
+        query, it raises CapacityExceeded when the disk cannot be read.
+        """
+
+        def work(raw: sqlite3.Connection) -> T:
+            raw.execute("BEGIN")
+            return _finish(_call(body, Reader(_Here(raw))))
+
+        return await self._read(getattr(body, "__qualname__", ""), work)
+
+    async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
+        """Return the first row of a query, or None."""
+        rows = await self.all(sql, params)
+        return rows[0] if rows else None
+
+    async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
+        """Return every row of a query."""
+        return await self._read(sql, lambda raw: raw.execute(sql, params).fetchall())
+
+    async def backup(self, to: Path) -> None:
+        """Write a whole and consistent copy, mode 0600; writers go on meanwhile.
+
+        Raises Conflict if the destination exists, CapacityExceeded if it cannot be written; a
+        copy that fails leaves nothing behind.
+        """
+        self._check_open()
+        try:
+            await asyncio.to_thread(copy_to, self._path, to)
+        except FileExistsError as exc:
+            raise Conflict(f"the destination exists already: {to}") from exc
+        except (OSError, sqlite3.Error) as exc:
+            raise CapacityExceeded(f"the copy cannot be written ({exc}): {to}") from exc
+
+    async def close(self) -> None:
+        """Finish what is queued and running, then close; safe to call twice."""
+        self._is_open = False
+        self._wake.set()
+        await asyncio.wait([self._writing])
+        if not self._is_closed:
+            self._is_closed = True
+            await asyncio.to_thread(self._readers.close)
+            await self._writer.close()
+
+    async def _read[T](self, name: str, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._check_open()
+        try:
+            return await self._readers.read(name, work)
+        except sqlite3.Error as exc:
+            if not _is_of_disk(exc):
+                raise
+            raise _cannot_read(exc) from exc
+
+    async def _enqueue[T](
+        self, body: Callable[[Transaction], Awaitable[T]], *, is_apart: bool
+    ) -> T:
+        self._check_open()
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        context = contextvars.copy_context()
+        task = asyncio.current_task()
+        by = task.get_name() if task else ""
+        self._jobs.append(_Job(body=body, done=done, context=context, is_apart=is_apart, by=by))
+        self._wake.set()
+        return await done
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise CapacityExceeded("the server is stopping", detail="the database is closed")
+
+    async def _write_until_closed(self) -> None:
+        while self._is_open or self._jobs:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._jobs:
+                await self._write_batch()
+
+    async def _write_batch(self) -> None:
+        batch = _Batch()
+        try:
+            while not batch.is_durable:
+                if self._jobs[0].is_apart:
+                    await self._writer.call(partial(self._attempt_apart, batch))
+                else:
+                    await self._attempt(batch)
+        except sqlite3.Error as exc:
+            await self._undo()
+            lost = batch.tried or self._take_all()
+            _log_lost(lost, exc)
+            for job in lost:
+                if not job.done.done():
+                    job.done.set_exception(_cannot_store(exc))
+        else:
+            self.commits += 1
+            for attempt in batch.attempts:
+                _settle(attempt)
+
+    async def _attempt(self, batch: _Batch) -> None:
+        tx = Transaction(self._writer)
+        await self._writer.call(batch.begin)
+        job = self._jobs.popleft()
+        batch.tried.append(job)
+        task = asyncio.create_task(_call(job.body, tx), name="write", context=job.context)
+        self._body = task
+        await asyncio.wait([task])
+        failure = asyncio.CancelledError() if task.cancelled() else task.exception()
+        result = None if failure else task.result()
+        batch.attempts.append(
+            _Attempt(job=job, callbacks=tx.callbacks, result=result, failure=failure)
+        )
+        await self._writer.call(partial(batch.end, failure, self._jobs))
+
+    async def _undo(self) -> None:
+        # If even this fails, the next transaction does not begin, and its callers hear it.
+        with contextlib.suppress(sqlite3.Error):
+            await self._writer.call(sqlite3.Connection.rollback)
+
+    def _attempt_apart(self, batch: _Batch, raw: sqlite3.Connection) -> None:
+        """Attempt the next bodies, while they are of those that run apart; the loop adds others."""
+        while not batch.is_durable and self._jobs[0].is_apart:
+            batch.begin(raw)
+            job = self._jobs.popleft()
+            batch.tried.append(job)
+            attempt = _attempt_here(job, raw)
+            batch.attempts.append(attempt)
+            batch.end(attempt.failure, self._jobs, raw)
+
+    def _take_all(self) -> list[_Job]:
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        return jobs
+
+
+type Queryable = Reader | Database
+"""What answers a query: a snapshot, a transaction, or the database itself for just one."""
+
+
+async def _call[R: Reader, T](body: Callable[[R], Awaitable[T]], tx: R) -> T:
+    return await body(tx)
+
+
+def _attempt_here(job: _Job, raw: sqlite3.Connection) -> _Attempt:
+    tx = Transaction(_Here(raw))
+    result, failure = None, None
+    try:
+        result = job.context.run(_finish, _call(job.body, tx))
+    except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001  # its caller hears it
+        failure = exc
+    return _Attempt(job=job, callbacks=tx.callbacks, result=result, failure=failure)
+
+
+def _finish[T](body: Coroutine[Any, Any, T]) -> T:
+    """Run what waits for nothing to its end."""
+    try:
+        body.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    body.close()
+    raise RuntimeError("this body can wait for nothing but the queries of its transaction")
+
+
+def _end_body(failure: BaseException | None, raw: sqlite3.Connection) -> None:
+    if not raw.in_transaction:
+        # A full disk or a fault in reading or writing undoes all of it, and what the body
+        # made of that does not count.
+        raise sqlite3.OperationalError("SQLite rolled the transaction back") from failure
+    if failure:
+        raw.execute("ROLLBACK TO body")
+    raw.execute("RELEASE body")
+
+
+def _settle(attempt: _Attempt) -> None:
+    job, failure = attempt.job, attempt.failure
+    if isinstance(failure, asyncio.CancelledError):
+        job.done.cancel()
+    elif failure:
+        _fail(job, _cannot_store(failure) if _is_of_disk(failure) else failure)
+    else:
+        # The loop runs these before it wakes the caller, and reports one that raises.
+        for callback in attempt.callbacks:
+            job.done.get_loop().call_soon(callback, context=job.context)
+        if not job.done.done():
+            job.done.set_result(attempt.result)
+
+
+def _log_lost(lost: Sequence[_Job], cause: sqlite3.Error) -> None:
+    """Say once what was lost for whom; who waits for it hears of it, the others do not."""
+    log.error(
+        "transaction lost",
+        extra={
+            "reason": f"{cause}: {cause.__cause__}" if cause.__cause__ else str(cause),
+            "writes": len(lost),
+            "lost": [job.name for job in lost],
+            "untold": [job.name for job in lost if job.done.done()],
+        },
+    )
+
+
+def _fail(job: _Job, failure: BaseException) -> None:
+    if job.done.done():
+        log.warning("write failed after its caller had left", extra={"reason": repr(failure)})
+    else:
+        job.done.set_exception(failure)
+
+
+def _is_of_disk(failure: BaseException) -> bool:
+    return isinstance(failure, sqlite3.Error) and primary_code(failure) in _OF_DISK
+
+
+def _cannot_store(cause: BaseException) -> CapacityExceeded:
+    # One for each caller: a traceback grows with every place it is raised in.
+    failure = CapacityExceeded(
+        "the server cannot store anything now: its disk is full", detail=str(cause)
+    )
+    failure.__cause__ = cause
+    return failure
+
+
+def _cannot_read(cause: sqlite3.Error) -> CapacityExceeded:
+    log.error("database not readable", extra={"reason": str(cause)})
+    return CapacityExceeded(
+        "the server cannot read what it has stored: its disk fails or is damaged",
+        detail=str(cause),
+    )
+
+
+def _end_snapshot(raw: sqlite3.Connection) -> None:
+    if raw.in_transaction:
+        # Where a fault of the disk keeps it from that, the next to use it does it.
+        with contextlib.suppress(sqlite3.Error):
+            raw.rollback()
+
+
+def _connect(path: Path, mode: str, busy_seconds: float) -> sqlite3.Connection:
+    # A connection is used by several threads, one at a time.
+    connection: sqlite3.Connection = sqlite3.connect(
+        uri(path, mode),
+        uri=True,
+        isolation_level=None,
+        timeout=busy_seconds,
+        cached_statements=256,
+        check_same_thread=False,
+    )
+    connection.row_factory = Row
+    return connection
+
+
+def _connect_writer(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    connection = _connect(path, "rw", busy_seconds)
+    connection.executescript(_WRITER_SETUP)
+    return connection

@@ -1,0 +1,357 @@
+"""The one SQLite file: made, migrated, copied, checked, and held by one server.
+
+With `agentsvc.db` the only module that opens a database.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from agentsvc.base import values
+from agentsvc.base.errors import HINT_ACCESS, HINT_ROOM, BadRequest, StartFailed, hint_against
+
+log = logging.getLogger(__name__)
+
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+APPLICATION_ID: Final = 0x61737663
+"""`asvc`: what tells our files from those of other programs."""
+
+_FOREIGN_LENGTH: Final = 16 * 1024 * 1024
+_FOREIGN_STEP: Final = 1_000_000
+_FOREIGN_STEPS: Final = 300
+_FOREIGN_TABLE: Final = (
+    "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = :name AND rootpage > 0"
+)
+
+
+def prepare(path: Path, migrations: Path, busy_seconds: float) -> None:
+    """Make the database or bring it up to date; raises StartFailed where that cannot be."""
+    try:
+        path.touch(mode=0o600)
+        with contextlib.closing(
+            sqlite3.connect(path, timeout=busy_seconds, isolation_level=None)
+        ) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            _migrate(path, connection, migrations)
+    except OSError as exc:
+        message = f"the database cannot be opened: {path}"
+        raise StartFailed(message, hint=hint_against(exc), detail=str(exc)) from exc
+    except sqlite3.Error as exc:
+        message = f"the database cannot be used ({exc}): {path}"
+        hint = _HINTS.get(primary_code(exc), HINT_ACCESS)
+        raise StartFailed(message, hint=hint) from exc
+
+
+_HINTS = {
+    sqlite3.SQLITE_BUSY: "stop the other program that uses the file, then start again",
+    sqlite3.SQLITE_NOTADB: "move the file away to start with a new database, or restore a backup",
+    sqlite3.SQLITE_CORRUPT: "restore a backup; keep the damaged file until that has worked",
+    sqlite3.SQLITE_FULL: HINT_ROOM,
+    # It is also how SQLite says that there is no room for what readers and writers share.
+    sqlite3.SQLITE_IOERR: "check that the disk has room and works, then start again",
+    sqlite3.SQLITE_ERROR: "restore the last backup, and report this",
+}
+
+
+def _migrate(path: Path, connection: sqlite3.Connection, migrations: Path) -> None:
+    files = _migration_files(migrations)
+    newest = max(files)
+    version = _find_version(path, connection, newest)
+    if version == newest:
+        return
+    if version:
+        _refuse_running(path)
+    with _transaction(connection):
+        # Another program may have migrated it since; from here on none can write.
+        version = _find_version(path, connection, newest)
+        if version == newest:
+            return
+        if version:
+            copy = path.with_name(f"{path.name}.v{version}-{values.now():%Y%m%dT%H%M%S%f}")
+            copy_to(path, copy)
+            log.info("database copied before its migration", extra={"path": str(copy)})
+        for number in sorted(files):
+            if number > version:
+                _run_statements(connection, files[number].read_text("utf-8"))
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {newest}")
+    log.info("database migrated", extra={"from_version": version, "to_version": newest})
+
+
+def _find_version(path: Path, connection: sqlite3.Connection, newest: int) -> int:
+    version = _check_ours(path, connection)
+    if version > newest:
+        raise StartFailed(
+            f"the database has version {version}, this program knows up to {newest}: {path}",
+            hint="install the newer release again, or restore a backup made before it",
+        )
+    return version
+
+
+def _refuse_running(path: Path) -> None:
+    """Leave the schema alone of a server that runs, since that is of an earlier version."""
+    with contextlib.suppress(FileNotFoundError), (path.parent / "lock").open("rb") as lock:
+        holder = lock.read(20).decode(errors="replace").strip()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            if holder != str(os.getpid()):
+                raise StartFailed(
+                    f"a server of an earlier version (process {holder}) uses the database: {path}",
+                    hint="stop it, and start it again with this version",
+                ) from exc
+
+
+def _check_ours(path: Path, connection: sqlite3.Connection) -> int:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables = connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0]
+    if tables and application != APPLICATION_ID:
+        raise StartFailed(
+            f"the database belongs to another program: {path}",
+            hint="choose another data directory, or move the file away",
+        )
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _migration_files(migrations: Path) -> dict[int, Path]:
+    return {int(file.name[:4]): file for file in migrations.glob("[0-9][0-9][0-9][0-9]_*.sql")}
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.rollback()
+        raise
+
+
+def statements_of(script: str) -> Iterator[str]:
+    """Yield the statements of an SQL script."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    yield statement
+
+
+def _run_statements(connection: sqlite3.Connection, script: str) -> None:
+    # Not `executescript`: it commits the transaction it is in.
+    for statement in statements_of(script):
+        connection.execute(statement)
+
+
+def copy_to(path: Path, to: Path) -> None:
+    """Write all that is committed into a new file with mode 0600, or leave none."""
+    # Made first, so that it is never readable by others.
+    os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        with contextlib.closing(
+            sqlite3.connect(uri(path, "ro"), uri=True, isolation_level=None)
+        ) as connection:
+            connection.execute("VACUUM INTO ?", (str(to),))
+        _flush(to)
+    except BaseException:
+        to.unlink()
+        raise
+
+
+def _flush(file: Path) -> None:
+    for path in (file, file.parent):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def copy_running(path: Path, to: Path) -> None:
+    """Copy the database of a server that may be running, by SQLite's own backup; mode 0600.
+
+    Raises StartFailed if it cannot be read, is none of ours, or the copy cannot be written.
+    """
+    os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(uri(path, "rw"), uri=True)) as source,
+            contextlib.closing(sqlite3.connect(to)) as copy,
+        ):
+            _check_ours(path, source)
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")
+        _flush(to)
+    except BaseException as exc:
+        to.unlink()
+        if isinstance(exc, sqlite3.Error):
+            raise StartFailed(f"the database cannot be copied ({exc}): {path}") from exc
+        raise
+
+
+def check_file(path: Path) -> list[str]:
+    """Return what is wrong with a database that nobody writes to now; nothing if it is whole."""
+    try:
+        with contextlib.closing(sqlite3.connect(uri(path, "ro"), uri=True)) as connection:
+            version = _check_ours(path, connection)
+            newest = max(_migration_files(MIGRATIONS))
+            found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+            lost = connection.execute("PRAGMA foreign_key_check").fetchall()
+    except sqlite3.Error as exc:
+        return [f"it cannot be read: {exc}"]
+    problems = [text for text in found if text != "ok"]
+    problems += [
+        f"a row of `{row[0]}` points to one of `{row[2]}` that is not there" for row in lost
+    ]
+    if version > newest:
+        problems.append(f"it has version {version}, this program knows up to {newest}")
+    return problems
+
+
+def check_schema(path: Path) -> list[str]:
+    """Return what a database has that no migration made, or lacks; nobody may write to it now.
+
+    Indexes are not looked at. A trigger or a view of somebody else would run with what is done here.
+    """
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(uri(path, "ro"), uri=True)) as connection,
+            contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as known,
+        ):
+            version = _check_ours(path, connection)
+            for number, file in sorted(_migration_files(MIGRATIONS).items()):
+                if number <= version:
+                    _run_statements(known, file.read_text("utf-8"))
+            found, wanted = _objects(connection), _objects(known)
+    except sqlite3.Error as exc:
+        return [f"it cannot be read: {exc}"]
+    if not wanted:
+        return ["it is empty"]
+    return [
+        f"it should not have, or lacks, {kind} `{name}`" for kind, name, _ in sorted(found ^ wanted)
+    ]
+
+
+def _objects(connection: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    """Return tables by their names, and what runs by itself with what it says.
+
+    Tables of plugins are left out, where they are no more than tables.
+    """
+    rows = connection.execute(
+        "SELECT type, name, CASE WHEN type != 'table' THEN sql WHEN rootpage = 0 THEN 'virtual'"
+        " ELSE '' END FROM sqlite_schema WHERE type != 'index' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+        " AND NOT (type = 'table' AND rootpage != 0 AND name LIKE 'plugin!_%' ESCAPE '!')"
+    )
+    return {(str(kind), str(name), str(sql)) for kind, name, sql in rows}
+
+
+def read_foreign(path: Path, table: str, *, most_rows: int) -> list[dict[str, Any]]:
+    """Return the rows of a table of another program's database; none where it has no such table.
+
+    What is in the file may be broken, or made to harm. Nobody may use it meanwhile; a transaction
+    that was broken off in it is undone. Raises BadRequest where it cannot be read.
+    """
+    steps = iter(range(_FOREIGN_STEPS))
+    try:
+        with contextlib.closing(
+            sqlite3.connect(uri(path, "rw"), uri=True, isolation_level=None)
+        ) as connection:
+            connection.row_factory = sqlite3.Row
+            connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _FOREIGN_LENGTH)
+            connection.set_progress_handler(lambda: next(steps, None) is None, _FOREIGN_STEP)
+            connection.execute("PRAGMA trusted_schema = OFF")
+            # Neither a view nor a virtual table, which would run what the file says.
+            known = connection.execute(_FOREIGN_TABLE, {"name": table}).fetchone()
+            if known is None:
+                return []
+            rows = connection.execute(f'SELECT * FROM "{table}" LIMIT ?', (most_rows,))  # noqa: S608  # the name of a table that there is
+            return [dict(row) for row in rows]
+    except sqlite3.Error as exc:
+        raise BadRequest(f"The database cannot be read: {exc}") from exc
+
+
+def vacuum_file(path: Path) -> None:
+    """Write the file anew without the room that nothing needs; raises StartFailed."""
+    try:
+        with contextlib.closing(
+            sqlite3.connect(uri(path, "rw"), uri=True, isolation_level=None)
+        ) as connection:
+            _check_ours(path, connection)
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.Error as exc:
+        hint = _HINTS.get(primary_code(exc), HINT_ACCESS)
+        raise StartFailed(
+            f"the database cannot be written anew ({exc}): {path}", hint=hint
+        ) from exc
+
+
+def render_schema(migrations: Path = MIGRATIONS) -> str:
+    """Return the sum of all migrations as one script: what `schema.sql` holds."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        files = _migration_files(migrations)
+        for number in sorted(files):
+            _run_statements(connection, files[number].read_text("utf-8"))
+        rows = connection.execute(
+            "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY rowid"
+        ).fetchall()
+    head = "-- Generated from the migrations by agentsvc.storage.database_file.write_schema; do not edit.\n"
+    return head + "".join(f"\n{sql};\n" for (sql,) in rows)
+
+
+def write_schema(to: Path = MIGRATIONS / "schema.sql") -> None:
+    """Bring the generated schema file up to date."""
+    to.write_text(render_schema(), "utf-8")
+
+
+@contextlib.contextmanager
+def lock_data_dir(path: Path) -> Iterator[None]:
+    """Hold a data directory for this process, so that no second server uses it.
+
+    Raises StartFailed, naming the directory, when another one holds it. The lock ends with
+    the process, however that ends; the lock file stays and means nothing by itself.
+    """
+    try:
+        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as exc:
+        message = f"the data directory cannot be used: {path}"
+        raise StartFailed(message, hint=hint_against(exc), detail=str(exc)) from exc
+    try:
+        _take_lock(descriptor, path)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        holder = os.read(descriptor, 20).decode(errors="replace").strip()
+        raise StartFailed(
+            f"another agentsvc (process {holder or 'unknown'}) uses the data directory: {path}",
+            hint="stop it, or give this one another `--data-dir`",
+        ) from exc
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+
+def uri(path: Path, mode: str) -> str:
+    """Return the URI of a database file that is there, to `ro` read or `rw` write."""
+    return f"{path.absolute().as_uri()}?mode={mode}"
+
+
+def primary_code(failure: sqlite3.Error) -> int:
+    """Return what SQLite calls the kind of an error, 0 for one that is not its own."""
+    # Absent on errors of the module itself; the upper bits only refine the code.
+    return int(getattr(failure, "sqlite_errorcode", 0)) & 0xFF

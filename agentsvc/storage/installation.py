@@ -1,0 +1,192 @@
+"""What makes one installation of a data directory: its database, its master key and its id.
+
+They belong together, and a data directory in which one of them was lost is refused here.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from agentsvc.base.errors import StartFailed, hint_against
+from agentsvc.base.values import new_id
+from agentsvc.config.data_directory import DataDir
+from agentsvc.storage.database import Database, Queryable, Transaction
+from agentsvc.storage.vault import Vault
+
+_KEY_ID: Final = "master_key_id"
+_RESTORE: Final = "put the key back from a copy; without one, start with another --data-dir"
+_UNFINISHED: Final = "a change of the key broke off; finish it with `agentsvc keys rotate-master`"
+_SEALED: Final = """
+    SELECT sealed FROM settings UNION ALL SELECT sealed FROM secrets
+    UNION ALL SELECT session_key_sealed FROM sandboxes UNION ALL SELECT sealed FROM start_tasks
+    UNION ALL SELECT sealed FROM webhook_subscriptions"""
+_SEALED_COLUMNS: Final[Mapping[tuple[str, str], str]] = {
+    ("settings", "sealed"): "settings/{user_id}",
+    ("secrets", "sealed"): "secrets/{user_id}/{kind}/{name}",
+    ("sandboxes", "session_key_sealed"): "sandbox-key:{id}",
+    ("start_tasks", "sealed"): "start-task:{id}",
+    ("webhook_subscriptions", "sealed"): "webhook subscription {id}",
+    ("webhook_subscriptions", "former_sealed"): "webhook subscription {id}",
+    ("client_sandboxes", "env_sealed"): "sandbox-env:{sandbox_id}",
+    ("kept_answers", "sealed"): "kept answer {id}",
+    ("model_grants", "sealed"): "model grant {token_hash}",
+    ("spares", "key_sealed"): "spare-key:{id}",
+}
+"""Every sealed column, with the context of a row by its other columns."""
+_ID: Final = re.compile(r"[0-9a-fA-F]{32}")
+
+
+class Installation:
+    """The open database of a data directory, and the vault that opens what is sealed in it."""
+
+    def __init__(self, places: DataDir, database: Database, vault: Vault) -> None:
+        self._places = places
+        self.database = database
+        self.vault = vault
+
+    @classmethod
+    async def open(cls, places: DataDir) -> "Installation":
+        """Open both, made where they are absent.
+
+        Raises StartFailed, with a hint, where one of them cannot be used, and where the master
+        key is missing or another one than sealed what is stored; no key is made then.
+        """
+        if places.instance_id.exists() and not places.master_key.exists():
+            raise _missing(places.master_key)
+        async with contextlib.AsyncExitStack() as opened:
+            database = await Database.open(places.database)
+            opened.push_async_callback(database.close)
+            vault = await _open_vault(database, places)
+            opened.pop_all()
+        return cls(places, database, vault)
+
+    async def close(self) -> None:
+        """Close the database."""
+        await self.database.close()
+
+    def read_id(self) -> str:
+        """Return the id of this installation, made first if the file is absent or empty.
+
+        Raises StartFailed, with a hint, when the file cannot be read or made, or holds no id.
+        """
+        file = self._places.instance_id
+        try:
+            text = file.read_bytes().decode(errors="replace").strip() if file.exists() else ""
+            known = text or _make_id(file)
+        except OSError as exc:
+            raise StartFailed(
+                f"the id of this installation cannot be read or made ({exc.strerror}): {file}",
+                hint=hint_against(exc),
+            ) from exc
+        if not _ID.fullmatch(known):
+            raise StartFailed(
+                f"the file does not hold the id of an installation, 32 hex digits: {file}",
+                hint="restore it from a copy; once it is moved away a new id is made at the next"
+                " start, and the sandboxes that run now are no longer found",
+            )
+        return known
+
+
+async def change_master_key(places: DataDir) -> Path:
+    """Make a new master key, seal all that is stored with it, and return where the former one is.
+
+    No server may run meanwhile. What broke off is finished by the next call. Raises StartFailed.
+    """
+    if not places.master_key.exists() and not places.next_master_key.exists():
+        raise _missing(places.master_key)
+    database = await Database.open(places.database)
+    try:
+        new = Vault.open(places.next_master_key)
+        if await _recorded(database) != new.key_id:
+            old = await _open_vault(database, places)
+            await database.write(lambda tx: _seal_anew(tx, old, new))
+    finally:
+        await database.close()
+    former = places.master_key.with_name(f"{places.master_key.name}.former")
+    if places.master_key.exists():
+        places.master_key.replace(former)
+    places.next_master_key.replace(places.master_key)
+    return former
+
+
+async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
+    for (table, column), context in _SEALED_COLUMNS.items():
+        for row in await tx.all(f"SELECT rowid AS row_number, * FROM {table}"):  # noqa: S608  # a constant
+            if row[column] is None:
+                continue
+            of_row = context.format_map(dict(row))
+            await tx.run(
+                f"UPDATE {table} SET {column} = :sealed WHERE rowid = :row_number",  # noqa: S608  # a constant
+                {
+                    "sealed": new.seal(old.unseal(row[column], of_row), of_row),
+                    "row_number": row["row_number"],
+                },
+            )
+    await tx.run(
+        "UPDATE installation SET value = :value WHERE name = :name",
+        {"name": _KEY_ID, "value": new.key_id},
+    )
+
+
+async def _open_vault(database: Database, places: DataDir) -> Vault:
+    known = await database.read(_sealed_by)
+    if known and not places.master_key.exists():
+        raise _missing(places.master_key)
+    vault = Vault.open(places.master_key)
+    if known and vault.key_id not in known:
+        raise StartFailed(
+            f"the master key {places.master_key} is not the one that sealed what this database holds",
+            hint=_UNFINISHED if places.next_master_key.exists() else _RESTORE,
+        )
+    await _record(database, vault.key_id)
+    return vault
+
+
+async def _sealed_by(db: Queryable) -> set[str]:
+    """Return the ids of the keys any of which may be the right one; none if nothing is sealed."""
+    if not await db.one(f"SELECT 1 FROM ({_SEALED}) LIMIT 1"):  # noqa: S608  # a constant
+        return set()
+    if recorded := await _recorded(db):
+        return {recorded}
+    # Not recorded by earlier versions; what is sealed names its key in the bytes two to five.
+    rows = await db.all(f"SELECT DISTINCT lower(hex(substr(sealed, 2, 4))) FROM ({_SEALED})")  # noqa: S608  # a constant
+    return {row[0] for row in rows}
+
+
+async def _recorded(db: Queryable) -> str | None:
+    row = await db.one("SELECT value FROM installation WHERE name = :name", {"name": _KEY_ID})
+    return row["value"] if row else None
+
+
+async def _record(database: Database, key_id: str) -> None:
+    async def body(tx: Transaction) -> None:
+        await tx.run(
+            "INSERT INTO installation (name, value) VALUES (:name, :value)"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            {"name": _KEY_ID, "value": key_id},
+        )
+
+    if await _recorded(database) != key_id:
+        await database.write(body)
+
+
+def _missing(key_file: Path) -> StartFailed:
+    return StartFailed(
+        f"the master key {key_file} is missing, and what it has sealed cannot be read",
+        hint=_RESTORE,
+    )
+
+
+def _make_id(file: Path) -> str:
+    # Whole or not at all: two installations without an id would take each other's sandboxes.
+    instance_id = new_id()
+    draft = file.with_name(file.name + ".new")
+    with draft.open("w") as opened:
+        opened.write(instance_id)
+        opened.flush()
+        os.fsync(opened.fileno())
+    draft.replace(file)
+    return instance_id

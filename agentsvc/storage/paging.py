@@ -1,0 +1,45 @@
+"""Pages by key: each goes on where the one before it stopped. Pure."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from agentsvc.base.values import decode_cursor, encode_cursor
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """The SQL of one page of rows: conditions, and order."""
+
+    expression: str = "created_at"
+    descending: bool = True
+    after: tuple[str, str] | None = None
+    """The value of the expression and the id of the last row of the page before."""
+
+    @classmethod
+    def newest_first(cls, page_id: str | None) -> "Page":
+        """Return the page behind a page id; raises InvalidRequest for a foreign one."""
+        return cls(after=None if page_id is None else decode_cursor(page_id, str, str))
+
+    def sql(self, prefix: str, where: list[str], params: dict[str, Any], limit: int) -> str:
+        """Return the end of a statement, and add to the conditions and parameters."""
+        sign, word = ("<", "DESC") if self.descending else (">", "ASC")
+        expression = self.expression.replace("title", f"{prefix}title")
+        if expression == self.expression:
+            expression = prefix + expression
+        if self.after is not None:
+            where.append(f"({expression}, {prefix}id) {sign} (:after_key, :after_id)")
+            params["after_key"], params["after_id"] = self.after
+        params["limit"] = limit
+        return (
+            f" WHERE {' AND '.join(where)} ORDER BY {expression} {word}, {prefix}id {word}"
+            " LIMIT :limit"
+        )
+
+
+def cut[T](
+    found: Sequence[T], limit: int, key_of: Callable[[T], Sequence[str | int]]
+) -> tuple[list[T], str | None]:
+    """Return the first items and the id of the next page; one more than `limit` says there is one."""
+    page = list(found[:limit])
+    return page, encode_cursor(*key_of(page[-1])) if len(found) > limit else None

@@ -1,0 +1,120 @@
+"""Seals and opens what is stored secretly, and keeps the master key file.
+
+AES-256-GCM. A sealed value opens only with the key and the context it was sealed with, so one
+that is copied to another row or another user does not open there.
+"""
+
+import base64
+import binascii
+import hashlib
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from agentsvc.base import values
+from agentsvc.base.errors import AgentsvcError, StartFailed, hint_against
+
+log = logging.getLogger(__name__)
+
+_KEY_BYTES: Final = 32
+_NONCE_BYTES: Final = 12
+_KEY_ID_BYTES: Final = 4
+_VERSION: Final = b"\x01"
+_HEAD_BYTES: Final = len(_VERSION) + _KEY_ID_BYTES
+
+
+class Vault:
+    """One master key, held in memory.
+
+    A sealed value is a version byte, four bytes that name the key, a nonce, and the cipher text.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self._head = _VERSION + hashlib.sha256(b"agentsvc key id" + key).digest()[:_KEY_ID_BYTES]
+
+    @property
+    def key_id(self) -> str:
+        """What names the key without telling it; part of each sealed value."""
+        return self._head[len(_VERSION) :].hex()
+
+    @classmethod
+    def open(cls, key_file: Path) -> "Vault":
+        """Read the master key, made first (mode 0600) if the file is absent.
+
+        Raises StartFailed, with a hint, when the file cannot be read or made, or holds no key.
+        """
+        try:
+            if not key_file.exists():
+                _make_key_file(key_file)
+            if stat.S_IMODE(key_file.stat().st_mode) & 0o077:
+                log.warning("master key can be read by others", extra={"path": str(key_file)})
+            text = key_file.read_bytes()
+        except OSError as exc:
+            raise StartFailed(
+                f"the master key cannot be read or made: {key_file}",
+                hint=hint_against(exc),
+                detail=str(exc),
+            ) from exc
+        return cls(_parse_key(text, key_file))
+
+    def seal(self, plain: bytes, context: str) -> bytes:
+        """Encrypt; two seals of one value differ."""
+        nonce = values.new_bytes(_NONCE_BYTES)
+        sealed = self._cipher.encrypt(nonce, plain, self._head + context.encode())
+        return self._head + nonce + sealed
+
+    def unseal(self, sealed: bytes, context: str) -> bytes:
+        """Decrypt what `seal` gave for the same context.
+
+        Raises AgentsvcError when it was sealed with another key or context, or was changed.
+        """
+        head, nonce, rest = _split(sealed)
+        if head != self._head:
+            raise AgentsvcError(
+                "a stored secret was sealed with another master key; restore that key file",
+                detail=f"context {context}",
+            )
+        try:
+            return self._cipher.decrypt(nonce, rest, head + context.encode())
+        except (InvalidTag, ValueError) as exc:
+            raise AgentsvcError(
+                "a stored secret is damaged; store it again", detail=f"context {context}"
+            ) from exc
+
+
+def _split(sealed: bytes) -> tuple[bytes, bytes, bytes]:
+    body = _HEAD_BYTES + _NONCE_BYTES
+    return sealed[:_HEAD_BYTES], sealed[_HEAD_BYTES:body], sealed[body:]
+
+
+def _parse_key(text: bytes, key_file: Path) -> bytes:
+    try:
+        key = base64.b64decode(text.strip() + b"=", altchars=b"-_", validate=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != _KEY_BYTES:
+        raise StartFailed(
+            f"the master key file does not hold a key: {key_file}",
+            hint="restore it from a backup; without it the stored secrets cannot be read, and the"
+            " server starts only with another --data-dir",
+        )
+    return key
+
+
+def _make_key_file(key_file: Path) -> None:
+    # Whole or not at all: half a key would make the next start fail.
+    draft = key_file.with_name(key_file.name + ".new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(values.new_key().reveal() + "\n")
+        file.flush()
+        os.fsync(descriptor)
+    draft.replace(key_file)
+    log.info("master key made", extra={"path": str(key_file)})
