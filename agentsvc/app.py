@@ -17,16 +17,16 @@ from aiohttp import web
 
 from agentsvc.accounts.audit import AuditLog
 from agentsvc.accounts.device_logins import DeviceLogins
-from agentsvc.accounts.idempotency import Repeats
+from agentsvc.accounts.idempotency import IdempotencyStore
 from agentsvc.accounts.keys import KeyRing
 from agentsvc.accounts.logins import Logins
-from agentsvc.accounts.open_connections import LOOK_SECONDS, Admitted
-from agentsvc.accounts.quotas import QuotaBook
+from agentsvc.accounts.open_connections import LOOK_SECONDS, OpenConnections
+from agentsvc.accounts.quotas import QuotaStore
 from agentsvc.accounts.users import Users
 from agentsvc.agentserver.client import AgentClient
-from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.bus import EventBus, Notice, Subject
 from agentsvc.base.supervisor import Supervisor
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.sandboxes import OnShutdown
 from agentsvc.config.schema import TRACE_PLUGINS_VARIABLE, Config
 from agentsvc.conversations import Conversations
@@ -34,13 +34,13 @@ from agentsvc.conversations.archives import Archives
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import ConversationFiles
-from agentsvc.conversations.live_settings import Surroundings
-from agentsvc.conversations.message_queue import PendingMessages
-from agentsvc.conversations.model_tokens import Grants
+from agentsvc.conversations.live_settings import LiveSettings
+from agentsvc.conversations.message_queue import MessageQueue
+from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.replays import Replays
 from agentsvc.conversations.retention import keep_to_age
 from agentsvc.conversations.streams import Streams
-from agentsvc.conversations.user_deletion import Departures
+from agentsvc.conversations.user_deletion import UserDeletions
 from agentsvc.extension.publishing import publish_to
 from agentsvc.extension.server import (
     Extension,
@@ -56,8 +56,6 @@ from agentsvc.http import health as ops
 from agentsvc.http import model_proxy as llm
 from agentsvc.http.gateway.admission import Admission
 from agentsvc.http.keys import (
-    ADMITTED,
-    ANNOUNCEMENTS,
     ARCHIVES,
     AUDIT,
     BACKENDS,
@@ -65,26 +63,28 @@ from agentsvc.http.keys import (
     CONFIG,
     CONVERSATIONS,
     DATABASE,
-    DEPARTURES,
     DEVICES,
+    EVENT_BUS,
     EVENTS,
     EXPORTS,
     FILES,
     GIT_PROVIDERS,
-    GRANTS,
+    IDEMPOTENCY,
     KEYRING,
+    LIVE_SETTINGS,
     LOGINS,
+    MODEL_TOKENS,
     MODELS,
+    OPEN_CONNECTIONS,
     PENDING,
     QUOTAS,
-    REPEATS,
     REPLAYS,
     SANDBOXES,
     SECRETS,
     SETTINGS,
     STREAMS,
     SUPERVISOR,
-    SURROUNDINGS,
+    USER_DELETIONS,
     USERS,
 )
 from agentsvc.http.middleware.host_names import known_hosts
@@ -100,7 +100,7 @@ from agentsvc.models.catalogue import Catalogue
 from agentsvc.models.proxy import ModelProxy
 from agentsvc.sandboxes import Sandbox, Sandboxes, Target
 from agentsvc.sandboxes.admission.warm_pool import SPARES_SECONDS
-from agentsvc.sandboxes.idle_culler import Culler
+from agentsvc.sandboxes.idle_culler import IdleCuller
 from agentsvc.sandboxes.isolation import check_isolation
 from agentsvc.sandboxes.orders import CallbackRules
 from agentsvc.sandboxes.owners import Owners
@@ -120,13 +120,13 @@ _FORGET_ARCHIVES_SECONDS: Final = 60.0
 _FORGET_ANSWERS_SECONDS: Final = 600.0
 _FORGET_EVENTS_SECONDS: Final = 600.0
 
-_PLACES: Final = web.AppKey("places", DataDir)
+_PLACES: Final = web.AppKey("places", DataDirectory)
 _INSTALLATION: Final = web.AppKey("installation", Installation)
 _VAULT: Final = web.AppKey("vault", Vault)
 _HOST: Final = web.AppKey("plugin_host", PluginHost)
 _EXTENSIONS: Final = web.AppKey("extensions", list[tuple[str, Extension[Any]]])
 _AGENTS: Final = web.AppKey("agents", AgentClient)
-_CULLER: Final = web.AppKey("culler", Culler)
+_CULLER: Final = web.AppKey("culler", IdleCuller)
 
 
 async def build_app(
@@ -144,7 +144,7 @@ async def build_app(
     app[CATALOGUE] = Catalogue()
     app[LIVE] = LiveAnswers()
     app[DOORSTEP] = Doorstep(time_limit=config.server.first_message_seconds)
-    app[_PLACES] = DataDir(path=data_dir)
+    app[_PLACES] = DataDirectory(path=data_dir)
     app[_HOST] = plugins or _load_plugins(config)
     app[_EXTENSIONS] = make_extensions(app[_HOST], config)
     install(
@@ -215,17 +215,17 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[DATABASE] = database = installation.database
     app[KEYRING] = KeyRing(database)
     app[USERS] = Users(database)
-    app[QUOTAS] = QuotaBook(database)
+    app[QUOTAS] = QuotaStore(database)
     app[AUDIT] = AuditLog(database)
-    app[REPEATS] = Repeats(database, vault, app[CONFIG].idempotency)
+    app[IDEMPOTENCY] = IdempotencyStore(database, vault, app[CONFIG].idempotency)
     app[DEVICES] = DeviceLogins(database)
     lifetime = timedelta(seconds=app[CONFIG].server.login_seconds)
     app[LOGINS] = Logins(database, app[KEYRING], lifetime=lifetime)
-    app[ADMITTED] = Admitted(app[KEYRING], app[LOGINS])
+    app[OPEN_CONNECTIONS] = OpenConnections(app[KEYRING], app[LOGINS])
     app[SETTINGS] = SettingsStore(database, vault)
     app[SECRETS] = SecretStore(database, vault)
-    app[ANNOUNCEMENTS] = announcements = Announcements()
-    app[EVENTS] = EventLog(database, announcements, store_deltas=app[CONFIG].events.store_deltas)
+    app[EVENT_BUS] = event_bus = EventBus()
+    app[EVENTS] = EventLog(database, event_bus, store_deltas=app[CONFIG].events.store_deltas)
     yield
     await installation.close()
 
@@ -310,13 +310,13 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         silence_seconds=config.models.silence_seconds,
         own=config.server.own_urls(),
     )
-    app[GRANTS] = grants = Grants(
+    app[MODEL_TOKENS] = grants = ModelTokens(
         db=app[DATABASE],
         vault=app[_VAULT],
         sandboxes=sandboxes,
         may_reach=models.may_reach,
         is_on=config.models.proxy,
-        announcements=app[ANNOUNCEMENTS],
+        event_bus=app[EVENT_BUS],
     )
     app[CONVERSATIONS] = conversations = Conversations(
         db=app[DATABASE],
@@ -329,7 +329,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[SUPERVISOR],
         config=config.conversations,
         archives=archives,
-        announcements=app[ANNOUNCEMENTS],
+        event_bus=app[EVENT_BUS],
         grants=grants,
         limits=config.limits,
     )
@@ -339,7 +339,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         settings=app[SETTINGS],
         has_public_skills=config.conversations.public_skills,
     )
-    app[SURROUNDINGS] = Surroundings(
+    app[LIVE_SETTINGS] = LiveSettings(
         conversations=conversations,
         sandboxes=sandboxes,
         agents=app[_AGENTS],
@@ -347,20 +347,20 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         has_public_skills=config.conversations.public_skills,
         grants=grants,
     )
-    app[PENDING] = pending = PendingMessages(
+    app[PENDING] = pending = MessageQueue(
         db=app[DATABASE],
         conversations=conversations,
         sandboxes=sandboxes,
         agents=app[_AGENTS],
         events=app[EVENTS],
         supervisor=app[SUPERVISOR],
-        announcements=app[ANNOUNCEMENTS],
+        event_bus=app[EVENT_BUS],
         wait_seconds=config.conversations.hand_over_seconds,
     )
     app[REPLAYS] = Replays(
         db=app[DATABASE],
         vault=app[_VAULT],
-        announcements=app[ANNOUNCEMENTS],
+        event_bus=app[EVENT_BUS],
         agents=app[_AGENTS],
         settings=app[SETTINGS],
         grants=grants,
@@ -368,15 +368,15 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
     )
     app[EXPORTS] = Exports(app[EVENTS])
     app[STREAMS] = Streams(
-        announcements=app[ANNOUNCEMENTS],
+        event_bus=app[EVENT_BUS],
         events=app[EVENTS],
         conversations=conversations,
         sandboxes=sandboxes,
         beat_seconds=config.events.heartbeat_seconds,
     )
     sandboxes.on_change(pending.sandbox_changed)
-    sandboxes.on_change(lambda before, after: app[ANNOUNCEMENTS].announce(_news(before, after)))
-    app[_CULLER] = Culler(
+    sandboxes.on_change(lambda before, after: app[EVENT_BUS].announce(_news(before, after)))
+    app[_CULLER] = IdleCuller(
         db=app[DATABASE],
         sandboxes=sandboxes,
         agents=app[_AGENTS],
@@ -384,7 +384,7 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[SUPERVISOR],
         config=config.sandboxes,
     )
-    app[DEPARTURES] = Departures(
+    app[USER_DELETIONS] = UserDeletions(
         db=app[DATABASE],
         conversations=conversations,
         sandboxes=sandboxes,
@@ -413,7 +413,7 @@ async def _extensions(app: web.Application) -> AsyncIterator[None]:
         database=app[DATABASE],
         vault=app[_VAULT],
         supervisor=app[SUPERVISOR],
-        announcements=app[ANNOUNCEMENTS],
+        event_bus=app[EVENT_BUS],
         events=app[EVENTS],
         sandboxes=app[SANDBOXES],
         conversations=app[CONVERSATIONS],
@@ -431,7 +431,7 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
     notifier = Notifier(app[_HOST])
     publish_to(
         notifier,
-        announcements=app[ANNOUNCEMENTS],
+        event_bus=app[EVENT_BUS],
         conversations=conversations,
         sandboxes=app[SANDBOXES],
     )
@@ -453,17 +453,19 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
         conversations.watch,
         every_seconds=config.conversations.silent_seconds / _LOOKS_IN_SILENCE,
     )
-    supervisor.loop("open connections", app[ADMITTED].look, every_seconds=LOOK_SECONDS)
+    supervisor.loop("open connections", app[OPEN_CONNECTIONS].look, every_seconds=LOOK_SECONDS)
     supervisor.loop("sandboxes", app[SANDBOXES].sweep, every_seconds=sweep_seconds)
     look_seconds = min(sweep_seconds, SPARES_SECONDS)
     supervisor.loop("spare sandboxes", app[SANDBOXES].spares.look, every_seconds=look_seconds)
     supervisor.loop("idle sandboxes", app[_CULLER].look, every_seconds=sweep_seconds)
-    supervisor.loop("users who go", app[DEPARTURES].look, every_seconds=sweep_seconds)
+    supervisor.loop("users who go", app[USER_DELETIONS].look, every_seconds=sweep_seconds)
     supervisor.loop("events", conversations.sync, every_seconds=config.conversations.sync_seconds)
     supervisor.loop(
         "old archives", app[ARCHIVES].forget_old, every_seconds=_FORGET_ARCHIVES_SECONDS
     )
-    supervisor.loop("kept answers", app[REPEATS].forget_old, every_seconds=_FORGET_ANSWERS_SECONDS)
+    supervisor.loop(
+        "kept answers", app[IDEMPOTENCY].forget_old, every_seconds=_FORGET_ANSWERS_SECONDS
+    )
     if age_seconds := config.events.delete_after_seconds:
         supervisor.loop(
             "old events",
@@ -487,8 +489,8 @@ async def _loops(app: web.Application) -> AsyncIterator[None]:
     yield
 
 
-def _news(before: Sandbox, after: Sandbox | None) -> Announcement:
-    return Announcement(
+def _news(before: Sandbox, after: Sandbox | None) -> Notice:
+    return Notice(
         subject=Subject.SANDBOX, user_id=before.user_id, id=before.id, is_deleted=after is None
     )
 
@@ -498,7 +500,7 @@ async def _gateway(app: web.Application) -> AsyncIterator[None]:
     admission = Admission(
         keyring=app[KEYRING],
         logins=app[LOGINS],
-        admitted=app[ADMITTED],
+        admitted=app[OPEN_CONNECTIONS],
         sandboxes=app[SANDBOXES],
         config=config,
     )

@@ -14,7 +14,7 @@ import msgspec
 
 from agentsvc.backends.tree import marks, send, snapshot
 from agentsvc.base.values import Secret, monotonic, new_key
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.testing import WORKLOAD
 from tests.service import Client
@@ -51,7 +51,7 @@ class FarServer:
     """A server on loopback with its own data; it can be ended, frozen and started again."""
 
     def __init__(self, directory: Path, config: str = CONFIG) -> None:
-        self.data = DataDir(path=directory / "data")
+        self.data = DataDirectory(path=directory / "data")
         self.key = new_key("asvc_")
         self.log = directory / "server.log"
         self._config = directory / "config.toml"

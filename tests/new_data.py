@@ -5,7 +5,7 @@ import functools
 import tempfile
 from pathlib import Path
 
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database import Database
 
 
@@ -14,7 +14,7 @@ def lay_database(data_dir: Path) -> None:
     if data_dir.exists():
         return
     data_dir.mkdir(mode=0o700, parents=True)
-    database = DataDir(path=data_dir).database
+    database = DataDirectory(path=data_dir).database
     database.touch(mode=0o600)
     database.write_bytes(_new_database())
 

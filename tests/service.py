@@ -15,7 +15,7 @@ from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.app import build_app
 from agentsvc.base.values import Secret
 from agentsvc.config.schema import Config
-from agentsvc.http.keys import ANNOUNCEMENTS, KEYRING
+from agentsvc.http.keys import EVENT_BUS, KEYRING
 from agentsvc.http.server.application import Runner, make_runner
 from agentsvc.http.urls import prefix_of
 from agentsvc.sandboxes.plugin_loader import PluginHost
@@ -223,7 +223,7 @@ class Service:
 
     def listeners(self) -> int:
         """Return how many streams and sockets listen inside the server."""
-        return self.app[ANNOUNCEMENTS].count()
+        return self.app[EVENT_BUS].count()
 
     async def start(self) -> None:
         listener = socket.socket()

@@ -65,7 +65,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     interval_seconds: int = 0
 
 
-class Pace:
+class AttemptLimit:
     """Lets each caller do a thing so many times a minute.
 
     It remembers a limited number of callers; the one that was away longest is forgotten first.
@@ -94,8 +94,8 @@ class DeviceLogins:
     def __init__(self, db: Database, *, lifetime: timedelta = LIFETIME) -> None:
         self._db = db
         self._lifetime = lifetime
-        self._beginnings = Pace(BEGINNINGS_A_MINUTE)
-        self._questions = Pace(QUESTIONS_A_MINUTE)
+        self._beginnings = AttemptLimit(BEGINNINGS_A_MINUTE)
+        self._questions = AttemptLimit(QUESTIONS_A_MINUTE)
 
     def admit(self, address: str) -> None:
         """Count a question that anybody can ask; raises TooManyRequests if it comes too soon."""

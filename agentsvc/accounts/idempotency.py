@@ -23,7 +23,7 @@ LARGEST_ANSWER_BYTES: Final = 1024 * 1024
 _BATCH: Final = 1000
 
 
-class Slot(msgspec.Struct, frozen=True, kw_only=True):
+class IdempotencySlot(msgspec.Struct, frozen=True, kw_only=True):
     """What a key of a request stands for: one request of one user on one operation."""
 
     user_id: str
@@ -41,7 +41,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     is_final: bool = True
 
 
-class Repeats:
+class IdempotencyStore:
     """Every answer that is kept, and the requests with a key that are being done now."""
 
     def __init__(self, db: Database, vault: Vault, config: IdempotencyConfig) -> None:
@@ -51,7 +51,7 @@ class Repeats:
         self._running: set[tuple[str, str, bytes]] = set()
 
     @contextlib.contextmanager
-    def claim(self, slot: Slot) -> Iterator[None]:
+    def claim(self, slot: IdempotencySlot) -> Iterator[None]:
         """Keep repeats of a request off while it is being done; raises RequestInProgress."""
         name = (slot.user_id, slot.operation, slot.key_hash)
         if name in self._running:
@@ -62,12 +62,12 @@ class Repeats:
         finally:
             self._running.discard(name)
 
-    async def find(self, slot: Slot) -> Kept | None:
+    async def find(self, slot: IdempotencySlot) -> Kept | None:
         """Return what was answered; raises IdempotencyKeyReused for another request.
 
         Raises Conflict if the answer was too large to be kept.
         """
-        row = await RepeatTable.find(self._db, slot, self._oldest())
+        row = await IdempotencyTable.find(self._db, slot, self._oldest())
         if row is None:
             return None
         if row["fingerprint"] != slot.fingerprint:
@@ -85,18 +85,18 @@ class Repeats:
         """Raise TooManyRequests if no further answer is kept for a user."""
         await self._require_room(self._db, user_id, 0)
 
-    async def keep(self, slot: Slot, kept: Kept) -> None:
+    async def keep(self, slot: IdempotencySlot, kept: Kept) -> None:
         """Store an answer; raises TooManyRequests, and CapacityExceeded for a full disk."""
         await self._db.write(lambda tx: self.keep_in(tx, slot, kept))
 
-    async def keep_in(self, tx: Transaction, slot: Slot, kept: Kept) -> None:
+    async def keep_in(self, tx: Transaction, slot: IdempotencySlot, kept: Kept) -> None:
         """Store an answer in the transaction of what it tells of; raises TooManyRequests."""
-        await RepeatTable.delete(tx, slot)
+        await IdempotencyTable.delete(tx, slot)
         size_bytes = len(kept.body)
         await self._require_room(tx, slot.user_id, size_bytes)
         body = kept.body if size_bytes <= LARGEST_ANSWER_BYTES else b""
         record_id = values.new_id()
-        await RepeatTable.insert(
+        await IdempotencyTable.insert(
             tx,
             slot,
             kept,
@@ -106,11 +106,11 @@ class Repeats:
 
     async def forget_old(self) -> None:
         """Delete the answers that are kept for long enough."""
-        while await self._db.write(lambda tx: RepeatTable.delete_old(tx, self._oldest())):
+        while await self._db.write(lambda tx: IdempotencyTable.delete_old(tx, self._oldest())):
             pass
 
     async def _require_room(self, reader: Queryable, user_id: str, size_bytes: int) -> None:
-        number, total_bytes = await RepeatTable.usage(reader, user_id)
+        number, total_bytes = await IdempotencyTable.usage(reader, user_id)
         is_full = number >= self._config.max_keys_per_user
         if is_full or total_bytes + size_bytes > self._config.max_bytes_per_user:
             raise TooManyRequests(
@@ -125,11 +125,11 @@ def _context(record_id: str) -> str:
     return f"kept answer {record_id}"
 
 
-class RepeatTable:
+class IdempotencyTable:
     """The SQL of kept answers."""
 
     @staticmethod
-    async def find(reader: Queryable, slot: Slot, since: datetime) -> Row | None:
+    async def find(reader: Queryable, slot: IdempotencySlot, since: datetime) -> Row | None:
         """Return what is kept of a request since then."""
         sql = """
             SELECT id, fingerprint, status, media, sealed, size_bytes, is_final
@@ -152,7 +152,7 @@ class RepeatTable:
 
     @staticmethod
     async def insert(
-        tx: Transaction, slot: Slot, kept: Kept, *, record_id: str, sealed: bytes
+        tx: Transaction, slot: IdempotencySlot, kept: Kept, *, record_id: str, sealed: bytes
     ) -> int:
         """Add an answer."""
         sql = """
@@ -177,7 +177,7 @@ class RepeatTable:
         return await tx.run(sql, row)
 
     @staticmethod
-    async def delete(tx: Transaction, slot: Slot) -> int:
+    async def delete(tx: Transaction, slot: IdempotencySlot) -> int:
         """Delete what is kept of a request: a former use of its key, or the beginning."""
         sql = """
             DELETE FROM kept_answers
@@ -195,5 +195,5 @@ class RepeatTable:
         return await tx.run(sql, {"before": values.to_stored(before), "most": _BATCH})
 
 
-def _of(slot: Slot) -> dict[str, str | bytes]:
+def _of(slot: IdempotencySlot) -> dict[str, str | bytes]:
     return {"user_id": slot.user_id, "operation": slot.operation, "key_hash": slot.key_hash}

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.accounts.device_logins import Pace
+from agentsvc.accounts.device_logins import AttemptLimit
 from agentsvc.accounts.keys import USE_IS_NOTED_EVERY, KeyRing, KeyScope, Principal, Role
 from agentsvc.base import values
 from agentsvc.base.errors import CapacityExceeded, NotAuthenticated, NotFound
@@ -67,7 +67,7 @@ class Logins:
         self._db = db
         self._keyring = keyring
         self._lifetime = lifetime
-        self._tries = Pace(TRIES_A_MINUTE)
+        self._tries = AttemptLimit(TRIES_A_MINUTE)
 
     def admit(self, address: str) -> None:
         """Count a try to log in; raises TooManyRequests if it comes too soon."""

@@ -33,7 +33,7 @@ class _Owned(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     end: Callable[[], None]
 
 
-class Admitted:
+class OpenConnections:
     """Knows every connection that stays open, and who opened it."""
 
     def __init__(self, keyring: KeyRing, logins: Logins) -> None:

@@ -37,7 +37,7 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
     spent_this_month: float
 
 
-class QuotaBook:
+class QuotaStore:
     """The limits of every user."""
 
     def __init__(self, db: Database) -> None:

@@ -45,7 +45,7 @@ CONFIRM: Final[ContextVar[Confirm | None]] = ContextVar("confirm", default=None)
 """What confirms the connections that a request makes."""
 
 
-class NotPublic(OSError):
+class AddressNotAllowed(OSError):
     """A host at an address that a user may not have called; the message is for the user."""
 
 
@@ -118,7 +118,7 @@ async def look_up(host: str, port: int) -> Found:
     return [(int(family), str(address[0])) for family, _, _, _, address in found]
 
 
-class Reach:
+class SafeConnector:
     """What the server itself may call for its users: one rule for models, git hosts and webhooks.
 
     That is public addresses of other machines. `listed` are hosts that the operator allows, named
@@ -198,13 +198,13 @@ class Reach:
         for address in found:
             is_server = not is_listed and meant(address) in own
             if is_server or policy.refuse_address(name, port, address):
-                raise NotPublic(self._refusal.format(place=show(name, port)))
+                raise AddressNotAllowed(self._refusal.format(place=show(name, port)))
 
     def _parse(self, host: str) -> str | Address:
         try:
             return parse_host(host)
         except BadHost as exc:
-            raise NotPublic(f"the host cannot be meant: {exc}") from exc
+            raise AddressNotAllowed(f"the host cannot be meant: {exc}") from exc
 
     async def _own_addresses(self) -> frozenset[Address]:
         """Return where the server's own URLs lead, looked up every so often."""
@@ -220,16 +220,16 @@ class Reach:
         return self._own_found
 
 
-def refusal_in(exc: BaseException) -> NotPublic | None:
+def refusal_in(exc: BaseException) -> AddressNotAllowed | None:
     """Return the refusal that an error of a request stands for, if it does."""
     inner = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
-    return inner if isinstance(inner, NotPublic) else None
+    return inner if isinstance(inner, AddressNotAllowed) else None
 
 
 class _Resolver(AbstractResolver):
     """Resolves a name once for a connection, which then goes to one of the addresses checked."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: SafeConnector) -> None:
         self._reach = reach
 
     async def resolve(
@@ -256,7 +256,7 @@ class _Resolver(AbstractResolver):
 class _Connector(aiohttp.TCPConnector):
     """Connects within the rule; a host that is an address is asked of no resolver."""
 
-    def __init__(self, reach: Reach, **options: Any) -> None:
+    def __init__(self, reach: SafeConnector, **options: Any) -> None:
         super().__init__(**options)
         self._reach = reach
 
@@ -270,7 +270,7 @@ class _Connector(aiohttp.TCPConnector):
         if _address_of(host):
             try:
                 await self._reach.resolve(host, req.url.port or 0)
-            except NotPublic as exc:
+            except AddressNotAllowed as exc:
                 raise aiohttp.ClientConnectorError(req.connection_key, exc) from exc
         return await super()._create_connection(req, traces, timeout)
 

@@ -303,7 +303,7 @@ class Ports:
         """Return the descriptor that is for the command, if one is."""
         return [self._held[self._passed].fileno()] if self._passed in self._held else []
 
-    def hand_over(self) -> None:
+    def deliver_once(self) -> None:
         """Leave that to the command, which has got it."""
         if self._passed in self._held:
             self._held.pop(self._passed).close()

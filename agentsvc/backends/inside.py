@@ -88,7 +88,7 @@ class Inside:
         passed = held.passed()
         command = self._adopt(channel, passed) if self.orders["waits"] else None
         command = command or self._start(passed)
-        held.hand_over()
+        held.deliver_once()
         signal.signal(signal.SIGTERM, lambda _number, _frame: kill(command.pid, signal.SIGTERM))
         self._attend(command, channel, wake)
         kill_descendants()

@@ -151,7 +151,7 @@ class Shim:
             umask=self.umask,
             keep=held.passed(),
         )
-        held.hand_over()
+        held.deliver_once()
         return command
 
     def _start_boxed(self) -> Command:

@@ -33,7 +33,7 @@ class Subject(StrEnum):
     SANDBOX = "sandbox"
 
 
-class Announcement(msgspec.Struct, frozen=True, kw_only=True):
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """One thing of a user's has changed, is new, or was deleted.
 
     `id` is that of the sandbox or the start task, and of the conversation for everything else.
@@ -49,24 +49,24 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     delta: bytes = b""
 
 
-type IsWanted = Callable[[Announcement], bool]
-type Tell = Callable[[Announcement], None]
+type IsWanted = Callable[[Notice], bool]
+type Tell = Callable[[Notice], None]
 type _Place = tuple[str, str | None]
 """Whose news are listened for, and those of which conversation, None for everything."""
 
 
-class Overrun(Exception):
+class Overflow(Exception):
     """More was announced than may wait; what waited is lost, and the store has to be read."""
 
 
-class Announcements:
+class EventBus:
     """Passes on what is announced to those who listen for it."""
 
     def __init__(self) -> None:
         self._listeners: defaultdict[_Place, dict[object, Tell]] = defaultdict(dict)
         self._of_all: list[Tell] = []
 
-    def announce(self, news: Announcement) -> None:
+    def announce(self, news: Notice) -> None:
         """Tell everyone who listens; call it after the transaction has committed."""
         for place in _places(news):
             for tell in self._listeners.get(place, {}).values():
@@ -122,7 +122,7 @@ class Announcements:
             self._listeners.pop(place, None)
 
 
-def _places(news: Announcement) -> tuple["_Place", ...]:
+def _places(news: Notice) -> tuple["_Place", ...]:
     everything = (news.user_id, None)
     if news.conversation_id is None:
         return (everything,)
@@ -147,7 +147,7 @@ class Subscription:
         self._most_waiting = most_waiting
         self._most_waiting_bytes = most_waiting_bytes
         self._on_close = on_close
-        self._waiting: dict[tuple[Subject, str, int], Announcement] = {}
+        self._waiting: dict[tuple[Subject, str, int], Notice] = {}
         self._bytes = 0
         self._deltas = 0
         self._is_overrun = False
@@ -165,7 +165,7 @@ class Subscription:
     ) -> None:
         self.close()
 
-    def put(self, news: Announcement) -> None:
+    def put(self, news: Notice) -> None:
         """Add an announcement, if it is wanted; never waits."""
         if self._is_overrun or not self._is_wanted(news):
             return
@@ -180,7 +180,7 @@ class Subscription:
             self._clear()
         self._some.set()
 
-    async def take(self) -> list[Announcement]:
+    async def take(self) -> list[Notice]:
         """Wait until there is something, and return all of it in its order.
 
         Raises Overrun once when too much was waiting, and listens on. Returns nothing once the
@@ -191,7 +191,7 @@ class Subscription:
             self._some.clear()
         if self._is_overrun:
             self._is_overrun = False
-            raise Overrun
+            raise Overflow
         taken = list(self._waiting.values())
         self._clear()
         return taken

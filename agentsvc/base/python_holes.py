@@ -12,7 +12,7 @@ from msgspec import Struct
 type Version = tuple[int, int, int]
 
 
-class Hole(Struct, frozen=True, kw_only=True):
+class Vulnerability(Struct, frozen=True, kw_only=True):
     """A hole, the first version of each series that has none, and why it matters here."""
 
     cve: str
@@ -21,7 +21,7 @@ class Hole(Struct, frozen=True, kw_only=True):
 
 
 HOLES = (
-    Hole(
+    Vulnerability(
         cve="CVE-2025-4517",
         mended={(3, 12): (3, 12, 11), (3, 13): (3, 13, 4)},
         matters="what unpacks tar files with `tarfile` may write outside of where it should, as a"
@@ -30,7 +30,7 @@ HOLES = (
 )
 
 
-def known_holes(version: Version | None = None) -> list[Hole]:
+def known_vulnerabilities(version: Version | None = None) -> list[Vulnerability]:
     """Return the holes of a version of Python, by default of the one that runs this."""
     at: Version = version or sys.version_info[:3]
     return [hole for hole in HOLES if at < hole.mended.get(at[:2], at)]

@@ -21,7 +21,7 @@ from agentsvc.cli.options import (
     existing_data_dir,
     load_config,
 )
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database_file import check_file, copy_running
 
 DATABASE: Final = "agentsvc.db"
@@ -85,7 +85,7 @@ def command(
 def _pack(
     opened: io.BufferedIOBase | io.BufferedWriter,
     copy: Path,
-    places: DataDir,
+    places: DataDirectory,
     *,
     has_key: bool,
     has_archives: bool,

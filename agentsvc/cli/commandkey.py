@@ -8,7 +8,7 @@ from agentsvc.base.errors import StartFailed
 from agentsvc.base.values import Secret
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.secretoutput import replace_private
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database import Database
 
 _FIRST_USER: Final = "admin"
@@ -16,7 +16,7 @@ _NAME: Final = "command line"
 _HINT: Final = "name a key with --key; `agentsvc keys create --user NAME` makes one"
 
 
-def make_key(places: DataDir) -> Secret:
+def make_key(places: DataDirectory) -> Secret:
     """Make a key of this machine's administrator, and keep it in the data directory.
 
     Who can read that directory can make keys anyway.
@@ -31,7 +31,7 @@ def make_key(places: DataDir) -> Secret:
     return key
 
 
-async def _make_key(places: DataDir) -> Secret:
+async def _make_key(places: DataDirectory) -> Secret:
     database = await Database.open(places.database)
     try:
         keys = KeyRing(database)

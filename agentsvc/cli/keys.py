@@ -16,7 +16,7 @@ from agentsvc.cli.options import config_option, data_dir_option, example
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database import Database
 from agentsvc.storage.database_file import lock_data_dir
 from agentsvc.storage.installation import change_master_key
@@ -182,7 +182,7 @@ async def _only_user(keys: KeyRing) -> str:
 
 
 def _run[T](
-    places: DataDir,
+    places: DataDirectory,
     body: Callable[[KeyRing], Awaitable[T]],
     *,
     noted: tuple[str, str] | None = None,

@@ -9,7 +9,7 @@ import click
 
 from agentsvc.base.errors import StartFailed
 from agentsvc.config import schema as config
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.schema import Loaded
 from agentsvc.plugin.files import sections
 
@@ -47,12 +47,12 @@ def load_config(
     return config.load(file, found, dotted, sections=sections())
 
 
-def data_dir_of(loaded: Loaded) -> DataDir:
+def data_dir_of(loaded: Loaded) -> DataDirectory:
     """Return the data directory a configuration names, without touching it."""
-    return DataDir(path=config.data_dir(loaded.config, os.environ))
+    return DataDirectory(path=config.data_dir(loaded.config, os.environ))
 
 
-def existing_data_dir(loaded: Loaded) -> DataDir:
+def existing_data_dir(loaded: Loaded) -> DataDirectory:
     """Return the data directory; raises StartFailed unless a server has made its database."""
     data_dir = data_dir_of(loaded)
     if not data_dir.database.is_file():

@@ -22,7 +22,7 @@ from agentsvc.base.values import Secret, monotonic
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.secretoutput import replace_private
 from agentsvc.config.layers import PREFIX
-from agentsvc.config.sandboxes import IsolationFloor
+from agentsvc.config.sandboxes import MinimumIsolation
 from agentsvc.config.schema import BOOTSTRAP_KEY_FILE_VARIABLE
 
 _READY: Final = re.compile(r"is ready: (\S+)")
@@ -100,7 +100,7 @@ class PrivateServer:
                 return found[1]
         return None
 
-    def _environment(self, isolation: IsolationFloor) -> dict[str, str]:
+    def _environment(self, isolation: MinimumIsolation) -> dict[str, str]:
         """Return this process's environment without anything that configures another server."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         return {
@@ -114,14 +114,14 @@ class PrivateServer:
         }
 
 
-def choose_isolation(directory: Path) -> IsolationFloor:
+def choose_isolation(directory: Path) -> MinimumIsolation:
     """Return what the sandboxes of a server in this directory are held by, and say so if it is little.
 
     Raises CommandFailed, with what to install, where nothing holds them.
     """
     found = bubblewrap.find(directory)
     if found.program:
-        return IsolationFloor.DEFAULT
+        return MinimumIsolation.DEFAULT
     if os.geteuid() == 0:
         raise CommandFailed(
             f"sandboxes cannot be isolated: {found.reason}, and as root nothing else holds them",
@@ -138,7 +138,7 @@ def choose_isolation(directory: Path) -> IsolationFloor:
         f" For full isolation: {found.remedy}"
     )
     click.secho(text, err=True, bold=True)
-    return IsolationFloor.LANDLOCK
+    return MinimumIsolation.LANDLOCK
 
 
 def kill_users_of(directory: Path) -> None:

@@ -19,7 +19,7 @@ from agentsvc.cli.options import (
     yes_option,
 )
 from agentsvc.cli.text import columns, confirm, moment
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.schema import Config
 from agentsvc.conversations.retention import (
     IdleSandbox,
@@ -140,7 +140,7 @@ def _configured(config: Config) -> Rules:
     )
 
 
-async def _look(places: DataDir, rules: Rules) -> Found:
+async def _look(places: DataDirectory, rules: Rules) -> Found:
     installation = await Installation.open(places)
     try:
         database = installation.database
@@ -163,7 +163,7 @@ async def _find_sandboxes(installation: Installation, rules: Rules) -> list[Idle
     return []
 
 
-async def _delete(places: DataDir, rules: Rules) -> tuple[int, int]:
+async def _delete(places: DataDirectory, rules: Rules) -> tuple[int, int]:
     installation = await Installation.open(places)
     try:
         database = installation.database

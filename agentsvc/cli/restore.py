@@ -18,10 +18,10 @@ from agentsvc.base.errors import ArchiveRefused
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.backup import ABOUT, ARCHIVE, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.archives.tarball import Bounds
 from agentsvc.conversations.archives.tarball import check as check_archive
-from agentsvc.sandboxes.admission.warm_pool_table import SpareTable
+from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.storage.database import Transaction
 from agentsvc.storage.database_file import check_file, check_schema, lock_data_dir
@@ -83,7 +83,7 @@ def command(
         _prepared(places),
         tempfile.TemporaryDirectory(dir=places.path, prefix="restore-") as scratch,
     ):
-        restored = DataDir(path=Path(scratch))
+        restored = DataDirectory(path=Path(scratch))
         unpack(file, restored.path)
         if key_file is not None:
             shutil.copyfile(key_file, restored.master_key)
@@ -94,7 +94,7 @@ def command(
 
 
 @contextlib.contextmanager
-def _prepared(places: DataDir) -> Iterator[None]:
+def _prepared(places: DataDirectory) -> Iterator[None]:
     """Make and lock a data directory; after a failure it is as it was before."""
     made = [path for path in (places.path, *places.path.parents) if not path.exists()]
     mode = None if made else stat.S_IMODE(places.path.stat().st_mode)
@@ -200,7 +200,7 @@ def _write(directory: int, name: str, archive: TarStream) -> None:
         os.fsync(descriptor)
 
 
-def _check(file: Path, restored: DataDir, bounds: Bounds) -> None:
+def _check(file: Path, restored: DataDirectory, bounds: Bounds) -> None:
     """Open what was restored as a server does; raises CommandFailed or StartFailed."""
     if not restored.database.is_file() or not restored.instance_id.is_file():
         raise CommandFailed(f"the backup is not whole: {file}")
@@ -222,7 +222,7 @@ def _check(file: Path, restored: DataDir, bounds: Bounds) -> None:
     asyncio.run(_open(restored))
 
 
-async def _open(restored: DataDir) -> None:
+async def _open(restored: DataDirectory) -> None:
     installation = await Installation.open(restored)
     try:
         installation.read_id()
@@ -234,7 +234,7 @@ async def _open(restored: DataDir) -> None:
 async def _start_nothing(tx: Transaction) -> None:
     """Give up what was being started: what the backup says of it would be made on this machine."""
     await SandboxTable.give_up_starts(tx)
-    await SpareTable.let_all_go(tx)
+    await WarmPoolTable.let_all_go(tx)
 
 
 def _move_in(restored: Path, there: Path) -> None:

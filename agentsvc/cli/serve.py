@@ -27,13 +27,13 @@ from agentsvc.backends import openfiles
 from agentsvc.base import logs
 from agentsvc.base.errors import HINT_ACCESS, NotAuthenticated, StartFailed, hint_against
 from agentsvc.base.logs import Masker
-from agentsvc.base.python_holes import known_holes
+from agentsvc.base.python_holes import known_vulnerabilities
 from agentsvc.base.values import Secret
 from agentsvc.cli import callbacks
 from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 from agentsvc.cli.secretoutput import is_terminal, replace_private
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.schema import (
     BOOTSTRAP_KEY_FILE_VARIABLE,
     BOOTSTRAP_KEY_VARIABLE,
@@ -120,7 +120,7 @@ def command(
 
 def _warn_of_holes() -> None:
     """Say in the log which known holes the running Python has; `agentsvc doctor` says more."""
-    if found := known_holes():
+    if found := known_vulnerabilities():
         log.warning(
             "this version of Python has known holes, unless its distributor has mended them",
             extra={
@@ -206,7 +206,7 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def ensure_first_key(places: DataDir, bootstrap_key: Secret | None) -> Secret | None:
+async def ensure_first_key(places: DataDirectory, bootstrap_key: Secret | None) -> Secret | None:
     """Make the first admin and their key; return it, or None where there are keys already.
 
     Raises StartFailed, before it makes any, where the master key is not the right one.
@@ -231,7 +231,7 @@ async def _first_key(keys: KeyRing, bootstrap_key: Secret | None) -> Secret | No
 async def _greet(
     app: web.Application,
     *,
-    places: DataDir,
+    places: DataDirectory,
     listener: socket.socket,
     config_file: Path | None,
     bootstrap_key: Secret | None,
@@ -253,7 +253,7 @@ async def _greet(
     click.echo(f"  config      {config_file or 'defaults, no file was read'}\n")
 
 
-def _hand_over(places: DataDir, key: Secret, link: str) -> None:
+def _hand_over(places: DataDirectory, key: Secret, link: str) -> None:
     """Show the first key and a login link, or keep them in a file where nobody looks on."""
     ways = (
         f"Its admin API key, shown only this once:\n\n    {key.reveal()}\n\n"
@@ -293,7 +293,7 @@ async def _note_unused(keys: KeyRing, bootstrap_key: Secret) -> None:
 
 def _run(
     config: Config,
-    places: DataDir,
+    places: DataDirectory,
     listener: socket.socket,
     manager: Manager,
     *,
@@ -318,7 +318,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(
     config: Config,
-    places: DataDir,
+    places: DataDirectory,
     listener: socket.socket,
     manager: Manager,
     *,
@@ -390,7 +390,7 @@ def _stay_in_touch(app: web.Application, manager: Manager, reload: Callable[[], 
         app[SUPERVISOR].loop("watchdog", beat, every_seconds=manager.beat_seconds)
 
 
-def note_url(places: DataDir, url: str) -> None:
+def note_url(places: DataDirectory, url: str) -> None:
     """Tell commands that are called beside the server where it is; without that they need --url."""
     try:
         places.url.write_text(f"{url}\n")
@@ -399,7 +399,7 @@ def note_url(places: DataDir, url: str) -> None:
 
 
 async def _former_addresses(
-    config: Config, places: DataDir, app: web.Application
+    config: Config, places: DataDirectory, app: web.Application
 ) -> list[callbacks.Address]:
     current = callbacks.address_of(config.server.internal_url)
     if current[1] != config.server.port:

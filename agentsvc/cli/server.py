@@ -13,7 +13,7 @@ from agentsvc.base.values import Secret
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api
 from agentsvc.cli.options import Decorator, config_option, data_dir_of, data_dir_option, load_config
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.schema import KEY_VARIABLE, URL_VARIABLE
 
 
@@ -96,7 +96,7 @@ def get_api(chosen: ServerChoice) -> Api:
     return api
 
 
-def make_key(places: DataDir) -> Secret:
+def make_key(places: DataDirectory) -> Secret:
     """Make a key for commands, and keep it; what that takes is loaded only then."""
     key: Secret = importlib.import_module("agentsvc.cli.commandkey").make_key(places)
     return key

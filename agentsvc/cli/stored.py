@@ -6,17 +6,17 @@ from pathlib import Path
 
 from agentsvc.accounts.audit import note_command
 from agentsvc.cli.options import existing_data_dir, load_config
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database import Database
 
 
-def places_of(data_dir: str | None, config_file: Path | None) -> DataDir:
+def places_of(data_dir: str | None, config_file: Path | None) -> DataDirectory:
     """Return the data directory that the options mean; raises StartFailed where there is none."""
     return existing_data_dir(load_config(config_file, server__data_dir=data_dir))
 
 
 def run_on[T](
-    places: DataDir,
+    places: DataDirectory,
     body: Callable[[Database], Awaitable[T]],
     *,
     noted: tuple[str, str] | None = None,

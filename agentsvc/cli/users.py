@@ -8,12 +8,12 @@ import msgspec
 from msgspec import UNSET
 
 from agentsvc.accounts.keys import Role
-from agentsvc.accounts.quotas import QuotaBook, Quotas, Used
+from agentsvc.accounts.quotas import Quotas, QuotaStore, Used
 from agentsvc.accounts.users import User, UserPatch, Users
 from agentsvc.cli.options import config_option, data_dir_option, example, yes_option
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns, confirm
-from agentsvc.conversations.user_deletion import Departure, let_go
+from agentsvc.conversations.user_deletion import PendingUserDeletion, let_go
 from agentsvc.storage.database import Database
 
 _ROLES = click.Choice([role.value for role in Role])
@@ -128,7 +128,7 @@ def change(
     }
 
     async def body(database: Database) -> User:
-        users, quotas = Users(database), QuotaBook(database)
+        users, quotas = Users(database), QuotaStore(database)
         user = await users.change((await users.get_named(name)).id, patch)
         if given:
             now = await quotas.get(user.id)
@@ -147,7 +147,7 @@ def show(name: str, data_dir: str | None, config_file: Path | None) -> None:
     """Show a user, the limits there are, and what was used of them."""
 
     async def body(database: Database) -> tuple[User, Quotas, Used]:
-        user, quotas = await Users(database).get_named(name), QuotaBook(database)
+        user, quotas = await Users(database).get_named(name), QuotaStore(database)
         return user, await quotas.get(user.id), await quotas.used(user.id)
 
     user, quotas, used = run_on(places_of(data_dir, config_file), body)
@@ -207,7 +207,7 @@ def delete(
     """
     confirm(f"Delete user `{name}`?", is_agreed=yes)
 
-    async def body(database: Database) -> Departure:
+    async def body(database: Database) -> PendingUserDeletion:
         user = await Users(database).get_named(name)
         return await let_go(database, user.id, with_owned=with_owned)
 

@@ -16,7 +16,7 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _CHOOSE_ANOTHER = "choose another directory with --data-dir"
 
 
-class DataDir(msgspec.Struct, frozen=True, kw_only=True):
+class DataDirectory(msgspec.Struct, frozen=True, kw_only=True):
     """A directory that holds all the server keeps."""
 
     path: Path

@@ -18,7 +18,7 @@ class OnShutdown(StrEnum):
     DELETE = "delete"
 
 
-class IsolationFloor(StrEnum):
+class MinimumIsolation(StrEnum):
     """How far sandboxes must be isolated at least."""
 
     DEFAULT = "default"
@@ -33,7 +33,7 @@ class IsolationFloor(StrEnum):
     @property
     def level(self) -> Isolation | None:
         """The level it names; None for that of the backend."""
-        return None if self is IsolationFloor.DEFAULT else Isolation(self.value)
+        return None if self is MinimumIsolation.DEFAULT else Isolation(self.value)
 
 
 class DefaultLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,13 +55,13 @@ class SandboxesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         str, Meta(description="Spec of sandboxes that name none; empty means the first one")
     ] = ""
     isolation: Annotated[
-        IsolationFloor,
+        MinimumIsolation,
         Meta(
             description="How far every sandbox must be isolated at least; a server that cannot hold"
             " them so does not start: default (what the backend is made for: bubblewrap for"
             " processes), none, landlock, bubblewrap, container, gvisor, vm"
         ),
-    ] = IsolationFloor.DEFAULT
+    ] = MinimumIsolation.DEFAULT
     limits: Annotated[
         DefaultLimits,
         Meta(

@@ -3,7 +3,7 @@
 from agentsvc.base.values import monotonic
 
 
-class Silence:
+class AgentLiveness:
     """The sandboxes whose agent servers gave no answer when they were asked last."""
 
     def __init__(self, longest_seconds: float) -> None:

@@ -9,11 +9,11 @@ from agentsvc.accounts import quotas
 from agentsvc.agentserver.responses import decode_conversation
 from agentsvc.base.errors import BadRequest, NotAuthenticated, NotFound, QuotaExceeded
 from agentsvc.base.values import Secret, parse_uuid
-from agentsvc.conversations.deletion import Remover
-from agentsvc.conversations.event_ingestor import Recorder
+from agentsvc.conversations.deletion import ConversationDeletion
+from agentsvc.conversations.event_ingestor import EventIngestor
 from agentsvc.conversations.model import Facts
 from agentsvc.conversations.records import new_conversation, shown
-from agentsvc.conversations.secret_lookup import Passes, ProviderPass
+from agentsvc.conversations.secret_lookup import LookupTokens, ProviderPass
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.domain.orders import ExecutionStatus, Provider, StartOrder
 from agentsvc.domain.repositories import token_variable
@@ -26,7 +26,7 @@ from agentsvc.storage.vault import Vault
 _FULL_SECONDS: Final = 3600
 
 
-class Reports:
+class SandboxCallbacks:
     """Takes in what agent servers report, and answers what they ask for."""
 
     def __init__(
@@ -37,12 +37,12 @@ class Reports:
         sandboxes: Sandboxes,
         secrets: SecretStore,
         table: ConversationTable,
-        recorder: Recorder,
-        remover: Remover,
+        recorder: EventIngestor,
+        remover: ConversationDeletion,
         most_adopted: int = 0,
     ) -> None:
         self._db = db
-        self._passes = Passes(vault)
+        self._passes = LookupTokens(vault)
         self._sandboxes = sandboxes
         self._secrets = secrets
         self._table = table

@@ -80,7 +80,7 @@ class RemovedTable:
         return [row["id"] for row in await reader.all(_UNTOLD)]
 
 
-class Remover:
+class ConversationDeletion:
     """Deletes conversations, and sees to it that their agents end too."""
 
     def __init__(

@@ -16,7 +16,7 @@ from agentsvc.agentserver.client import AgentClient
 from agentsvc.base.errors import AgentsvcError
 from agentsvc.base.supervisor import Supervisor, back_off
 from agentsvc.base.values import monotonic
-from agentsvc.conversations.event_ingestor import Recorder
+from agentsvc.conversations.event_ingestor import EventIngestor
 from agentsvc.conversations.event_log import DELTA_KIND, EventLog, read_head
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.sandboxes import Sandbox, Sandboxes
@@ -41,7 +41,7 @@ class DeltaSubscriptions:
         sandboxes: Sandboxes,
         agents: AgentClient,
         events: EventLog,
-        recorder: Recorder,
+        recorder: EventIngestor,
         supervisor: Supervisor,
     ) -> None:
         self._table = table

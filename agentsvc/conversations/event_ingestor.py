@@ -16,13 +16,13 @@ import msgspec
 from agentsvc.accounts import quotas
 from agentsvc.agentserver.client import AgentClient, AgentServer
 from agentsvc.agentserver.responses import ConversationInfo
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.errors import AgentsvcError, NotFound, QuotaExceeded
 from agentsvc.base.supervisor import Supervisor
 from agentsvc.base.values import dashed, monotonic, new_id, now
 from agentsvc.config.conversations import ConversationsConfig
 from agentsvc.conversations import facts
-from agentsvc.conversations.agent_liveness import Silence
+from agentsvc.conversations.agent_liveness import AgentLiveness
 from agentsvc.conversations.event_log import (
     REFUSAL_KEY,
     WISH_KEY,
@@ -56,7 +56,7 @@ _RUN_IS_OVER = frozenset(
 )
 
 
-class Recorder:
+class EventIngestor:
     """Stores what sandboxes report and acts on it."""
 
     def __init__(
@@ -68,11 +68,11 @@ class Recorder:
         agents: AgentClient,
         supervisor: Supervisor,
         config: ConversationsConfig,
-        announcements: Announcements,
+        event_bus: EventBus,
         most_event_bytes: int = 0,
     ) -> None:
         self._db = db
-        self._table = ConversationTable(db, announcements)
+        self._table = ConversationTable(db, event_bus)
         self._events = events
         self._sandboxes = sandboxes
         self._agents = agents
@@ -82,7 +82,7 @@ class Recorder:
         self._stale: set[str] = set()
         self._failing: set[str] = set()
         self._syncing: set[str] = set()
-        self.silence = Silence(config.silent_seconds)
+        self.silence = AgentLiveness(config.silent_seconds)
 
     async def record(
         self, conversation_id: str, raw: Sequence[bytes], *, sandbox_id: str | None = None

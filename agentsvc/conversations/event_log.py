@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.base import values
-from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.bus import EventBus, Notice, Subject
 from agentsvc.conversations.event_table import EventQuery, EventTable, LogState, StoredEvent
 from agentsvc.storage.database import Database, Transaction
 
@@ -72,9 +72,9 @@ class EventHead(msgspec.Struct, frozen=True, kw_only=True):
 class EventLog:
     """Every event of every conversation."""
 
-    def __init__(self, db: Database, announcements: Announcements, *, store_deltas: bool) -> None:
+    def __init__(self, db: Database, event_bus: EventBus, *, store_deltas: bool) -> None:
         self._db = db
-        self._announcements = announcements
+        self._announcements = event_bus
         self.store_deltas = store_deltas
         self._latest = _Latest()
 
@@ -333,7 +333,7 @@ def _number(
 
 def _news(
     state: LogState, conversation_id: str, order: Iterable[str | bytes], events: list[StoredEvent]
-) -> Iterable[Announcement]:
+) -> Iterable[Notice]:
     """Return what to announce: each delta, with what was stored before it, and the last event."""
     last = state.next_seq - 1
     numbers = {event.id: event.seq for event in events}
@@ -341,7 +341,7 @@ def _news(
         if isinstance(item, str):
             last = numbers.get(item, last)
         else:
-            yield Announcement(
+            yield Notice(
                 subject=Subject.DELTA,
                 user_id=state.user_id,
                 id=conversation_id,
@@ -350,7 +350,7 @@ def _news(
                 delta=item,
             )
     if events:
-        yield Announcement(
+        yield Notice(
             subject=Subject.EVENTS,
             user_id=state.user_id,
             id=conversation_id,

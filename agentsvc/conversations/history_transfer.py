@@ -41,7 +41,7 @@ _LAY_DOWN: Final = (
 )
 
 
-class Carrier:
+class HistoryTransfer:
     """Brings what is stored of a conversation to an agent server that does not know it yet."""
 
     def __init__(self, events: EventLog, *, time_limit: float) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from agentsvc.agentserver.client import AgentClient
 from agentsvc.base.errors import AgentRefused, NotFound
 from agentsvc.base.values import sha256
-from agentsvc.conversations.model_tokens import Grants
+from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.service import Conversations
 from agentsvc.domain.agent_options import llm_to_agent, secrets_of
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
@@ -27,7 +27,7 @@ class UserSkill(msgspec.Struct, frozen=True, kw_only=True):
     triggers: list[str] | None = None
 
 
-class Surroundings:
+class LiveSettings:
     """Reaches into the sandboxes of a user."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Surroundings:
         agents: AgentClient,
         settings: SettingsStore,
         has_public_skills: bool,
-        grants: Grants,
+        grants: ModelTokens,
     ) -> None:
         self._grants = grants
         self._conversations = conversations

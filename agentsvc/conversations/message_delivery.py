@@ -34,7 +34,7 @@ type Begin = Callable[[str], Awaitable[bool]]
 """Stores, before a first try, where the agent's log ends; returns whether the agent is to go on."""
 
 
-class PlaceLost(NotFound):
+class DeliveryUnknown(NotFound):
     """The agent's log is not the one that something was told to: nobody knows whether it was."""
 
 
@@ -54,7 +54,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True):
 _event = msgspec.json.Decoder(_Event)
 
 
-async def hand_over(agent: AgentServer, pending: Pending, begin: Begin) -> None:
+async def deliver_once(agent: AgentServer, pending: Pending, begin: Begin) -> None:
     """Tell an agent something, unless an earlier try that seemed to fail got through.
 
     Waits as long as the agent uses a tool, but for an interruption. Raises AgentUnavailable when it
@@ -101,7 +101,7 @@ async def check_first_message(
         last_event="",
         is_tried=True,
     )
-    await hand_over(agent, pending, begin)
+    await deliver_once(agent, pending, begin)
 
 
 async def open_actions(agent: AgentServer, conversation_id: str) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ async def _read_behind(agent: AgentServer, pending: Pending) -> list[_Event]:
     if not last:
         return events
     if not events or events[0].id != last:
-        raise PlaceLost("The agent's log has changed")
+        raise DeliveryUnknown("The agent's log has changed")
     return events[1:]
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from agentsvc.accounts.quotas import check_spend
 from agentsvc.agentserver.client import AgentClient, AgentServer
-from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.bus import EventBus, Notice, Subject
 from agentsvc.base.errors import (
     AgentRefused,
     AgentsvcError,
@@ -28,7 +28,7 @@ from agentsvc.base.supervisor import Supervisor
 from agentsvc.base.values import new_id, parse_uuid
 from agentsvc.conversations.event_ingestor import error_event, event_time, wish_event
 from agentsvc.conversations.event_log import EventLog
-from agentsvc.conversations.message_delivery import hand_over, open_actions
+from agentsvc.conversations.message_delivery import deliver_once, open_actions
 from agentsvc.conversations.message_queue_table import (
     ANSWERS,
     ORDERED,
@@ -70,7 +70,7 @@ class Queued(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its sandbox runs, or has to be started first."""
 
 
-class PendingMessages:
+class MessageQueue:
     """Takes what users tell their agents, and tells each agent as soon as that is possible."""
 
     def __init__(
@@ -82,13 +82,13 @@ class PendingMessages:
         agents: AgentClient,
         events: EventLog,
         supervisor: Supervisor,
-        announcements: Announcements,
+        event_bus: EventBus,
         wait_seconds: float,
     ) -> None:
         """Have callers wait so long for what has become of what they told."""
         self._db = db
         self._table = PendingTable()
-        self._announcements = announcements
+        self._announcements = event_bus
         self._conversations = conversations
         self._sandboxes = sandboxes
         self._agents = agents
@@ -335,7 +335,7 @@ class PendingMessages:
             return is_to_run
 
         try:
-            await hand_over(agent, pending, begin)
+            await deliver_once(agent, pending, begin)
         except (AgentRefused, NotFound, Conflict) as exc:
             await self._fail(user_id, pending, exc)
         except AgentUnavailable as exc:
@@ -367,7 +367,7 @@ class PendingMessages:
         self._announce(tx, user_id, pending.conversation_id)
 
     def _announce(self, tx: Transaction, user_id: str, conversation_id: str) -> None:
-        news = Announcement(
+        news = Notice(
             subject=Subject.CONVERSATION,
             user_id=user_id,
             id=conversation_id,

@@ -47,7 +47,7 @@ class _Answered(msgspec.Struct, frozen=True, kw_only=True):
     upstream: Upstream | None
 
 
-class ModelMemory:
+class ModelHealth:
     """Which models have answered, so that not each start has to find out."""
 
     def __init__(self) -> None:

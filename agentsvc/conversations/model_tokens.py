@@ -16,11 +16,11 @@ import msgspec
 
 from agentsvc.accounts import quotas
 from agentsvc.accounts.keys import UserTable
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.errors import AgentsvcError, ModelBudgetReached, NotAuthenticated, QuotaExceeded
 from agentsvc.base.values import Secret, new_id, new_key, now, sha256, to_stored
 from agentsvc.conversations import facts
-from agentsvc.conversations.model_health import ModelMemory
+from agentsvc.conversations.model_health import ModelHealth
 from agentsvc.conversations.model_usage import (
     add_usage,
     find_usage,
@@ -48,7 +48,7 @@ type MayReach = Callable[[str], Awaitable[bool]]
 """Says whether this server asks models at a base URL."""
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
+class ModelToken(msgspec.Struct, frozen=True, kw_only=True):
     """Leave to ask one model in one conversation."""
 
     conversation_id: str
@@ -61,7 +61,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     """A question to a model that was let through."""
 
     id: str
-    grant: Grant
+    grant: ModelToken
     is_open: bool = True
     """Whether nobody has said yet what it has used."""
 
@@ -76,7 +76,7 @@ class _Load:
         self.changed = asyncio.Condition()
 
 
-class Grants:
+class ModelTokens:
     """Hands out tokens for models, and counts what is used with them."""
 
     def __init__(
@@ -87,16 +87,16 @@ class Grants:
         sandboxes: Sandboxes,
         may_reach: MayReach,
         is_on: bool,
-        announcements: Announcements,
+        event_bus: EventBus,
     ) -> None:
         self._db = db
         self._vault = vault
         self._sandboxes = sandboxes
         self._may_reach = may_reach
         self._is_on = is_on
-        self._table = ConversationTable(db, announcements)
+        self._table = ConversationTable(db, event_bus)
         self._loads: defaultdict[str, _Load] = defaultdict(_Load)
-        self.memory = ModelMemory()
+        self.memory = ModelHealth()
 
     async def lend(self, sandbox: Sandbox, conversation_id: str, llm: Llm) -> Llm:
         """Return a model as a sandbox gets it: through this server where that can be done.
@@ -112,16 +112,16 @@ class Grants:
             return llm
         token = new_key(TOKEN_PREFIX)
         await self._db.write(
-            lambda tx: GrantTable.insert(tx, self._vault, token, conversation_id, upstream)
+            lambda tx: ModelTokenTable.insert(tx, self._vault, token, conversation_id, upstream)
         )
         return through(llm, base_url=self._sandboxes.inside_url(sandbox) + PATH, token=token)
 
-    async def identify(self, token: str) -> Grant:
+    async def identify(self, token: str) -> ModelToken:
         """Return what a token is for; raises NotAuthenticated for what is none, or none any more."""
-        row = await GrantTable.find(self._db, sha256(token))
+        row = await ModelTokenTable.find(self._db, sha256(token))
         if row is None or row["user_id"] in await UserTable.list_barred(self._db):
             raise NotAuthenticated("Invalid model token")
-        return Grant(
+        return ModelToken(
             conversation_id=row["conversation_id"],
             user_id=row["user_id"],
             sandbox_id=row["sandbox_id"],
@@ -141,7 +141,7 @@ class Grants:
         if await open_calls(self._db):
             await self._db.write(body)
 
-    def hear(self, grant: Grant, status: int) -> None:
+    def hear(self, grant: ModelToken, status: int) -> None:
         """Remember the HTTP status that a model has answered with."""
         if status < HTTPStatus.BAD_REQUEST:
             self.memory.hear(grant.conversation_id, grant.upstream)
@@ -149,7 +149,7 @@ class Grants:
             self.memory.hear_refusal(grant.upstream)
 
     @contextlib.asynccontextmanager
-    async def calling(self, grant: Grant, asked_bytes: int) -> AsyncIterator[Call]:
+    async def calling(self, grant: ModelToken, asked_bytes: int) -> AsyncIterator[Call]:
         """Hold a place for a call; raises ModelBudgetReached where no more may be spent.
 
         Near a limit one call at a time is let through, so that no more than one goes over it. It is
@@ -172,7 +172,7 @@ class Grants:
                 self._loads.pop(grant.user_id, None)
 
     @contextlib.asynccontextmanager
-    async def _noted(self, grant: Grant, guess: Usage) -> AsyncIterator[Call]:
+    async def _noted(self, grant: ModelToken, guess: Usage) -> AsyncIterator[Call]:
         call = Call(id=new_id(), grant=grant)
         try:
             await self._db.write(lambda tx: note_call(tx, call.id, grant.conversation_id, guess))
@@ -185,7 +185,7 @@ class Grants:
                 call.is_open = False
                 await self._db.write(lambda tx: self._settle(tx, call.id, grant.conversation_id))
 
-    async def _enter(self, grant: Grant, load: _Load) -> None:
+    async def _enter(self, grant: ModelToken, load: _Load) -> None:
         async with load.changed:
             while True:
                 left = await self._left(grant)
@@ -198,7 +198,7 @@ class Grants:
                     load.waiting -= 1
             load.running += 1
 
-    async def _let_stop(self, grant: Grant) -> None:
+    async def _let_stop(self, grant: ModelToken) -> None:
         """Give a run that is being stopped for its budget the time to stop, not to fail."""
         conversation = await self._table.find(grant.conversation_id)
         if conversation is not None and conversation.facts.budget_stop_cost is not None:
@@ -240,7 +240,7 @@ class Grants:
         if after > before:
             await quotas.note_spend(tx, conversation.user_id, after - before)
 
-    async def _left(self, grant: Grant) -> float:
+    async def _left(self, grant: ModelToken) -> float:
         """Return how many dollars may be spent; raises ModelBudgetReached if there are none."""
         conversation = await self._table.find(grant.conversation_id)
         if conversation is None:
@@ -308,7 +308,7 @@ def _open(vault: Vault, row: Row) -> Upstream:
     )
 
 
-class GrantTable:
+class ModelTokenTable:
     """The SQL of tokens for models; of a token there is but a hash."""
 
     @staticmethod

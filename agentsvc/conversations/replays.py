@@ -8,7 +8,7 @@ from typing import Any, Final
 from uuid import UUID, uuid5
 
 from agentsvc.agentserver.client import AgentClient, AgentServer, ConversationInfo
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.errors import (
     AgentUnavailable,
     Conflict,
@@ -18,7 +18,7 @@ from agentsvc.base.errors import (
 )
 from agentsvc.conversations.message_delivery import times_said
 from agentsvc.conversations.message_queue_table import Pending, PendingKind
-from agentsvc.conversations.model_tokens import Grants
+from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.replay_script import (
     MODEL,
     Question,
@@ -65,14 +65,14 @@ class Replays:
         *,
         db: Database,
         vault: Vault,
-        announcements: Announcements,
+        event_bus: EventBus,
         agents: AgentClient,
         settings: SettingsStore,
-        grants: Grants,
+        grants: ModelTokens,
         say_later: SayLater,
     ) -> None:
         self._grants = grants
-        self._tasks = StartTaskTable(db, vault, announcements)
+        self._tasks = StartTaskTable(db, vault, event_bus)
         self._agents = agents
         self._settings = settings
         self._say_later = say_later

@@ -39,7 +39,7 @@ class ProviderPass(msgspec.Struct, frozen=True, kw_only=True):
 _DECODER = msgspec.json.Decoder(ProviderPass)
 
 
-class Passes:
+class LookupTokens:
     """Signs passes and reads them again."""
 
     def __init__(self, vault: Vault) -> None:
@@ -60,7 +60,7 @@ class Passes:
 
 
 async def make_lookups(
-    sandbox: Sandbox, secrets: SecretStore, passes: Passes, internal_url: str
+    sandbox: Sandbox, secrets: SecretStore, passes: LookupTokens, internal_url: str
 ) -> dict[str, Lookup]:
     """Return how a sandbox asks for each secret of its user, by the name that commands know."""
     base = f"{internal_url}/api/v1"

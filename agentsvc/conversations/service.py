@@ -12,7 +12,7 @@ import msgspec
 
 from agentsvc.accounts import quotas
 from agentsvc.agentserver.client import AgentClient, AgentServer
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.errors import (
     AgentsvcError,
     BadRequest,
@@ -27,12 +27,12 @@ from agentsvc.base.values import new_id, now, parse_uuid
 from agentsvc.config.conversations import ConversationsConfig
 from agentsvc.config.schema import LimitsConfig
 from agentsvc.conversations.archives import Archive, Archives, ArchiveState
-from agentsvc.conversations.callbacks import Reports
-from agentsvc.conversations.deletion import Remover, archive_of
+from agentsvc.conversations.callbacks import SandboxCallbacks
+from agentsvc.conversations.deletion import ConversationDeletion, archive_of
 from agentsvc.conversations.deltas import DeltaSubscriptions
-from agentsvc.conversations.event_ingestor import Recorder, refusal_event
+from agentsvc.conversations.event_ingestor import EventIngestor, refusal_event
 from agentsvc.conversations.event_log import EventLog
-from agentsvc.conversations.history_transfer import Carrier
+from agentsvc.conversations.history_transfer import HistoryTransfer
 from agentsvc.conversations.model import (
     SANDBOX_GONE,
     Conversation,
@@ -42,7 +42,7 @@ from agentsvc.conversations.model import (
     Generation,
     StartTask,
 )
-from agentsvc.conversations.model_tokens import Grant, Grants
+from agentsvc.conversations.model_tokens import ModelToken, ModelTokens
 from agentsvc.conversations.records import (
     new_conversation,
     new_task,
@@ -50,7 +50,7 @@ from agentsvc.conversations.records import (
     require_settings,
     shown,
 )
-from agentsvc.conversations.starting.pipeline import Starter
+from agentsvc.conversations.starting.pipeline import StartPipeline
 from agentsvc.conversations.starting.progress import Start
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.task_table import StartTaskTable
@@ -86,13 +86,13 @@ class Conversations:
         supervisor: Supervisor,
         config: ConversationsConfig,
         archives: Archives,
-        announcements: Announcements,
-        grants: Grants,
+        event_bus: EventBus,
+        grants: ModelTokens,
         limits: LimitsConfig = _LIMITS,
     ) -> None:
         self._db = db
-        self._table = ConversationTable(db, announcements)
-        self._tasks = StartTaskTable(db, vault, announcements)
+        self._table = ConversationTable(db, event_bus)
+        self._tasks = StartTaskTable(db, vault, event_bus)
         self._sandboxes = sandboxes
         self._archives = archives
         self._agents = agents
@@ -100,14 +100,14 @@ class Conversations:
         self._settings = settings
         self._supervisor = supervisor
         self._config = config
-        self._recorder = Recorder(
+        self._recorder = EventIngestor(
             db=db,
             events=events,
             sandboxes=sandboxes,
             agents=agents,
             supervisor=supervisor,
             config=config,
-            announcements=announcements,
+            event_bus=event_bus,
             most_event_bytes=limits.event_bytes_per_sandbox,
         )
         self.deltas = DeltaSubscriptions(
@@ -119,7 +119,7 @@ class Conversations:
             supervisor=supervisor,
         )
         """What agent servers stream."""
-        self._remover = Remover(
+        self._remover = ConversationDeletion(
             db=db,
             table=self._table,
             tasks=self._tasks,
@@ -128,7 +128,7 @@ class Conversations:
             archives=archives,
             supervisor=supervisor,
         )
-        self.reports = Reports(
+        self.reports = SandboxCallbacks(
             db=db,
             vault=vault,
             sandboxes=sandboxes,
@@ -139,7 +139,7 @@ class Conversations:
             most_adopted=limits.adopted_per_sandbox,
         )
         """What the sandboxes call back."""
-        self._starter = Starter(
+        self._starter = StartPipeline(
             db=db,
             vault=vault,
             sandboxes=sandboxes,
@@ -150,9 +150,9 @@ class Conversations:
             remover=self._remover,
             config=config,
             archives=archives,
-            carrier=Carrier(events, time_limit=config.start_seconds),
+            carrier=HistoryTransfer(events, time_limit=config.start_seconds),
             on_change=self._task_changed,
-            announcements=announcements,
+            event_bus=event_bus,
             grants=grants,
         )
         self._followers: defaultdict[str, list[asyncio.Queue[StartTask | None]]]
@@ -318,7 +318,7 @@ class Conversations:
         """Return how many of a user's conversations a query finds."""
         return await self._table.count(user_id, query)
 
-    async def note_refusal(self, grant: Grant, status: int, message: str) -> None:
+    async def note_refusal(self, grant: ModelToken, status: int, message: str) -> None:
         """Tell, in the conversation itself, that its model does not answer now."""
         with contextlib.suppress(NotFound, QuotaExceeded):
             await self._recorder.record(

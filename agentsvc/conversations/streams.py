@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.bus import Announcement, Announcements, Overrun, Subject, Subscription
+from agentsvc.base.bus import EventBus, Notice, Overflow, Subject, Subscription
 from agentsvc.conversations import ConversationQuery, Conversations, ConversationView, StartTask
 from agentsvc.conversations.deltas import DeltaSubscriptions
 from agentsvc.conversations.event_log import EventLog, StoredEvent
@@ -62,13 +62,13 @@ class Streams:
     def __init__(
         self,
         *,
-        announcements: Announcements,
+        event_bus: EventBus,
         events: EventLog,
         conversations: Conversations,
         sandboxes: Sandboxes,
         beat_seconds: float,
     ) -> None:
-        self._announcements = announcements
+        self._announcements = event_bus
         self._events = events
         self._conversations = conversations
         self._sandboxes = sandboxes
@@ -108,7 +108,7 @@ class ConversationStream:
 
     def __init__(
         self,
-        announcements: Announcements,
+        event_bus: EventBus,
         events: EventLog,
         deltas: DeltaSubscriptions,
         *,
@@ -119,7 +119,7 @@ class ConversationStream:
     ) -> None:
         self.last = after
         """The number of the last event that was told, -1 before the first."""
-        self._announcements = announcements
+        self._announcements = event_bus
         self._events = events
         self._deltas = deltas
         self._user_id = user_id
@@ -155,7 +155,7 @@ class ConversationStream:
                         if item in (Mark.RESYNC, Mark.DELETED):
                             return
 
-    def _is_wanted(self, news: Announcement) -> bool:
+    def _is_wanted(self, news: Notice) -> bool:
         if news.subject is Subject.DELTA:
             return self._is_live
         is_end = news.subject is Subject.CONVERSATION and news.is_deleted
@@ -164,7 +164,7 @@ class ConversationStream:
     async def _tell(self, news: Subscription) -> AsyncGenerator[StoredEvent | Delta | Mark, None]:
         try:
             heard = await _within(self._beat_seconds, news.take())
-        except Overrun:
+        except Overflow:
             yield Mark.RESYNC
             return
         for one in heard:
@@ -201,14 +201,14 @@ class UserStream:
 
     def __init__(
         self,
-        announcements: Announcements,
+        event_bus: EventBus,
         conversations: Conversations,
         sandboxes: Sandboxes,
         *,
         user_id: str,
         beat_seconds: float,
     ) -> None:
-        self._announcements = announcements
+        self._announcements = event_bus
         self._conversations = conversations
         self._sandboxes = sandboxes
         self._user_id = user_id
@@ -226,7 +226,7 @@ class UserStream:
             while True:
                 try:
                     heard = await _within(self._beat_seconds, news.take())
-                except Overrun:
+                except Overflow:
                     yield Mark.RESYNC
                     return
                 for batch in itertools.batched(heard, _BATCH):
@@ -235,7 +235,7 @@ class UserStream:
                 if not heard:
                     yield Mark.BEAT
 
-    async def _look(self, heard: Sequence[Announcement]) -> list[Change]:
+    async def _look(self, heard: Sequence[Notice]) -> list[Change]:
         gone = [_change(one, None) for one in heard if one.is_deleted]
         left = [one for one in heard if not one.is_deleted]
         sandboxes = [one for one in left if one.subject is Subject.SANDBOX]
@@ -258,7 +258,7 @@ class UserStream:
             changes += [each for each in await self._inside(sandbox.id) if each.id not in told]
         return changes + gone
 
-    def _named(self, heard: Sequence[Announcement]) -> tuple[str, list[str]]:
+    def _named(self, heard: Sequence[Notice]) -> tuple[str, list[str]]:
         return self._user_id, [one.id for one in heard]
 
     async def _inside(self, sandbox_id: str) -> list[Change]:
@@ -271,7 +271,7 @@ class UserStream:
         ]
 
 
-def _change(news: Announcement, value: ConversationView | StartTask | Sandbox | None) -> Change:
+def _change(news: Notice, value: ConversationView | StartTask | Sandbox | None) -> Change:
     return Change(subject=news.subject, id=news.id, value=value)
 
 

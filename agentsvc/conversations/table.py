@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.bus import EventBus, Notice, Subject
 from agentsvc.base.values import from_stored, now, stored_or_none, to_stored
 from agentsvc.conversations.model import (
     Conversation,
@@ -68,9 +68,9 @@ _facts = msgspec.json.Decoder(Facts)
 class ConversationTable:
     """Inserts, updates and finds conversation rows; each method is one statement."""
 
-    def __init__(self, db: Database, announcements: Announcements) -> None:
+    def __init__(self, db: Database, event_bus: EventBus) -> None:
         self._db = db
-        self._announcements = announcements
+        self._announcements = event_bus
 
     async def insert(self, tx: Transaction, conversation: Conversation) -> None:
         """Insert a new conversation."""
@@ -247,7 +247,7 @@ class ConversationTable:
     def _announce(
         self, tx: Transaction, conversation: Conversation, *, is_deleted: bool = False
     ) -> None:
-        news = Announcement(
+        news = Notice(
             subject=Subject.CONVERSATION,
             user_id=conversation.user_id,
             id=conversation.id,

@@ -45,7 +45,7 @@ class Owned(msgspec.Struct, frozen=True, kw_only=True):
         return f"{', '.join(others)} and {last}" if others else last
 
 
-class Departure(msgspec.Struct, frozen=True, kw_only=True):
+class PendingUserDeletion(msgspec.Struct, frozen=True, kw_only=True):
     """A user who goes, with what; `is_over` once nothing is left."""
 
     user: User
@@ -53,30 +53,30 @@ class Departure(msgspec.Struct, frozen=True, kw_only=True):
     is_over: bool
 
 
-async def let_go(db: Database, user_id: str, *, with_owned: bool) -> Departure:
+async def let_go(db: Database, user_id: str, *, with_owned: bool) -> PendingUserDeletion:
     """Delete a user who owns nothing; block one who does, until a server has removed that.
 
     Asking again is fine. Raises NotFound, and Conflict for the only administrator, or for a user who
     owns something unless it goes, too.
     """
 
-    async def body(tx: Transaction) -> Departure:
+    async def body(tx: Transaction) -> PendingUserDeletion:
         user = await get_user(tx, user_id)
-        owned = await DepartureTable.owned(tx, user_id)
+        owned = await UserDeletionTable.owned(tx, user_id)
         if user.leaving_at is None:
             if str(owned) and not with_owned:
                 raise Conflict(
                     f"`{user.name}` owns {owned}: delete that first, or all with `with_owned`"
                 )
             await change_user(tx, user_id, UserPatch(is_blocked=True))
-            await DepartureTable.set_leaving(tx, user_id)
-        is_over = await DepartureTable.delete(tx, user_id)
-        return Departure(user=user, owned=owned, is_over=is_over)
+            await UserDeletionTable.set_leaving(tx, user_id)
+        is_over = await UserDeletionTable.delete(tx, user_id)
+        return PendingUserDeletion(user=user, owned=owned, is_over=is_over)
 
     return await db.write(body)
 
 
-class Departures:
+class UserDeletions:
     """Sees to it that users who go are gone in the end."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Departures:
         self._supervisor = supervisor
         sandboxes.on_change(self._sandbox_changed)
 
-    async def let_go(self, user_id: str, *, with_owned: bool) -> Departure:
+    async def let_go(self, user_id: str, *, with_owned: bool) -> PendingUserDeletion:
         """Do what the function of this name does, and begin to remove what is owned; raises the same."""
         departure = await let_go(self._db, user_id, with_owned=with_owned)
         if not departure.is_over:
@@ -104,24 +104,24 @@ class Departures:
 
     async def look(self) -> None:
         """Remove what users who go still own, and those who own nothing any more; called now and then."""
-        for user_id in await DepartureTable.leaving(self._db):
+        for user_id in await UserDeletionTable.leaving(self._db):
             await self._clear(user_id)
-            if await self._db.write(partial(DepartureTable.delete, user_id=user_id)):
+            if await self._db.write(partial(UserDeletionTable.delete, user_id=user_id)):
                 log.info("user deleted", extra={"user_id": user_id})
 
     async def _clear(self, user_id: str) -> None:
         await self._db.write(lambda tx: self._release_sandboxes(tx, user_id))
-        for conversation_id in await DepartureTable.ids(self._db, "conversations", user_id):
+        for conversation_id in await UserDeletionTable.ids(self._db, "conversations", user_id):
             # One that descends from another goes with it.
             with contextlib.suppress(NotFound):
                 await self._conversations.delete(user_id, conversation_id)
-        for archive_id in await DepartureTable.ids(self._db, "archives", user_id):
+        for archive_id in await UserDeletionTable.ids(self._db, "archives", user_id):
             # One that is being saved fails soon, since its sandbox goes.
             with contextlib.suppress(NotFound, Conflict):
                 await self._archives.delete(user_id, archive_id)
 
     async def _release_sandboxes(self, tx: Transaction, user_id: str) -> None:
-        for sandbox_id in await DepartureTable.ids(tx, "sandboxes", user_id):
+        for sandbox_id in await UserDeletionTable.ids(tx, "sandboxes", user_id):
             await self._sandboxes.release(tx, sandbox_id)
 
     def _sandbox_changed(self, _before: Sandbox, after: Sandbox | None) -> None:
@@ -132,7 +132,7 @@ class Departures:
         self._supervisor.spawn(_TASK, self.look)
 
 
-class DepartureTable:
+class UserDeletionTable:
     """The SQL of users who go."""
 
     @staticmethod

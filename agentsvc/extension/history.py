@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.conversations.event_log import IMPORTED_KEY, EventLog
 from agentsvc.conversations.model import (
     Conversation,
@@ -44,11 +44,11 @@ class Conversations:
     """The stored conversations, for what adds to them while no server has them in hand."""
 
     def __init__(self, db: Database, vault: Vault) -> None:
-        announcements = Announcements()
+        event_bus = EventBus()
         self._db = db
-        self._events = EventLog(db, announcements, store_deltas=True)
-        self._table = ConversationTable(db, announcements)
-        self._tasks = StartTaskTable(db, vault, announcements)
+        self._events = EventLog(db, event_bus, store_deltas=True)
+        self._table = ConversationTable(db, event_bus)
+        self._tasks = StartTaskTable(db, vault, event_bus)
 
     async def find(self, conversation_id: str) -> Conversation | None:
         """Return a conversation, whoever owns it."""

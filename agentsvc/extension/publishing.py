@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.bus import EventBus, Notice, Subject
 from agentsvc.base.values import new_id, now
 from agentsvc.conversations import Conversations, StartTask
 from agentsvc.domain.orders import StartStatus
@@ -14,7 +14,7 @@ from agentsvc.sandboxes.plugin_loader import Notifier
 def publish_to(
     notifier: Notifier,
     *,
-    announcements: Announcements,
+    event_bus: EventBus,
     conversations: Conversations,
     sandboxes: Sandboxes,
 ) -> None:
@@ -41,7 +41,7 @@ def publish_to(
         elif task.status is StartStatus.ERROR:
             tell("conversation.start_failed", task.conversation_id, reason=task.detail or "")
 
-    def on_news(news: Announcement) -> None:
+    def on_news(news: Notice) -> None:
         if news.subject is Subject.EVENTS:
             tell("conversation.events", news.id, seq=news.seq)
         elif news.subject is Subject.CONVERSATION:
@@ -50,4 +50,4 @@ def publish_to(
 
     sandboxes.on_change(on_sandbox)
     conversations.on_start_change(on_start)
-    announcements.watch_all(on_news)
+    event_bus.watch_all(on_news)

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from agentsvc import __version__
-from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.bus import EventBus, Notice, Subject
 from agentsvc.base.errors import StartFailed
 from agentsvc.base.supervisor import Supervisor
 from agentsvc.config.schema import Config, settings_of
@@ -30,14 +30,14 @@ from agentsvc.storage.vault import Vault
 
 __all__ = [
     "VERSION",
-    "Announcement",
-    "Announcements",
     "ClientOrder",
+    "EventBus",
     "EventLog",
     "Extension",
     "Handler",
     "Middleware",
     "NoSettings",
+    "Notice",
     "Sandbox",
     "SandboxStatus",
     "Sandboxes",
@@ -72,7 +72,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     """Seals what must not be readable in the database."""
     supervisor: Supervisor
     """Runs its loops and tasks: `loop(name, body, every_seconds=60)`."""
-    announcements: Announcements
+    event_bus: EventBus
     """Told of each change, once it is stored."""
     events: EventLog
     sandboxes: Sandboxes

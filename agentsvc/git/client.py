@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from yarl import URL
 
-from agentsvc.agentserver.safe_connector import NotPublic, refusal_in
+from agentsvc.agentserver.safe_connector import AddressNotAllowed, refusal_in
 from agentsvc.base.errors import (
     AgentsvcError,
     BadRequest,
@@ -219,7 +219,7 @@ def unavailable(provider: Provider, detail: str) -> GitProviderUnavailable:
     )
 
 
-def not_public(provider: Provider, exc: NotPublic) -> GitProviderUnavailable:
+def not_public(provider: Provider, exc: AddressNotAllowed) -> GitProviderUnavailable:
     """Return the error for a service in a network where only administrators may have it asked."""
     return GitProviderUnavailable(
         f"The git provider `{provider.value}` is not asked: {exc}. An administrator can add the"

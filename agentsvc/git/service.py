@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from agentsvc.agentserver.safe_connector import NotPublic, Reach
+from agentsvc.agentserver.safe_connector import AddressNotAllowed, SafeConnector
 from agentsvc.base.errors import (
     AgentsvcError,
     BadRequest,
@@ -97,7 +97,7 @@ class GitProviders:
         self._secrets = secrets
         self._checks_tokens = checks_tokens
         self._time_limit = time_limit
-        self._reach = Reach(listed=private_hosts, own=own)
+        self._reach = SafeConnector(listed=private_hosts, own=own)
         self._trusts = trusts
         self._session: aiohttp.ClientSession | None = None
         self._anywhere: aiohttp.ClientSession | None = None
@@ -105,7 +105,7 @@ class GitProviders:
     async def open(self) -> None:
         """Make the sessions; needs a running event loop."""
         self._session = self._reach.session(decompresses=True)
-        self._anywhere = Reach(anywhere=True).session(decompresses=True)
+        self._anywhere = SafeConnector(anywhere=True).session(decompresses=True)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -288,7 +288,7 @@ class GitProviders:
         try:
             url = URL(base)
             self._reach.check_literal(url.raw_host or "", url.port or 0)
-        except NotPublic as exc:
+        except AddressNotAllowed as exc:
             raise not_public(provider, exc) from exc
         except ValueError as exc:
             raise unavailable(provider, str(exc)) from exc

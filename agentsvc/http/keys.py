@@ -10,13 +10,13 @@ from aiohttp import web
 
 from agentsvc.accounts.audit import AuditLog
 from agentsvc.accounts.device_logins import DeviceLogins
-from agentsvc.accounts.idempotency import Repeats
+from agentsvc.accounts.idempotency import IdempotencyStore
 from agentsvc.accounts.keys import KeyRing, Principal
 from agentsvc.accounts.logins import Logins
-from agentsvc.accounts.open_connections import Admitted
-from agentsvc.accounts.quotas import QuotaBook
+from agentsvc.accounts.open_connections import OpenConnections
+from agentsvc.accounts.quotas import QuotaStore
 from agentsvc.accounts.users import Users
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.supervisor import Supervisor
 from agentsvc.config.schema import Config
 from agentsvc.conversations import Conversations
@@ -24,13 +24,13 @@ from agentsvc.conversations.archives import Archives
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import ConversationFiles
-from agentsvc.conversations.live_settings import Surroundings
-from agentsvc.conversations.message_queue import PendingMessages
-from agentsvc.conversations.model_tokens import Grant, Grants
+from agentsvc.conversations.live_settings import LiveSettings
+from agentsvc.conversations.message_queue import MessageQueue
+from agentsvc.conversations.model_tokens import ModelToken, ModelTokens
 from agentsvc.conversations.replays import Replays
 from agentsvc.conversations.secret_lookup import ProviderPass
 from agentsvc.conversations.streams import Streams
-from agentsvc.conversations.user_deletion import Departures
+from agentsvc.conversations.user_deletion import UserDeletions
 from agentsvc.git import GitProviders
 from agentsvc.http.sdk_versions import Version
 from agentsvc.http.server.metrics_registry import Measures, Refusal
@@ -47,31 +47,31 @@ DATABASE: Final[web.AppKey[Database]] = web.AppKey("database")
 BACKENDS: Final[web.AppKey[BackendRegistry]] = web.AppKey("backends")
 SUPERVISOR: Final[web.AppKey[Supervisor]] = web.AppKey("supervisor")
 KEYRING: Final[web.AppKey[KeyRing]] = web.AppKey("keyring")
-DEPARTURES: Final[web.AppKey[Departures]] = web.AppKey("departures")
+USER_DELETIONS: Final[web.AppKey[UserDeletions]] = web.AppKey("departures")
 DEVICES: Final[web.AppKey[DeviceLogins]] = web.AppKey("devices")
-ADMITTED: Final[web.AppKey[Admitted]] = web.AppKey("admitted")
+OPEN_CONNECTIONS: Final[web.AppKey[OpenConnections]] = web.AppKey("admitted")
 AUDIT: Final[web.AppKey[AuditLog]] = web.AppKey("audit")
-QUOTAS: Final[web.AppKey[QuotaBook]] = web.AppKey("quotas")
+QUOTAS: Final[web.AppKey[QuotaStore]] = web.AppKey("quotas")
 USERS: Final[web.AppKey[Users]] = web.AppKey("users")
 LOGINS: Final[web.AppKey[Logins]] = web.AppKey("logins")
 SETTINGS: Final[web.AppKey[SettingsStore]] = web.AppKey("settings")
 SECRETS: Final[web.AppKey[SecretStore]] = web.AppKey("secrets")
 GIT_PROVIDERS: Final[web.AppKey[GitProviders]] = web.AppKey("git_providers")
 CATALOGUE: Final[web.AppKey[Catalogue]] = web.AppKey("catalogue")
-ANNOUNCEMENTS: Final[web.AppKey[Announcements]] = web.AppKey("announcements")
+EVENT_BUS: Final[web.AppKey[EventBus]] = web.AppKey("announcements")
 EVENTS: Final[web.AppKey[EventLog]] = web.AppKey("events")
 SANDBOXES: Final[web.AppKey[Sandboxes]] = web.AppKey("sandboxes")
 CONVERSATIONS: Final[web.AppKey[Conversations]] = web.AppKey("conversations")
 FILES: Final[web.AppKey[ConversationFiles]] = web.AppKey("files")
-SURROUNDINGS: Final[web.AppKey[Surroundings]] = web.AppKey("surroundings")
+LIVE_SETTINGS: Final[web.AppKey[LiveSettings]] = web.AppKey("surroundings")
 EXPORTS: Final[web.AppKey[Exports]] = web.AppKey("exports")
 REPLAYS: Final[web.AppKey[Replays]] = web.AppKey("replays")
-GRANTS: Final[web.AppKey[Grants]] = web.AppKey("grants")
+MODEL_TOKENS: Final[web.AppKey[ModelTokens]] = web.AppKey("grants")
 MODELS: Final[web.AppKey[ModelProxy]] = web.AppKey("models")
 STREAMS: Final[web.AppKey[Streams]] = web.AppKey("streams")
 ARCHIVES: Final[web.AppKey[Archives]] = web.AppKey("archives", Archives)
-PENDING: Final[web.AppKey[PendingMessages]] = web.AppKey("pending_messages")
-REPEATS: Final[web.AppKey[Repeats]] = web.AppKey("repeats")
+PENDING: Final[web.AppKey[MessageQueue]] = web.AppKey("pending_messages")
+IDEMPOTENCY: Final[web.AppKey[IdempotencyStore]] = web.AppKey("repeats")
 MEASURES: Final[web.AppKey[Measures]] = web.AppKey("measures", Measures)
 
 REFUSED_FOR: Final[web.RequestKey[Refusal]] = web.RequestKey("refused_for", Refusal)
@@ -82,7 +82,7 @@ PRINCIPAL: Final[web.RequestKey[Principal]] = web.RequestKey("principal")
 """Who is calling; set on routes of scope USER and ADMIN."""
 SANDBOX: Final[web.RequestKey[Sandbox]] = web.RequestKey("sandbox")
 """The sandbox that is calling; set on routes of scope SANDBOX."""
-GRANT: Final[web.RequestKey[Grant]] = web.RequestKey("grant")
+MODEL_TOKEN: Final[web.RequestKey[ModelToken]] = web.RequestKey("grant")
 """Which model the caller may ask; set on routes of scope MODEL."""
 PASS: Final[web.RequestKey[ProviderPass]] = web.RequestKey("pass")
 """What the caller may have; set on routes of scope PASS."""

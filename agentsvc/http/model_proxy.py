@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentsvc.base.errors import BadRequest, ModelBudgetReached, ModelUnavailable
 from agentsvc.conversations.model_tokens import PATH
-from agentsvc.http.keys import CONVERSATIONS, GRANT, GRANTS, MODELS
+from agentsvc.http.keys import CONVERSATIONS, MODEL_TOKEN, MODEL_TOKENS, MODELS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import json_response, read_text
 from agentsvc.models.proxy import Answer
@@ -63,7 +63,7 @@ async def get_models(request: web.Request) -> web.Response:
 
     One model: the one of the conversation.
     """
-    return json_response(ModelList(data=[ModelInfo(id=request[GRANT].upstream.model)]))
+    return json_response(ModelList(data=[ModelInfo(id=request[MODEL_TOKEN].upstream.model)]))
 
 
 async def post_completion(request: web.Request) -> web.StreamResponse:
@@ -87,7 +87,7 @@ async def post_response(request: web.Request) -> web.StreamResponse:
 
 
 async def _ask(request: web.Request, path: str, *, wants_usage: bool) -> web.StreamResponse:
-    grant, grants = request[GRANT], request.app[GRANTS]
+    grant, grants = request[MODEL_TOKEN], request.app[MODEL_TOKENS]
     conversations = request.app[CONVERSATIONS]
     try:
         body = to_question(await read_text(request), grant.upstream.model, wants_usage=wants_usage)

@@ -15,7 +15,7 @@ from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
 from agentsvc.accounts.keys import Principal
 from agentsvc.base.errors import AgentsvcError, BadRequest, NotAuthenticated, NotFound
-from agentsvc.http.keys import ADMITTED, KEYRING, LOGINS, ON_LOST, PRINCIPAL
+from agentsvc.http.keys import KEYRING, LOGINS, ON_LOST, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.middleware.websocket_auth import DOORSTEP, LARGEST_FIRST_BYTES, wants_socket
 from agentsvc.http.server.connections import show_key
@@ -174,7 +174,7 @@ async def _tell_all(
         request[ON_LOST] = gone.set
         if request.transport is None:
             gone.set()
-        with request.app[ADMITTED].held(request[PRINCIPAL], lost.set):
+        with request.app[OPEN_CONNECTIONS].held(request[PRINCIPAL], lost.set):
             return await _first(
                 _tell(line, items), line.listen(gone), _wait(lost, _KEY_LOST), _wait(over)
             )

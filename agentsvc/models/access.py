@@ -8,7 +8,7 @@ from typing import Final
 
 from yarl import URL
 
-from agentsvc.agentserver.safe_connector import Lookup, NotPublic, Reach
+from agentsvc.agentserver.safe_connector import AddressNotAllowed, Lookup, SafeConnector
 from agentsvc.plugin.egress.addresses import BadHost, parse_host
 
 _REFUSAL: Final = (
@@ -19,24 +19,24 @@ _REFUSAL: Final = (
 
 def reach_of_models(
     known: Iterable[str], *, own: Iterable[str] = (), lookup: Lookup | None = None
-) -> Reach:
+) -> SafeConnector:
     """Return the rule for models; those at `known` hosts may be anywhere."""
-    return Reach(listed=known, own=own, refusal=_REFUSAL, lookup=lookup)
+    return SafeConnector(listed=known, own=own, refusal=_REFUSAL, lookup=lookup)
 
 
-def check_host(reach: Reach, url: URL) -> None:
+def check_host(reach: SafeConnector, url: URL) -> None:
     """Raise BadHost for a host that cannot be meant, NotPublic for an address that is not asked."""
     parse_host(url.raw_host or "")
     reach.check_literal(url.raw_host or "", url.port or 0)
 
 
-async def may_ask(base_url: str, reach: Reach) -> bool:
+async def may_ask(base_url: str, reach: SafeConnector) -> bool:
     """Say whether models are asked at a base URL, as far as its addresses can be found out."""
     try:
         url = URL(base_url)
         check_host(reach, url)
         await reach.resolve(url.raw_host or "", url.port or 0)
-    except (NotPublic, BadHost, ValueError):
+    except (AddressNotAllowed, BadHost, ValueError):
         return False
     except OSError:
         # It may be found later, and the key is not to be elsewhere because of that.

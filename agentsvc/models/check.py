@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from agentsvc.agentserver.safe_connector import Lookup, NotPublic, Reach, refusal_in
+from agentsvc.agentserver.safe_connector import AddressNotAllowed, Lookup, SafeConnector, refusal_in
 from agentsvc.domain.agent_options import Llm
 from agentsvc.models.access import check_host, reach_of_models
 from agentsvc.models.hosts import provider_of
@@ -94,7 +94,7 @@ async def check_model(
         check_host(reach, found)
         async with asyncio.timeout(time_limit):
             return await _ask(llm, found, reach)
-    except NotPublic as exc:
+    except AddressNotAllowed as exc:
         return _untested(f"It cannot be tested here: {exc}")
     except BadHost as exc:
         return _failed(f"The host of the base URL cannot be meant: {exc}.")
@@ -136,7 +136,7 @@ def _to_url(base: str) -> URL | None:
         return None
 
 
-async def _ask(llm: Llm, url: URL, reach: Reach) -> Checked:
+async def _ask(llm: Llm, url: URL, reach: SafeConnector) -> Checked:
     key = llm.api_key.reveal() if llm.api_key else ""
     name = (llm.model or "").strip()
     body = {

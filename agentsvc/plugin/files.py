@@ -17,7 +17,6 @@ from typing import Any, Final
 import msgspec
 
 import agentsvc
-
 from agentsvc.base.errors import StartFailed
 
 PACKAGE: Final = "agentsvc_plugins"

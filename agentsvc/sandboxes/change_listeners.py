@@ -10,7 +10,7 @@ type OnChange = Callable[[Sandbox, Sandbox | None], None]
 type Find = Callable[[], Awaitable[Sandbox | None]]
 
 
-class Changes:
+class ChangeListeners:
     """Tells listeners of every stored change, and wakes those who wait for one."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ _OURS = "http+unix"
 """The scheme of sockets that a backend has made where no sandbox can replace them."""
 
 
-class Confirmer:
+class IdentityVerifier:
     """Asks backends whose peers are."""
 
     def __init__(self, calls: BackendCalls, table: SandboxTable) -> None:

@@ -28,7 +28,7 @@ _ASK_SECONDS: Final = 5.0
 _TASK: Final = "making room"
 
 
-class Culler:
+class IdleCuller:
     """Keeps to the rules for idle sandboxes."""
 
     def __init__(

@@ -12,11 +12,11 @@ from agentsvc.base.values import now
 from agentsvc.config.sandboxes import SandboxesConfig
 from agentsvc.plugin.backend import Found, PartlyScanned
 from agentsvc.sandboxes.admission.table import Removal
-from agentsvc.sandboxes.admission.warm_pool_table import SpareTable
+from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
 from agentsvc.sandboxes.backend_calls import BackendCalls
-from agentsvc.sandboxes.reconciler import Driver
+from agentsvc.sandboxes.reconciler import Reconciler
 from agentsvc.sandboxes.registry import BackendRegistry
-from agentsvc.sandboxes.state import Standing
+from agentsvc.sandboxes.state import SandboxSummary
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.storage.database import Database
 
@@ -42,7 +42,7 @@ class _Scan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether what is not found is not there."""
 
 
-class Sweeper:
+class OrphanCollector:
     """Compares what backends have with what the table says."""
 
     def __init__(
@@ -52,9 +52,9 @@ class Sweeper:
         table: SandboxTable,
         registry: BackendRegistry,
         calls: BackendCalls,
-        driver: Driver,
+        driver: Reconciler,
         config: SandboxesConfig,
-        spares: SpareTable,
+        spares: WarmPoolTable,
     ) -> None:
         self._spares = spares
         self._db = db
@@ -115,7 +115,7 @@ class Sweeper:
             exc_info=exc if isinstance(exc, BackendBroken) else None,
         )
 
-    async def _look_at(self, known: Sequence[Standing], found: Mapping[str, Found]) -> None:
+    async def _look_at(self, known: Sequence[SandboxSummary], found: Mapping[str, Found]) -> None:
         at_once, patience = _AT_ONCE, _SOON_SECONDS
         woken = 0
         for sandbox in known:

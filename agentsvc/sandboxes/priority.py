@@ -9,7 +9,7 @@ from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.state import Sandbox
 
 
-class Yielding:
+class PriorityManager:
     """Tells backends, and remembers which of them have to be told when it is over."""
 
     def __init__(self, calls: BackendCalls) -> None:

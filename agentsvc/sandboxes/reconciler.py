@@ -30,9 +30,9 @@ from agentsvc.plugin.backend import (
     StillFetching,
 )
 from agentsvc.sandboxes.admission.table import UseTable
-from agentsvc.sandboxes.admission.warm_pool import Spares
+from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.backend_calls import Backend, BackendCalls, find_handle
-from agentsvc.sandboxes.change_listeners import Changes
+from agentsvc.sandboxes.change_listeners import ChangeListeners
 from agentsvc.sandboxes.isolation import as_now, with_floor
 from agentsvc.sandboxes.orders import CallbackRules, make_order
 from agentsvc.sandboxes.runtime_clients import ClientTable
@@ -64,7 +64,7 @@ class _Progress(Enum):
     BLOCKED = auto()
 
 
-class Driver:
+class Reconciler:
     """Takes sandboxes from what was last seen of them to what is wanted."""
 
     def __init__(
@@ -75,11 +75,11 @@ class Driver:
         uses: UseTable,
         clients: ClientTable,
         calls: BackendCalls,
-        changes: Changes,
+        changes: ChangeListeners,
         supervisor: Supervisor,
         config: SandboxesConfig,
         callbacks: CallbackRules,
-        spares: Spares,
+        spares: WarmPool,
     ) -> None:
         self._spares = spares
         self._db = db

@@ -20,18 +20,18 @@ from agentsvc.domain.orders import WhenFull
 from agentsvc.plugin.backend import Capability, Phase, Spec
 from agentsvc.sandboxes.admission.capacity import Load
 from agentsvc.sandboxes.admission.placement import Place, choose, places_of
-from agentsvc.sandboxes.admission.queue import Gate
+from agentsvc.sandboxes.admission.queue import AdmissionQueue
 from agentsvc.sandboxes.admission.table import Removal, Unused, UseTable
-from agentsvc.sandboxes.admission.warm_pool import Spares
+from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.backend_calls import BackendCalls
-from agentsvc.sandboxes.change_listeners import Changes, OnChange
-from agentsvc.sandboxes.identity import Confirmer
+from agentsvc.sandboxes.change_listeners import ChangeListeners, OnChange
+from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.operations import is_pausable, possible, require
 from agentsvc.sandboxes.orders import CallbackRules, with_local_hosts, with_models
-from agentsvc.sandboxes.orphan_collector import Sweeper
-from agentsvc.sandboxes.priority import Yielding
-from agentsvc.sandboxes.reconciler import LOG_LINES, Driver, IsHeldBack
+from agentsvc.sandboxes.orphan_collector import OrphanCollector
+from agentsvc.sandboxes.priority import PriorityManager
+from agentsvc.sandboxes.reconciler import LOG_LINES, IsHeldBack, Reconciler
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.runtime_clients import ClientOrder, ClientTable
 from agentsvc.sandboxes.state import Sandbox, Target, is_settled
@@ -69,15 +69,15 @@ class Sandboxes:
         self._clients = ClientTable(db, vault)
         self._registry = registry
         self._config = config
-        self._changes = Changes()
+        self._changes = ChangeListeners()
         self._calls = BackendCalls(registry, config.call_seconds)
         self._uses = UseTable(db)
-        self.confirmer = Confirmer(self._calls, self._table)
+        self.confirmer = IdentityVerifier(self._calls, self._table)
         """Who finds out whether connections lead to the sandboxes they are meant for."""
         agents.confirming = self.confirmer.of_key
         self.usage = Usage()
         """When each was last used."""
-        self.gate = Gate(
+        self.gate = AdmissionQueue(
             db=db,
             table=self._table,
             uses=self._uses,
@@ -89,7 +89,7 @@ class Sandboxes:
             let_in=self._let_in,
         )
         """Who may run, and who waits."""
-        self.spares = Spares(
+        self.spares = WarmPool(
             db=db,
             vault=vault,
             registry=registry,
@@ -102,9 +102,9 @@ class Sandboxes:
             fits=self.gate.has_room,
         )
         """What is there before anybody asks for it."""
-        self.yielding = Yielding(self._calls)
+        self.yielding = PriorityManager(self._calls)
         """Which of them have less of this machine for a moment."""
-        self._driver = Driver(
+        self._driver = Reconciler(
             spares=self.spares,
             db=db,
             table=self._table,
@@ -130,7 +130,7 @@ class Sandboxes:
         self._supervisor = supervisor
         self.meter = Meter(self._calls)
         """What each was last seen to use."""
-        self._sweeper = Sweeper(
+        self._sweeper = OrphanCollector(
             db=db,
             table=self._table,
             registry=registry,

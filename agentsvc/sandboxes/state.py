@@ -117,7 +117,7 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
         return next((end.url for end in self.endpoints if end.name == AGENT_PORT), None)
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of each sandbox when all are looked at, which may be many."""
 
     id: str

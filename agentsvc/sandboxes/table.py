@@ -17,7 +17,7 @@ from agentsvc.plugin.backend import (
     Report,
     Spec,
 )
-from agentsvc.sandboxes.state import Sandbox, Standing, Target
+from agentsvc.sandboxes.state import Sandbox, SandboxSummary, Target
 from agentsvc.storage.database import Database, Queryable, Row, Transaction
 from agentsvc.storage.paging import Page
 from agentsvc.storage.vault import Vault
@@ -291,7 +291,7 @@ class SandboxTable:
         )
         return [self._from_row(row) for row in rows]
 
-    async def standing_of_backend(self, backend: str) -> list[Standing]:
+    async def standing_of_backend(self, backend: str) -> list[SandboxSummary]:
         """Return the same, but of each sandbox only what a look at all of them needs."""
         rows = await self._db.all(
             "SELECT id, backend, phase, handle FROM sandboxes WHERE backend = :backend",
@@ -364,8 +364,8 @@ class SandboxTable:
         )
 
 
-def _to_standing(row: Row) -> Standing:
-    return Standing(
+def _to_standing(row: Row) -> SandboxSummary:
+    return SandboxSummary(
         id=row["id"],
         backend=row["backend"],
         phase=Phase(row["phase"]) if row["phase"] else None,

@@ -9,13 +9,13 @@ from agentsvc.base.values import now
 from agentsvc.config.sandboxes import SandboxesConfig
 from agentsvc.domain.orders import WhenFull
 from agentsvc.plugin.backend import Phase
-from agentsvc.sandboxes.admission.queue import Gate, held_of
+from agentsvc.sandboxes.admission.queue import AdmissionQueue, held_of
 from agentsvc.sandboxes.admission.table import UseTable
-from agentsvc.sandboxes.admission.warm_pool import Spares
-from agentsvc.sandboxes.admission.warm_pool_table import Spare
-from agentsvc.sandboxes.change_listeners import Changes
+from agentsvc.sandboxes.admission.warm_pool import WarmPool
+from agentsvc.sandboxes.admission.warm_pool_table import WarmSandbox
+from agentsvc.sandboxes.change_listeners import ChangeListeners
 from agentsvc.sandboxes.last_used import Usage
-from agentsvc.sandboxes.reconciler import Driver
+from agentsvc.sandboxes.reconciler import Reconciler
 from agentsvc.sandboxes.state import Sandbox, Target, holds_room
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.storage.database import Database, Transaction
@@ -30,12 +30,12 @@ class Targets:
         db: Database,
         table: SandboxTable,
         uses: UseTable,
-        changes: Changes,
+        changes: ChangeListeners,
         config: SandboxesConfig,
         usage: Usage,
-        gate: Gate,
-        spares: Spares,
-        driver: Driver,
+        gate: AdmissionQueue,
+        spares: WarmPool,
+        driver: Reconciler,
     ) -> None:
         self._db = db
         self._table = table
@@ -52,7 +52,11 @@ class Targets:
         return now() + timedelta(seconds=self._config.start_seconds)
 
     async def enter(
-        self, tx: Transaction, sandbox: Sandbox, spare: Spare | None, when_full: WhenFull | None
+        self,
+        tx: Transaction,
+        sandbox: Sandbox,
+        spare: WarmSandbox | None,
+        when_full: WhenFull | None,
     ) -> Sandbox:
         """Store a new sandbox that may run or waits; it is the spare one if that may run.
 
@@ -115,7 +119,11 @@ class Targets:
         await self._told(tx, before)
 
     async def _entered(
-        self, tx: Transaction, sandbox: Sandbox, spare: Spare | None, when_full: WhenFull | None
+        self,
+        tx: Transaction,
+        sandbox: Sandbox,
+        spare: WarmSandbox | None,
+        when_full: WhenFull | None,
     ) -> Sandbox:
         if spare is not None:
             taken = _taken(sandbox, spare)
@@ -143,7 +151,7 @@ class Targets:
         return after
 
 
-def _taken(sandbox: Sandbox, spare: Spare) -> Sandbox:
+def _taken(sandbox: Sandbox, spare: WarmSandbox) -> Sandbox:
     """Return a new sandbox as one that was started already, and is not told yet for whom it is."""
     return msgspec.structs.replace(
         sandbox,

@@ -16,7 +16,7 @@ from agentsvc.base.errors import AgentsvcError
 from agentsvc.base.values import now
 from agentsvc.plugin.backend import Phase, Usage
 from agentsvc.sandboxes.backend_calls import BackendCalls
-from agentsvc.sandboxes.state import Sandbox, Standing
+from agentsvc.sandboxes.state import Sandbox, SandboxSummary
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ class Meter:
         """Return what was last measured of a sandbox, None where it cannot use anything now."""
         return self._known.get(sandbox.id) if sandbox.phase in _MEASURED else None
 
-    async def measure(self, sandboxes: Sequence[Standing]) -> None:
+    async def measure(self, sandboxes: Sequence[SandboxSummary]) -> None:
         """Ask about all of these, and forget the others; each backend by itself."""
-        by_backend: defaultdict[str, list[Standing]] = defaultdict(list)
+        by_backend: defaultdict[str, list[SandboxSummary]] = defaultdict(list)
         for sandbox in sandboxes:
             if sandbox.phase in _MEASURED and sandbox.handle is not None:
                 by_backend[sandbox.backend].append(sandbox)
@@ -56,7 +56,9 @@ class Meter:
                     group.create_task(self._work(name, queue, found))
         self._known = found
 
-    async def _work(self, name: str, queue: list[Standing], found: dict[str, Measured]) -> None:
+    async def _work(
+        self, name: str, queue: list[SandboxSummary], found: dict[str, Measured]
+    ) -> None:
         while queue:
             sandbox = queue.pop()
             if sandbox.handle is None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from agentsvc.base.errors import StartFailed, hint_against
 from agentsvc.base.values import new_id
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database import Database, Queryable, Transaction
 from agentsvc.storage.vault import Vault
 
@@ -42,13 +42,13 @@ _ID: Final = re.compile(r"[0-9a-fA-F]{32}")
 class Installation:
     """The open database of a data directory, and the vault that opens what is sealed in it."""
 
-    def __init__(self, places: DataDir, database: Database, vault: Vault) -> None:
+    def __init__(self, places: DataDirectory, database: Database, vault: Vault) -> None:
         self._places = places
         self.database = database
         self.vault = vault
 
     @classmethod
-    async def open(cls, places: DataDir) -> "Installation":
+    async def open(cls, places: DataDirectory) -> "Installation":
         """Open both, made where they are absent.
 
         Raises StartFailed, with a hint, where one of them cannot be used, and where the master
@@ -90,7 +90,7 @@ class Installation:
         return known
 
 
-async def change_master_key(places: DataDir) -> Path:
+async def change_master_key(places: DataDirectory) -> Path:
     """Make a new master key, seal all that is stored with it, and return where the former one is.
 
     No server may run meanwhile. What broke off is finished by the next call. Raises StartFailed.
@@ -131,7 +131,7 @@ async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
     )
 
 
-async def _open_vault(database: Database, places: DataDir) -> Vault:
+async def _open_vault(database: Database, places: DataDirectory) -> Vault:
     known = await database.read(_sealed_by)
     if known and not places.master_key.exists():
         raise _missing(places.master_key)

@@ -16,7 +16,7 @@ import msgspec
 
 from agentsvc.base import values
 from agentsvc.base.values import Secret
-from agentsvc.extension.server import Announcement, Announcements, EventLog, Subject, Supervisor
+from agentsvc.extension.server import EventBus, EventLog, Notice, Subject, Supervisor
 from agentsvc.extension.storage import Database, Transaction, Vault
 
 from .model import Delivery, DeliveryState, Subscription
@@ -47,7 +47,7 @@ class Courier:
         db: Database,
         vault: Vault,
         events: EventLog,
-        announcements: Announcements,
+        event_bus: EventBus,
         supervisor: Supervisor,
         sender: Sender,
         config: WebhooksConfig,
@@ -55,7 +55,7 @@ class Courier:
         self._db = db
         self._vault = vault
         self._events = events
-        self._announcements = announcements
+        self._announcements = event_bus
         self._supervisor = supervisor
         self._sender = sender
         self._config = config
@@ -104,7 +104,7 @@ class Courier:
         for user_id in users - self._watched.keys():
             self._watched[user_id] = self._announcements.watch(user_id, self._hear)
 
-    def _hear(self, news: Announcement) -> None:
+    def _hear(self, news: Notice) -> None:
         """Wake up for what is in the queue by now."""
         if news.subject is not Subject.DELTA:
             self._wake.set()

@@ -39,7 +39,7 @@ class WebhooksExtension(Extension[WebhooksConfig]):
             db=server.database,
             vault=server.vault,
             events=server.events,
-            announcements=server.announcements,
+            event_bus=server.event_bus,
             supervisor=server.supervisor,
             sender=sender,
             config=self.config,

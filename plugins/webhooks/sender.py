@@ -14,7 +14,7 @@ from yarl import URL
 
 from agentsvc.base import values
 from agentsvc.base.errors import InvalidRequest, NotAllowed
-from agentsvc.extension.network import Lookup, Reach, refusal_in
+from agentsvc.extension.network import Lookup, SafeConnector, refusal_in
 
 from .targets import check_url
 
@@ -58,7 +58,9 @@ class Sender:
         self._time_limit = time_limit
         self._allows_private = allows_private
         self._most = most
-        self._reach = Reach(anywhere=allows_private, own=own, refusal=_REFUSAL, lookup=lookup)
+        self._reach = SafeConnector(
+            anywhere=allows_private, own=own, refusal=_REFUSAL, lookup=lookup
+        )
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:

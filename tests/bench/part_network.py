@@ -16,7 +16,7 @@ from agentsvc.base.values import monotonic, new_id
 from agentsvc.plugin.backend import BackendContext, Handle, Order
 from tests.bench.figures import Figure, Section, Target
 from tests.bench.sizes import Sizes
-from tests.bench.zygote import Bench
+from tests.bench.zygote import CoreRig
 
 _KIB_IN_MIB: Final = 1024
 _ZYGOTE_SECONDS: Final = 180.0
@@ -96,14 +96,14 @@ async def measure(sizes: Sizes, folder: Path) -> Section:
 
 
 @contextlib.asynccontextmanager
-async def _bench(folder: Path, network: OpenNetwork) -> AsyncIterator[Bench]:
+async def _bench(folder: Path, network: OpenNetwork) -> AsyncIterator[CoreRig]:
     config = ProcessConfig(network=network, zygote_seconds=_ZYGOTE_SECONDS)
     backend = ProcessBackend(config, BackendContext(instance_id=new_id(), state_dir=folder))
     client = AgentClient()
     await client.open()
     await backend.open()
     try:
-        yield Bench(backend, client)
+        yield CoreRig(backend, client)
     finally:
         for found in await backend.scan():
             await backend.delete(found.handle)
@@ -124,7 +124,7 @@ async def _bare_start(backend: ProcessBackend) -> float:
 async def _no_save(_handle: Handle) -> None: ...
 
 
-async def _once(bench: Bench) -> _Cost:
+async def _once(bench: CoreRig) -> _Cost:
     handle, seconds = await bench.start(is_fork=True)
     whole, holders = await asyncio.to_thread(_weigh, bench.shim(handle))
     await bench.backend.delete(handle)

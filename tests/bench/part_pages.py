@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts.keys import KeyRing, Role
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.values import new_id
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.model import Conversation
 from agentsvc.conversations.records import new_conversation
@@ -117,8 +117,8 @@ def _ms(took: list[float]) -> tuple[float, ...]:
 async def make_log(data_dir: Path, count: int, size: int) -> _Owner:
     """Store a conversation with so many events, past the server, which nobody reads yet."""
     [conversation], key = await _make_conversations(data_dir, 1)
-    database = await Database.open(DataDir(path=data_dir).database)
-    log = EventLog(database, Announcements(), store_deltas=False)
+    database = await Database.open(DataDirectory(path=data_dir).database)
+    log = EventLog(database, EventBus(), store_deltas=False)
     try:
         for numbers in itertools.batched(range(count), _AT_ONCE):
             raw = [event_of(number, size) for number in numbers]
@@ -139,8 +139,8 @@ async def make_list(data_dir: Path, count: int) -> _Owner:
 
 async def _make_conversations(data_dir: Path, count: int) -> tuple[list[Conversation], str]:
     """Store a user with so many conversations, and return them with a key of the user's."""
-    database = await Database.open(DataDir(path=data_dir).database)
-    table = ConversationTable(database, Announcements())
+    database = await Database.open(DataDirectory(path=data_dir).database)
+    table = ConversationTable(database, EventBus())
     try:
         keys = KeyRing(database)
         user_id = await keys.create_user(new_id(), Role.MEMBER)

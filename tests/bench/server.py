@@ -16,7 +16,7 @@ import msgspec
 from agentsvc.app import build_app
 from agentsvc.base import logs
 from agentsvc.cli.serve import bind, ensure_first_key, with_addresses
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.sandboxes import SandboxesConfig, SpecConfig
 from agentsvc.config.schema import Config, LimitsConfig, LogFormat, LogLevel
 from agentsvc.http.server.application import make_runner
@@ -40,7 +40,7 @@ _SPEC: Final = SpecConfig(id="web", backend="fake", command=("agent",), ports=PO
 
 
 async def main(data_dir: Path, sandbox_url: str) -> None:
-    places = DataDir(path=data_dir)
+    places = DataDirectory(path=data_dir)
     places.prepare()
     key = await ensure_first_key(places, None)
     assert key is not None

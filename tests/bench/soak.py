@@ -10,9 +10,9 @@ from typing import Final
 import click
 import msgspec
 
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.values import monotonic
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.storage.database import Database, Transaction
 from tests.bench.rig import client_of, feeder_of, run
@@ -111,8 +111,8 @@ async def soak(count: int, reconnects: int) -> Faults:
 
 async def _store(data_dir: Path, conversation_id: str, count: int) -> None:
     """Put events into the log, past the server, which nobody reads yet."""
-    database = await Database.open(DataDir(path=data_dir).database)
-    log = EventLog(database, Announcements(), store_deltas=False)
+    database = await Database.open(DataDirectory(path=data_dir).database)
+    log = EventLog(database, EventBus(), store_deltas=False)
     try:
         for first in range(1, count + 1, BATCH):
             batch = events(min(BATCH, count + 1 - first), first=first)

@@ -59,7 +59,7 @@ async def measure(rounds: int, at_once: int) -> None:
         await client.open()
         await backend.open()
         try:
-            bench = Bench(backend, client)
+            bench = CoreRig(backend, client)
             first, _ = await bench.start(is_fork=True)
             await backend.delete(first)
             for is_fork in (False, True):
@@ -75,7 +75,7 @@ async def measure(rounds: int, at_once: int) -> None:
             await backend.close()
 
 
-class Bench:
+class CoreRig:
     """Starts agent servers and weighs them."""
 
     def __init__(self, backend: ProcessBackend, client: AgentClient) -> None:

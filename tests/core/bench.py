@@ -25,7 +25,7 @@ WEB = (Port(name="web"),)
 BOTH_WAYS = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroup", "signals"])
 
 
-class Bench:
+class CoreRig:
     """A backend, and a look at what it makes from outside."""
 
     def __init__(self, directory: Path, *, callback: str = "", **config: Any) -> None:
@@ -81,8 +81,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def on_bench(directory: Path, *, callback: str = "", **config: Any) -> AsyncIterator[Bench]:
-    bench = Bench(directory, callback=callback, **config)
+async def core_rig(directory: Path, *, callback: str = "", **config: Any) -> AsyncIterator[CoreRig]:
+    bench = CoreRig(directory, callback=callback, **config)
     await bench.backend.open()
     try:
         yield bench

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentsvc.storage.database import Database
-from tests.core.bench import Bench, on_bench
+from tests.core.bench import CoreRig, core_rig
 from tests.core.troubles import TroubledAgent, TroubledWorld
 
 
@@ -35,6 +35,6 @@ async def db(tmp_path: Path) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with on_bench(tmp_path) as bench:
+async def bench(tmp_path: Path) -> AsyncIterator[CoreRig]:
+    async with core_rig(tmp_path) as bench:
         yield bench

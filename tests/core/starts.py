@@ -3,7 +3,7 @@
 from typing import Any
 
 from agentsvc.agentserver.responses import CommandResult
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.model import StartTask
 from agentsvc.http.keys import CONVERSATIONS, DATABASE, KEYRING
 from agentsvc.storage.vault import Vault
@@ -39,7 +39,7 @@ def failed(text: str, exit_code: int = 128) -> CommandResult:
 
 async def damage_settings(service: Service) -> None:
     """Store settings of a form that no version of the server has written."""
-    vault = Vault.open(DataDir(path=service.data_dir).master_key)
+    vault = Vault.open(DataDirectory(path=service.data_dir).master_key)
     sealed = vault.seal(b"[]", f"settings/{await admin_of(service)}")
     await service.app[DATABASE].write(
         lambda tx: tx.run("UPDATE settings SET sealed = :sealed", {"sealed": sealed})

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.app import build_app
 from agentsvc.base.errors import StartFailed
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.sandboxes import SandboxesConfig
 from agentsvc.config.schema import Config
 from agentsvc.http.keys import SANDBOXES
@@ -30,7 +30,7 @@ async def set_up(data_dir: Path, config: Config, host: PluginHost | None = None)
 
 
 async def test_an_installation_keeps_its_id_and_its_keys(service: Service) -> None:
-    places = DataDir(path=service.data_dir)
+    places = DataDirectory(path=service.data_dir)
     before = (places.instance_id.read_text(), places.master_key.read_text())
     await service.restart()
     assert (places.instance_id.read_text(), places.master_key.read_text()) == before
@@ -38,7 +38,7 @@ async def test_an_installation_keeps_its_id_and_its_keys(service: Service) -> No
 
 
 async def test_an_id_that_was_not_written_to_its_end_is_replaced(service: Service) -> None:
-    places = DataDir(path=service.data_dir)
+    places = DataDirectory(path=service.data_dir)
     await service.stop()
     places.instance_id.write_text("")
     await service.start()
@@ -48,7 +48,7 @@ async def test_an_id_that_was_not_written_to_its_end_is_replaced(service: Servic
 
 async def test_without_its_master_key_an_installation_does_not_start(service: Service) -> None:
     await service.stop()
-    DataDir(path=service.data_dir).master_key.unlink()
+    DataDirectory(path=service.data_dir).master_key.unlink()
     with pytest.raises(StartFailed, match=r"the master key .* is missing") as caught:
         await set_up(service.data_dir, Config())
     assert "put the key back" in caught.value.hint

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentsvc.accounts import device_logins as devices
-from agentsvc.accounts.device_logins import ClaimState, DeviceLogins, Pace
+from agentsvc.accounts.device_logins import AttemptLimit, ClaimState, DeviceLogins
 from agentsvc.accounts.keys import KeyRing, Role
 from agentsvc.base import values
 from agentsvc.base.errors import NotFound, TooManyRequests
@@ -135,13 +135,13 @@ def contents_of(directory: Path) -> list[bytes]:
 
 
 def test_a_pace_is_kept_for_each_caller() -> None:
-    pace = Pace(2)
+    pace = AttemptLimit(2)
     assert use_up(pace, "a") == 2
     assert use_up(pace, "b") == 2
 
 
 async def test_a_pace_grows_back_and_a_refusal_does_not_count() -> None:
-    pace = Pace(600)
+    pace = AttemptLimit(600)
     assert use_up(pace, "a") >= 600
     for _ in range(1000):
         await asyncio.sleep(0.02)
@@ -151,14 +151,14 @@ async def test_a_pace_grows_back_and_a_refusal_does_not_count() -> None:
 
 
 def test_a_pace_remembers_a_limited_number_of_callers() -> None:
-    pace = Pace(1)
+    pace = AttemptLimit(1)
     pace.check("first")
     for number in range(20_000):
         pace.check(str(number))
     pace.check("first")
 
 
-def is_admitted(pace: Pace, caller: str) -> bool:
+def is_admitted(pace: AttemptLimit, caller: str) -> bool:
     try:
         pace.check(caller)
     except TooManyRequests:
@@ -166,7 +166,7 @@ def is_admitted(pace: Pace, caller: str) -> bool:
     return True
 
 
-def use_up(pace: Pace, caller: str) -> int:
+def use_up(pace: AttemptLimit, caller: str) -> int:
     """Return how often a caller is admitted at once."""
     times = 0
     while is_admitted(pace, caller):

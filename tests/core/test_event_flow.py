@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentsvc.base.bus import Announcement, Subject
-from agentsvc.http.keys import ANNOUNCEMENTS, DATABASE, KEYRING
+from agentsvc.base.bus import Notice, Subject
+from agentsvc.http.keys import DATABASE, EVENT_BUS, KEYRING
 from agentsvc.plugin.hookspecs import Event, hookimpl
 from tests.conftest import FAST
 from tests.core.troubles import TroubledWorld
@@ -87,14 +87,14 @@ async def test_a_death_is_durable_with_its_deliveries_then_on_the_bus_then_told_
     file = telling.app[DATABASE].path
     at_bus: list[tuple[str, int]] = []
 
-    def tell(news: Announcement) -> None:
+    def tell(news: Notice) -> None:
         if (news.subject, news.id) == (Subject.SANDBOX, sandbox_id):
             at_bus.append(stored(file, sandbox_id))
             hears.heard.append(("bus", at_bus[-1][0]))
 
     user_id = await telling.app[KEYRING].find_user("admin")
     assert user_id is not None
-    end = telling.app[ANNOUNCEMENTS].watch(user_id, tell)
+    end = telling.app[EVENT_BUS].watch(user_id, tell)
     try:
         fake_world.end(sandbox_id)
         async with asyncio.timeout(20):

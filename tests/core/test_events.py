@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.bus import EventBus, Notice, Subject
 from agentsvc.base.errors import InvalidRequest
 from agentsvc.conversations.event_log import (
     LARGEST_EVENT_BYTES,
@@ -46,13 +46,13 @@ ADD_CONVERSATION = """
 
 
 @pytest.fixture
-def announcements() -> Announcements:
-    return Announcements()
+def event_bus() -> EventBus:
+    return EventBus()
 
 
 @pytest.fixture
-def events(db: Database, announcements: Announcements) -> EventLog:
-    return EventLog(db, announcements, store_deltas=False)
+def events(db: Database, event_bus: EventBus) -> EventLog:
+    return EventLog(db, event_bus, store_deltas=False)
 
 
 def event(number: int, **members: Any) -> bytes:
@@ -267,21 +267,19 @@ async def test_an_empty_batch_is_nothing(db: Database, events: EventLog) -> None
 async def test_deltas_are_stored_only_when_configured(
     db: Database, store_deltas: bool, expected: list[int]
 ) -> None:
-    events = EventLog(db, Announcements(), store_deltas=store_deltas)
+    events = EventLog(db, EventBus(), store_deltas=store_deltas)
     added = await append(db, events, [event(1, kind="StreamingDeltaEvent"), event(2)])
     assert numbers(added) == expected
 
 
-def told(subject: Subject, seq: int, delta: bytes = b"") -> Announcement:
-    return Announcement(
-        subject=subject, user_id="u", id="c1", conversation_id="c1", seq=seq, delta=delta
-    )
+def told(subject: Subject, seq: int, delta: bytes = b"") -> Notice:
+    return Notice(subject=subject, user_id="u", id="c1", conversation_id="c1", seq=seq, delta=delta)
 
 
 async def test_what_was_stored_is_announced_once(
-    db: Database, events: EventLog, announcements: Announcements
+    db: Database, events: EventLog, event_bus: EventBus
 ) -> None:
-    with announcements.subscribe("u", lambda _: True) as listener:
+    with event_bus.subscribe("u", lambda _: True) as listener:
         await append(db, events, [event(1), event(2)])
         assert await listener.take() == [told(Subject.EVENTS, 1)]
         await append(db, events, [event(1), event(2)])
@@ -291,9 +289,9 @@ async def test_what_was_stored_is_announced_once(
 
 
 async def test_what_is_announced_can_be_read_at_once(
-    db: Database, events: EventLog, announcements: Announcements
+    db: Database, events: EventLog, event_bus: EventBus
 ) -> None:
-    with announcements.subscribe("u", lambda _: True) as listener:
+    with event_bus.subscribe("u", lambda _: True) as listener:
         adding = asyncio.gather(append(db, events, [event(1)]))
         await listener.take()
         assert numbers(await stored(events)) == [1]
@@ -301,13 +299,13 @@ async def test_what_is_announced_can_be_read_at_once(
 
 
 async def test_nothing_is_announced_of_a_transaction_that_failed(
-    db: Database, events: EventLog, announcements: Announcements
+    db: Database, events: EventLog, event_bus: EventBus
 ) -> None:
     async def fail(tx: Transaction) -> None:
         await events.append(tx, "c1", [event(1)])
         raise InvalidRequest("no")
 
-    with announcements.subscribe("u", lambda _: True) as listener:
+    with event_bus.subscribe("u", lambda _: True) as listener:
         with pytest.raises(InvalidRequest):
             await db.write(fail)
         await append(db, events, [event(2)])
@@ -315,10 +313,10 @@ async def test_nothing_is_announced_of_a_transaction_that_failed(
 
 
 async def test_deltas_are_announced_with_the_number_of_the_event_before_them(
-    db: Database, events: EventLog, announcements: Announcements
+    db: Database, events: EventLog, event_bus: EventBus
 ) -> None:
     first, second, third = (event(number, kind="StreamingDeltaEvent") for number in (7, 8, 9))
-    with announcements.subscribe("u", lambda _: True) as listener:
+    with event_bus.subscribe("u", lambda _: True) as listener:
         await append(db, events, [first])
         await append(db, events, [event(1), second, event(2), third])
         assert await listener.take() == [
@@ -392,7 +390,7 @@ async def test_search_and_count_filter_by_kind_and_time(db: Database, events: Ev
 
 
 async def test_what_an_agent_server_does_not_log_can_be_left_out(db: Database) -> None:
-    events = EventLog(db, Announcements(), store_deltas=True)
+    events = EventLog(db, EventBus(), store_deltas=True)
     kept = [
         event(1),
         event(2, kind="ConversationStateUpdateEvent", key="stats", value={"key": "full_state"}),

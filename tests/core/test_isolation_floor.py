@@ -7,7 +7,7 @@ import pytest
 
 from agentsvc.accounts.keys import Role
 from agentsvc.base.errors import OrderRejected, StartFailed
-from agentsvc.config.sandboxes import IsolationFloor, SpecConfig
+from agentsvc.config.sandboxes import MinimumIsolation, SpecConfig
 from agentsvc.config.schema import Config
 from agentsvc.plugin.backend import Fences, Isolation, Limits, Network, RuntimeBackend, Spec
 from agentsvc.plugin.hookspecs import hookimpl
@@ -18,12 +18,12 @@ from tests.plugins import load_plugins
 from tests.service import Client, Service
 
 
-def floored(level: IsolationFloor) -> Config:
+def floored(level: MinimumIsolation) -> Config:
     sandboxes = msgspec.structs.replace(FAST.sandboxes, isolation=level)
     return msgspec.structs.replace(FAST, sandboxes=sandboxes)
 
 
-FLOOR = floored(IsolationFloor.BUBBLEWRAP)
+FLOOR = floored(MinimumIsolation.BUBBLEWRAP)
 
 
 class OtherPlugin:
@@ -103,7 +103,7 @@ async def test_a_server_does_not_start_below_the_level_that_its_backend_is_made_
     assert refused.value.hint == (
         'get it one; to accept it without, configure: sandboxes.isolation = "landlock"'
     )
-    service.config = floored(IsolationFloor.LANDLOCK)
+    service.config = floored(MinimumIsolation.LANDLOCK)
     await service.start()
 
 
@@ -113,7 +113,7 @@ async def test_no_configuration_accepts_less_than_what_a_backend_must_have(
     await service.stop()
     fake_world.least_isolation = Isolation.BUBBLEWRAP
     fake_world.fences = Fences(isolation=Isolation.LANDLOCK, remedy="get it one")
-    service.config = floored(IsolationFloor.NONE)
+    service.config = floored(MinimumIsolation.NONE)
     with pytest.raises(StartFailed, match="`landlock` instead of `bubblewrap`") as refused:
         await service.start()
     await service.stop()
@@ -174,7 +174,7 @@ async def test_administrators_and_users_are_told_when_sandboxes_are_held_less_th
     await service.stop()
     fake_world.default_isolation = Isolation.VM
     fake_world.fences = Fences(isolation=Isolation.GVISOR, reason="so it is", remedy="get more")
-    service.config = floored(IsolationFloor.GVISOR)
+    service.config = floored(MinimumIsolation.GVISOR)
     await service.start()
     admin, user = service.client_with(client.key), service.client_with(user.key)
     [seen] = (await user.get("/api/v1/protection")).json()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.storage.database import Database, Transaction
 from tests.core.test_events import ADD_CONVERSATION, ADD_USER, event
@@ -22,7 +22,7 @@ async def db(tmp_path: Path) -> AsyncIterator[Database]:
 
 @pytest.fixture
 def events(db: Database) -> EventLog:
-    return EventLog(db, Announcements(), store_deltas=False)
+    return EventLog(db, EventBus(), store_deltas=False)
 
 
 async def append(database: Database, log: EventLog, numbers: range, size: int = 0) -> None:
@@ -46,7 +46,7 @@ async def stretch(log: EventLog, from_seq: int, to_seq: int | None, limit: int =
 async def test_every_stretch_is_what_is_stored(db: Database, events: EventLog) -> None:
     await append(db, events, range(150))
     await append(db, events, range(150, 160))
-    other = EventLog(db, Announcements(), store_deltas=False)
+    other = EventLog(db, EventBus(), store_deltas=False)
     for from_seq, to_seq, limit in (
         (0, 5, 100),
         (55, 159, 200),

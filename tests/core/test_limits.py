@@ -16,7 +16,7 @@ from agentsvc.backends import groups, openfiles, watch
 from agentsvc.backends.files import remove_directory
 from agentsvc.base.errors import OrderRejected
 from agentsvc.plugin.backend import Cause, Limits, Order, Phase, Spec
-from tests.core.bench import Bench, no_save, on_bench
+from tests.core.bench import CoreRig, core_rig, no_save
 
 MEGABYTE = 1024 * 1024
 HOG = "bytearray(400 * 1024 * 1024)"
@@ -30,8 +30,8 @@ with_groups = pytest.mark.skipif(
 
 
 @pytest.fixture(params=[True, False], ids=["bubblewrap", "plain"])
-async def held(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with on_bench(tmp_path, use_bubblewrap=request.param) as bench:
+async def held(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CoreRig]:
+    async with core_rig(tmp_path, use_bubblewrap=request.param) as bench:
         yield bench
 
 
@@ -42,7 +42,7 @@ def groups_of(sandbox_id: str) -> list[Path]:
 
 
 @with_groups
-async def test_a_command_that_wants_too_much_memory_is_out_of_memory(held: Bench) -> None:
+async def test_a_command_that_wants_too_much_memory_is_out_of_memory(held: CoreRig) -> None:
     handle = await held.create("{python}", "-Ic", HOG, limits=Limits(memory_bytes=64 * MEGABYTE))
     report = await held.wait(handle, Phase.FAILED)
     assert (report.exit_code, report.cause) == (137, Cause.OUT_OF_MEMORY)
@@ -52,7 +52,7 @@ async def test_a_command_that_wants_too_much_memory_is_out_of_memory(held: Bench
 
 @with_groups
 async def test_a_child_that_wants_too_much_memory_is_noticed_and_the_sandbox_goes_on(
-    held: Bench,
+    held: CoreRig,
 ) -> None:
     handle = await held.serve(limits=Limits(memory_bytes=96 * MEGABYTE))
     ended = await held.backend.execute(
@@ -75,7 +75,7 @@ async def test_a_child_that_wants_too_much_memory_is_noticed_and_the_sandbox_goe
 
 
 @with_groups
-async def test_processes_are_limited_and_the_sandbox_still_answers(held: Bench) -> None:
+async def test_processes_are_limited_and_the_sandbox_still_answers(held: CoreRig) -> None:
     handle = await held.serve(limits=Limits(pids=40))
     bomb = "i=0; while [ $i -lt 100 ]; do sleep 60 & i=$((i+1)); done"
     ended = await held.backend.execute(
@@ -91,7 +91,7 @@ async def test_processes_are_limited_and_the_sandbox_still_answers(held: Bench) 
 
 
 @with_groups
-async def test_processor_time_is_limited(held: Bench) -> None:
+async def test_processor_time_is_limited(held: CoreRig) -> None:
     handle = await held.serve(limits=Limits(cpus=0.2))
     burn = "import time; end = time.monotonic() + 2\nwhile time.monotonic() < end: pass\n"
     ended = await held.backend.execute(
@@ -114,7 +114,7 @@ async def test_processor_time_is_limited(held: Bench) -> None:
 
 
 @with_groups
-async def test_groups_go_with_their_sandbox(held: Bench) -> None:
+async def test_groups_go_with_their_sandbox(held: CoreRig) -> None:
     limits = Limits(cpus=1, memory_bytes=512 * MEGABYTE, pids=100)
     handle = await held.serve(limits=limits)
     assert groups_of(handle.sandbox_id)
@@ -124,7 +124,7 @@ async def test_groups_go_with_their_sandbox(held: Bench) -> None:
     assert groups_of(handle.sandbox_id) == []
 
 
-async def test_open_files_and_the_size_of_one_are_limited(held: Bench) -> None:
+async def test_open_files_and_the_size_of_one_are_limited(held: CoreRig) -> None:
     handle = await held.serve(limits=Limits(open_files=100, disk_bytes=8 * MEGABYTE))
     assert await held.run(handle, "sh", "-c", "ulimit -n") == "100\n"
     large = await held.backend.execute(
@@ -136,7 +136,7 @@ async def test_open_files_and_the_size_of_one_are_limited(held: Bench) -> None:
 
 
 async def test_a_sandbox_may_open_as_many_files_as_others_here_whatever_the_server_may(
-    held: Bench,
+    held: CoreRig,
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (openfiles.FOUND - 1, limits[1]))
@@ -147,7 +147,7 @@ async def test_a_sandbox_may_open_as_many_files_as_others_here_whatever_the_serv
     assert await held.run(handle, "sh", "-c", "ulimit -n") == f"{openfiles.FOUND}\n"
 
 
-async def test_a_sandbox_that_fills_the_disk_is_ended_and_can_be_tidied(held: Bench) -> None:
+async def test_a_sandbox_that_fills_the_disk_is_ended_and_can_be_tidied(held: CoreRig) -> None:
     limits = Limits(disk_bytes=4 * MEGABYTE)
     handle = await held.serve(limits=limits)
     await held.run(handle, "sh", "-c", "for i in 1 2 3; do head -c 3000000 /dev/zero > f$i; done")
@@ -162,7 +162,7 @@ async def test_a_sandbox_that_fills_the_disk_is_ended_and_can_be_tidied(held: Be
 
 @pytest.mark.parametrize("field", sorted(BY_GROUPS))
 async def test_what_cannot_be_enforced_is_refused_by_name(tmp_path: Path, field: str) -> None:
-    async with on_bench(tmp_path, use_cgroups=False) as bench:
+    async with core_rig(tmp_path, use_cgroups=False) as bench:
         limits = Limits(**{field: 1})
         with pytest.raises(OrderRejected, match=f"cannot enforce the limit `{field}`"):
             await bench.create("true", limits=limits)
@@ -173,7 +173,7 @@ async def test_what_cannot_be_enforced_is_refused_by_name(tmp_path: Path, field:
 
 
 async def test_a_disk_that_fills_later_is_noticed_in_moments(tmp_path: Path) -> None:
-    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+    async with core_rig(tmp_path, use_bubblewrap=True) as bench:
         handle = await bench.serve(limits=Limits(disk_bytes=4 * MEGABYTE))
         await asyncio.sleep(3 * watch.PAUSE_SECONDS)
         await bench.run(
@@ -184,7 +184,7 @@ async def test_a_disk_that_fills_later_is_noticed_in_moments(tmp_path: Path) -> 
     assert report.cause is Cause.DISK_FULL
 
 
-async def test_files_without_a_name_count_as_long_as_they_are_open(held: Bench) -> None:
+async def test_files_without_a_name_count_as_long_as_they_are_open(held: CoreRig) -> None:
     handle = await held.serve(limits=Limits(disk_bytes=6 * MEGABYTE))
     # Four, since none may be larger than the limit.
     hold = (
@@ -202,7 +202,7 @@ async def test_files_without_a_name_count_as_long_as_they_are_open(held: Bench) 
 
 
 async def test_files_without_a_name_count_as_long_as_they_are_mapped(tmp_path: Path) -> None:
-    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+    async with core_rig(tmp_path, use_bubblewrap=True) as bench:
         handle = await bench.serve(limits=Limits(disk_bytes=6 * MEGABYTE))
         hold = (
             "import mmap, os, time\n"
@@ -224,7 +224,7 @@ async def test_files_without_a_name_count_as_long_as_they_are_mapped(tmp_path: P
 
 
 async def test_files_count_however_deep_they_are(tmp_path: Path) -> None:
-    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+    async with core_rig(tmp_path, use_bubblewrap=True) as bench:
         handle = await bench.serve(limits=Limits(disk_bytes=20 * MEGABYTE))
         await bench.run(handle, "python3", "-Ic", f"{DEEPER}open('f', 'wb').write(bytes(20 << 20))")
         assert (await bench.wait(handle, Phase.FAILED)).cause is Cause.DISK_FULL
@@ -251,7 +251,7 @@ def test_files_are_counted_as_deep_as_can_be_and_deeper_ones_are_too_many(tmp_pa
 
 
 async def test_empty_files_count_since_there_is_room_for_so_many_only(tmp_path: Path) -> None:
-    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+    async with core_rig(tmp_path, use_bubblewrap=True) as bench:
         handle = await bench.serve(limits=Limits(disk_bytes=10 * MEGABYTE))
         await asyncio.sleep(2 * watch.PAUSE_SECONDS)
         make = "for i in range(3000): open(str(i), 'x').close()"
@@ -261,7 +261,7 @@ async def test_empty_files_count_since_there_is_room_for_so_many_only(tmp_path: 
 
 
 async def test_no_room_is_taken_faster_than_it_is_looked_at(tmp_path: Path) -> None:
-    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+    async with core_rig(tmp_path, use_bubblewrap=True) as bench:
         handle = await bench.serve()
         take = (
             "import os, ctypes\n"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agentsvc.base.values import Secret
-from agentsvc.conversations.model_health import ModelMemory
+from agentsvc.conversations.model_health import ModelHealth
 from agentsvc.domain.agent_options import Llm
 from agentsvc.models.wire import upstream_of
 
@@ -14,7 +14,7 @@ MODEL = Llm(model="openai/small", base_url="http://127.0.0.1:1/v1", api_key=Secr
 
 
 def test_a_model_is_trusted_once_it_has_answered_with_the_same_key_and_user() -> None:
-    memory = ModelMemory()
+    memory = ModelHealth()
     assert not memory.is_trusted("ada", MODEL)
     memory.trust("ada", MODEL)
     assert memory.is_trusted("ada", MODEL)
@@ -25,7 +25,7 @@ def test_a_model_is_trusted_once_it_has_answered_with_the_same_key_and_user() ->
 
 @pytest.mark.parametrize("trouble", ["", "nobody is there"])
 def test_one_that_refuses_or_cannot_be_asked_is_trusted_no_more(trouble: str) -> None:
-    memory, upstream = ModelMemory(), upstream_of(MODEL)
+    memory, upstream = ModelHealth(), upstream_of(MODEL)
     assert upstream is not None
     other = msgspec.structs.replace(MODEL, model="openai/other")
     for user, model in (("ada", MODEL), ("bob", MODEL), ("ada", other)):
@@ -40,7 +40,7 @@ def test_one_that_refuses_or_cannot_be_asked_is_trusted_no_more(trouble: str) ->
 
 
 def test_what_is_remembered_is_bounded_and_the_oldest_goes_first() -> None:
-    memory = ModelMemory()
+    memory = ModelHealth()
     for number in range(1000):
         memory.trust(f"user {number}", MODEL)
     memory.trust("user 0", MODEL)
@@ -50,7 +50,7 @@ def test_what_is_remembered_is_bounded_and_the_oldest_goes_first() -> None:
 
 
 async def test_who_watches_a_conversation_hears_its_model_and_no_other() -> None:
-    memory, upstream = ModelMemory(), upstream_of(MODEL)
+    memory, upstream = ModelHealth(), upstream_of(MODEL)
     other = upstream_of(msgspec.structs.replace(MODEL, model="openai/other"))
     assert upstream is not None
     assert other is not None

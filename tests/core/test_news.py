@@ -3,18 +3,18 @@
 import asyncio
 
 from agentsvc.accounts.keys import Role
-from agentsvc.base.bus import Announcement, Subject, Subscription
-from agentsvc.http.keys import ANNOUNCEMENTS, KEYRING
+from agentsvc.base.bus import Notice, Subject, Subscription
+from agentsvc.http.keys import EVENT_BUS, KEYRING
 from tests.service import Client, Service
 
 
 async def listen(service: Service, user: str = "admin") -> Subscription:
     user_id = await service.app[KEYRING].find_user(user)
     assert user_id is not None
-    return service.app[ANNOUNCEMENTS].subscribe(user_id, lambda _: True)
+    return service.app[EVENT_BUS].subscribe(user_id, lambda _: True)
 
 
-async def hear(listener: Subscription, subject: Subject, subject_id: str) -> Announcement:
+async def hear(listener: Subscription, subject: Subject, subject_id: str) -> Notice:
     async with asyncio.timeout(30):
         while True:
             for news in await listener.take():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agentsvc.agentserver.safe_connector import Found, NotPublic, Reach
+from agentsvc.agentserver.safe_connector import AddressNotAllowed, Found, SafeConnector
 from tests.plugins import part
 
 if TYPE_CHECKING:
@@ -90,14 +90,14 @@ async def test_nothing_is_called_where_the_servers_own_name_leads() -> None:
         "http://unknown.example:3000",
         "http://[2a00:1450::90]:80",
     )
-    reach = Reach(own=own, lookup=known.look_up)
+    reach = SafeConnector(own=own, lookup=known.look_up)
     assert await reach.resolve("other.example", 443)
     assert known.asked == ["other.example", "agents.example", "unknown.example"]
     for host in ("agents.example", "alias.example", "93.184.215.80", "2a00:1450::90"):
-        with pytest.raises(NotPublic):
+        with pytest.raises(AddressNotAllowed):
             await reach.resolve(host, 443)
     assert known.asked.count("agents.example") == 2  # once for itself, once for who asks for it
-    listed = Reach(own=own, listed=["alias.example"], lookup=known.look_up)
+    listed = SafeConnector(own=own, listed=["alias.example"], lookup=known.look_up)
     assert await listed.resolve("alias.example", 443)
     sender = Sender(time_limit=5, allows_private=False, most=2, own=own, lookup=known.look_up)
     try:
@@ -136,14 +136,14 @@ async def test_no_special_address_is_called(address: str) -> None:
     async def look_up(_host: str, _port: int) -> Found:
         return [(0, "93.184.215.14"), (0, address)]
 
-    reach = Reach(lookup=look_up)
+    reach = SafeConnector(lookup=look_up)
     for host in (address, "name.example"):
-        with pytest.raises(NotPublic):
+        with pytest.raises(AddressNotAllowed):
             await reach.resolve(host, 80)
     if address in ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "168.63.129.16"):
         # Where clouds tell their machines their secrets: only by its very address.
-        with pytest.raises(NotPublic):
-            await Reach(listed=["name.example"], lookup=look_up).resolve("name.example", 80)
+        with pytest.raises(AddressNotAllowed):
+            await SafeConnector(listed=["name.example"], lookup=look_up).resolve("name.example", 80)
 
 
 @pytest.mark.parametrize(
@@ -155,4 +155,4 @@ async def test_no_special_address_is_called(address: str) -> None:
     ],
 )
 async def test_addresses_of_the_internet_are_called(address: str) -> None:
-    assert await Reach().resolve(address, 80)
+    assert await SafeConnector().resolve(address, 80)

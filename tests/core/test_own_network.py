@@ -21,7 +21,7 @@ from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
 from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.plugin.backend import Handle, Phase
-from tests.core.bench import Bench, is_there, no_save, on_bench, until
+from tests.core.bench import CoreRig, core_rig, is_there, no_save, until
 from tests.core.egress.rig import open_target
 from tests.live.cables import Cable
 
@@ -67,15 +67,15 @@ except OSError as exc:
 
 
 @asynccontextmanager
-async def in_own_network(directory: Path, callback: str = "") -> AsyncIterator[Bench]:
-    async with on_bench(
+async def in_own_network(directory: Path, callback: str = "") -> AsyncIterator[CoreRig]:
+    async with core_rig(
         directory, callback=callback, use_bubblewrap=True, path="/usr/bin:/bin"
     ) as bench:
         yield bench
         await bench.backend.close()
 
 
-async def connect(bench: Bench, handle: Handle, host: str, port: int) -> str:
+async def connect(bench: CoreRig, handle: Handle, host: str, port: int) -> str:
     return await bench.run(handle, "python3", "-Ic", CONNECT, host, str(port))
 
 
@@ -194,7 +194,7 @@ async def test_without_slirp4netns_a_proxy_leads_out_and_never_to_this_machine(
 async def test_the_network_of_the_machine_is_had_by_choice_only_and_said_loudly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with on_bench(tmp_path, use_bubblewrap=True, network=OpenNetwork.HOST) as bench:
+    async with core_rig(tmp_path, use_bubblewrap=True, network=OpenNetwork.HOST) as bench:
         handle = await bench.create("sleep", "100")
         assert "share the network of this machine" in caplog.text
         assert (await bench.backend.probe()).facts["open network"] == MACHINES_NETWORK
@@ -221,7 +221,7 @@ async def test_who_has_a_model_on_this_machine_gets_no_sandbox_that_was_there_be
         assert [bench.backend.why_no_pool(spec) for spec in (far, DEFAULT_SPEC)] == ["", ""]
 
 
-async def fetch(bench: Bench, handle: Handle, url: str) -> str:
+async def fetch(bench: CoreRig, handle: Handle, url: str) -> str:
     return await bench.run(handle, "python3", "-Ic", FETCH, url)
 
 
@@ -229,7 +229,7 @@ def here() -> Path:
     return Path("/proc/self/ns/net").readlink()
 
 
-def namespace(bench: Bench, handle: Handle) -> Path:
+def namespace(bench: CoreRig, handle: Handle) -> Path:
     inside = [
         one.pid for one in bench.processes(handle) if name_of(str(one.pid)).endswith("inside")
     ]

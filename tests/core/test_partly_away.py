@@ -6,7 +6,7 @@ import pytest
 
 from agentsvc.base.errors import BackendUnavailable
 from agentsvc.base.values import now
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.plugin.backend import Found, Handle, PartlyScanned
 from tests.core.test_sandboxes import PATH, order, start
 from tests.core.test_sandboxes_trouble import make_orphan, messages
@@ -44,7 +44,7 @@ async def test_an_orphan_at_another_host_is_removed_and_one_out_of_sight_is_not_
 ) -> None:
     await reconfigure(service, sandboxes={"orphan_grace_seconds": 0.5})
     fake_world.always["delete"] = BackendUnavailable("not now")
-    ours = DataDir(path=service.data_dir).instance_id.read_text()
+    ours = DataDirectory(path=service.data_dir).instance_id.read_text()
     far, near = await make_orphan(fake_world, ours), await make_orphan(fake_world, ours)
     await eventually(lambda: len(messages(caplog, "it could not be removed")) > 1)
     fake_world.always["scan"] = found(near)

@@ -11,7 +11,7 @@ from agentsvc.backends.places import State
 from agentsvc.backends.priority import Priorities, weigh
 from agentsvc.base.errors import BackendUnavailable
 from agentsvc.plugin.backend import Phase
-from tests.core.bench import Bench, on_bench
+from tests.core.bench import CoreRig, core_rig
 from tests.core.test_sandbox_usage import state_of
 
 IS_WEIGHED = Path("/proc/self/autogroup").exists()
@@ -93,7 +93,7 @@ def test_what_was_noted_by_a_server_that_was_killed_is_undone(
 async def test_what_cannot_be_noted_keeps_no_backend_from_opening(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with on_bench(tmp_path) as bench:
+    async with core_rig(tmp_path) as bench:
         (bench.backend.context.state_dir / ".giving-way").mkdir()
         with pytest.raises(BackendUnavailable):
             await bench.backend.give_way(())
@@ -103,14 +103,14 @@ async def test_what_cannot_be_noted_keeps_no_backend_from_opening(
         assert said.count("sandboxes may still give way") == 2
 
 
-def notes(bench: Bench) -> set[str]:
+def notes(bench: CoreRig) -> set[str]:
     """Return the names of the files beside the sandboxes."""
     there = bench.backend.context.state_dir.iterdir()
     return {path.name for path in there if path.is_file()}
 
 
 async def test_nothing_gives_way_any_more_once_the_backend_is_closed(tmp_path: Path) -> None:
-    async with on_bench(tmp_path) as bench:
+    async with core_rig(tmp_path) as bench:
         handle = await bench.serve()
         await bench.wait(handle, Phase.RUNNING)
         await bench.backend.give_way([handle])

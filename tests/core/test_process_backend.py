@@ -21,11 +21,11 @@ from agentsvc.base.values import Secret, new_id
 from agentsvc.plugin.backend import BackendContext, Isolation, Order, Phase, Port, Spec
 from tests.core.bench import (
     WEB,
-    Bench,
+    CoreRig,
     change_state,
+    core_rig,
     environment,
     no_save,
-    on_bench,
     rights,
     until,
 )
@@ -34,7 +34,7 @@ _MANY_FILES = 1100
 """More than `select` knows."""
 
 
-async def test_a_command_that_cannot_be_found_is_failed_and_says_so(bench: Bench) -> None:
+async def test_a_command_that_cannot_be_found_is_failed_and_says_so(bench: CoreRig) -> None:
     handle = await bench.create("no-such-command", "--port", "1")
     report = await bench.wait(handle, Phase.FAILED)
     assert report.exit_code == 127
@@ -43,7 +43,7 @@ async def test_a_command_that_cannot_be_found_is_failed_and_says_so(bench: Bench
     )
 
 
-async def test_a_missing_module_is_failed_with_the_last_line_of_the_log(bench: Bench) -> None:
+async def test_a_missing_module_is_failed_with_the_last_line_of_the_log(bench: CoreRig) -> None:
     handle = await bench.create("{python}", "-Im", "no_such_module")
     report = await bench.wait(handle, Phase.FAILED)
     assert report.exit_code == 1
@@ -68,7 +68,7 @@ async def test_a_missing_module_is_failed_with_the_last_line_of_the_log(bench: B
     ],
 )
 async def test_requests_in_the_log_say_nothing_of_its_end(
-    bench: Bench, lines: list[str], said: str
+    bench: CoreRig, lines: list[str], said: str
 ) -> None:
     handle = await bench.create("printf", "%s\\n", *lines)
     report = await bench.wait(handle, Phase.FAILED)
@@ -76,14 +76,14 @@ async def test_requests_in_the_log_say_nothing_of_its_end(
     assert report.reason == (f"{ended}: {said}" if said else ended)
 
 
-async def test_a_killed_command_is_failed_with_the_signal(bench: Bench) -> None:
+async def test_a_killed_command_is_failed_with_the_signal(bench: CoreRig) -> None:
     handle = await bench.serve()
     os.kill(bench.state(handle)["command"][0], signal.SIGKILL)
     report = await bench.wait(handle, Phase.FAILED)
     assert (report.exit_code, report.reason) == (137, "the command was ended by SIGKILL")
 
 
-async def test_what_a_command_started_ends_with_it(bench: Bench) -> None:
+async def test_what_a_command_started_ends_with_it(bench: CoreRig) -> None:
     handle = await bench.serve()
     await bench.run(handle, "sh", "-c", "(setsid sleep 100 &)")
     os.kill(bench.state(handle)["command"][0], signal.SIGTERM)
@@ -91,7 +91,7 @@ async def test_what_a_command_started_ends_with_it(bench: Bench) -> None:
     await until(lambda: not bench.processes(handle))
 
 
-async def test_a_sandbox_whose_holder_was_killed_is_failed_and_ended(bench: Bench) -> None:
+async def test_a_sandbox_whose_holder_was_killed_is_failed_and_ended(bench: CoreRig) -> None:
     handle = await bench.serve()
     os.kill(bench.state(handle)["shim"][0], signal.SIGKILL)
     report = await bench.wait(handle, Phase.FAILED)
@@ -100,7 +100,7 @@ async def test_a_sandbox_whose_holder_was_killed_is_failed_and_ended(bench: Benc
 
 
 async def test_after_a_restart_of_the_machine_pids_mean_nothing_and_files_are_kept(
-    bench: Bench,
+    bench: CoreRig,
 ) -> None:
     handle = await bench.serve()
     await bench.run(handle, "touch", "kept")
@@ -125,7 +125,7 @@ def zombies() -> set[tree.Identity]:
     return {item.identity for item in own if item.state == "Z"}
 
 
-async def test_an_ended_shim_is_not_left_as_a_zombie(bench: Bench) -> None:
+async def test_an_ended_shim_is_not_left_as_a_zombie(bench: CoreRig) -> None:
     before = zombies()
     handle = await bench.create("true")
     await bench.wait(handle, Phase.FAILED)
@@ -137,7 +137,7 @@ async def test_an_ended_shim_is_not_left_as_a_zombie(bench: Bench) -> None:
     assert zombies() <= before
 
 
-async def test_a_failed_sandbox_cannot_be_resumed_paused_or_told_to_execute(bench: Bench) -> None:
+async def test_a_failed_sandbox_cannot_be_resumed_paused_or_told_to_execute(bench: CoreRig) -> None:
     handle = await bench.create("{python}", "-Ic", "raise SystemExit(4)")
     await bench.wait(handle, Phase.FAILED)
     calls: Sequence[Awaitable[object]] = (
@@ -151,7 +151,7 @@ async def test_a_failed_sandbox_cannot_be_resumed_paused_or_told_to_execute(benc
 
 
 async def test_a_sandbox_sees_an_explicit_environment_only(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: CoreRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVER_SECRET", "of the server")
     handle = await bench.serve(
@@ -177,7 +177,7 @@ async def test_named_variables_of_the_server_can_be_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    async with on_bench(
+    async with core_rig(
         tmp_path, pass_env=("HTTPS_PROXY", "NOT_SET"), path="/usr/bin:/bin"
     ) as bench:
         handle = await bench.serve()
@@ -195,7 +195,7 @@ async def test_the_path_is_without_the_servers_virtual_environment(
     assert launch.search_path("") == "/usr/bin:/bin"
 
 
-async def test_the_agent_works_in_the_workspace_and_the_command_beside_it(bench: Bench) -> None:
+async def test_the_agent_works_in_the_workspace_and_the_command_beside_it(bench: CoreRig) -> None:
     handle = await bench.serve("open('left', 'w').close()", working_dir="project/inner")
     report = await bench.backend.inspect(handle)
     assert report.working_dir == str(bench.directory(handle) / "workspace/project/inner")
@@ -204,7 +204,7 @@ async def test_the_agent_works_in_the_workspace_and_the_command_beside_it(bench:
     assert report.isolation is Isolation.NONE
 
 
-async def test_many_sandboxes_started_at_once_never_share_a_port(bench: Bench) -> None:
+async def test_many_sandboxes_started_at_once_never_share_a_port(bench: CoreRig) -> None:
     ports = (Port(name="web"), Port(name="other", awaited=False))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(bench.create("sleep", "100", ports=ports)) for _ in range(12)]
@@ -212,7 +212,7 @@ async def test_many_sandboxes_started_at_once_never_share_a_port(bench: Bench) -
     assert len(set(given)) == len(given) == 24
 
 
-async def test_an_ordered_port_that_is_taken_is_a_failure_that_says_so(bench: Bench) -> None:
+async def test_an_ordered_port_that_is_taken_is_a_failure_that_says_so(bench: CoreRig) -> None:
     first = await bench.serve()
     number = bench.state(first)["ports"]["web"]
     second = await bench.create("sleep", "100", ports=(Port(name="web", number=number),))
@@ -220,20 +220,20 @@ async def test_an_ordered_port_that_is_taken_is_a_failure_that_says_so(bench: Be
     assert report.reason == "a port cannot be had: Address already in use"
 
 
-async def test_ports_that_are_not_awaited_need_not_answer(bench: Bench) -> None:
+async def test_ports_that_are_not_awaited_need_not_answer(bench: CoreRig) -> None:
     handle = await bench.create("sleep", "100", ports=(Port(name="worker", awaited=False),))
     report = await bench.wait(handle, Phase.RUNNING)
     [endpoint] = report.endpoints
     assert endpoint.url == f"http://127.0.0.1:{endpoint.port}"
 
 
-async def test_a_port_that_does_not_answer_keeps_a_sandbox_starting(bench: Bench) -> None:
+async def test_a_port_that_does_not_answer_keeps_a_sandbox_starting(bench: CoreRig) -> None:
     handle = await bench.create("sleep", "100", ports=WEB)
     for _ in range(3):
         assert (await bench.backend.inspect(handle)).phase is Phase.STARTING
 
 
-async def test_secrets_in_the_output_are_masked_and_streams_told_apart(bench: Bench) -> None:
+async def test_secrets_in_the_output_are_masked_and_streams_told_apart(bench: CoreRig) -> None:
     script = "import os, sys; print('key', os.environ['KEY']); print('bad', file=sys.stderr)"
     handle = await bench.create(
         "{python}", "-Ic", script, secret_env={"KEY": Secret("very-secret-value")}
@@ -247,7 +247,7 @@ async def test_secrets_in_the_output_are_masked_and_streams_told_apart(bench: Be
 
 
 async def test_a_log_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
-    async with on_bench(tmp_path, log_bytes=65536) as bench:
+    async with core_rig(tmp_path, log_bytes=65536) as bench:
         handle = await bench.create("{python}", "-Ic", "for n in range(9000): print('line', n)")
         await bench.wait(handle, Phase.FAILED)
         lines = [line.text async for line in bench.backend.logs(handle, tail=500, follow=False)]
@@ -264,19 +264,19 @@ async def test_a_state_directory_that_cannot_be_made_is_unavailable(tmp_path: Pa
 
 
 async def test_a_long_temporary_directory_is_not_used(tmp_path: Path) -> None:
-    async with on_bench(tmp_path, temp_dir=str(tmp_path / ("long" * 25))) as bench:
+    async with core_rig(tmp_path, temp_dir=str(tmp_path / ("long" * 25))) as bench:
         handle = await bench.serve()
         assert handle.data["temp"].startswith("/tmp/asvc-")  # noqa: S108  # what is checked
 
 
-async def test_an_environment_that_cannot_be_is_a_failure_that_says_so(bench: Bench) -> None:
+async def test_an_environment_that_cannot_be_is_a_failure_that_says_so(bench: CoreRig) -> None:
     handle = await bench.create("sleep", "1", env={"BAD": "nul\0byte"})
     report = await bench.wait(handle, Phase.FAILED)
     assert report.reason.endswith("cannot run sleep: embedded null byte")
 
 
 async def test_a_shim_that_cannot_work_is_an_error_with_its_reason_in_the_log(
-    bench: Bench,
+    bench: CoreRig,
 ) -> None:
     sandbox_id = new_id()
     (bench.state_dir / sandbox_id / "log").mkdir(parents=True)
@@ -285,7 +285,7 @@ async def test_a_shim_that_cannot_work_is_an_error_with_its_reason_in_the_log(
     assert "IsADirectoryError" in caught.value.detail
 
 
-async def test_a_launch_that_fails_leaves_no_file_open(bench: Bench) -> None:
+async def test_a_launch_that_fails_leaves_no_file_open(bench: CoreRig) -> None:
     order = Order(sandbox_id=new_id(), command=("sleep", "100"))
     (bench.state_dir / order.sandbox_id / "shim.log").mkdir(parents=True)
     known: set[int] = set()
@@ -296,7 +296,7 @@ async def test_a_launch_that_fails_leaves_no_file_open(bench: Bench) -> None:
     assert len(known) == 1
 
 
-async def test_a_server_with_very_many_open_files_starts_sandboxes(bench: Bench) -> None:
+async def test_a_server_with_very_many_open_files_starts_sandboxes(bench: CoreRig) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < _MANY_FILES + 512:
         pytest.skip("this machine lets nobody open so many files")
@@ -309,7 +309,7 @@ async def test_a_server_with_very_many_open_files_starts_sandboxes(bench: Bench)
         assert (await bench.wait(handle, Phase.RUNNING)).phase is Phase.RUNNING
 
 
-async def test_a_probe_says_what_sandboxes_will_find(bench: Bench) -> None:
+async def test_a_probe_says_what_sandboxes_will_find(bench: CoreRig) -> None:
     health = await bench.backend.probe()
     assert health.ok
     assert health.facts["isolation"] == "none"
@@ -330,7 +330,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("message", "fields"), REFUSED.items(), ids=REFUSED)
 async def test_what_can_never_work_is_refused(
-    bench: Bench, message: str, fields: dict[str, Any]
+    bench: CoreRig, message: str, fields: dict[str, Any]
 ) -> None:
     with pytest.raises(OrderRejected, match=message):
         bench.backend.check_spec(Spec(**{"id": "x", "command": ("true",), **fields}))
@@ -339,10 +339,10 @@ async def test_what_can_never_work_is_refused(
     assert await bench.backend.scan() == []
 
 
-async def test_an_id_that_is_no_file_name_is_refused(bench: Bench) -> None:
+async def test_an_id_that_is_no_file_name_is_refused(bench: CoreRig) -> None:
     with pytest.raises(OrderRejected, match="id cannot name a directory"):
         await bench.create("true", sandbox_id="../../etc")
 
 
 def test_the_default_spec_fits(tmp_path: Path) -> None:
-    Bench(tmp_path).backend.check_spec(DEFAULT_SPEC)
+    CoreRig(tmp_path).backend.check_spec(DEFAULT_SPEC)

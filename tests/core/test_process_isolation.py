@@ -26,7 +26,7 @@ from agentsvc.base.errors import OrderRejected
 from agentsvc.base.values import Secret
 from agentsvc.plugin.backend import BackendContext, Cause, Handle, Isolation, Network, Phase, Report
 from agentsvc.testing.rig import ask, web_url
-from tests.core.bench import Bench, on_bench
+from tests.core.bench import CoreRig, core_rig
 
 CANARY = "canary-of-the-server"
 
@@ -41,14 +41,14 @@ def call(number, *arguments):
 
 
 @pytest.fixture
-async def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+async def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CoreRig]:
     found = await asyncio.to_thread(bubblewrap.find, tmp_path)
     if not found.program and os.environ.get("CI"):
         pytest.fail(found.reason)
     if not found.program:
         pytest.skip(found.reason)
     monkeypatch.setenv("SERVER_CANARY", CANARY)
-    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+    async with core_rig(tmp_path, use_bubblewrap=True) as bench:
         yield bench
 
 
@@ -65,7 +65,7 @@ def read(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-async def inside(bench: Bench, handle: Handle, code: str, *arguments: object) -> Any:
+async def inside(bench: CoreRig, handle: Handle, code: str, *arguments: object) -> Any:
     """Run Python in a sandbox; what it prints is JSON."""
     argv = [sys.executable, "-I", "-S", "-c", code, *map(str, arguments)]
     result = await bench.backend.execute(handle, argv, env={}, time_limit=30, max_output=200_000)
@@ -80,7 +80,7 @@ def listener_at(path: Path) -> socket.socket:
     return listener
 
 
-async def test_a_sandbox_says_how_it_is_held(box: Bench) -> None:
+async def test_a_sandbox_says_how_it_is_held(box: CoreRig) -> None:
     handle = await box.serve()
     report = await box.backend.inspect(handle)
     assert report.isolation is Isolation.BUBBLEWRAP
@@ -89,7 +89,7 @@ async def test_a_sandbox_says_how_it_is_held(box: Bench) -> None:
 
 
 async def test_files_of_the_server_the_user_and_other_sandboxes_do_not_exist_inside(
-    box: Bench, tmp_path: Path
+    box: CoreRig, tmp_path: Path
 ) -> None:
     other = await box.serve()
     handle = await box.serve()
@@ -126,7 +126,7 @@ async def test_files_of_the_server_the_user_and_other_sandboxes_do_not_exist_ins
         assert await inside(box, handle, code, *hidden) == []
 
 
-async def test_of_the_configuration_only_what_anybody_may_read_is_seen(box: Bench) -> None:
+async def test_of_the_configuration_only_what_anybody_may_read_is_seen(box: CoreRig) -> None:
     handle = await box.serve()
     code = (
         "import json, os\n"
@@ -139,7 +139,7 @@ async def test_of_the_configuration_only_what_anybody_may_read_is_seen(box: Benc
     assert [path for path in found if not os.lstat(path).st_mode & 0o004] == []
 
 
-async def test_no_process_but_its_own_is_seen_and_none_tells_of_the_server(box: Bench) -> None:
+async def test_no_process_but_its_own_is_seen_and_none_tells_of_the_server(box: CoreRig) -> None:
     handle = await box.serve(secret_env={"TOKEN": Secret("token-of-the-sandbox")})
     code = (
         "import json, os\n"
@@ -160,7 +160,7 @@ async def test_no_process_but_its_own_is_seen_and_none_tells_of_the_server(box: 
     assert read(f"/proc/{outer}/cmdline").split(b"\0")[1] == b"--args"
 
 
-async def test_signals_do_not_leave_the_sandbox(box: Bench) -> None:
+async def test_signals_do_not_leave_the_sandbox(box: CoreRig) -> None:
     bystander = await asyncio.create_subprocess_exec("sleep", "100")
     try:
         handle = await box.serve()
@@ -180,7 +180,7 @@ async def test_signals_do_not_leave_the_sandbox(box: Bench) -> None:
         await bystander.wait()
 
 
-async def test_only_workspace_home_and_temp_can_be_written(box: Bench) -> None:
+async def test_only_workspace_home_and_temp_can_be_written(box: CoreRig) -> None:
     handle = await box.serve()
     directory = box.directory(handle)
     code = (
@@ -207,7 +207,7 @@ async def test_only_workspace_home_and_temp_can_be_written(box: Bench) -> None:
     assert not exists("/tmp/written")  # noqa: S108  # where it would be if /tmp were shared
 
 
-async def test_settings_of_the_kernel_cannot_be_changed(box: Bench) -> None:
+async def test_settings_of_the_kernel_cannot_be_changed(box: CoreRig) -> None:
     # By opening alone: a test that fails must not change this machine.
     handle = await box.serve()
     code = (
@@ -225,7 +225,7 @@ async def test_settings_of_the_kernel_cannot_be_changed(box: Bench) -> None:
 
 
 async def test_links_out_of_the_workspace_lead_nowhere_and_are_not_followed_at_removal(
-    box: Bench, tmp_path: Path
+    box: CoreRig, tmp_path: Path
 ) -> None:
     kept = directory_at(tmp_path / "kept")
     (kept / "file").write_text(CANARY)
@@ -244,11 +244,11 @@ async def test_links_out_of_the_workspace_lead_nowhere_and_are_not_followed_at_r
 async def test_sockets_without_a_path_that_are_others_cannot_be_reached(tmp_path: Path) -> None:
     if landlock.abi() < 6:
         pytest.skip("this kernel cannot keep a process from abstract sockets")
-    async with on_bench(tmp_path, use_bubblewrap=True, network=OpenNetwork.HOST) as box:
+    async with core_rig(tmp_path, use_bubblewrap=True, network=OpenNetwork.HOST) as box:
         await reaches_its_own_abstract_sockets_only(box)
 
 
-async def reaches_its_own_abstract_sockets_only(box: Bench) -> None:
+async def reaches_its_own_abstract_sockets_only(box: CoreRig) -> None:
     handle = await box.serve()
     name = f"agentsvc-test-{handle.sandbox_id}"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -267,7 +267,7 @@ async def reaches_its_own_abstract_sockets_only(box: Bench) -> None:
         assert await inside(box, handle, code, name) == [errno.EPERM, 0]
 
 
-async def test_dangerous_calls_are_refused_and_ordinary_ones_are_not(box: Bench) -> None:
+async def test_dangerous_calls_are_refused_and_ordinary_ones_are_not(box: CoreRig) -> None:
     calls = seccomp.MACHINES.get(platform.machine())
     if calls is None:
         pytest.skip(f"there is no filter for {platform.machine()}")
@@ -308,7 +308,7 @@ async def test_dangerous_calls_are_refused_and_ordinary_ones_are_not(box: Bench)
 
 
 async def test_a_sandbox_without_network_is_reached_and_reaches_the_server_only(
-    tmp_path: Path, box: Bench
+    tmp_path: Path, box: CoreRig
 ) -> None:
     del box  # which is there to see that bubblewrap works
     async with Greeters() as (port, other_port):
@@ -317,7 +317,7 @@ async def test_a_sandbox_without_network_is_reached_and_reaches_the_server_only(
             state_dir=tmp_path / "own",
             callback_url=f"http://127.0.0.1:{port}",
         )
-        bench = Bench(tmp_path / "x")
+        bench = CoreRig(tmp_path / "x")
         bench.instance_id, bench.state_dir = context.instance_id, context.state_dir
         bench.backend = ProcessBackend(ProcessConfig(), context)
         await bench.backend.open()
@@ -355,7 +355,7 @@ class Greeters:
             await server.wait_closed()
 
 
-async def told_by(bench: Bench, handle: Handle, port: int) -> str:
+async def told_by(bench: CoreRig, handle: Handle, port: int) -> str:
     code = (
         "import json, socket, sys\n"
         "try:\n"
@@ -367,12 +367,12 @@ async def told_by(bench: Bench, handle: Handle, port: int) -> str:
     return told
 
 
-async def reaches_the_server_only(bench: Bench, handle: Handle, port: int, other: int) -> None:
+async def reaches_the_server_only(bench: CoreRig, handle: Handle, port: int, other: int) -> None:
     assert await told_by(bench, handle, port) == "hello"
     assert await told_by(bench, handle, other) == ""
 
 
-async def test_a_sandbox_with_an_open_network_says_that_it_is_its_own(box: Bench) -> None:
+async def test_a_sandbox_with_an_open_network_says_that_it_is_its_own(box: CoreRig) -> None:
     own = "one of its own"
     assert (await box.backend.probe()).facts["open network"].startswith(own)
     async with Greeters() as (port, _):
@@ -384,7 +384,7 @@ async def test_a_sandbox_with_an_open_network_says_that_it_is_its_own(box: Bench
         assert await told_by(box, alone, port) == ""
 
 
-async def test_nobody_inside_ends_what_leads_to_the_ports(box: Bench) -> None:
+async def test_nobody_inside_ends_what_leads_to_the_ports(box: CoreRig) -> None:
     handle = await box.serve()
     code = (
         "import os, signal\n"
@@ -395,7 +395,7 @@ async def test_nobody_inside_ends_what_leads_to_the_ports(box: Bench) -> None:
     assert await ask(web_url(await box.backend.inspect(handle)), "GET", "/")
 
 
-async def test_a_command_that_ends_takes_everything_inside_with_it(box: Bench) -> None:
+async def test_a_command_that_ends_takes_everything_inside_with_it(box: CoreRig) -> None:
     handle = await box.create("/bin/sh", "-c", "setsid sleep 1000 & exit 9")
     report = await ended(box, handle)
     assert report.exit_code == 9
@@ -405,14 +405,14 @@ async def test_a_command_that_ends_takes_everything_inside_with_it(box: Bench) -
         await asyncio.sleep(0.02)
 
 
-async def test_a_killed_command_is_told_as_such(box: Bench) -> None:
+async def test_a_killed_command_is_told_as_such(box: CoreRig) -> None:
     handle = await box.create("/bin/sh", "-c", "kill -SEGV $$")
     report = await ended(box, handle)
     assert report.exit_code == 128 + signal.SIGSEGV
     assert "SIGSEGV" in report.reason
 
 
-async def ended(bench: Bench, handle: Handle) -> Report:
+async def ended(bench: CoreRig, handle: Handle) -> Report:
     while True:
         report = await bench.backend.inspect(handle)
         if report.phase is Phase.FAILED:
@@ -420,7 +420,7 @@ async def ended(bench: Bench, handle: Handle) -> Report:
         await asyncio.sleep(0.02)
 
 
-async def test_the_sockets_of_a_sandbox_are_out_of_its_sight(box: Bench) -> None:
+async def test_the_sockets_of_a_sandbox_are_out_of_its_sight(box: CoreRig) -> None:
     handle = await box.serve()
     path = unquote(web_url(await box.backend.inspect(handle)).removeprefix("http+unix://"))
     code = "import json, os, sys; print(json.dumps(os.path.lexists(sys.argv[1])))"
@@ -428,9 +428,9 @@ async def test_the_sockets_of_a_sandbox_are_out_of_its_sight(box: Bench) -> None
     assert await inside(box, handle, code, path) is False
 
 
-async def test_a_box_that_breaks_is_a_failure_with_its_reason(box: Bench, tmp_path: Path) -> None:
+async def test_a_box_that_breaks_is_a_failure_with_its_reason(box: CoreRig, tmp_path: Path) -> None:
     gone = directory_at(tmp_path / "gone")
-    async with on_bench(tmp_path / "b", use_bubblewrap=True, readable=(str(gone),)) as bench:
+    async with core_rig(tmp_path / "b", use_bubblewrap=True, readable=(str(gone),)) as bench:
         gone.rmdir()
         handle = await bench.create("true")
         report = await ended(bench, handle)
@@ -445,7 +445,7 @@ async def test_nothing_starts_without_bubblewrap_once_it_is_gone(
     program = tools / "bwrap"
     shutil.copy(str(shutil.which("bwrap")), program)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+    async with core_rig(tmp_path, use_bubblewrap=True) as bench:
         program.unlink()
         mark = tmp_path / "it-ran"
         handle = await bench.create("touch", str(mark), isolation=Isolation.BUBBLEWRAP)
@@ -468,7 +468,7 @@ async def test_without_bubblewrap_sandboxes_run_and_say_that_they_are_not_held(
         (tools / "bwrap").chmod(0o755)
     (tools / "sh").symlink_to(str(shutil.which("sh")))
     monkeypatch.setenv("PATH", str(tools))
-    async with on_bench(tmp_path, use_bubblewrap=True) as bench:
+    async with core_rig(tmp_path, use_bubblewrap=True) as bench:
         assert reason in (await bench.backend.probe()).facts["bubblewrap"]
         handle = await bench.serve()
         report = await bench.backend.inspect(handle)
@@ -480,7 +480,7 @@ async def test_without_bubblewrap_sandboxes_run_and_say_that_they_are_not_held(
 async def test_what_the_trial_of_a_killed_server_left_is_removed_at_the_next_start(
     tmp_path: Path,
 ) -> None:
-    async with on_bench(tmp_path) as bench:
+    async with core_rig(tmp_path) as bench:
         left = directory_at(bench.state_dir / ".trial-left")
         (left / "file").touch()
         await bench.backend.open()
@@ -488,7 +488,7 @@ async def test_what_the_trial_of_a_killed_server_left_is_removed_at_the_next_sta
 
 
 async def test_the_trial_of_another_process_that_still_runs_is_left_alone(tmp_path: Path) -> None:
-    async with on_bench(tmp_path) as bench:
+    async with core_rig(tmp_path) as bench:
         alive = directory_at(bench.state_dir / ".trial-alive")
         other = os.open(bench.state_dir, os.O_RDONLY)
         try:

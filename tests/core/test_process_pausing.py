@@ -11,7 +11,7 @@ from agentsvc.backends import places, tree
 from agentsvc.plugin.backend import Phase
 from tests.core.bench import (
     BOTH_WAYS,
-    on_bench,
+    core_rig,
     until,
 )
 
@@ -33,7 +33,7 @@ DAEMONS = {
 async def test_pause_and_delete_reach_what_hides(
     tmp_path: Path, daemon: str, use_cgroups: bool
 ) -> None:
-    async with on_bench(tmp_path, use_cgroups=use_cgroups) as bench:
+    async with core_rig(tmp_path, use_cgroups=use_cgroups) as bench:
         handle = await bench.serve()
         await bench.run(handle, *DAEMONS[daemon])
         shim = bench.state(handle)["shim"]
@@ -66,7 +66,7 @@ async def test_a_process_that_keeps_becoming_another_does_not_get_away(
     tmp_path: Path, use_cgroups: bool
 ) -> None:
     beat = tmp_path / "beat"
-    async with on_bench(tmp_path, use_cgroups=use_cgroups) as bench:
+    async with core_rig(tmp_path, use_cgroups=use_cgroups) as bench:
         handle = await bench.create("{python}", "-Ic", EVADE, str(beat))
         await until(lambda: text_of(beat))
         await bench.backend.pause(handle)
@@ -111,7 +111,7 @@ def is_still(process: tree.Process) -> bool:
 async def test_a_pause_that_was_cut_short_is_finished_by_a_look(
     tmp_path: Path, use_cgroups: bool
 ) -> None:
-    async with on_bench(tmp_path, use_cgroups=use_cgroups) as bench:
+    async with core_rig(tmp_path, use_cgroups=use_cgroups) as bench:
         handle = await bench.serve()
         await bench.run(handle, "sh", "-c", "(sleep 99 >/dev/null 2>&1 &)")
         place = places.Place(directory=bench.directory(handle))
@@ -123,7 +123,7 @@ async def test_a_pause_that_was_cut_short_is_finished_by_a_look(
 
 
 async def test_what_was_stopped_before_a_pause_stays_stopped_after_it(tmp_path: Path) -> None:
-    async with on_bench(tmp_path, use_cgroups=False) as bench:
+    async with core_rig(tmp_path, use_cgroups=False) as bench:
         handle = await bench.serve()
         await bench.run(handle, "sh", "-c", "(sleep 99 >/dev/null 2>&1 &)")
         await until(lambda: any(is_sleep(item) for item in bench.processes(handle)))
@@ -138,7 +138,7 @@ async def test_what_was_stopped_before_a_pause_stays_stopped_after_it(tmp_path: 
 
 @BOTH_WAYS
 async def test_a_command_killed_while_paused_is_failed(tmp_path: Path, use_cgroups: bool) -> None:
-    async with on_bench(tmp_path, use_cgroups=use_cgroups) as bench:
+    async with core_rig(tmp_path, use_cgroups=use_cgroups) as bench:
         handle = await bench.serve()
         await bench.backend.pause(handle)
         os.kill(bench.state(handle)["command"][0], signal.SIGKILL)

@@ -17,14 +17,14 @@ from agentsvc.base.values import monotonic, new_id
 from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase
 from tests.core.bench import (
     SERVE,
-    Bench,
+    CoreRig,
     is_there,
     make_directory,
     no_save,
 )
 
 
-async def test_a_sandbox_outlives_a_killed_server_and_is_adopted(bench: Bench) -> None:
+async def test_a_sandbox_outlives_a_killed_server_and_is_adopted(bench: CoreRig) -> None:
     script = (
         "import asyncio, sys, pathlib\n"
         "from agentsvc.plugin.backend import *\n"
@@ -59,7 +59,7 @@ async def test_a_sandbox_outlives_a_killed_server_and_is_adopted(bench: Bench) -
 
 @pytest.mark.parametrize("with_temp", [False, True], ids=["record", "record and temp"])
 async def test_a_create_that_was_cut_short_is_finished_by_the_next(
-    bench: Bench, with_temp: bool
+    bench: CoreRig, with_temp: bool
 ) -> None:
     sandbox_id = new_id()
     place = places.Place(directory=bench.state_dir / sandbox_id)
@@ -77,7 +77,7 @@ async def test_a_create_that_was_cut_short_is_finished_by_the_next(
 
 
 async def test_a_temporary_directory_of_somebody_else_is_neither_used_nor_removed(
-    bench: Bench,
+    bench: CoreRig,
 ) -> None:
     sandbox_id = new_id()
     place = places.Place(directory=bench.state_dir / sandbox_id)
@@ -108,7 +108,7 @@ def test_a_mark_that_is_not_text_breaks_no_scan(tmp_path: Path, is_directory: bo
     assert marks == ({} if is_directory else {top: "\ufffd\ufffd/x"})
 
 
-async def test_what_is_left_without_its_directory_is_found_and_removed(bench: Bench) -> None:
+async def test_what_is_left_without_its_directory_is_found_and_removed(bench: CoreRig) -> None:
     handle = await bench.serve()
     group = handle.data["cgroup"]
     remove_directory(bench.directory(handle))
@@ -127,7 +127,7 @@ async def test_what_is_left_without_its_directory_is_found_and_removed(bench: Be
 
 
 async def test_what_a_handle_names_that_is_none_of_ours_is_left_alone(
-    bench: Bench, tmp_path: Path
+    bench: CoreRig, tmp_path: Path
 ) -> None:
     # As a database may have it that was restored from a backup made to harm.
     kept = tmp_path / "kept"
@@ -142,7 +142,7 @@ async def test_what_a_handle_names_that_is_none_of_ours_is_left_alone(
     assert not (group / "cgroup.freeze").exists()
 
 
-async def test_a_directory_that_was_made_read_only_is_deleted(bench: Bench) -> None:
+async def test_a_directory_that_was_made_read_only_is_deleted(bench: CoreRig) -> None:
     handle = await bench.serve()
     script = (
         "mkdir -p deep/er/st && touch deep/er/file && ln -s / deep/er/link && chmod 0 deep/er deep"
@@ -152,7 +152,7 @@ async def test_a_directory_that_was_made_read_only_is_deleted(bench: Bench) -> N
     assert not bench.directory(handle).exists()
 
 
-async def test_a_directory_is_deleted_however_deep_it_is(bench: Bench) -> None:
+async def test_a_directory_is_deleted_however_deep_it_is(bench: CoreRig) -> None:
     handle = await bench.serve()
     script = (
         "import os\n"
@@ -167,7 +167,7 @@ async def test_a_directory_is_deleted_however_deep_it_is(bench: Bench) -> None:
     assert not bench.directory(handle).exists()
 
 
-async def test_large_sandboxes_that_are_removed_leave_threads_for_others(bench: Bench) -> None:
+async def test_large_sandboxes_that_are_removed_leave_threads_for_others(bench: CoreRig) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3))
     handles = [await bench.serve() for _ in range(3)]
     for handle in handles:
@@ -189,7 +189,7 @@ def _fill(directory: Path) -> None:
         (directory / str(number)).touch()
 
 
-async def test_other_instances_directories_are_not_listed(bench: Bench) -> None:
+async def test_other_instances_directories_are_not_listed(bench: CoreRig) -> None:
     await bench.serve()
     other = ProcessBackend(
         ProcessConfig(use_bubblewrap=False),
@@ -199,7 +199,7 @@ async def test_other_instances_directories_are_not_listed(bench: Bench) -> None:
 
 
 async def test_a_restart_makes_no_directory_where_a_link_out_of_the_workspace_leads(
-    bench: Bench, tmp_path: Path
+    bench: CoreRig, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
     make_directory(str(outside))

@@ -7,7 +7,7 @@ import pytest
 
 from agentsvc.accounts import quotas
 from agentsvc.accounts.keys import Role
-from agentsvc.accounts.quotas import QuotaBook, Quotas, QuotaTable
+from agentsvc.accounts.quotas import Quotas, QuotaStore, QuotaTable
 from agentsvc.accounts.users import Users
 from agentsvc.base.errors import QuotaExceeded
 from agentsvc.base.values import now
@@ -186,11 +186,11 @@ async def test_what_was_spent_before_today_counts_for_the_month_only(
     await spend(db, ann, first - timedelta(days=1), 100)
     await spend(db, ann, first, 1)
     assert await db.write(lambda tx: quotas.note_spend(tx, ann, 0.5)) == ""
-    used = await QuotaBook(db).used(ann)
+    used = await QuotaStore(db).used(ann)
     assert used.spent_this_month == 1.5
     assert used.spent_today in (0.5, 1.5)  # the month begins today
 
-    await QuotaBook(db).set(ann, Quotas(spend_per_month=1.5))
+    await QuotaStore(db).set(ann, Quotas(spend_per_month=1.5))
     with pytest.raises(QuotaExceeded, match=r"1\.50 US dollars a month, .* spent 1\.50") as caught:
         await quotas.check_spend(db, ann)
     assert 0 < caught.value.retry_after_seconds <= 31 * DAY_SECONDS + 1
@@ -203,19 +203,19 @@ async def start(db: Database, user_id: str, moment: datetime) -> None:
 
 
 async def test_a_start_counts_for_an_hour(db: Database, ann: str) -> None:
-    await QuotaBook(db).set(ann, Quotas(conversations_per_hour=2))
+    await QuotaStore(db).set(ann, Quotas(conversations_per_hour=2))
     for minutes in (61, 59, 30):
         await start(db, ann, now() - timedelta(minutes=minutes))
     with pytest.raises(QuotaExceeded) as caught:
         await db.write(lambda tx: quotas.note_start(tx, ann))
     assert 0 < caught.value.retry_after_seconds <= 61
-    await QuotaBook(db).set(ann, Quotas(conversations_per_hour=3))
+    await QuotaStore(db).set(ann, Quotas(conversations_per_hour=3))
     await db.write(lambda tx: quotas.note_start(tx, ann))
-    assert (await QuotaBook(db).used(ann)).conversations_last_hour == 3
+    assert (await QuotaStore(db).used(ann)).conversations_last_hour == 3
 
 
 async def test_a_limit_of_none_at_all_lets_nothing_start(db: Database, ann: str) -> None:
-    await QuotaBook(db).set(ann, Quotas(conversations_per_hour=0, running_sandboxes=0))
+    await QuotaStore(db).set(ann, Quotas(conversations_per_hour=0, running_sandboxes=0))
     with pytest.raises(QuotaExceeded, match="0 conversations an hour, and have started 0"):
         await db.write(lambda tx: quotas.note_start(tx, ann))
     with pytest.raises(QuotaExceeded, match="0 sandboxes running, and have 0"):

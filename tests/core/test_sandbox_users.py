@@ -17,7 +17,7 @@ from agentsvc.backends.process import ProcessBackend
 from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.base.errors import CapacityExceeded
 from agentsvc.plugin.backend import Handle, Limits, Network, Phase
-from tests.core.bench import Bench, no_save, on_bench, until
+from tests.core.bench import CoreRig, core_rig, no_save, until
 from tests.core.test_zygote import Probes
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give users away")
@@ -37,32 +37,32 @@ def users_can_be_given_away(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Bench]:
+async def box(tmp_path: Path) -> AsyncIterator[CoreRig]:
     async with on_boxes(tmp_path) as bench:
         yield bench
 
 
 @asynccontextmanager
-async def on_boxes(directory: Path, **config: Any) -> AsyncIterator[Bench]:
-    async with on_bench(directory, use_bubblewrap=True, **config) as bench:
+async def on_boxes(directory: Path, **config: Any) -> AsyncIterator[CoreRig]:
+    async with core_rig(directory, use_bubblewrap=True, **config) as bench:
         yield bench
 
 
-async def next_server(bench: Bench, **config: Any) -> None:
+async def next_server(bench: CoreRig, **config: Any) -> None:
     """Have another server take over what there is, with another configuration."""
     await bench.backend.close()
     bench.backend = ProcessBackend(ProcessConfig(**config), bench.context())
     await bench.backend.open()
 
 
-async def restarted(bench: Bench, handle: Handle) -> Handle:
+async def restarted(bench: CoreRig, handle: Handle) -> Handle:
     await bench.backend.stop(handle)
     handle = await bench.backend.restart(bench.orders[handle.sandbox_id], handle, no_save)
     await bench.wait(handle, Phase.RUNNING)
     return handle
 
 
-async def answer_at_the_door(bench: Bench, handle: Handle) -> str:
+async def answer_at_the_door(bench: CoreRig, handle: Handle) -> str:
     code = (
         "import socket\n"
         "link = socket.create_connection(('127.0.0.1', 3128), 20)\n"
@@ -77,7 +77,7 @@ def owners(directory: Path) -> set[tuple[int, int]]:
     return {(path.lstat().st_uid, path.lstat().st_gid) for path in found}
 
 
-def users_of(bench: Bench, handle: Handle) -> set[tuple[int, ...]]:
+def users_of(bench: CoreRig, handle: Handle) -> set[tuple[int, ...]]:
     """Return the real, effective, saved and file system users and groups of what runs, outside."""
     shim = bench.state(handle)["shim"][0]
     pids = [process.pid for process in bench.processes(handle) if process.pid != shim]
@@ -93,13 +93,13 @@ def ids_of(pid: int) -> list[tuple[int, ...]]:
     return [tuple(map(int, line.split()[1:])) for line in lines if line[:4] in ("Uid:", "Gid:")]
 
 
-def user_of(bench: Bench, handle: Handle) -> int:
+def user_of(bench: CoreRig, handle: Handle) -> int:
     record = json.loads((bench.directory(handle) / "record.json").read_text())
     user: int = record["user"]
     return user
 
 
-async def test_each_sandbox_is_somebody_else_and_nobody_is_root(box: Bench) -> None:
+async def test_each_sandbox_is_somebody_else_and_nobody_is_root(box: CoreRig) -> None:
     one, other = await box.serve(), await box.serve()
     users = [user_of(box, handle) for handle in (one, other)]
     assert len({*users}) == 2
@@ -133,7 +133,7 @@ async def test_what_root_alone_may_read_is_not_read_inside_even_where_it_is_seen
         assert await bench.run(handle, "sh", "-c", code) == "openrefused\nno\n"
 
 
-async def test_nothing_leads_back_to_the_namespaces_it_was_made_in(box: Bench) -> None:
+async def test_nothing_leads_back_to_the_namespaces_it_was_made_in(box: CoreRig) -> None:
     handle = await box.serve()
     code = "for d in /proc/[0-9]*/fd/*; do readlink $d; done | grep -c user:"
     result = await box.backend.execute(
@@ -142,14 +142,14 @@ async def test_nothing_leads_back_to_the_namespaces_it_was_made_in(box: Bench) -
     assert result.stdout == b"0\n"
 
 
-async def test_its_output_can_be_opened_by_name(box: Bench) -> None:
+async def test_its_output_can_be_opened_by_name(box: CoreRig) -> None:
     handle = await box.create("sh", "-c", "echo to-out >/dev/stdout; echo to-err >/dev/stderr")
     await until(lambda: box.state(handle)["exit"])
     lines = {line.text async for line in box.backend.logs(handle, tail=10, follow=False)}
     assert lines == {"to-out", "to-err"}
 
 
-async def test_all_of_it_ends_with_what_holds_it(box: Bench) -> None:
+async def test_all_of_it_ends_with_what_holds_it(box: CoreRig) -> None:
     handle = await box.serve()
     os.kill(box.state(handle)["shim"][0], signal.SIGKILL)
     await until(lambda: not box.processes(handle))
@@ -209,7 +209,7 @@ async def test_how_many_processes_run_is_limited_without_control_groups(tmp_path
             assert 5 <= count < 20
 
 
-async def test_it_stays_who_it_is_over_restarts_of_both(box: Bench) -> None:
+async def test_it_stays_who_it_is_over_restarts_of_both(box: CoreRig) -> None:
     handle = await box.serve()
     user = user_of(box, handle)
     await next_server(box)
@@ -218,7 +218,7 @@ async def test_it_stays_who_it_is_over_restarts_of_both(box: Bench) -> None:
     assert users_of(box, handle) == {(user,) * 4}
 
 
-async def test_a_working_directory_that_is_gone_is_made_anew_for_it(box: Bench) -> None:
+async def test_a_working_directory_that_is_gone_is_made_anew_for_it(box: CoreRig) -> None:
     handle = await box.serve(working_dir="project/deep")
     await box.run(handle, "sh", "-c", "cd ../.. && rm -r project")
     assert not (box.directory(handle) / "workspace/project").exists()

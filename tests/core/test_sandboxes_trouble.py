@@ -6,7 +6,7 @@ import pytest
 
 from agentsvc.base.errors import BackendUnavailable, CapacityExceeded, HandleTooNew, OrderRejected
 from agentsvc.base.values import Secret, monotonic, new_id
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.sandboxes import OnShutdown
 from agentsvc.plugin.backend import Order, Phase, StillFetching
 from agentsvc.testing.backend import FAKE_SPEC
@@ -256,7 +256,7 @@ async def make_orphan(world: TroubledWorld, instance_id: str) -> str:
 async def test_an_orphan_is_removed_only_after_the_grace_time_and_never_anothers_one(
     service: Service, fake_world: TroubledWorld
 ) -> None:
-    ours = DataDir(path=service.data_dir).instance_id.read_text()
+    ours = DataDirectory(path=service.data_dir).instance_id.read_text()
     orphan = await make_orphan(fake_world, ours)
     foreign = await make_orphan(fake_world, "another installation")
     await reconfigure(service, sandboxes={"orphan_grace_seconds": 3600})
@@ -273,7 +273,9 @@ async def test_an_orphan_that_cannot_be_removed_is_not_tried_at_each_sweep(
 ) -> None:
     await reconfigure(service, sandboxes={"orphan_grace_seconds": 0.5})
     fake_world.always["delete"] = BackendUnavailable("not now")
-    orphan = await make_orphan(fake_world, DataDir(path=service.data_dir).instance_id.read_text())
+    orphan = await make_orphan(
+        fake_world, DataDirectory(path=service.data_dir).instance_id.read_text()
+    )
     await eventually(lambda: bool(messages(caplog, "it could not be removed")))
     tries = len(messages(caplog, "removing a sandbox that no record knows"))
     await fake_world.sweeps(1)
@@ -298,7 +300,9 @@ async def test_a_sandbox_ordered_during_a_sweep_is_no_orphan(
 async def test_an_orphan_that_goes_by_itself_is_forgotten(
     service: Service, fake_world: TroubledWorld
 ) -> None:
-    orphan = await make_orphan(fake_world, DataDir(path=service.data_dir).instance_id.read_text())
+    orphan = await make_orphan(
+        fake_world, DataDirectory(path=service.data_dir).instance_id.read_text()
+    )
     await fake_world.sweeps(1)
     fake_world.vanish(orphan)
     await fake_world.sweeps(2)

@@ -13,7 +13,7 @@ from agentsvc.config.sandboxes import SpecConfig
 from agentsvc.config.schema import Config
 from agentsvc.http.keys import SANDBOXES
 from agentsvc.plugin.backend import Network, Phase
-from agentsvc.sandboxes.admission.warm_pool_table import Spare, SpareState
+from agentsvc.sandboxes.admission.warm_pool_table import WarmSandbox, WarmSandboxState
 from agentsvc.testing.agent import FakeAgent
 from agentsvc.testing.backend import FakeWorld
 from tests.conftest import FAST
@@ -78,7 +78,7 @@ async def kill(service: Service, world: FakeWorld) -> None:
     service.data_dir = left
 
 
-async def spares(service: Service) -> list[Spare]:
+async def spares(service: Service) -> list[WarmSandbox]:
     return await service.app[SANDBOXES].spares.table.unclaimed()
 
 
@@ -86,7 +86,7 @@ async def all_ready(service: Service, count: int, but: str = "") -> list[str]:
     """Return the ids of the sandboxes that are ready for anybody, once there are so many."""
     while True:
         found = await spares(service)
-        ids = [one.id for one in found if one.state is SpareState.READY]
+        ids = [one.id for one in found if one.state is WarmSandboxState.READY]
         if len(found) == len(ids) == count and but not in ids:
             return ids
         await asyncio.sleep(0.01)

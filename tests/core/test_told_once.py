@@ -9,7 +9,7 @@ import pytest
 from agentsvc.agentserver.client import AgentClient
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.values import Secret, new_id
-from agentsvc.conversations.message_delivery import hand_over
+from agentsvc.conversations.message_delivery import deliver_once
 from agentsvc.conversations.message_queue_table import Pending, PendingKind
 from agentsvc.domain.orders import Content, ContentKind, Message
 from agentsvc.testing.fake_sandbox import FakeSandbox
@@ -263,7 +263,7 @@ async def test_a_message_that_a_paused_agent_has_but_has_not_begun_with_sets_it_
     agents = AgentClient()
     await agents.open()
     url = f"{service.url}/sandboxes/{sandbox.sandbox_id}/agent"
-    await hand_over(agents.at(url, Secret(sandbox.key)), pending, _begin)
+    await deliver_once(agents.at(url, Secret(sandbox.key)), pending, _begin)
     await agents.close()
     await eventually(lambda: conversation.status == "finished")
     assert _said(fake_agent, conversation_id) == 1

@@ -18,7 +18,7 @@ from agentsvc.backends.process import ProcessBackend
 from agentsvc.base.errors import BackendUnavailable, OrderRejected
 from agentsvc.base.values import new_id
 from agentsvc.plugin.backend import Handle, Network, Order, Phase
-from tests.core.bench import Bench, no_save, on_bench
+from tests.core.bench import CoreRig, core_rig, no_save
 from tests.core.egress.rig import Target, open_target
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="there is no bubblewrap")
@@ -40,14 +40,14 @@ PROXY = "by the proxy"
 
 
 @asynccontextmanager
-async def calling_back(directory: Path, url: str) -> AsyncIterator[Bench]:
+async def calling_back(directory: Path, url: str) -> AsyncIterator[CoreRig]:
     """Open a bench whose sandboxes are told that the server is at the URL."""
-    async with on_bench(directory, callback=url, use_bubblewrap=True) as bench:
+    async with core_rig(directory, callback=url, use_bubblewrap=True) as bench:
         yield bench
         await bench.backend.close()
 
 
-async def ask(bench: Bench, handle: Handle, *arguments: str) -> str:
+async def ask(bench: CoreRig, handle: Handle, *arguments: str) -> str:
     result = await bench.backend.execute(
         handle, ["python3", "-Ic", ASK, *arguments], env={}, time_limit=40, max_output=10_000
     )
@@ -225,7 +225,7 @@ async def test_an_entry_that_cannot_be_meant_is_refused_by_name(tmp_path: Path, 
 async def test_without_bubblewrap_a_network_is_refused_by_name(
     tmp_path: Path, network: Network
 ) -> None:
-    async with on_bench(tmp_path, use_bubblewrap=False) as bench:
+    async with core_rig(tmp_path, use_bubblewrap=False) as bench:
         with pytest.raises(OrderRejected, match=f"cannot enforce the network `{network}`"):
             await bench.create("true", network=network)
 

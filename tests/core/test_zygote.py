@@ -22,7 +22,7 @@ from agentsvc.base.errors import Conflict, OrderRejected
 from agentsvc.base.values import Secret
 from agentsvc.plugin.backend import Handle, Order, Phase, Port, Report
 from agentsvc.testing.rig import ask, web_url
-from tests.core.bench import Bench, no_save, on_bench, until
+from tests.core.bench import CoreRig, core_rig, no_save, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -52,7 +52,7 @@ class EndlessBackend(ProcessBackend):
     preload: ClassVar[str] = program
 
 
-class Probes(Bench):
+class Probes(CoreRig):
     """A backend that has a zygote of a program that tells all it is."""
 
     def __init__(
@@ -340,7 +340,7 @@ async def test_without_a_zygote_sandboxes_are_started_plainly(tmp_path: Path) ->
 
 
 async def test_a_command_of_another_kind_has_no_zygote(tmp_path: Path) -> None:
-    async with on_bench(tmp_path, zygote=True, use_bubblewrap=True) as bench:
+    async with core_rig(tmp_path, zygote=True, use_bubblewrap=True) as bench:
         handle = await bench.serve()
         assert "started by" not in (await bench.backend.inspect(handle)).facts
         assert (await bench.backend.probe()).facts["zygote"] == "not loaded yet"
@@ -348,7 +348,7 @@ async def test_a_command_of_another_kind_has_no_zygote(tmp_path: Path) -> None:
 
 
 async def test_the_option_of_a_spec_is_true_or_false(tmp_path: Path) -> None:
-    async with on_bench(tmp_path) as bench:
+    async with core_rig(tmp_path) as bench:
         for options in ({"zygote": "no"}, {"other": 1}):
             with pytest.raises(OrderRejected):
                 await bench.create(*COMMAND, options=options)

@@ -18,7 +18,7 @@ import pytest
 from agentsvc.backends import landlock
 from agentsvc.backends.shim import ZYGOTE
 from agentsvc.plugin.backend import Limits
-from tests.core.bench import Bench
+from tests.core.bench import CoreRig
 from tests.core.test_zygote import Probe, ProbeBackend, is_alive, probes
 from tests.users import plain_user
 
@@ -201,7 +201,7 @@ def seen_by_user(directory: Path, *arguments: str) -> dict[str, Any]:
     return told
 
 
-def user_of(bench: Bench, probe: Probe) -> int:
+def user_of(bench: CoreRig, probe: Probe) -> int:
     record = json.loads((bench.directory(probe.handle) / "record.json").read_text())
     user: int = record["user"]
     return user

@@ -14,7 +14,7 @@ from agentsvc.accounts.keys import Role
 from agentsvc.base.errors import StartFailed
 from agentsvc.base.values import now
 from agentsvc.cli import cli
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.http.keys import DATABASE, SUPERVISOR
 from agentsvc.plugin import hookspecs
 from agentsvc.plugin.files import Manifest, PluginFile
@@ -97,7 +97,7 @@ async def test_the_plugin_of_the_guide_adds_to_a_server(
         described = (await client.get("/openapi.json")).json()["paths"]
         assert described["/api/notes/{note_id}"]["get"]["summary"] == "Get a note"
         assert service.app[SUPERVISOR].is_running("old notes")
-        assert check_schema(DataDir(path=service.data_dir).database) == []
+        assert check_schema(DataDirectory(path=service.data_dir).database) == []
     finally:
         await service.close()
 

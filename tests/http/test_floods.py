@@ -16,7 +16,7 @@ import pytest
 from agentsvc.base.values import monotonic
 from agentsvc.config.schema import Config
 from agentsvc.plugin.backend import Network, Phase
-from tests.core.bench import on_bench
+from tests.core.bench import core_rig
 from tests.http.gateway.steps import until
 from tests.http.test_metrics import read
 from tests.service import Client, Service
@@ -110,7 +110,7 @@ async def test_nor_do_they_through_a_proxy(client: Client, service: Service, beg
 async def test_nor_do_they_out_of_sandboxes(
     client: Client, service: Service, tmp_path: Path
 ) -> None:
-    async with on_bench(tmp_path, callback=service.url, use_bubblewrap=True) as bench:
+    async with core_rig(tmp_path, callback=service.url, use_bubblewrap=True) as bench:
         arguments = (str(place_of(service)[1]), str(HALF_OPEN))
         for _ in range(SANDBOXES):
             handle = await bench.create("python3", "-Ic", FLOOD, *arguments, network=Network.NONE)

@@ -11,7 +11,7 @@ import pytest
 from agentsvc.base.values import monotonic
 from agentsvc.config.schema import LimitsConfig, ServerConfig
 from agentsvc.http.middleware.rate_limit import Limit
-from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, Bench, Seldom
+from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, CoreRig, Seldom
 from tests.conftest import FAST
 from tests.core.troubles import TroubledWorld
 from tests.plugins import load_plugins
@@ -106,7 +106,7 @@ async def test_who_is_turned_away_again_and_again_waits_and_good_keys_do_not(
 
 
 async def test_there_are_so_many_places_to_wait_in() -> None:
-    bench = Bench(1, seconds=0.05)
+    bench = CoreRig(1, seconds=0.05)
     assert sorted(await asyncio.gather(bench.sit(), bench.sit())) == [False, True]
     assert await bench.sit()
 

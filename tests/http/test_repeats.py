@@ -8,11 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentsvc.accounts.idempotency import LARGEST_ANSWER_BYTES, Kept, Repeats, Slot
+from agentsvc.accounts.idempotency import (
+    LARGEST_ANSWER_BYTES,
+    IdempotencySlot,
+    IdempotencyStore,
+    Kept,
+)
 from agentsvc.accounts.keys import KeyRing, Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.errors import Conflict, IdempotencyKeyReused, TooManyRequests
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.schema import IdempotencyConfig
 from agentsvc.storage.database import Database
 from agentsvc.storage.installation import Installation
@@ -256,17 +261,17 @@ async def test_no_secret_is_stored_in_the_clear(client: Client, service: Service
 
 @pytest.fixture
 async def installation(tmp_path: Path) -> AsyncIterator[Installation]:
-    places = DataDir(path=tmp_path / "data")
+    places = DataDirectory(path=tmp_path / "data")
     places.prepare()
     opened = await Installation.open(places)
     yield opened
     await opened.close()
 
 
-async def slot_of(database: Database, key: bytes = b"key", print_: bytes = b"x") -> Slot:
+async def slot_of(database: Database, key: bytes = b"key", print_: bytes = b"x") -> IdempotencySlot:
     keys = KeyRing(database)
     user_id = await keys.find_user("ann") or await keys.create_user("ann", Role.MEMBER)
-    return Slot(user_id=user_id, operation="POST /x", key_hash=key, fingerprint=print_)
+    return IdempotencySlot(user_id=user_id, operation="POST /x", key_hash=key, fingerprint=print_)
 
 
 def kept(body: bytes = b"{}") -> Kept:
@@ -275,8 +280,10 @@ def kept(body: bytes = b"{}") -> Kept:
 
 async def test_an_answer_is_forgotten_in_time(installation: Installation) -> None:
     slot = await slot_of(installation.database)
-    lasting = Repeats(installation.database, installation.vault, IdempotencyConfig())
-    brief = Repeats(installation.database, installation.vault, IdempotencyConfig(keep_seconds=0))
+    lasting = IdempotencyStore(installation.database, installation.vault, IdempotencyConfig())
+    brief = IdempotencyStore(
+        installation.database, installation.vault, IdempotencyConfig(keep_seconds=0)
+    )
     await lasting.keep(slot, kept())
     assert await brief.find(slot) is None
     await lasting.forget_old()
@@ -287,7 +294,7 @@ async def test_an_answer_is_forgotten_in_time(installation: Installation) -> Non
 
 async def test_answers_are_bounded_in_bytes(installation: Installation) -> None:
     database, vault = installation.database, installation.vault
-    repeats = Repeats(database, vault, IdempotencyConfig(max_bytes_per_user=100))
+    repeats = IdempotencyStore(database, vault, IdempotencyConfig(max_bytes_per_user=100))
     await repeats.keep(await slot_of(database, b"1"), kept(b"x" * 60))
     with pytest.raises(TooManyRequests):
         await repeats.keep(await slot_of(database, b"2"), kept(b"x" * 60))
@@ -296,7 +303,7 @@ async def test_answers_are_bounded_in_bytes(installation: Installation) -> None:
 
 async def test_a_large_answer_is_not_kept(installation: Installation) -> None:
     slot = await slot_of(installation.database)
-    repeats = Repeats(installation.database, installation.vault, IdempotencyConfig())
+    repeats = IdempotencyStore(installation.database, installation.vault, IdempotencyConfig())
     await repeats.keep(slot, kept(b"x" * (LARGEST_ANSWER_BYTES + 1)))
     with pytest.raises(Conflict, match="too large"):
         await repeats.find(slot)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from agentsvc.backends.places import list_temps
 from agentsvc.backends.tree import Process, marks, send, snapshot
 from agentsvc.base.values import Secret, monotonic, new_key
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.client import PATIENCE, LiveClient
 
@@ -41,7 +41,7 @@ class Installation:
     ) -> None:
         self.directory = directory
         self.model = model
-        self.data = DataDir(path=directory / "data")
+        self.data = DataDirectory(path=directory / "data")
         self.key = new_key("asvc_")
         self.url = ""
         self._environment = environment or {}

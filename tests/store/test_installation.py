@@ -9,7 +9,7 @@ import pytest
 from agentsvc.base.errors import StartFailed
 from agentsvc.base.values import Secret
 from agentsvc.cli.serve import ensure_first_key
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.settings.secret_store import SecretStore
 from agentsvc.storage.installation import Installation
 
@@ -17,17 +17,17 @@ OLD = Path(__file__).parents[1] / "data" / "db"
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> DataDir:
+def places(tmp_path: Path) -> DataDirectory:
     return make_places(tmp_path / "data")
 
 
-def make_places(path: Path) -> DataDir:
-    places = DataDir(path=path)
+def make_places(path: Path) -> DataDirectory:
+    places = DataDirectory(path=path)
     places.prepare()
     return places
 
 
-async def with_a_secret(places: DataDir) -> None:
+async def with_a_secret(places: DataDirectory) -> None:
     await ensure_first_key(places, None)
     installation = await Installation.open(places)
     try:
@@ -39,12 +39,12 @@ async def with_a_secret(places: DataDir) -> None:
         await installation.close()
 
 
-async def open_and_close(places: DataDir) -> None:
+async def open_and_close(places: DataDirectory) -> None:
     await (await Installation.open(places)).close()
 
 
 async def test_a_restored_database_without_its_master_key_does_not_start(
-    places: DataDir, tmp_path: Path
+    places: DataDirectory, tmp_path: Path
 ) -> None:
     await with_a_secret(places)
     restored = make_places(tmp_path / "restored")
@@ -59,7 +59,7 @@ async def test_a_restored_database_without_its_master_key_does_not_start(
 
 
 async def test_another_master_key_stops_the_start_before_a_key_is_made(
-    places: DataDir, tmp_path: Path
+    places: DataDirectory, tmp_path: Path
 ) -> None:
     await with_a_secret(places)
     other = make_places(tmp_path / "other")
@@ -78,7 +78,7 @@ async def test_another_master_key_stops_the_start_before_a_key_is_made(
 
 
 async def test_a_database_that_holds_nothing_sealed_takes_a_new_master_key(
-    places: DataDir,
+    places: DataDirectory,
 ) -> None:
     await ensure_first_key(places, None)
     places.master_key.unlink()
@@ -88,7 +88,7 @@ async def test_a_database_that_holds_nothing_sealed_takes_a_new_master_key(
 
 @pytest.mark.parametrize("dump", sorted(file.stem for file in OLD.glob("[0-9]*.sql")))
 async def test_a_database_of_an_earlier_version_knows_its_master_key(
-    places: DataDir, dump: str
+    places: DataDirectory, dump: str
 ) -> None:
     connection = sqlite3.connect(places.database)
     connection.executescript((OLD / f"{dump}.sql").read_text("utf-8"))
@@ -99,7 +99,7 @@ async def test_a_database_of_an_earlier_version_knows_its_master_key(
     await open_and_close(places)
 
 
-async def read_id(places: DataDir) -> str:
+async def read_id(places: DataDirectory) -> str:
     installation = await Installation.open(places)
     try:
         return installation.read_id()
@@ -107,7 +107,7 @@ async def read_id(places: DataDir) -> str:
         await installation.close()
 
 
-async def test_an_empty_file_of_the_id_is_as_if_absent(places: DataDir) -> None:
+async def test_an_empty_file_of_the_id_is_as_if_absent(places: DataDirectory) -> None:
     first = await read_id(places)
     assert await read_id(places) == first
     places.instance_id.write_text(" \n")
@@ -117,7 +117,9 @@ async def test_an_empty_file_of_the_id_is_as_if_absent(places: DataDir) -> None:
 
 
 @pytest.mark.parametrize("content", [b"x", b"a" * 31, b"g" * 32, b"\xff\xfe" * 16])
-async def test_a_file_that_holds_no_id_stops_the_start(places: DataDir, content: bytes) -> None:
+async def test_a_file_that_holds_no_id_stops_the_start(
+    places: DataDirectory, content: bytes
+) -> None:
     await open_and_close(places)
     places.instance_id.write_bytes(content)
     with pytest.raises(StartFailed, match="32 hex digits") as caught:
@@ -127,7 +129,7 @@ async def test_a_file_that_holds_no_id_stops_the_start(places: DataDir, content:
     assert places.instance_id.read_bytes() == content
 
 
-async def test_a_file_of_the_id_that_cannot_be_read_stops_the_start(places: DataDir) -> None:
+async def test_a_file_of_the_id_that_cannot_be_read_stops_the_start(places: DataDirectory) -> None:
     await open_and_close(places)
     places.instance_id.mkdir()
     with pytest.raises(StartFailed, match="cannot be read or made") as caught:

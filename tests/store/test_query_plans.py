@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.values import encode_cursor, new_id
 from agentsvc.conversations.archives.table import ArchiveTable
 from agentsvc.conversations.event_log import EventLog, EventQuery
@@ -79,7 +79,7 @@ def test_what_is_slow_is_seen() -> None:
 
 
 async def test_pages_of_conversations_are_in_the_order_of_an_index(explained: Explained) -> None:
-    table = ConversationTable(explained, Announcements())
+    table = ConversationTable(explained, EventBus())
     for sort, goes_on, whole in itertools.product(ConversationSort, (False, True), (False, True)):
         # A range of what they are sorted by is a part of the index; any other has to be sorted.
         query = ConversationQuery(
@@ -96,7 +96,7 @@ async def test_pages_of_conversations_are_in_the_order_of_an_index(explained: Ex
 
 
 async def test_conversations_are_found_by_an_index(explained: Explained) -> None:
-    table = ConversationTable(explained, Announcements())
+    table = ConversationTable(explained, EventBus())
     await table.find(new_id())
     await table.find_of_user(USER, [new_id()], include_starting=True)
     await table.find_by_alias(USER, "name")
@@ -107,7 +107,7 @@ async def test_conversations_are_found_by_an_index(explained: Explained) -> None
 
 
 async def test_pages_of_events_are_in_the_order_of_an_index(explained: Explained) -> None:
-    log = EventLog(explained, Announcements(), store_deltas=False)
+    log = EventLog(explained, EventBus(), store_deltas=False)
     bounds = (None, "2030-01-01T00:00:00")
     for kind, low, high, descending, goes_on in itertools.product(
         (None, "MessageEvent"), bounds, bounds, (False, True), (False, True)
@@ -120,7 +120,7 @@ async def test_pages_of_events_are_in_the_order_of_an_index(explained: Explained
 
 
 async def test_events_are_read_by_their_number_or_id(explained: Explained) -> None:
-    log = EventLog(explained, Announcements(), store_deltas=False)
+    log = EventLog(explained, EventBus(), store_deltas=False)
     await log.find_many(new_id(), [new_id()])
     await log.read_range(new_id(), from_seq=5, limit=PAGE)
     await log.find_last(new_id())
@@ -134,7 +134,7 @@ async def test_pages_of_everything_else_are_in_the_order_of_an_index(
     explained: Explained, tmp_path: Path
 ) -> None:
     vault = Vault.open(tmp_path / "key")
-    tasks = StartTaskTable(explained, vault, Announcements())
+    tasks = StartTaskTable(explained, vault, EventBus())
     for sort, goes_on in itertools.product(StartSort, (False, True)):
         await tasks.search(
             USER,

@@ -9,7 +9,7 @@ import pytest
 
 import agentsvc
 from agentsvc.accounts.keys import KeyRing
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.errors import NotAuthenticated
 from agentsvc.base.values import Secret
 from agentsvc.conversations.archives.table import ArchiveTable
@@ -161,7 +161,7 @@ async def test_what_each_part_has_stored_is_still_read(old: Path) -> None:
     """A server goes on with all of it: conversations, starts, sandboxes, what waits and what is kept."""
     database = await Database.open(old)
     try:
-        vault, news = Vault.open(DUMPS / "master.key"), Announcements()
+        vault, news = Vault.open(DUMPS / "master.key"), EventBus()
         for table, find in (
             ("conversations", ConversationTable(database, news).find),
             ("start_tasks", StartTaskTable(database, vault, news).find),

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from agentsvc.accounts.keys import KeyRing, Principal
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database import Database
 
 
@@ -12,7 +12,7 @@ def identify(data_dir: Path, key: str) -> Principal:
     """Return who shows this key; raises NotAuthenticated."""
 
     async def opened() -> Principal:
-        database = await Database.open(DataDir(path=data_dir).database)
+        database = await Database.open(DataDirectory(path=data_dir).database)
         try:
             return await KeyRing(database).identify(key)
         finally:

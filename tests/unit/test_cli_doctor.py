@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentsvc.cli import cli
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database_file import lock_data_dir
 from agentsvc.storage.installation import Installation
 
@@ -62,10 +62,10 @@ def answering(listener: socket.socket, answer: bytes) -> Iterator[None]:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    async def make(places: DataDir) -> None:
+    async def make(places: DataDirectory) -> None:
         await (await Installation.open(places)).close()
 
-    places = DataDir(path=tmp_path / "data")
+    places = DataDirectory(path=tmp_path / "data")
     places.prepare()
     asyncio.run(make(places))
     return places.path

@@ -18,14 +18,14 @@ from agentsvc.accounts.keys import KeyRing, Role
 from agentsvc.base.errors import NotAuthenticated
 from agentsvc.base.values import now
 from agentsvc.cli import cli
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database import Database
 from tests.unit.identities import identify
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    places = DataDir(path=tmp_path / "data")
+    places = DataDirectory(path=tmp_path / "data")
     places.prepare()
     places.database.touch()
     return places.path
@@ -167,7 +167,7 @@ def claim(data_dir: Path, login: Login) -> Claim:
 
 
 async def on_database[T](data_dir: Path, body: Callable[[Database], Awaitable[T]]) -> T:
-    database = await Database.open(DataDir(path=data_dir).database)
+    database = await Database.open(DataDirectory(path=data_dir).database)
     try:
         return await body(database)
     finally:

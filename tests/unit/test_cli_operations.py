@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.values import Secret, now, to_stored
 from agentsvc.cli import cli
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.event_log import EventLog, EventQuery
 from agentsvc.plugin.backend import IdleRules
 from agentsvc.settings.store import Settings, SettingsStore
@@ -35,7 +35,7 @@ def good(*arguments: object) -> Result:
 
 
 async def in_installation[T](path: Path, body: Callable[[Installation], Awaitable[T]]) -> T:
-    installation = await Installation.open(DataDir(path=path))
+    installation = await Installation.open(DataDirectory(path=path))
     try:
         installation.read_id()
         return await body(installation)
@@ -90,7 +90,7 @@ async def insert_conversation(database: Database, name: str, **more: object) -> 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    places = DataDir(path=tmp_path / "data")
+    places = DataDirectory(path=tmp_path / "data")
     places.prepare()
     store_model_key(places.path)
     return places.path
@@ -302,7 +302,7 @@ def left(data_dir: Path, sql: str) -> list[str]:
 
 def count_events(data_dir: Path, conversation_id: str) -> int:
     async def body(installation: Installation) -> int:
-        log = EventLog(installation.database, Announcements(), store_deltas=False)
+        log = EventLog(installation.database, EventBus(), store_deltas=False)
         return await log.count(conversation_id, EventQuery())
 
     return asyncio.run(in_installation(data_dir, body))

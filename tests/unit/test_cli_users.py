@@ -11,7 +11,7 @@ from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.base.errors import NotAuthenticated
 from agentsvc.base.values import now
 from agentsvc.cli import cli
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.archives import new_archive
 from agentsvc.conversations.archives.table import ArchiveTable
 from agentsvc.storage.database import Database
@@ -20,7 +20,7 @@ from tests.unit.identities import identify
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    places = DataDir(path=tmp_path / "data")
+    places = DataDirectory(path=tmp_path / "data")
     places.prepare()
     places.database.touch()
     return places.path
@@ -100,7 +100,7 @@ def own_an_archive(data_dir: Path, user_id: str) -> None:
     )
 
     async def body() -> None:
-        database = await Database.open(DataDir(path=data_dir).database)
+        database = await Database.open(DataDirectory(path=data_dir).database)
         try:
             await database.write(lambda tx: ArchiveTable(database).insert(tx, archive))
         finally:

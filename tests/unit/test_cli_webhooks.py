@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentsvc.cli import cli
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database import Transaction
 from agentsvc.storage.installation import Installation
 from tests.plugins import part
@@ -22,7 +22,7 @@ URL = "https://receiver.example/hook"
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    places = DataDir(path=tmp_path / "data")
+    places = DataDirectory(path=tmp_path / "data")
     places.prepare()
     places.database.touch()
     made = run(places.path, "keys", "create", "--output", "-", "--user", "ann")
@@ -57,7 +57,7 @@ def queue(data_dir: Path, webhook_id: str, *states: str) -> None:
             )
 
     async def opened() -> None:
-        installation = await Installation.open(DataDir(path=data_dir))
+        installation = await Installation.open(DataDirectory(path=data_dir))
         try:
             await installation.database.write(body)
         finally:
@@ -68,7 +68,7 @@ def queue(data_dir: Path, webhook_id: str, *states: str) -> None:
 
 def change(data_dir: Path, sql: str) -> None:
     async def opened() -> None:
-        installation = await Installation.open(DataDir(path=data_dir))
+        installation = await Installation.open(DataDirectory(path=data_dir))
         try:
             await installation.database.write(lambda tx: tx.run(sql))
         finally:
@@ -79,7 +79,7 @@ def change(data_dir: Path, sql: str) -> None:
 
 def secret_of(data_dir: Path, webhook_id: str) -> str:
     async def opened() -> str:
-        installation = await Installation.open(DataDir(path=data_dir))
+        installation = await Installation.open(DataDirectory(path=data_dir))
         try:
             row = await installation.database.one("SELECT sealed FROM webhook_subscriptions")
             assert row is not None

@@ -5,7 +5,7 @@ import os
 import msgspec
 import pytest
 
-from agentsvc.config.sandboxes import DefaultLimits, IsolationFloor, SandboxesConfig
+from agentsvc.config.sandboxes import DefaultLimits, MinimumIsolation, SandboxesConfig
 from agentsvc.plugin.backend import Fences, Isolation, Limits, Spec
 from agentsvc.sandboxes.isolation import as_now, floor_of, protection_of, with_limits
 from agentsvc.testing import FakeWorld
@@ -74,7 +74,7 @@ def test_a_sandbox_that_is_there_is_started_with_what_holds_now(world: FakeWorld
 def test_a_floor_is_the_configured_one_but_never_below_what_must_be(world: FakeWorld) -> None:
     backend = world.backend()
     assert floor_of(backend, CONFIG) is Isolation.NONE
-    landlock = msgspec.structs.replace(CONFIG, isolation=IsolationFloor.LANDLOCK)
+    landlock = msgspec.structs.replace(CONFIG, isolation=MinimumIsolation.LANDLOCK)
     assert floor_of(backend, landlock) is Isolation.LANDLOCK
     world.least_isolation = Isolation.BUBBLEWRAP
     assert floor_of(backend, landlock) is Isolation.BUBBLEWRAP

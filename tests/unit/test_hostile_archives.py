@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from agentsvc.base.errors import AgentsvcError, ArchiveRefused
 from agentsvc.cli import CommandFailed, cli
 from agentsvc.cli.run.files import read_files
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.archives import tarball
 from agentsvc.conversations.archives.tarball import Bounds, read_parts, repack
 from agentsvc.http.v0.workspaces import to_zip
@@ -45,7 +45,7 @@ def outside(tmp_path: Path) -> Path:
 @pytest.fixture
 def backup(tmp_path: Path) -> dict[str, bytes]:
     """Return the files of a good backup."""
-    places = DataDir(path=tmp_path / "data")
+    places = DataDirectory(path=tmp_path / "data")
     places.prepare()
     store_model_key(places.path)
     file = tmp_path / "good.tar.gz"

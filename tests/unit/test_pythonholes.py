@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agentsvc.base.python_holes import HOLES, Version, known_holes
+from agentsvc.base.python_holes import HOLES, Version, known_vulnerabilities
 from agentsvc.cli import cli
 
 
@@ -24,14 +24,14 @@ from agentsvc.cli import cli
     ],
 )
 def test_a_version_has_the_holes_that_were_mended_later(version: Version, found: list[str]) -> None:
-    assert [hole.cve for hole in known_holes(version)] == found
+    assert [hole.cve for hole in known_vulnerabilities(version)] == found
     assert all(hole.matters for hole in HOLES)
 
 
 def test_doctor_says_what_holes_the_running_python_has(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["doctor", "--data-dir", str(tmp_path / "data")]).output
     for hole in HOLES:
-        assert (hole.cve in shown) == (hole in known_holes())
+        assert (hole.cve in shown) == (hole in known_vulnerabilities())
 
 
 def test_the_start_warns_of_the_holes_of_the_running_python(tmp_path: Path) -> None:
@@ -55,5 +55,7 @@ def test_the_start_warns_of_the_holes_of_the_running_python(tmp_path: Path) -> N
     )
     assert ran.returncode != 0
     for hole in HOLES:
-        assert (hole.cve in ran.stderr) == (hole in known_holes())
-    assert ('"level":"warning"' in ran.stderr.lower().replace(" ", "")) == bool(known_holes())
+        assert (hole.cve in ran.stderr) == (hole in known_vulnerabilities())
+    assert ('"level":"warning"' in ran.stderr.lower().replace(" ", "")) == bool(
+        known_vulnerabilities()
+    )

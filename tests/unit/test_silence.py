@@ -1,13 +1,13 @@
 """Since when an agent server counts as silent."""
 
 from agentsvc.base.values import monotonic
-from agentsvc.conversations.agent_liveness import Silence
+from agentsvc.conversations.agent_liveness import AgentLiveness
 
 LONG = 3600.0
 
 
 def test_a_silence_begins_with_the_question_that_was_not_answered() -> None:
-    silence = Silence(LONG)
+    silence = AgentLiveness(LONG)
     silence.note("first", is_alive=False, asked_at=monotonic() - LONG)
     silence.note("second", is_alive=False, asked_at=monotonic())
     assert (silence.lasts("first"), silence.lasts("second")) == (True, False)
@@ -15,7 +15,7 @@ def test_a_silence_begins_with_the_question_that_was_not_answered() -> None:
 
 
 def test_a_later_question_without_an_answer_leaves_the_beginning_and_an_answer_ends_it() -> None:
-    silence = Silence(LONG)
+    silence = AgentLiveness(LONG)
     silence.note("first", is_alive=False, asked_at=monotonic() - LONG)
     silence.note("first", is_alive=False, asked_at=monotonic())
     assert silence.lasts("first")

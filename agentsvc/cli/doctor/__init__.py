@@ -21,10 +21,10 @@ from agentsvc.cli.options import (
     load_config,
 )
 from agentsvc.cli.text import json_text
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.schema import Config
 
-type Check = Callable[[Config, DataDir], Iterator[Finding]]
+type Check = Callable[[Config, DataDirectory], Iterator[Finding]]
 
 _CHECKS: Final[tuple[Check, ...]] = (
     machine.check_python,

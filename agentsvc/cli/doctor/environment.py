@@ -17,7 +17,7 @@ from agentsvc.accounts.keys import KeyRing
 from agentsvc.base.errors import AgentsvcError
 from agentsvc.base.values import now
 from agentsvc.cli.doctor.finding import Finding, bad, fine, note
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.schema import Config
 from agentsvc.models.hosts import host_of
 from agentsvc.settings.store import SettingsStore
@@ -42,7 +42,7 @@ _SKEW: Final = timedelta(minutes=1)
 _HTTP_PORTS: Final = (80, 11434)
 
 
-def check_proxies(_config: Config, _places: DataDir) -> Iterator[Finding]:
+def check_proxies(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
     """See whether the proxies that the environment names answer, and leave this machine out."""
     named = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
     if not named:
@@ -62,7 +62,7 @@ def check_proxies(_config: Config, _places: DataDir) -> Iterator[Finding]:
         yield fine("NO_PROXY", direct)
 
 
-def check_authorities(_config: Config, _places: DataDir) -> Iterator[Finding]:
+def check_authorities(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
     """See whether the certificate authorities that the environment names can be read."""
     named = {name: os.environ[name] for name in _AUTHORITIES if os.environ.get(name)}
     if not named:
@@ -81,7 +81,7 @@ def check_authorities(_config: Config, _places: DataDir) -> Iterator[Finding]:
         yield bad("SSL_CERT_DIR", f"{directory} is not there", "unset SSL_CERT_DIR")
 
 
-def check_models(_config: Config, places: DataDir) -> Iterator[Finding]:
+def check_models(_config: Config, places: DataDirectory) -> Iterator[Finding]:
     """See whether the models of all users are reached, and compare clocks with them."""
     try:
         hosts = asyncio.run(_model_hosts(places)) if places.database.exists() else set()
@@ -111,7 +111,7 @@ def _check_proxy(name: str, url: str) -> Finding:
         return bad(name, f"the proxy does not answer: {exc}", f"mend it, or unset {name}")
 
 
-async def _model_hosts(places: DataDir) -> set[str]:
+async def _model_hosts(places: DataDirectory) -> set[str]:
     installation = await Installation.open(places)
     try:
         keys = KeyRing(installation.database)

@@ -16,10 +16,10 @@ from typing import Final
 from agentsvc.backends import bubblewrap, landlock, uplink
 from agentsvc.backends.processconfig import OpenNetwork
 from agentsvc.base.errors import StartFailed
-from agentsvc.base.python_holes import known_holes
+from agentsvc.base.python_holes import known_vulnerabilities
 from agentsvc.cli.doctor.finding import Finding, bad, fine, note
 from agentsvc.cli.plugins import load_plugins, opened
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.config.schema import Config
 from agentsvc.sandboxes.isolation import Protection, find_protections
 
@@ -40,14 +40,14 @@ _FEW_BYTES: Final = 5 << 30
 _ANSWER_SECONDS: Final = 5.0
 
 
-def check_python(_config: Config, _places: DataDir) -> Iterator[Finding]:
+def check_python(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
     """Look at the version of Python."""
     version = ".".join(map(str, sys.version_info[:3]))
     if _OLDEST_PYTHON <= sys.version_info[:2] < _TOO_NEW_PYTHON:
         yield fine("python", f"{version}, {sys.executable}")
     else:
         yield bad("python", f"{version} is not supported", "install it with Python 3.12 or 3.13")
-    for hole in known_holes():
+    for hole in known_vulnerabilities():
         yield note(
             "python",
             f"{version} has {hole.cve}, unless its distributor has mended it: {hole.matters}",
@@ -55,7 +55,7 @@ def check_python(_config: Config, _places: DataDir) -> Iterator[Finding]:
         )
 
 
-def check_extras(_config: Config, _places: DataDir) -> Iterator[Finding]:
+def check_extras(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
     """Look which extras are installed."""
     for extra, (package, consequence) in _EXTRAS.items():
         try:
@@ -64,7 +64,7 @@ def check_extras(_config: Config, _places: DataDir) -> Iterator[Finding]:
             yield note(f"extra {extra}", consequence, f"pip install 'agentsvc[{extra}]'")
 
 
-def check_bubblewrap(_config: Config, places: DataDir) -> Iterator[Finding]:
+def check_bubblewrap(_config: Config, places: DataDirectory) -> Iterator[Finding]:
     """Try bubblewrap, and see what holds sandboxes without it."""
     found = bubblewrap.find(places.backends)
     if found.program:
@@ -80,7 +80,7 @@ def check_bubblewrap(_config: Config, places: DataDir) -> Iterator[Finding]:
     yield note("bubblewrap", f"{found.reason}; {instead}", remedy)
 
 
-def check_network(config: Config, _places: DataDir) -> Iterator[Finding]:
+def check_network(config: Config, _places: DataDirectory) -> Iterator[Finding]:
     """See which network sandboxes have whose network is open."""
     tables = {"process": {}, **config.backends}
     kinds = {name: table.get("type", name) for name, table in tables.items()}
@@ -100,7 +100,7 @@ def check_network(config: Config, _places: DataDir) -> Iterator[Finding]:
     yield fine("network", "open sandboxes that bubblewrap holds have one of their own")
 
 
-def check_isolation(config: Config, _places: DataDir) -> Iterator[Finding]:
+def check_isolation(config: Config, _places: DataDirectory) -> Iterator[Finding]:
     """See whether each backend in use isolates and limits sandboxes as it is made to."""
     try:
         found, reasons = asyncio.run(_protections(config))
@@ -138,7 +138,7 @@ def _isolation(one: Protection) -> Finding:
     return bad(name, text, one.remedy)
 
 
-def check_cgroups(_config: Config, _places: DataDir) -> Iterator[Finding]:
+def check_cgroups(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
     """See whether limits of memory, processor and processes can be enforced."""
     own = _own_group()
     if own is None:
@@ -169,7 +169,7 @@ def check_cgroups(_config: Config, _places: DataDir) -> Iterator[Finding]:
         yield fine("cgroups", str(own))
 
 
-def check_engine(_config: Config, _places: DataDir) -> Iterator[Finding]:
+def check_engine(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
     """See whether a container engine answers."""
     named = os.environ.get("DOCKER_HOST", "")
     if named and not named.startswith("unix://"):
@@ -198,7 +198,7 @@ def check_engine(_config: Config, _places: DataDir) -> Iterator[Finding]:
         yield fine("container engine", text) if is_good else note("container engine", text)
 
 
-def check_port(config: Config, places: DataDir) -> Iterator[Finding]:
+def check_port(config: Config, places: DataDirectory) -> Iterator[Finding]:
     """See whether the server's port is free, or the server has it."""
     host, port = config.server.host, config.server.port
     if places.is_in_use():
@@ -218,7 +218,7 @@ def check_port(config: Config, places: DataDir) -> Iterator[Finding]:
         yield fine("port", f"{host}:{port} is free")
 
 
-def check_disk(_config: Config, places: DataDir) -> Iterator[Finding]:
+def check_disk(_config: Config, places: DataDirectory) -> Iterator[Finding]:
     """See how much room is left."""
     usage = shutil.disk_usage(_existing(places.path))
     text = f"{usage.free / (1 << 30):.1f} GiB free for {places.path}"
@@ -231,7 +231,7 @@ def check_disk(_config: Config, places: DataDir) -> Iterator[Finding]:
         yield fine("disk", text)
 
 
-def check_permissions(_config: Config, places: DataDir) -> Iterator[Finding]:
+def check_permissions(_config: Config, places: DataDirectory) -> Iterator[Finding]:
     """See whether the data directory is this user's, and nobody else's."""
     path = places.path
     if not path.exists():

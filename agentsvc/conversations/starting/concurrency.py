@@ -92,7 +92,7 @@ class _Queue:
         return [Held(id="", user_id=user, backend="", load=Load(), since=now()) for user in ended]
 
 
-class Turns:
+class StartSlots:
     """Gives starts a place to work, and takes it back from those that take long."""
 
     def __init__(self, places: int, *, lapse_seconds: float) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.agentserver.client import AgentClient, AgentServer, ConversationInfo
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.errors import (
     AgentRefused,
     AgentsvcError,
@@ -28,14 +28,14 @@ from agentsvc.base.errors import (
 from agentsvc.base.values import Secret, now
 from agentsvc.config.conversations import ConversationsConfig
 from agentsvc.conversations.archives import Archives
-from agentsvc.conversations.deletion import Remover
-from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED, Recorder
-from agentsvc.conversations.history_transfer import Carrier
+from agentsvc.conversations.deletion import ConversationDeletion
+from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED, EventIngestor
+from agentsvc.conversations.history_transfer import HistoryTransfer
 from agentsvc.conversations.message_delivery import check_first_message
-from agentsvc.conversations.model_tokens import Grants
+from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.replay_script import recording_of
 from agentsvc.conversations.replays import play
-from agentsvc.conversations.secret_lookup import Passes, make_lookups
+from agentsvc.conversations.secret_lookup import LookupTokens, make_lookups
 from agentsvc.conversations.starting.agent_request import (
     AgentInputs,
     check_secret_names,
@@ -43,7 +43,7 @@ from agentsvc.conversations.starting.agent_request import (
     make_agent_body,
     require_model,
 )
-from agentsvc.conversations.starting.concurrency import Turns
+from agentsvc.conversations.starting.concurrency import StartSlots
 from agentsvc.conversations.starting.failure import ANEW, explain_error, explain_sandbox, with_tail
 from agentsvc.conversations.starting.first_response import check_address, watch_first_answer
 from agentsvc.conversations.starting.progress import (
@@ -56,7 +56,7 @@ from agentsvc.conversations.starting.progress import (
     timed,
 )
 from agentsvc.conversations.starting.prompts import first_message
-from agentsvc.conversations.starting.sandbox_choice import Seats
+from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
 from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.starting.tool_servers import Servers, find_failures
 from agentsvc.conversations.starting.workspace import Clone, Workspace
@@ -77,7 +77,7 @@ _LAST_RETRY_SECONDS: Final = 10.0
 _QUEUE_LOOK_SECONDS: Final = 10.0
 
 
-class Starter:
+class StartPipeline:
     """Runs start tasks to their end."""
 
     def __init__(
@@ -89,20 +89,20 @@ class Starter:
         agents: AgentClient,
         settings: SettingsStore,
         secrets: SecretStore,
-        recorder: Recorder,
-        remover: Remover,
+        recorder: EventIngestor,
+        remover: ConversationDeletion,
         config: ConversationsConfig,
         archives: Archives,
-        carrier: Carrier,
+        carrier: HistoryTransfer,
         on_change: OnTaskChange,
-        announcements: Announcements,
-        grants: Grants,
+        event_bus: EventBus,
+        grants: ModelTokens,
     ) -> None:
         self._db = db
         self._grants = grants
-        self._tasks = StartTaskTable(db, vault, announcements)
-        self._passes = Passes(vault)
-        self._table = ConversationTable(db, announcements)
+        self._tasks = StartTaskTable(db, vault, event_bus)
+        self._passes = LookupTokens(vault)
+        self._table = ConversationTable(db, event_bus)
         self._sandboxes = sandboxes
         self._agents = agents
         self._settings = settings
@@ -114,12 +114,12 @@ class Starter:
         self._carrier = carrier
         self._on_change = on_change
         self._progress = Progress(db=db, table=self._table, tasks=self._tasks, on_change=on_change)
-        self.turns = Turns(config.starts_at_once, lapse_seconds=config.turn_seconds)
+        self.turns = StartSlots(config.starts_at_once, lapse_seconds=config.turn_seconds)
         """Who works on this machine now, and who waits for that."""
         self._begun: dict[str, Sandbox] = {}
         """What has begun since nobody started."""
         sandboxes.on_making(self._holds_back)
-        self._seats = Seats(
+        self._seats = SandboxChooser(
             db=db,
             table=self._table,
             sandboxes=sandboxes,
@@ -404,7 +404,7 @@ class Starter:
         await self._progress.note(start, "\n".join(start.failed_tool_servers) or None)
 
     async def _bring_history(self, start: Start) -> str | None:
-        """Give the agent of a copied conversation its history; returns as `Carrier.bring`."""
+        """Give the agent of a copied conversation its history; returns as `HistoryTransfer.bring`."""
         order = start.task.request
         if order.fork_of is None:
             return None
@@ -489,7 +489,7 @@ class Starter:
         )
 
     async def reserve(self, tx: Transaction, start: Start) -> None:
-        """Ask for room in the transaction that stores a start; raises as `Seats.reserve`."""
+        """Ask for room in the transaction that stores a start; raises as `SandboxChooser.reserve`."""
         await self._seats.reserve(tx, start)
 
     # How they are run

@@ -21,7 +21,7 @@ from agentsvc.storage.database import Database, Transaction
 log = logging.getLogger(__name__)
 
 
-class Seats:
+class SandboxChooser:
     """Finds a sandbox for each start, and a place in it."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Seats:
     async def reserve(self, tx: Transaction, start: Start) -> None:
         """Ask at once for the room a new start needs, where room is limited.
 
-        So its caller hears of it: raises as `Gate.enter`. A start that may join a running sandbox
+        So its caller hears of it: raises as `AdmissionQueue.enter`. A start that may join a running sandbox
         finds out later, and then waits for room if it needs some.
         """
         user_id, order = start.task.user_id, start.task.request

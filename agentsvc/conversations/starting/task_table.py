@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.bus import Announcement, Announcements, Subject
+from agentsvc.base.bus import EventBus, Notice, Subject
 from agentsvc.base.values import Secret, from_stored, to_stored
 from agentsvc.conversations.model import Generation, Stage, StartTask
 from agentsvc.conversations.sorting import page_of
@@ -53,9 +53,9 @@ _order_decoder = msgspec.json.Decoder(StartOrder, dec_hook=_show)
 class StartTaskTable:
     """Inserts, updates and finds start tasks; each method is one statement."""
 
-    def __init__(self, db: Database, vault: Vault, announcements: Announcements) -> None:
+    def __init__(self, db: Database, vault: Vault, event_bus: EventBus) -> None:
         self._db = db
-        self._announcements = announcements
+        self._announcements = event_bus
         self._vault = vault
 
     async def insert(self, tx: Transaction, task: StartTask) -> None:
@@ -162,7 +162,7 @@ class StartTaskTable:
         return int(row["n"]) if row else 0
 
     def _announce(self, tx: Transaction, task: StartTask) -> None:
-        news = Announcement(
+        news = Notice(
             subject=Subject.START_TASK,
             user_id=task.user_id,
             id=task.id,

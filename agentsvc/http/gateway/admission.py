@@ -14,7 +14,7 @@ import msgspec
 
 from agentsvc.accounts.keys import KEY_PREFIX, KeyRing, Principal
 from agentsvc.accounts.logins import Logins
-from agentsvc.accounts.open_connections import Admitted
+from agentsvc.accounts.open_connections import OpenConnections
 from agentsvc.base.errors import (
     Conflict,
     Gone,
@@ -49,7 +49,7 @@ class Admission:
         *,
         keyring: KeyRing,
         logins: Logins,
-        admitted: Admitted,
+        admitted: OpenConnections,
         sandboxes: Sandboxes,
         config: GatewayConfig,
     ) -> None:

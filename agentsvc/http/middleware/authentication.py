@@ -9,14 +9,14 @@ from aiohttp import BasicAuth, hdrs, web
 
 from agentsvc.accounts.keys import Principal
 from agentsvc.base.errors import NotAuthenticated
-from agentsvc.conversations.model_tokens import Grant
+from agentsvc.conversations.model_tokens import ModelToken
 from agentsvc.conversations.secret_lookup import ProviderPass
 from agentsvc.http.keys import (
     CONVERSATIONS,
-    GRANT,
-    GRANTS,
     KEYRING,
     LOGINS,
+    MODEL_TOKEN,
+    MODEL_TOKENS,
     PASS,
     PRINCIPAL,
     SANDBOX,
@@ -35,7 +35,7 @@ async def identify(request: web.Request, scope: Scope) -> None:
     elif scope is Scope.PASS:
         request[PASS] = await _identify_pass(request)
     elif scope is Scope.MODEL:
-        request[GRANT] = await _identify_grant(request)
+        request[MODEL_TOKEN] = await _identify_grant(request)
     elif not _shows_key_later(request):
         request[PRINCIPAL] = await _identify_user(request)
 
@@ -71,7 +71,7 @@ async def has_good_key(request: web.Request) -> bool:
             return True
         for identify in (
             app[KEYRING].identify,
-            app[GRANTS].identify,
+            app[MODEL_TOKENS].identify,
             app[CONVERSATIONS].reports.identify_pass,
         ):
             with contextlib.suppress(NotAuthenticated):
@@ -146,10 +146,10 @@ async def _identify_pass(request: web.Request) -> ProviderPass:
     raise NotAuthenticated
 
 
-async def _identify_grant(request: web.Request) -> Grant:
+async def _identify_grant(request: web.Request) -> ModelToken:
     for key in keys_of(request):
         try:
-            return await request.app[GRANTS].identify(key)
+            return await request.app[MODEL_TOKENS].identify(key)
         except NotAuthenticated:
             continue
     raise NotAuthenticated("Invalid model token")

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from agentsvc.accounts.idempotency import Kept, Slot
+from agentsvc.accounts.idempotency import IdempotencySlot, Kept
 from agentsvc.base.errors import AgentsvcError, BadRequest
-from agentsvc.http.keys import PRINCIPAL, REPEATS
+from agentsvc.http.keys import IDEMPOTENCY, PRINCIPAL
 from agentsvc.http.routes import Handler, Route, route_of, takes_repeats
 from agentsvc.http.wire import BODY, ON_STREAMED, read_text
 from agentsvc.storage.database import Transaction
@@ -36,7 +36,7 @@ async def answer_once(request: web.Request, handler: Handler) -> web.StreamRespo
     if HEADER not in request.headers or route is None or not takes_repeats(route):
         return await handler(request)
     slot = await _slot_of(request, route)
-    repeats = request.app[REPEATS]
+    repeats = request.app[IDEMPOTENCY]
     kept = await repeats.find(slot)
     if kept is not None and kept.is_final:
         return _again(kept)
@@ -68,11 +68,11 @@ def to_key(text: str) -> str:
 class _Watch:
     """One request with a key, from its beginning to its answer."""
 
-    def __init__(self, request: web.Request, route: Route, slot: Slot) -> None:
+    def __init__(self, request: web.Request, route: Route, slot: IdempotencySlot) -> None:
         self._request = request
         self._route = route
         self._slot = slot
-        self._repeats = request.app[REPEATS]
+        self._repeats = request.app[IDEMPOTENCY]
         self._stored: Kept | None = None
         self._is_over = False
         if route.is_stream:
@@ -136,14 +136,14 @@ def _body_of(response: web.StreamResponse) -> bytes:
     return body if isinstance(body, bytes) else b""
 
 
-async def _slot_of(request: web.Request, route: Route) -> Slot:
+async def _slot_of(request: web.Request, route: Route) -> IdempotencySlot:
     given = request.headers.getall(HEADER)
     key = to_key(given[0] if len(given) == 1 else "")
     if request.can_read_body:
         request[BODY] = await read_text(request)
     parts = (request.method, request.rel_url.raw_path_qs, request.content_type)
     fingerprint = hashlib.sha256("\n".join(parts).encode() + b"\n" + request.get(BODY, b""))
-    return Slot(
+    return IdempotencySlot(
         user_id=request[PRINCIPAL].user_id,
         operation=f"{route.method} {route.path}",
         key_hash=hashlib.sha256(key.encode()).digest(),

@@ -34,9 +34,9 @@ from agentsvc.base.values import monotonic, new_id, now
 from agentsvc.config.schema import LimitsConfig
 from agentsvc.http.keys import (
     AWAITS_CONTINUE,
-    GRANT,
     IS_FORWARDED,
     MEASURES,
+    MODEL_TOKEN,
     PASS,
     PRINCIPAL,
     REFUSED_FOR,
@@ -60,7 +60,7 @@ from agentsvc.http.middleware.rate_limit import (
 from agentsvc.http.request_problems import name_all_problems
 from agentsvc.http.routes import Handler, Scope, check_scope, is_page, route_of
 from agentsvc.http.server.connections import ask_for_body, count_request, is_last, show_key
-from agentsvc.http.server.delayed_refusal import BENCH, IS_HELD, SELDOM, Bench, Seldom, hold_back
+from agentsvc.http.server.delayed_refusal import BENCH, IS_HELD, SELDOM, CoreRig, Seldom, hold_back
 from agentsvc.http.server.metrics_registry import Measures, Refusal
 from agentsvc.http.urls import address_of, is_from_proxy
 from agentsvc.http.wire import CALLBACK_BODY_BYTES, ON_MORE_BODY, OnMoreBody, error_body
@@ -150,7 +150,7 @@ def install(
     app[ACTIVITY] = Activity()
     app[MEASURES] = Measures()
     app[LIMITS] = Limits(limits)
-    app[BENCH], app[SELDOM] = Bench(most_held), Seldom()
+    app[BENCH], app[SELDOM] = CoreRig(most_held), Seldom()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_REQUEST_SECONDS] = request_seconds
     app[_KNOWN_HOSTS] = hosts
@@ -341,7 +341,7 @@ def _sandbox_of(request: web.Request) -> str:
         return request[SANDBOX].id
     if PASS in request:
         return request[PASS].sandbox_id
-    return request[GRANT].sandbox_id if GRANT in request else ""
+    return request[MODEL_TOKEN].sandbox_id if MODEL_TOKEN in request else ""
 
 
 async def _wait_for(request: web.Request, allowance: Allowance, budget: Budget, count: int) -> None:

@@ -19,7 +19,7 @@ _TOLD_EVERY_SECONDS: Final = 60.0
 _MOST_CALLERS: Final = 1000
 
 
-class Bench:
+class CoreRig:
     """Where those sit who wait to be refused; there are so many places."""
 
     def __init__(self, most: int, *, seconds: float = HOLD_SECONDS) -> None:
@@ -57,7 +57,7 @@ class Seldom:
         return True
 
 
-BENCH: Final[web.AppKey[Bench]] = web.AppKey("bench", Bench)
+BENCH: Final[web.AppKey[CoreRig]] = web.AppKey("bench", CoreRig)
 SELDOM: Final[web.AppKey[Seldom]] = web.AppKey("seldom", Seldom)
 IS_HELD: Final[web.RequestKey[bool]] = web.RequestKey("is_held", bool)
 """Whether the answer to a request is to be kept back."""

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from agentsvc.base.bus import Announcement, Announcements, Overrun, Subject
+from agentsvc.base.bus import EventBus, Notice, Overflow, Subject
 from agentsvc.base.errors import AgentsvcError, BadRequest, NotAuthenticated
 from agentsvc.conversations import Conversations, ConversationView
-from agentsvc.conversations.message_queue import PendingMessages
+from agentsvc.conversations.message_queue import MessageQueue
 from agentsvc.domain.orders import StartStatus
 from agentsvc.http.v0.frames import (
     READY,
@@ -61,10 +61,10 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     """What listeners need of the server."""
 
     conversations: Conversations
-    pending: PendingMessages
+    pending: MessageQueue
     sandboxes: Sandboxes
     transcripts: Transcripts
-    announcements: Announcements
+    event_bus: EventBus
 
 
 class Listener:
@@ -95,7 +95,7 @@ class Listener:
         self._position = 0
         self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._inbox_bytes = 0
-        self._news = services.announcements.subscribe(self._user_id, self._is_wanted)
+        self._news = services.event_bus.subscribe(self._user_id, self._is_wanted)
 
     async def tell(self) -> None:
         """Send what is stored and then what happens, until the listener is closed."""
@@ -162,7 +162,7 @@ class Listener:
 
     # Inside
 
-    def _is_wanted(self, news: Announcement) -> bool:
+    def _is_wanted(self, news: Notice) -> bool:
         if news.subject is Subject.DELTA:
             return False
         return news.subject is Subject.SANDBOX or news.conversation_id == self.conversation_id
@@ -179,7 +179,7 @@ class Listener:
         """Wait until there may be something to tell; say whether anybody still listens."""
         try:
             return bool(await self._news.take())
-        except Overrun:
+        except Overflow:
             return True
 
     async def _replay(self) -> None:

@@ -23,7 +23,7 @@ from socketio.exceptions import ConnectionRefusedError as Refused
 from agentsvc.accounts.audit import AuditLog, of_caller
 from agentsvc.accounts.keys import KeyRing, Principal
 from agentsvc.accounts.logins import Logins
-from agentsvc.accounts.open_connections import Admitted
+from agentsvc.accounts.open_connections import OpenConnections
 from agentsvc.base.errors import (
     AgentsvcError,
     BadRequest,
@@ -36,13 +36,13 @@ from agentsvc.base.supervisor import Supervisor
 from agentsvc.base.values import monotonic
 from agentsvc.conversations import ConversationView
 from agentsvc.http.keys import (
-    ADMITTED,
-    ANNOUNCEMENTS,
     AUDIT,
     CONFIG,
     CONVERSATIONS,
+    EVENT_BUS,
     KEYRING,
     LOGINS,
+    OPEN_CONNECTIONS,
     PENDING,
     REQUEST_ID,
     SANDBOXES,
@@ -116,7 +116,7 @@ class Sockets:
         *,
         keyring: KeyRing,
         logins: Logins,
-        admitted: Admitted,
+        admitted: OpenConnections,
         audit: AuditLog,
         supervisor: Supervisor,
         most_bytes: int,
@@ -443,14 +443,14 @@ def make_sockets(app: web.Application) -> Sockets:
         pending=app[PENDING],
         sandboxes=app[SANDBOXES],
         transcripts=app[TRANSCRIPTS],
-        announcements=app[ANNOUNCEMENTS],
+        event_bus=app[EVENT_BUS],
     )
     sockets = Sockets(
         services,
         app[FOLLOWERS],
         keyring=app[KEYRING],
         logins=app[LOGINS],
-        admitted=app[ADMITTED],
+        admitted=app[OPEN_CONNECTIONS],
         audit=app[AUDIT],
         supervisor=app[SUPERVISOR],
         most_bytes=config.max_body_bytes,

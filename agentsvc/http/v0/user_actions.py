@@ -7,7 +7,7 @@ import msgspec
 from agentsvc.base.errors import BadRequest, InvalidRequest
 from agentsvc.base.validation import convert, in_text
 from agentsvc.base.values import stated
-from agentsvc.conversations.message_queue import PendingMessages
+from agentsvc.conversations.message_queue import MessageQueue
 from agentsvc.conversations.message_queue_table import PendingKind
 from agentsvc.domain.orders import Message
 from agentsvc.http.v0.event_types import AgentState
@@ -107,9 +107,9 @@ def to_user_action(body: ActionBody) -> UserAction:
 
 
 async def perform(
-    pending: PendingMessages, user_id: str, conversation_id: str, action: UserAction
+    pending: MessageQueue, user_id: str, conversation_id: str, action: UserAction
 ) -> None:
-    """Pass on what the user says or asks for; raises as `PendingMessages` does.
+    """Pass on what the user says or asks for; raises as `MessageQueue` does.
 
     What is asked for is in the history before it has an effect, as a message is.
     """

@@ -11,8 +11,8 @@ from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.accounts.users import User, UserPatch
 from agentsvc.base.errors import BadRequest, Conflict, NotFound
 from agentsvc.base.values import stored_or_none, to_stored
-from agentsvc.conversations.user_deletion import Departure
-from agentsvc.http.keys import ADMITTED, DEPARTURES, KEYRING, USERS
+from agentsvc.conversations.user_deletion import PendingUserDeletion
+from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, USER_DELETIONS, USERS
 from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.v1.api_keys import (
     KeyInfo,
@@ -151,7 +151,7 @@ async def patch_user(request: web.Request) -> web.Response:
     change = await read_json(request, _CHANGE)
     patch = UserPatch(name=change.name, role=change.role, is_blocked=change.is_blocked)
     user = await request.app[USERS].change(_user_id(request), patch)
-    await request.app[ADMITTED].look()
+    await request.app[OPEN_CONNECTIONS].look()
     return json_response(_from_user(user))
 
 
@@ -162,8 +162,10 @@ async def delete_user(request: web.Request) -> web.Response:
     (409) unless `with_owned` says that they go. It cannot be undone.
     """
     query = read_query(request, DeletionQuery)
-    departure = await request.app[DEPARTURES].let_go(_user_id(request), with_owned=query.with_owned)
-    await request.app[ADMITTED].look()
+    departure = await request.app[USER_DELETIONS].let_go(
+        _user_id(request), with_owned=query.with_owned
+    )
+    await request.app[OPEN_CONNECTIONS].look()
     return json_response(_from_departure(departure))
 
 
@@ -194,7 +196,7 @@ async def delete_key(request: web.Request) -> web.Response:
     """
     key_id = key_id_of(path_text(request, "key_id"))
     await request.app[KEYRING].revoke_key(key_id, user_id=_user_id(request))
-    await request.app[ADMITTED].look()
+    await request.app[OPEN_CONNECTIONS].look()
     return json_response(SUCCESS)
 
 
@@ -213,7 +215,7 @@ def _from_user(user: User) -> UserInfo:
     )
 
 
-def _from_departure(departure: Departure) -> UserDeletion:
+def _from_departure(departure: PendingUserDeletion) -> UserDeletion:
     return UserDeletion(
         id=departure.user.id,
         name=departure.user.name,

@@ -18,7 +18,7 @@ from agentsvc.base.values import (
     stored_or_none,
     to_stored,
 )
-from agentsvc.http.keys import ADMITTED, KEYRING, PRINCIPAL
+from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.wire import Time, json_response, path_text, read_json
 
@@ -159,7 +159,7 @@ async def delete_key(request: web.Request) -> web.Response:
         await request.app[KEYRING].revoke_key(key_id, user_id=request[PRINCIPAL].user_id)
     except NotFound as exc:
         raise NotFound("API key not found") from exc
-    await request.app[ADMITTED].look()
+    await request.app[OPEN_CONNECTIONS].look()
     return json_response(Message(message="API key deleted successfully"))
 
 

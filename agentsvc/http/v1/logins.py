@@ -15,7 +15,7 @@ from agentsvc.base.errors import (
     TooManyRequests,
 )
 from agentsvc.base.values import Secret, SentSecret, ShownSecret, stated, to_stored
-from agentsvc.http.keys import ADMITTED, CONFIG, LOGINS, PRINCIPAL
+from agentsvc.http.keys import CONFIG, LOGINS, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.urls import address_of, origin_of
@@ -135,7 +135,7 @@ async def delete_login(request: web.Request) -> web.Response:
     It opens nothing from now on; its streams end.
     """
     await request.app[LOGINS].end(request[PRINCIPAL].user_id, path_text(request, "login_id"))
-    await request.app[ADMITTED].look()
+    await request.app[OPEN_CONNECTIONS].look()
     return json_response(SUCCESS)
 
 
@@ -148,7 +148,7 @@ async def delete_current_login(request: web.Request) -> web.Response:
     caller = request[PRINCIPAL]
     if caller.login_id is not None:
         await request.app[LOGINS].end(caller.user_id, caller.login_id)
-        await request.app[ADMITTED].look()
+        await request.app[OPEN_CONNECTIONS].look()
     response = json_response(SUCCESS)
     response.headers.add(hdrs.SET_COOKIE, expired_cookie(origin_of(request)))
     return response

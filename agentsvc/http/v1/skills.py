@@ -8,7 +8,7 @@ from aiohttp import web
 from agentsvc.base.errors import AgentRefused, AgentUnavailable
 from agentsvc.base.values import decode_cursor
 from agentsvc.conversations.live_settings import UserSkill
-from agentsvc.http.keys import PRINCIPAL, SURROUNDINGS
+from agentsvc.http.keys import LIVE_SETTINGS, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, Example, Route, Scope
 from agentsvc.http.wire import (
     SUCCESS,
@@ -54,7 +54,7 @@ async def search_skills(request: web.Request) -> web.Response:
     runs.
     """
     query = read_query(request, PageQuery)
-    skills = await request.app[SURROUNDINGS].user_skills(request[PRINCIPAL].user_id)
+    skills = await request.app[LIVE_SETTINGS].user_skills(request[PRINCIPAL].user_id)
     return json_response(_page(skills, query))
 
 
@@ -67,7 +67,7 @@ async def post_switch_profile(request: web.Request) -> web.Response:
     conversation_id = path_id(request, "conversation_id")
     name = (await read_json(request, _SWITCH)).profile_name
     user_id = request[PRINCIPAL].user_id
-    await request.app[SURROUNDINGS].switch_profile(user_id, conversation_id, name)
+    await request.app[LIVE_SETTINGS].switch_profile(user_id, conversation_id, name)
     return json_response(SUCCESS)
 
 

@@ -21,7 +21,7 @@ from agentsvc.domain.orders import WhenFull
 from agentsvc.sandboxes.admission import capacity
 from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room
 from agentsvc.sandboxes.admission.table import UseTable
-from agentsvc.sandboxes.change_listeners import Changes
+from agentsvc.sandboxes.change_listeners import ChangeListeners
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.table import SandboxTable
@@ -34,7 +34,7 @@ _TASK: Final = "room for sandboxes"
 type LetIn = Callable[[Transaction, str], Awaitable[None]]
 
 
-class Gate:
+class AdmissionQueue:
     """Knows the limits, and who waits."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Gate:
         db: Database,
         table: SandboxTable,
         uses: UseTable,
-        changes: Changes,
+        changes: ChangeListeners,
         supervisor: Supervisor,
         config: SandboxesConfig,
         rooms: Mapping[str, RoomConfig],

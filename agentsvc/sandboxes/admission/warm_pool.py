@@ -25,9 +25,13 @@ from agentsvc.config.sandboxes import SandboxesConfig
 from agentsvc.plugin.backend import Endpoint, Handle, IdleRules, Network, Phase, Report, Spec
 from agentsvc.sandboxes.admission.capacity import Held, Load
 from agentsvc.sandboxes.admission.placement import checked
-from agentsvc.sandboxes.admission.warm_pool_table import Spare, SpareState, SpareTable
+from agentsvc.sandboxes.admission.warm_pool_table import (
+    WarmPoolTable,
+    WarmSandbox,
+    WarmSandboxState,
+)
 from agentsvc.sandboxes.backend_calls import BackendCalls, find_handle
-from agentsvc.sandboxes.identity import Confirmer
+from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.orders import CallbackRules, make_dormant_order, make_identity
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.state import AGENT_PORT, Sandbox
@@ -55,7 +59,7 @@ class _Failures(msgspec.Struct, frozen=True, kw_only=True):
     until: float = 0.0
 
 
-class Spares:
+class WarmPool:
     """Makes them, keeps them fresh, and gives them away."""
 
     def __init__(
@@ -65,7 +69,7 @@ class Spares:
         vault: Vault,
         registry: BackendRegistry,
         calls: BackendCalls,
-        confirmer: Confirmer,
+        confirmer: IdentityVerifier,
         agents: AgentClient,
         supervisor: Supervisor,
         config: SandboxesConfig,
@@ -73,7 +77,7 @@ class Spares:
         fits: Callable[[Transaction, Held], Awaitable[bool]],
     ) -> None:
         self._db = db
-        self.table = SpareTable(db, vault)
+        self.table = WarmPoolTable(db, vault)
         self._registry = registry
         self._calls = calls
         self._confirmer = confirmer
@@ -91,27 +95,27 @@ class Spares:
 
     # Giving away
 
-    async def claim(self, tx: Transaction, spec: Spec, backend: str) -> Spare | None:
+    async def claim(self, tx: Transaction, spec: Spec, backend: str) -> WarmSandbox | None:
         """Give one away that is as a spec wants it, in the caller's transaction, or None."""
         if not self._are_wanted():
             return None
         wanted = core_of(spec)
         for spare in await self.table.unclaimed(tx):
             if (
-                spare.state is SpareState.READY
+                spare.state is WarmSandboxState.READY
                 and spare.backend == backend
                 and core_of(spare.spec) == wanted
                 and spare.made_of == self._made_of(spare.spec, backend)
                 and not self._registry.get(backend).why_no_pool(spec)
             ):
-                await self.table.set_state(tx, spare.id, SpareState.CLAIMED)
+                await self.table.set_state(tx, spare.id, WarmSandboxState.CLAIMED)
                 tx.after_commit(self.look_soon)
                 return spare
         return None
 
-    async def give_back(self, tx: Transaction, spare: Spare) -> None:
+    async def give_back(self, tx: Transaction, spare: WarmSandbox) -> None:
         """Take one back that was claimed in the same transaction."""
-        await self.table.set_state(tx, spare.id, SpareState.READY)
+        await self.table.set_state(tx, spare.id, WarmSandboxState.READY)
 
     async def make_room(self, tx: Transaction) -> int:
         """Let all go, since somebody has no room, and return how many there were."""
@@ -147,14 +151,16 @@ class Spares:
             return msgspec.structs.replace(report, phase=Phase.FAILED, reason=reason)
         except AgentsvcError as exc:
             return _not_yet(report, exc.message)
-        if spare.state is not SpareState.TOLD:
-            await self._db.write(lambda tx: self.table.set_state(tx, spare.id, SpareState.TOLD))
+        if spare.state is not WarmSandboxState.TOLD:
+            await self._db.write(
+                lambda tx: self.table.set_state(tx, spare.id, WarmSandboxState.TOLD)
+            )
         return report
 
     async def is_untold(self, sandbox_id: str) -> bool:
         """Say whether somebody has one whose agent server was not told so."""
         spare = await self.table.find(sandbox_id)
-        return spare is not None and spare.state is SpareState.CLAIMED
+        return spare is not None and spare.state is WarmSandboxState.CLAIMED
 
     # Making, looking, removing
 
@@ -230,14 +236,14 @@ class Spares:
             return
         spare_id = new_id()
 
-        async def insert(tx: Transaction) -> Spare | None:
+        async def insert(tx: Transaction) -> WarmSandbox | None:
             there = [one for one in await self.table.unclaimed(tx) if one.spec.id == spec.id]
-            making = sum(one.state is SpareState.MAKING for one in there)
-            if sum(one.state is not SpareState.LEAVING for one in there) >= spec.pool:
+            making = sum(one.state is WarmSandboxState.MAKING for one in there)
+            if sum(one.state is not WarmSandboxState.LEAVING for one in there) >= spec.pool:
                 return None
-            spare = Spare(
+            spare = WarmSandbox(
                 id=spare_id,
-                state=SpareState.MAKING,
+                state=WarmSandboxState.MAKING,
                 spec=spec,
                 backend=spec.backend,
                 made_of=self._made_of(spec, spec.backend),
@@ -255,13 +261,15 @@ class Spares:
         if spare is not None:
             await self._look_at(spare, {spec.id: spec}, [spare])
 
-    async def _look_at(self, spare: Spare, wanted: dict[str, Spec], alike: Sequence[Spare]) -> None:
+    async def _look_at(
+        self, spare: WarmSandbox, wanted: dict[str, Spec], alike: Sequence[WarmSandbox]
+    ) -> None:
         try:
-            if spare.state is not SpareState.LEAVING and self._is_stale(spare, wanted, alike):
+            if spare.state is not WarmSandboxState.LEAVING and self._is_stale(spare, wanted, alike):
                 if not await self._db.write(lambda tx: self.table.let_go(tx, spare.id)):
                     return
-                spare = msgspec.structs.replace(spare, state=SpareState.LEAVING)
-            if spare.state is SpareState.LEAVING:
+                spare = msgspec.structs.replace(spare, state=WarmSandboxState.LEAVING)
+            if spare.state is WarmSandboxState.LEAVING:
                 await self._remove(spare)
             else:
                 await self._see_to(spare)
@@ -269,28 +277,32 @@ class Spares:
             # What cannot be reached now is looked at again.
             extra = {"sandbox_id": spare.id, "reason": f"{exc.message} {exc.detail}".strip()}
             log.info("spare sandbox cannot be looked at", extra=extra)
-            if not exc.retryable or (spare.state is SpareState.MAKING and self._is_late(spare)):
+            if not exc.retryable or (
+                spare.state is WarmSandboxState.MAKING and self._is_late(spare)
+            ):
                 await self._give_up(spare, exc.message)
 
-    def _is_stale(self, spare: Spare, wanted: dict[str, Spec], alike: Sequence[Spare]) -> bool:
+    def _is_stale(
+        self, spare: WarmSandbox, wanted: dict[str, Spec], alike: Sequence[WarmSandbox]
+    ) -> bool:
         spec = wanted.get(spare.spec.id)
         if spec is None or self._made_of(spec, spec.backend) != spare.made_of:
             return True
         oldest = timedelta(seconds=self._config.pool_age_seconds)
-        if spare.state is SpareState.READY and now() - spare.created_at > oldest:
+        if spare.state is WarmSandboxState.READY and now() - spare.created_at > oldest:
             return True
         return alike.index(spare) >= spec.pool
 
-    def _is_late(self, spare: Spare) -> bool:
+    def _is_late(self, spare: WarmSandbox) -> bool:
         return now() - spare.created_at > timedelta(seconds=self._config.start_seconds)
 
-    async def _see_to(self, spare: Spare) -> None:
+    async def _see_to(self, spare: WarmSandbox) -> None:
         """Make one go on being made, or see now and then whether it is still good."""
         if self._seen.get(spare.id, -math.inf) > monotonic() - self._config.sweep_seconds:
             return
         async with self._calls.to(spare.backend) as backend:
             handle = spare.handle
-            if spare.state is SpareState.MAKING:
+            if spare.state is WarmSandboxState.MAKING:
                 url = backend.inside_url(self._callbacks.internal_url)
                 rules = msgspec.structs.replace(self._callbacks, internal_url=url)
                 order = make_dormant_order(spare.id, spare.spec, spare.key, rules)
@@ -306,8 +318,8 @@ class Spares:
         elif report.phase is not Phase.STARTING or self._is_late(spare):
             await self._give_up(spare, report.reason or str(report.phase))
 
-    async def _take_in(self, spare: Spare, handle: Handle | None, report: Report) -> None:
-        if spare.state is SpareState.READY:
+    async def _take_in(self, spare: WarmSandbox, handle: Handle | None, report: Report) -> None:
+        if spare.state is WarmSandboxState.READY:
             self._seen[spare.id] = monotonic()
             return
         end = _agent_of(report)
@@ -324,7 +336,7 @@ class Spares:
         log.info("spare sandbox ready", extra={"sandbox_id": spare.id, "spec": spare.spec.id})
         self.look_soon()
 
-    async def _give_up(self, spare: Spare, reason: str) -> None:
+    async def _give_up(self, spare: WarmSandbox, reason: str) -> None:
         count = self._failures.get(spare.spec.id, _Failures()).count + 1
         pause = min(_FIRST_PAUSE_SECONDS * 2 ** min(count, 20), _LAST_PAUSE_SECONDS)
         self._failures[spare.spec.id] = _Failures(count=count, until=monotonic() + pause)
@@ -332,7 +344,7 @@ class Spares:
         log.warning("spare sandbox given up", extra=extra)
         await self._db.write(lambda tx: self.table.let_go(tx, spare.id))
 
-    async def _remove(self, spare: Spare) -> None:
+    async def _remove(self, spare: WarmSandbox) -> None:
         try:
             async with self._calls.to(spare.backend) as backend:
                 handle = spare.handle or await find_handle(backend, spare.id)
@@ -357,7 +369,7 @@ def core_of(spec: Spec) -> Spec:
     )
 
 
-def _held(spare: Spare) -> Held:
+def _held(spare: WarmSandbox) -> Held:
     memory = spare.spec.limits.memory_bytes or 0
     load = Load(sandboxes=1, memory_bytes=memory)
     return Held(id=spare.id, user_id="", backend=spare.backend, load=load, since=spare.created_at)
@@ -370,8 +382,8 @@ def _versions() -> list[str]:
     return found
 
 
-def _is_like(one: Spare, other: Spare) -> bool:
-    return one.spec.id == other.spec.id and one.state is not SpareState.LEAVING
+def _is_like(one: WarmSandbox, other: WarmSandbox) -> bool:
+    return one.spec.id == other.spec.id and one.state is not WarmSandboxState.LEAVING
 
 
 def _not_yet(report: Report, reason: str) -> Report:

@@ -21,7 +21,7 @@ _SELECT: Final = """SELECT id, state, spec, backend, made_of, key_sealed, handle
     FROM spares"""
 
 
-class SpareState(StrEnum):
+class WarmSandboxState(StrEnum):
     """What is known of a sandbox that was started for nobody yet."""
 
     MAKING = "making"
@@ -33,11 +33,11 @@ class SpareState(StrEnum):
     TOLD = "told"
 
 
-class Spare(msgspec.Struct, frozen=True, kw_only=True):
+class WarmSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A sandbox whose agent server waits to be told for whom it is."""
 
     id: str
-    state: SpareState
+    state: WarmSandboxState
     spec: Spec
     backend: str
     made_of: str
@@ -49,14 +49,14 @@ class Spare(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
-class SpareTable:
+class WarmPoolTable:
     """Inserts, updates and finds rows; each method is one statement."""
 
     def __init__(self, db: Database, vault: Vault) -> None:
         self._db = db
         self._vault = vault
 
-    async def insert(self, tx: Transaction, spare: Spare) -> None:
+    async def insert(self, tx: Transaction, spare: WarmSandbox) -> None:
         """Insert a new one, before there is anything of it."""
         await tx.run(
             "INSERT INTO spares (id, state, spec, backend, made_of, key_sealed, endpoints,"
@@ -82,7 +82,7 @@ class SpareTable:
             {"id": spare_id, "endpoints": _encode(endpoints)},
         )
 
-    async def set_state(self, tx: Transaction, spare_id: str, state: SpareState) -> None:
+    async def set_state(self, tx: Transaction, spare_id: str, state: WarmSandboxState) -> None:
         """Store what is known of one."""
         await tx.run(
             "UPDATE spares SET state = :state WHERE id = :id", {"id": spare_id, "state": state}
@@ -114,7 +114,7 @@ class SpareTable:
             {"id": spare_id},
         )
 
-    async def unclaimed(self, reader: Queryable | None = None) -> list[Spare]:
+    async def unclaimed(self, reader: Queryable | None = None) -> list[WarmSandbox]:
         """Return those that nobody has, the oldest first."""
         rows = await (reader or self._db).all(
             _SELECT + " WHERE state IN ('making', 'ready', 'leaving') ORDER BY created_at, id"
@@ -129,12 +129,12 @@ class SpareTable:
         )
         return {row["id"] for row in rows}
 
-    async def find(self, spare_id: str) -> Spare | None:
+    async def find(self, spare_id: str) -> WarmSandbox | None:
         """Return one, whoever has it."""
         row = await self._db.one(_SELECT + " WHERE id = :id", {"id": spare_id})
         return self._from_row(row) if row else None
 
-    def _to_row(self, spare: Spare) -> Mapping[str, Any]:
+    def _to_row(self, spare: WarmSandbox) -> Mapping[str, Any]:
         return {
             "id": spare.id,
             "state": spare.state,
@@ -146,11 +146,11 @@ class SpareTable:
             "created_at": to_stored(spare.created_at),
         }
 
-    def _from_row(self, row: Row) -> Spare:
+    def _from_row(self, row: Row) -> WarmSandbox:
         key = self._vault.unseal(row["key_sealed"], _context(row["id"]))
-        return Spare(
+        return WarmSandbox(
             id=row["id"],
-            state=SpareState(row["state"]),
+            state=WarmSandboxState(row["state"]),
             spec=_spec.decode(row["spec"]),
             backend=row["backend"],
             made_of=row["made_of"],

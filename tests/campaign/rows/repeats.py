@@ -21,7 +21,7 @@ from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.server import Server, serving
 from tests.service import Answer
 
-REPEATS: Final = 10_000
+IDEMPOTENCY: Final = 10_000
 KEPT: Final = timedelta(hours=24)
 _AT_ONCE: Final = 4
 _OF_EACH: Final = 3
@@ -197,7 +197,7 @@ class Clients:
 
 
 async def run(ground: Ground) -> Outcome:
-    wanted = ground.count(REPEATS, least=100)
+    wanted = ground.count(IDEMPOTENCY, least=100)
     doubled: list[str] = []
     config = {"sandboxes": {"max_running": 200}}
     laps = kills = 0

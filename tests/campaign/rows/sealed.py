@@ -12,7 +12,7 @@ from typing import Final
 
 from agentsvc.base.errors import AgentsvcError
 from agentsvc.base.values import monotonic, new_key
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.settings.secret_store import SecretStore
 from agentsvc.storage.installation import Installation
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
@@ -68,14 +68,14 @@ async def run(ground: Ground) -> Outcome:
     )
 
 
-async def _rotate(places: DataDir) -> list[str]:
+async def _rotate(places: DataDirectory) -> list[str]:
     """Rotate the master key, and return what went wrong."""
     done = await asyncio.to_thread(command, "keys", "rotate-master", "--data-dir", str(places.path))
     return [done.stderr] if done.returncode else []
 
 
 async def _break_off(
-    ground: Ground, places: DataDir, whole_seconds: float, *, is_late: bool
+    ground: Ground, places: DataDirectory, whole_seconds: float, *, is_late: bool
 ) -> None:
     """Kill a rotation: once it has made its key and a moment more, or at any time."""
     program = (sys.executable, "-m", "agentsvc", "keys", "rotate-master")
@@ -94,7 +94,7 @@ async def _break_off(
     await asyncio.to_thread(process.wait, PATIENCE)
 
 
-async def _read(places: DataDir, user_id: str, secrets: dict[str, str]) -> list[str]:
+async def _read(places: DataDirectory, user_id: str, secrets: dict[str, str]) -> list[str]:
     """Return which secrets cannot be read, or are not what they were."""
     installation = await Installation.open(places)
     try:
@@ -108,9 +108,9 @@ async def _read(places: DataDir, user_id: str, secrets: dict[str, str]) -> list[
     return [name for name, value in secrets.items() if there.get(name) != value]
 
 
-async def _move(places: DataDir, directory: Path, user_id: str) -> list[str]:
+async def _move(places: DataDirectory, directory: Path, user_id: str) -> list[str]:
     """Copy one row's sealed value to another; it must not open there."""
-    copy = DataDir(path=directory / "data")
+    copy = DataDirectory(path=directory / "data")
     await asyncio.to_thread(shutil.copytree, places.path, copy.path)
     with contextlib.closing(sqlite3.connect(copy.database)) as db:
         db.execute(

@@ -13,7 +13,7 @@ from agentsvc.accounts.device_logins import (
     DeviceLogins,
     Login,
 )
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database import Database
 from tests.service import Answer, Client, Service
 
@@ -41,7 +41,7 @@ async def ask(program: Client, device_code: str) -> Answer:
 
 
 async def expired_login(service: Service) -> Login:
-    database = await Database.open(DataDir(path=service.data_dir).database)
+    database = await Database.open(DataDirectory(path=service.data_dir).database)
     try:
         return await DeviceLogins(database, lifetime=timedelta(0)).begin()
     finally:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from agentsvc.accounts.keys import Role
-from agentsvc.base.bus import Announcement, Subject
+from agentsvc.base.bus import Notice, Subject
 from agentsvc.conversations.streams import Mark
-from agentsvc.http.keys import ANNOUNCEMENTS, STREAMS
+from agentsvc.http.keys import EVENT_BUS, STREAMS
 from tests.http.v1.streaming import feeder
 from tests.service import Client, Service
 from tests.streams import CHANGES, Stream, Told, open_lines, open_socket
@@ -82,14 +82,12 @@ async def test_a_reader_that_missed_too_much_has_to_begin_anew(
 ) -> None:
     feed = await feeder(client, service)
     user = (await client.get("/api/v1/users/me")).json()["id"]
-    streams, announcements = service.app[STREAMS], service.app[ANNOUNCEMENTS]
+    streams, event_bus = service.app[STREAMS], service.app[EVENT_BUS]
     stream = streams.of_user(user).read()
     assert await anext(stream) is Mark.READY
     for number in range(2000):
-        announcements.announce(
-            Announcement(
-                subject=Subject.SANDBOX, user_id=user, id=f"{feed.conversation_id}{number}"
-            )
+        event_bus.announce(
+            Notice(subject=Subject.SANDBOX, user_id=user, id=f"{feed.conversation_id}{number}")
         )
     assert await anext(stream) is Mark.RESYNC
     assert [one async for one in stream] == []

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from agentsvc.accounts.keys import Role
-from agentsvc.base.bus import Announcements
+from agentsvc.base.bus import EventBus
 from agentsvc.base.errors import Conflict
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.http.keys import DATABASE, EVENTS, KEYRING
 from agentsvc.sandboxes.plugin_loader import PluginHost
@@ -182,8 +182,8 @@ async def test_what_is_stored_while_nobody_delivers_is_delivered_by_the_next_sta
 ) -> None:
     made = await subscribe(client, receiver.url, event_kinds=["MessageEvent"])
     await service.stop()
-    installation = await Installation.open(DataDir(path=service.data_dir))
-    log = EventLog(installation.database, Announcements(), store_deltas=False)
+    installation = await Installation.open(DataDirectory(path=service.data_dir))
+    log = EventLog(installation.database, EventBus(), store_deltas=False)
     told = [msgspec.json.encode(one) for one in events(2)]
     conversation_id = feed.conversation_id.replace("-", "")
     try:
@@ -231,7 +231,7 @@ async def test_a_webhook_made_by_another_process_is_noticed(
 ) -> None:
     user_id = await service.app[KEYRING].find_user("admin")
     assert user_id is not None
-    installation = await Installation.open(DataDir(path=service.data_dir))
+    installation = await Installation.open(DataDirectory(path=service.data_dir))
     try:
         webhooks = Webhooks(installation.database, installation.vault, CONFIG)
         draft = SubscriptionDraft(url=receiver.url, event_kinds=("MessageEvent",))

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from agentsvc.base.values import new_key
-from agentsvc.config.data_directory import DataDir
+from agentsvc.config.data_directory import DataDirectory
 from agentsvc.testing.llm import ScriptedModel
 from tests.live import engines
 from tests.live.client import LiveClient
@@ -106,7 +106,7 @@ def installation_of(cluster: Cluster) -> str:
     """Return what the server's sandboxes are labelled with, which is in its claim."""
     path = f"/api/v1/namespaces/{SERVER}/persistentvolumeclaims/data"
     uid = cluster.admin.get(path)["metadata"]["uid"]
-    data = DataDir(path=cluster.plan.volumes / f"claim-{uid}/agentsvc")
+    data = DataDirectory(path=cluster.plan.volumes / f"claim-{uid}/agentsvc")
     return data.instance_id.read_text().strip()
 
 
