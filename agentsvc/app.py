@@ -15,32 +15,34 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from agentsvc.accounts.audit import AuditLog
-from agentsvc.accounts.device_logins import DeviceLogins
-from agentsvc.accounts.idempotency import IdempotencyStore
-from agentsvc.accounts.keys import KeyRing
-from agentsvc.accounts.logins import Logins
-from agentsvc.accounts.open_connections import LOOK_SECONDS, OpenConnections
-from agentsvc.accounts.quotas import QuotaStore
-from agentsvc.accounts.users import Users
-from agentsvc.agentserver.client import AgentClient
-from agentsvc.base.bus import EventBus, Notice, Subject
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.config.sandboxes import OnShutdown
-from agentsvc.config.schema import TRACE_PLUGINS_VARIABLE, Config
-from agentsvc.conversations import Conversations
-from agentsvc.conversations.archives import Archives
-from agentsvc.conversations.event_log import EventLog
-from agentsvc.conversations.export import Exports
-from agentsvc.conversations.files import ConversationFiles
-from agentsvc.conversations.live_settings import LiveSettings
-from agentsvc.conversations.message_queue import MessageQueue
-from agentsvc.conversations.model_tokens import ModelTokens
-from agentsvc.conversations.replays import Replays
-from agentsvc.conversations.retention import keep_to_age
-from agentsvc.conversations.streams import Streams
-from agentsvc.conversations.user_deletion import UserDeletions
+from agentsvc.accounts import (
+    LOOK_SECONDS,
+    AuditLog,
+    DeviceLogins,
+    IdempotencyStore,
+    KeyRing,
+    Logins,
+    OpenConnections,
+    QuotaStore,
+    Users,
+)
+from agentsvc.agentserver import AgentClient
+from agentsvc.base import EventBus, Notice, Subject, Supervisor
+from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config, DataDirectory, OnShutdown
+from agentsvc.conversations import (
+    Archives,
+    ConversationFiles,
+    Conversations,
+    EventLog,
+    Exports,
+    LiveSettings,
+    MessageQueue,
+    ModelTokens,
+    Replays,
+    Streams,
+    UserDeletions,
+    keep_to_age,
+)
 from agentsvc.extension.publishing import publish_to
 from agentsvc.extension.server import (
     Extension,
@@ -51,11 +53,7 @@ from agentsvc.extension.server import (
 )
 from agentsvc.extension.tables import migrate
 from agentsvc.git import GitProviders
-from agentsvc.http import gateway, metrics, v0, v1
-from agentsvc.http import health as ops
-from agentsvc.http import model_proxy as llm
-from agentsvc.http.gateway.admission import Admission
-from agentsvc.http.keys import (
+from agentsvc.http import (
     ARCHIVES,
     AUDIT,
     BACKENDS,
@@ -64,6 +62,7 @@ from agentsvc.http.keys import (
     CONVERSATIONS,
     DATABASE,
     DEVICES,
+    DOORSTEP,
     EVENT_BUS,
     EVENTS,
     EXPORTS,
@@ -71,6 +70,7 @@ from agentsvc.http.keys import (
     GIT_PROVIDERS,
     IDEMPOTENCY,
     KEYRING,
+    LIVE,
     LIVE_SETTINGS,
     LOGINS,
     MODEL_TOKENS,
@@ -84,32 +84,46 @@ from agentsvc.http.keys import (
     SETTINGS,
     STREAMS,
     SUPERVISOR,
+    TRUSTED,
     USER_DELETIONS,
     USERS,
+    Admission,
+    Doorstep,
+    LiveAnswers,
+    Route,
+    gateway,
+    install,
+    known_hosts,
+    metrics,
+    mount,
+    mount_console,
+    mount_guide,
+    mounted,
+    prefix_of,
+    to_networks,
+    v0,
+    v1,
 )
-from agentsvc.http.middleware.host_names import known_hosts
-from agentsvc.http.middleware.pipeline import install
-from agentsvc.http.middleware.websocket_auth import DOORSTEP, Doorstep
+from agentsvc.http import health as ops
+from agentsvc.http import model_proxy as llm
 from agentsvc.http.openapi import handlers as description
-from agentsvc.http.routes import Route, mount, mounted
-from agentsvc.http.streaming import LIVE, LiveAnswers
-from agentsvc.http.urls import TRUSTED, prefix_of, to_networks
-from agentsvc.http.web.guide import mount_guide
-from agentsvc.http.web.handlers import mount_console
-from agentsvc.models.catalogue import Catalogue
-from agentsvc.models.proxy import ModelProxy
-from agentsvc.sandboxes import Sandbox, Sandboxes, Target
-from agentsvc.sandboxes.admission.warm_pool import SPARES_SECONDS
-from agentsvc.sandboxes.idle_culler import IdleCuller
-from agentsvc.sandboxes.isolation import check_isolation
-from agentsvc.sandboxes.orders import CallbackRules
-from agentsvc.sandboxes.owners import Owners
-from agentsvc.sandboxes.plugin_loader import Notifier, PluginHost
-from agentsvc.sandboxes.registry import BackendRegistry, kinds_of
-from agentsvc.settings.secret_store import SecretStore
-from agentsvc.settings.store import SettingsStore
-from agentsvc.storage.installation import Installation
-from agentsvc.storage.vault import Vault
+from agentsvc.models import Catalogue, ModelProxy
+from agentsvc.sandboxes import (
+    SPARES_SECONDS,
+    BackendRegistry,
+    CallbackRules,
+    IdleCuller,
+    Notifier,
+    Owners,
+    PluginHost,
+    Sandbox,
+    Sandboxes,
+    Target,
+    check_isolation,
+    kinds_of,
+)
+from agentsvc.settings import SecretStore, SettingsStore
+from agentsvc.storage import Installation, Vault
 
 log = logging.getLogger(__name__)
 

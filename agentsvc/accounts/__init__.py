@@ -1,1 +1,74 @@
 """Users, API keys, logins, quotas and the audit log."""
+
+from agentsvc.accounts.audit import (
+    COMMAND_LINE,
+    AuditLog,
+    Entry,
+    EntryQuery,
+    note_command,
+    of_caller,
+)
+from agentsvc.accounts.device_logins import Claim, ClaimState, DeviceLogins, Login
+from agentsvc.accounts.idempotency import IdempotencySlot, IdempotencyStore, Kept
+from agentsvc.accounts.keys import (
+    KEY_PREFIX,
+    SHORTEST_KEY,
+    ApiKey,
+    KeyRing,
+    KeyScope,
+    Principal,
+    Role,
+    UserTable,
+)
+from agentsvc.accounts.logins import LINK_LIFETIME, Logins, LoginToken, join_parts
+from agentsvc.accounts.open_connections import LOOK_SECONDS, OpenConnections
+from agentsvc.accounts.quotas import (
+    Quotas,
+    QuotaStore,
+    Used,
+    check_running,
+    check_spend,
+    find_running,
+)
+from agentsvc.accounts.users import User, UserPatch, Users, change_user, get_user
+
+__all__ = [
+    "COMMAND_LINE",
+    "KEY_PREFIX",
+    "LINK_LIFETIME",
+    "LOOK_SECONDS",
+    "SHORTEST_KEY",
+    "ApiKey",
+    "AuditLog",
+    "Claim",
+    "ClaimState",
+    "DeviceLogins",
+    "Entry",
+    "EntryQuery",
+    "IdempotencySlot",
+    "IdempotencyStore",
+    "Kept",
+    "KeyRing",
+    "KeyScope",
+    "Login",
+    "LoginToken",
+    "Logins",
+    "OpenConnections",
+    "Principal",
+    "QuotaStore",
+    "Quotas",
+    "Role",
+    "Used",
+    "User",
+    "UserPatch",
+    "UserTable",
+    "Users",
+    "change_user",
+    "check_running",
+    "check_spend",
+    "find_running",
+    "get_user",
+    "join_parts",
+    "note_command",
+    "of_caller",
+]

@@ -12,10 +12,8 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts.keys import Principal
-from agentsvc.base import values
-from agentsvc.base.errors import CapacityExceeded
-from agentsvc.base.values import MAX_INT, decode_cursor, encode_cursor
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
+from agentsvc.base import MAX_INT, CapacityExceeded, decode_cursor, encode_cursor, values
+from agentsvc.storage import Database, Queryable, Row, Transaction
 
 log = logging.getLogger(__name__)
 

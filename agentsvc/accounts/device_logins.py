@@ -13,10 +13,8 @@ from typing import Final
 from msgspec import Struct
 
 from agentsvc.accounts.keys import KEY_PREFIX, insert_key
-from agentsvc.base import values
-from agentsvc.base.errors import NotFound, TooManyRequests
-from agentsvc.base.values import Secret
-from agentsvc.storage.database import Database, Queryable, Reader, Row, Transaction
+from agentsvc.base import NotFound, Secret, TooManyRequests, values
+from agentsvc.storage import Database, Queryable, Reader, Row, Transaction
 
 LIFETIME: Final = timedelta(minutes=10)
 INTERVAL_SECONDS: Final = 5

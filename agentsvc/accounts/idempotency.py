@@ -11,11 +11,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import values
-from agentsvc.base.errors import Conflict, IdempotencyKeyReused, RequestInProgress, TooManyRequests
-from agentsvc.config.schema import IdempotencyConfig
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
-from agentsvc.storage.vault import Vault
+from agentsvc.base import Conflict, IdempotencyKeyReused, RequestInProgress, TooManyRequests, values
+from agentsvc.config import IdempotencyConfig
+from agentsvc.storage import Database, Queryable, Row, Transaction, Vault
 
 LARGEST_ANSWER_BYTES: Final = 1024 * 1024
 """What is larger is not kept; then a repeat is told no more than that it was done."""

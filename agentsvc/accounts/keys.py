@@ -14,11 +14,16 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import values
-from agentsvc.base.errors import BadRequest, CapacityExceeded, Conflict, NotAuthenticated, NotFound
-from agentsvc.base.values import Secret
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
-from agentsvc.storage.request_effects import note_effect
+from agentsvc.base import (
+    BadRequest,
+    CapacityExceeded,
+    Conflict,
+    NotAuthenticated,
+    NotFound,
+    Secret,
+    values,
+)
+from agentsvc.storage import Database, Queryable, Row, Transaction, note_effect
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,8 @@ import msgspec
 
 from agentsvc.accounts.device_logins import AttemptLimit
 from agentsvc.accounts.keys import USE_IS_NOTED_EVERY, KeyRing, KeyScope, Principal, Role
-from agentsvc.base import values
-from agentsvc.base.errors import CapacityExceeded, NotAuthenticated, NotFound
-from agentsvc.base.values import Secret
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
+from agentsvc.base import CapacityExceeded, NotAuthenticated, NotFound, Secret, values
+from agentsvc.storage import Database, Queryable, Row, Transaction
 
 log = logging.getLogger(__name__)
 

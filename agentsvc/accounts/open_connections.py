@@ -12,7 +12,7 @@ import msgspec
 
 from agentsvc.accounts.keys import KeyRing, Principal
 from agentsvc.accounts.logins import Logins
-from agentsvc.base.values import monotonic
+from agentsvc.base import monotonic
 
 LOOK_SECONDS: Final = 1.0
 """How often it is looked whether keys are good still."""

@@ -10,9 +10,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import values
-from agentsvc.base.errors import QuotaExceeded
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
+from agentsvc.base import QuotaExceeded, values
+from agentsvc.storage import Database, Queryable, Row, Transaction
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)

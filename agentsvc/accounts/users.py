@@ -10,10 +10,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from agentsvc.accounts.keys import Role, check_name
-from agentsvc.base import values
-from agentsvc.base.errors import Conflict, NotFound
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
-from agentsvc.storage.request_effects import note_effect
+from agentsvc.base import Conflict, NotFound, values
+from agentsvc.storage import Database, Queryable, Row, Transaction, note_effect
 
 _SELECT: Final = "SELECT id, name, role, created_at, blocked_at, leaving_at FROM users"
 

@@ -16,15 +16,15 @@ import yarl
 
 from agentsvc.agentserver.responses import to_error
 from agentsvc.agentserver.safe_connector import CONFIRM, Confirm, as_http
-from agentsvc.base.errors import (
+from agentsvc.base import (
     AgentsvcError,
     AgentUnavailable,
     BackendBroken,
     BackendUnavailable,
     BodyTooLarge,
     PortUnavailable,
+    Secret,
 )
-from agentsvc.base.values import Secret
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 

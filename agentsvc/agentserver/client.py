@@ -34,14 +34,15 @@ from agentsvc.agentserver.responses import (
 )
 from agentsvc.agentserver.safe_connector import Confirm, SandboxConnector
 from agentsvc.agentserver.workspace import PAGE_SIZE, WorkspaceCalls
-from agentsvc.base.errors import (
+from agentsvc.base import (
     AgentRefused,
     AgentsvcError,
     AgentUnavailable,
     BodyTooLarge,
     NotFound,
+    Secret,
+    monotonic,
 )
-from agentsvc.base.values import Secret, monotonic
 
 __all__ = [
     "AgentClient",

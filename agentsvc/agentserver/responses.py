@@ -7,15 +7,15 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import (
+from agentsvc.base import (
     AgentRefused,
     AgentsvcError,
     AgentUnavailable,
     BadRequest,
     Conflict,
     NotFound,
+    Secret,
 )
-from agentsvc.base.values import Secret
 
 MAX_OUTPUT_CHARS: Final = 256 * 1024
 """How much of each output stream of a command is kept: the last part."""

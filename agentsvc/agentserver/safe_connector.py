@@ -23,8 +23,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_exceptions import UnixClientConnectorError
 from aiohttp.client_proto import ResponseHandler
 
-from agentsvc.plugin.egress.addresses import Address, BadHost, meant, parse_host
-from agentsvc.plugin.egress.policy import Mode, parse_policy, show
+from agentsvc.plugin.egress import Address, BadHost, Mode, meant, parse_host, parse_policy, show
 
 _SCHEME: Final = "http+unix"
 _DOMAIN: Final = ".socket.invalid"

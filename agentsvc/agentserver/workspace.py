@@ -24,8 +24,7 @@ from agentsvc.agentserver.responses import (
     decode,
     to_git_error,
 )
-from agentsvc.base.errors import NotFound
-from agentsvc.base.values import monotonic
+from agentsvc.base import NotFound, monotonic
 
 PAGE_SIZE: Final = 100
 

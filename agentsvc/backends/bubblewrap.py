@@ -24,7 +24,7 @@ import agentsvc
 from agentsvc.backends import seccomp, uplink
 from agentsvc.backends.spaces import INSIDE
 from agentsvc.backends.tree import MARK
-from agentsvc.plugin.backend import Network
+from agentsvc.plugin import Network
 
 DOORS: Final = Path("/run/agentsvc")
 """Where a sandbox without a network of the machine's finds the way out."""

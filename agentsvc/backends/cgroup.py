@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from agentsvc.backends.files import read_whole
-from agentsvc.base.values import monotonic
+from agentsvc.base import monotonic
 
 _POLL_SECONDS = 0.002
 _LEAVE_SECONDS = 2.0

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from agentsvc.plugin.backend import ExecResult
+from agentsvc.plugin import ExecResult
 
 _HEAD_MAX: Final = 65536
 

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from agentsvc.backends.bubblewrap import DOORS
 from agentsvc.backends.places import Place, Record, WayOut
 from agentsvc.backends.threads import finish
-from agentsvc.base.errors import AgentsvcError
-from agentsvc.plugin.backend import Network
+from agentsvc.base import AgentsvcError
+from agentsvc.plugin import Network
 from agentsvc.plugin.egress import (
     Mode,
     Policy,

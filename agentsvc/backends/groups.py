@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.values import new_id
-from agentsvc.plugin.backend import Limits
+from agentsvc.base import new_id
+from agentsvc.plugin import Limits
 
 _PERIOD_MICROSECONDS: Final = 100_000
 _QUOTA_MICROSECONDS_MIN: Final = 1_000

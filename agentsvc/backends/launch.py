@@ -24,8 +24,8 @@ from agentsvc.backends.specs import AGENT_SERVER, DEFAULT_SPEC, OUTPUT, passed_p
 from agentsvc.backends.tree import MARK
 from agentsvc.backends.users import Users
 from agentsvc.backends.zygote import Loan
-from agentsvc.base.errors import BackendUnavailable
-from agentsvc.plugin.backend import Isolation, Order
+from agentsvc.base import BackendUnavailable
+from agentsvc.plugin import Isolation, Order
 from agentsvc.plugin.egress import relay
 
 _LOCALE = "C.UTF-8"

@@ -7,7 +7,7 @@ from agentsvc.backends import control, launch, peers
 from agentsvc.backends.look import Look
 from agentsvc.backends.threads import reach
 from agentsvc.backends.tree import Tree
-from agentsvc.base.values import monotonic
+from agentsvc.base import monotonic
 
 LOOPBACK: Final = "127.0.0.1"
 """Where ports are that no network of the sandbox's own hides."""

@@ -16,8 +16,8 @@ from agentsvc.backends import cgroup
 from agentsvc.backends.places import Exit, Place, Record, State, WayOut
 from agentsvc.backends.shim import ZYGOTE
 from agentsvc.backends.tree import Tree, boot_id, is_alive, is_stopped, reap
-from agentsvc.base.values import monotonic
-from agentsvc.plugin.backend import Cause, Isolation, Limits, PausedAs, Phase
+from agentsvc.base import monotonic
+from agentsvc.plugin import Cause, Isolation, Limits, PausedAs, Phase
 
 MACHINES_NETWORK: Final = "the machine's, with its loopback interface"
 """What a sandbox has whose network is open."""

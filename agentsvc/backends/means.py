@@ -12,7 +12,7 @@ from agentsvc.backends.look import NETWORKS
 from agentsvc.backends.places import WayOut
 from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
 from agentsvc.backends.zygote import Confinement
-from agentsvc.plugin.backend import Fences, Isolation, Network
+from agentsvc.plugin import Fences, Isolation, Network
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from agentsvc.backends import cgroup
 from agentsvc.backends.files import read_whole
 from agentsvc.backends.places import State
 from agentsvc.backends.tree import Identity, Process, is_alive, look_up
-from agentsvc.plugin.backend import Usage
+from agentsvc.plugin import Usage
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.backends.tree import Tree
-from agentsvc.base.values import monotonic
+from agentsvc.base import monotonic
 
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTENING: Final = "0A"

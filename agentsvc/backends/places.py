@@ -20,8 +20,8 @@ import msgspec
 from agentsvc.backends.files import read_whole, remove_directory
 from agentsvc.backends.tree import MARK, Identity
 from agentsvc.backends.users import give
-from agentsvc.base.values import now
-from agentsvc.plugin.backend import Isolation, Limits, LogLine, Network, Order, Port
+from agentsvc.base import now
+from agentsvc.plugin import Isolation, Limits, LogLine, Network, Order, Port
 
 SOCKET_PATH_MAX: Final = 107
 """Bytes a unix socket's path may have; the kernel's limit."""

@@ -39,9 +39,8 @@ from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
 from agentsvc.backends.specs import AGENT_SERVER, DEFAULT_SPEC, ZYGOTE, agent_version, check
 from agentsvc.backends.threads import finish, reach, until_none
 from agentsvc.backends.tree import Tree, marks, reap, snapshot
-from agentsvc.base.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
-from agentsvc.base.values import now
-from agentsvc.plugin.backend import (
+from agentsvc.base import BackendUnavailable, Conflict, HandleTooNew, OrderRejected, now
+from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
     Capability,
@@ -60,8 +59,8 @@ from agentsvc.plugin.backend import (
     SaveHandle,
     Spec,
     Usage,
+    hookimpl,
 )
-from agentsvc.plugin.hookspecs import hookimpl
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from agentsvc.base.errors import OrderRejected
-from agentsvc.plugin.backend import Order, Port, Spec, check_hosts, fill
+from agentsvc.base import OrderRejected
+from agentsvc.plugin import Order, Port, Spec, check_hosts, fill
 
 ZYGOTE: Final = "zygote"
 """The option of a spec that is false where its agent server is not to be a fork of another process."""

@@ -6,8 +6,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from agentsvc.base.errors import BackendUnavailable, CapacityExceeded
-from agentsvc.base.values import monotonic
+from agentsvc.base import BackendUnavailable, CapacityExceeded, monotonic
 
 FULL: Final = frozenset(
     {errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}

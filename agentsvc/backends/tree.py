@@ -19,7 +19,7 @@ import msgspec
 
 from agentsvc.backends import cgroup
 from agentsvc.backends.files import read_whole
-from agentsvc.base.values import monotonic
+from agentsvc.base import monotonic
 
 MARK: Final = "AGENTSVC_SANDBOX"
 """The environment variable that says to which sandbox a process belongs."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from agentsvc.backends.bubblewrap import Found
-from agentsvc.base.errors import CapacityExceeded
+from agentsvc.base import CapacityExceeded
 
 _HIGHEST: Final = 2**32 - 3
 """The two numbers above mean nobody and no change."""

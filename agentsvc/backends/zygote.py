@@ -25,8 +25,7 @@ import agentsvc
 from agentsvc.backends import bubblewrap
 from agentsvc.backends.threads import reach
 from agentsvc.backends.users import Users
-from agentsvc.base.errors import CapacityExceeded
-from agentsvc.base.values import monotonic, new_id
+from agentsvc.base import CapacityExceeded, monotonic, new_id
 
 log = logging.getLogger(__name__)
 

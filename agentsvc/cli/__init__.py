@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import click
 
 from agentsvc import __version__
-from agentsvc.base.errors import HINT_ROOM, AgentsvcError, StartFailed, is_no_room
+from agentsvc.base import HINT_ROOM, AgentsvcError, StartFailed, is_no_room
 from agentsvc.cli import certificates
 
 GROUPS: Final = {

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import click
 
-from agentsvc.accounts.audit import COMMAND_LINE, AuditLog, Entry, EntryQuery
-from agentsvc.accounts.users import Users
+from agentsvc.accounts import COMMAND_LINE, AuditLog, Entry, EntryQuery, Users
 from agentsvc.cli.options import config_option, data_dir_option, example
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns
-from agentsvc.storage.database import Database
+from agentsvc.storage import Database
 
 _TITLES = ("AT (UTC)", "WHO", "KEY", "ACTION", "SUBJECT", "STATUS", "FROM")
 

@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from agentsvc import __version__
-from agentsvc.base.values import now
+from agentsvc.base import now
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import (
     config_option,
@@ -21,8 +21,8 @@ from agentsvc.cli.options import (
     existing_data_dir,
     load_config,
 )
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.storage.database_file import check_file, copy_running
+from agentsvc.config import DataDirectory
+from agentsvc.storage import check_file, copy_running
 
 DATABASE: Final = "agentsvc.db"
 MASTER_KEY: Final = "master.key"

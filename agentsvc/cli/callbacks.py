@@ -12,7 +12,7 @@ from socket import socket
 from typing import Final
 from urllib.parse import urlsplit
 
-from agentsvc.base.errors import StartFailed
+from agentsvc.base import StartFailed
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret
 from agentsvc.cli import CommandFailed
 
 V1: Final = "/api/v1"

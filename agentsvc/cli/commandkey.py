@@ -3,13 +3,12 @@
 import asyncio
 from typing import Final
 
-from agentsvc.accounts.keys import KeyRing
-from agentsvc.base.errors import StartFailed
-from agentsvc.base.values import Secret
+from agentsvc.accounts import KeyRing
+from agentsvc.base import Secret, StartFailed
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.secretoutput import replace_private
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.storage.database import Database
+from agentsvc.config import DataDirectory
+from agentsvc.storage import Database
 
 _FIRST_USER: Final = "admin"
 _NAME: Final = "command line"

@@ -8,11 +8,10 @@ from typing import Any, Final
 import click
 import msgspec
 
-from agentsvc.base.values import MASK
+from agentsvc.base import MASK
 from agentsvc.cli.options import config_option, data_dir_option, example, load_config
-from agentsvc.config.file import render_default, to_toml
-from agentsvc.config.schema import Loaded, settings_of
-from agentsvc.plugin.files import sections
+from agentsvc.config import Loaded, render_default, settings_of, to_toml
+from agentsvc.plugin import sections
 
 _SECRET: Final = re.compile(r"[._](key|password|secret|token)s?$")
 

@@ -13,7 +13,7 @@ from agentsvc.cli.options import (
     existing_data_dir,
     load_config,
 )
-from agentsvc.storage.database_file import check_file, copy_running, lock_data_dir, vacuum_file
+from agentsvc.storage import check_file, copy_running, lock_data_dir, vacuum_file
 
 
 @click.group("db", epilog=example("agentsvc db check"))

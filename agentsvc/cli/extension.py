@@ -1,7 +1,6 @@
 """Public: what subcommands of plugins are made of."""
 
-from agentsvc.accounts.keys import KeyRing, Role
-from agentsvc.accounts.users import Users
+from agentsvc.accounts import KeyRing, Role, Users
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import (
     config_option,
@@ -14,8 +13,8 @@ from agentsvc.cli.options import (
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.stored import places_of
 from agentsvc.cli.text import clean, columns, json_text, short
-from agentsvc.config.schema import settings_of
-from agentsvc.storage.installation import Installation
+from agentsvc.config import settings_of
+from agentsvc.storage import Installation
 
 __all__ = [
     "CommandFailed",

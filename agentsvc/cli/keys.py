@@ -7,19 +7,15 @@ from pathlib import Path
 
 import click
 
-from agentsvc.accounts.device_logins import DeviceLogins
-from agentsvc.accounts.keys import ApiKey, KeyRing, KeyScope, Role
-from agentsvc.base.errors import NotFound
-from agentsvc.base.values import Secret, now
+from agentsvc.accounts import ApiKey, DeviceLogins, KeyRing, KeyScope, Role
+from agentsvc.base import NotFound, Secret, now
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import config_option, data_dir_option, example
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.storage.database import Database
-from agentsvc.storage.database_file import lock_data_dir
-from agentsvc.storage.installation import change_master_key
+from agentsvc.config import DataDirectory
+from agentsvc.storage import Database, change_master_key, lock_data_dir
 
 _ROLES = click.Choice([role.value for role in Role])
 _SCOPES = click.Choice([scope.value for scope in KeyScope])

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.base.errors import StartFailed
-from agentsvc.config.schema import Config, Loaded
+from agentsvc.base import StartFailed
+from agentsvc.config import Config, Loaded
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ import msgspec
 from agentsvc.app import published_routes
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import config_option, example, load_config
-from agentsvc.http.openapi import describe
-from agentsvc.http.urls import prefix_of
+from agentsvc.http import describe, prefix_of
 
 
 @click.command("openapi", epilog=example("agentsvc openapi --output openapi.json"))

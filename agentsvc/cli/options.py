@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from agentsvc.base.errors import StartFailed
+from agentsvc.base import StartFailed
+from agentsvc.config import DataDirectory, Loaded
 from agentsvc.config import schema as config
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.config.schema import Loaded
-from agentsvc.plugin.files import sections
+from agentsvc.plugin import sections
 
 type Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

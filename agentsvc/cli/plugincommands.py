@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from agentsvc.base.errors import StartFailed
-from agentsvc.config.schema import Config, load
-from agentsvc.plugin.files import PluginFile, bundled, sections
-from agentsvc.sandboxes.plugin_loader import PluginHost, installed_points
+from agentsvc.base import StartFailed
+from agentsvc.config import Config, load
+from agentsvc.plugin import PluginFile, bundled, sections
+from agentsvc.sandboxes import PluginHost, installed_points
 
 
 def names() -> list[str]:

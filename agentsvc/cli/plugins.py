@@ -12,17 +12,14 @@ from typing import Any, Final
 import click
 
 from agentsvc import __version__
-from agentsvc.base.errors import OrderRejected
-from agentsvc.base.values import new_id
+from agentsvc.base import OrderRejected, new_id
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import config_option, example, load_config
 from agentsvc.cli.text import columns
-from agentsvc.config.schema import Config
-from agentsvc.plugin.backend import API_VERSION, Health, Port, Spec
-from agentsvc.sandboxes.plugin_loader import BUILT_IN, Backend, Plugin, PluginHost
-from agentsvc.sandboxes.registry import BackendRegistry
-from agentsvc.testing import WORKLOAD, KitOptions, Outcome, check_backend, skeleton
-from agentsvc.testing.checks import CHECKS
+from agentsvc.config import Config
+from agentsvc.plugin import API_VERSION, Health, Port, Spec
+from agentsvc.sandboxes import BUILT_IN, Backend, BackendRegistry, Plugin, PluginHost
+from agentsvc.testing import CHECKS, WORKLOAD, KitOptions, Outcome, check_backend, skeleton
 
 _KIT_SPEC: Final = "kit"
 _WEB: Final = Port(name="web")

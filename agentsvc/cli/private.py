@@ -18,12 +18,10 @@ from typing import Final
 import click
 
 from agentsvc.backends import bubblewrap, landlock
-from agentsvc.base.values import Secret, monotonic
+from agentsvc.base import Secret, monotonic
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.secretoutput import replace_private
-from agentsvc.config.layers import PREFIX
-from agentsvc.config.sandboxes import MinimumIsolation
-from agentsvc.config.schema import BOOTSTRAP_KEY_FILE_VARIABLE
+from agentsvc.config import BOOTSTRAP_KEY_FILE_VARIABLE, PREFIX, MinimumIsolation
 
 _READY: Final = re.compile(r"is ready: (\S+)")
 _LOG_LINES: Final = 15

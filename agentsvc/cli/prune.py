@@ -9,7 +9,7 @@ from typing import Final
 import click
 import msgspec
 
-from agentsvc.base.values import now
+from agentsvc.base import now
 from agentsvc.cli.options import (
     config_option,
     data_dir_option,
@@ -19,9 +19,8 @@ from agentsvc.cli.options import (
     yes_option,
 )
 from agentsvc.cli.text import columns, confirm, moment
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.config.schema import Config
-from agentsvc.conversations.retention import (
+from agentsvc.config import Config, DataDirectory
+from agentsvc.conversations import (
     IdleSandbox,
     count_old_events,
     delete_old_events,
@@ -29,10 +28,10 @@ from agentsvc.conversations.retention import (
     find_idle_by_rules,
     give_up_idle,
 )
-from agentsvc.plugin.backend import IdleRules
-from agentsvc.sandboxes.idle_culler import defaults_of
-from agentsvc.settings.store import SettingsStore
-from agentsvc.storage.installation import Installation
+from agentsvc.plugin import IdleRules
+from agentsvc.sandboxes import defaults_of
+from agentsvc.settings import SettingsStore
+from agentsvc.storage import Installation
 
 _AGE: Final = re.compile(r"([1-9][0-9]{0,4})([hdw])")
 _UNITS: Final = {"h": "hours", "d": "days", "w": "weeks"}

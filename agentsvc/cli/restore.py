@@ -14,19 +14,26 @@ from typing import Final, Self
 import click
 import msgspec
 
-from agentsvc.base.errors import ArchiveRefused
+from agentsvc.base import ArchiveRefused
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.backup import ABOUT, ARCHIVE, ARCHIVES, DATABASE, INSTANCE_ID, MASTER_KEY
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.conversations.archives.tarball import Bounds
-from agentsvc.conversations.archives.tarball import check as check_archive
-from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
-from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.storage.database import Transaction
-from agentsvc.storage.database_file import check_file, check_schema, lock_data_dir
-from agentsvc.storage.installation import Installation
-from agentsvc.storage.tar_reader import BadTar, Gunzip, Kind, Member, TarStream
+from agentsvc.config import DataDirectory
+from agentsvc.conversations import Bounds
+from agentsvc.conversations import check as check_archive
+from agentsvc.sandboxes import SandboxTable, WarmPoolTable
+from agentsvc.storage import (
+    BadTar,
+    Gunzip,
+    Installation,
+    Kind,
+    Member,
+    TarStream,
+    Transaction,
+    check_file,
+    check_schema,
+    lock_data_dir,
+)
 
 _SMALL: Final = {ABOUT: 64 * 1024, INSTANCE_ID: 1024, MASTER_KEY: 4096}
 """The largest that these files may be."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from agentsvc import __version__
-from agentsvc.base.values import dashed, new_id, now
+from agentsvc.base import dashed, new_id, now
 from agentsvc.cli.options import example
 
 _SPEC: Final = "1.6"

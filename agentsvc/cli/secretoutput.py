@@ -12,8 +12,7 @@ from typing import Final
 
 import click
 
-from agentsvc.base.errors import hint_against, is_no_room
-from agentsvc.base.values import short_id
+from agentsvc.base import hint_against, is_no_room, short_id
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.options import Decorator
 

@@ -20,33 +20,45 @@ import msgspec
 from aiohttp import web
 
 from agentsvc import __version__
-from agentsvc.accounts.keys import SHORTEST_KEY, KeyRing, Role
-from agentsvc.accounts.logins import LINK_LIFETIME
+from agentsvc.accounts import LINK_LIFETIME, SHORTEST_KEY, KeyRing, Role
 from agentsvc.app import build_app
 from agentsvc.backends import openfiles
-from agentsvc.base import logs
-from agentsvc.base.errors import HINT_ACCESS, NotAuthenticated, StartFailed, hint_against
-from agentsvc.base.logs import Masker
-from agentsvc.base.python_holes import known_vulnerabilities
-from agentsvc.base.values import Secret
+from agentsvc.base import (
+    HINT_ACCESS,
+    Masker,
+    NotAuthenticated,
+    Secret,
+    StartFailed,
+    hint_against,
+    known_vulnerabilities,
+    logs,
+)
 from agentsvc.cli import callbacks
 from agentsvc.cli.manager import Manager, Reload
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 from agentsvc.cli.secretoutput import is_terminal, replace_private
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.config.schema import (
+from agentsvc.config import (
     BOOTSTRAP_KEY_FILE_VARIABLE,
     BOOTSTRAP_KEY_VARIABLE,
     Config,
+    DataDirectory,
     Loaded,
 )
-from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE, KEYRING, LOGINS, SANDBOXES, SUPERVISOR
-from agentsvc.http.routes import LOGIN_PATH
-from agentsvc.http.server.application import Runner, make_runner
-from agentsvc.http.urls import prefix_of
-from agentsvc.sandboxes.isolation import find_protections
-from agentsvc.storage.database_file import lock_data_dir
-from agentsvc.storage.installation import Installation
+from agentsvc.http import (
+    BACKENDS,
+    CONFIG,
+    DATABASE,
+    KEYRING,
+    LOGIN_PATH,
+    LOGINS,
+    SANDBOXES,
+    SUPERVISOR,
+    Runner,
+    make_runner,
+    prefix_of,
+)
+from agentsvc.sandboxes import find_protections
+from agentsvc.storage import Installation, lock_data_dir
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,11 @@ from typing import Any
 import click
 import msgspec
 
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api
 from agentsvc.cli.options import Decorator, config_option, data_dir_of, data_dir_option, load_config
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.config.schema import KEY_VARIABLE, URL_VARIABLE
+from agentsvc.config import KEY_VARIABLE, URL_VARIABLE, DataDirectory
 
 
 class ServerChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from agentsvc.accounts.audit import note_command
+from agentsvc.accounts import note_command
 from agentsvc.cli.options import existing_data_dir, load_config
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.storage.database import Database
+from agentsvc.config import DataDirectory
+from agentsvc.storage import Database
 
 
 def places_of(data_dir: str | None, config_file: Path | None) -> DataDirectory:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agentsvc.base.values import monotonic
+from agentsvc.base import monotonic
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import V1, Api
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from agentsvc.base.values import now
+from agentsvc.base import now
 from agentsvc.cli import CommandFailed
 
 _SHOWN = 60

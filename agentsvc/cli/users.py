@@ -7,14 +7,12 @@ import click
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.accounts.keys import Role
-from agentsvc.accounts.quotas import Quotas, QuotaStore, Used
-from agentsvc.accounts.users import User, UserPatch, Users
+from agentsvc.accounts import Quotas, QuotaStore, Role, Used, User, UserPatch, Users
 from agentsvc.cli.options import config_option, data_dir_option, example, yes_option
 from agentsvc.cli.stored import places_of, run_on
 from agentsvc.cli.text import columns, confirm
-from agentsvc.conversations.user_deletion import PendingUserDeletion, let_go
-from agentsvc.storage.database import Database
+from agentsvc.conversations import PendingUserDeletion, let_go
+from agentsvc.storage import Database
 
 _ROLES = click.Choice([role.value for role in Role])
 _NONE = "none"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentsvc.base.errors import StartFailed
+from agentsvc.base import StartFailed
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _CHOOSE_ANOTHER = "choose another directory with --data-dir"

@@ -16,7 +16,7 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import Struct, inspect
 
-from agentsvc.base.errors import StartFailed
+from agentsvc.base import StartFailed
 
 PREFIX: Final = "AGENTSVC_"
 _SHOWN: Final = 80

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from agentsvc.domain.orders import WhenFull
-from agentsvc.plugin.backend import Isolation, Network
-from agentsvc.plugin.egress.policy import parse_policy
+from agentsvc.domain import WhenFull
+from agentsvc.plugin import Isolation, Network
+from agentsvc.plugin.egress import parse_policy
 
 
 class OnShutdown(StrEnum):

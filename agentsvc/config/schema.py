@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from agentsvc.base.errors import StartFailed
+from agentsvc.base import StartFailed
 from agentsvc.config import layers
 from agentsvc.config.conversations import ConversationsConfig, EventsConfig, ModelsConfig
 from agentsvc.config.layers import Origin
 from agentsvc.config.sandboxes import ArchivesConfig, SandboxesConfig, SpecConfig
-from agentsvc.plugin.egress.policy import parse_policy
+from agentsvc.plugin.egress import parse_policy
 
 CONFIG_VARIABLE: Final = "AGENTSVC_CONFIG"
 BOOTSTRAP_KEY_VARIABLE: Final = "AGENTSVC_BOOTSTRAP_KEY"

@@ -4,32 +4,128 @@
 report, and `service` the class that others use.
 """
 
+from agentsvc.conversations.archives.model import Archive, ArchiveState
+from agentsvc.conversations.archives.service import Archives
+from agentsvc.conversations.archives.tarball import Bounds, check
+from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED
+from agentsvc.conversations.event_log import IMPORTED_KEY, WISH_KEY, EventLog
+from agentsvc.conversations.event_table import EventQuery, StoredEvent
+from agentsvc.conversations.export import Exports
+from agentsvc.conversations.files import USUAL_ROOT, ConversationFiles, HookEvent, Skill
+from agentsvc.conversations.live_settings import LiveSettings, UserSkill
+from agentsvc.conversations.message_queue import MessageQueue, Queued
+from agentsvc.conversations.message_queue_table import PendingKind
 from agentsvc.conversations.model import (
     SANDBOX_GONE,
     Conversation,
     ConversationPatch,
     ConversationQuery,
     ConversationView,
+    Facts,
     Generation,
     Metrics,
     Stage,
     StartTask,
+    TitleSource,
     TokenUsage,
     default_title,
 )
+from agentsvc.conversations.model_tokens import PATH, ModelToken, ModelTokens
+from agentsvc.conversations.replay_script import Question
+from agentsvc.conversations.replays import Replays
+from agentsvc.conversations.retention import (
+    IdleSandbox,
+    count_old_events,
+    delete_old_events,
+    find_idle,
+    find_idle_by_rules,
+    give_up_idle,
+    keep_to_age,
+)
+from agentsvc.conversations.secret_lookup import ProviderPass
 from agentsvc.conversations.service import Conversations
+from agentsvc.conversations.starting.agent_request import (
+    DEFAULT_CONDENSER_SIZE,
+    DEFAULT_MAX_ITERATIONS,
+)
+from agentsvc.conversations.starting.prompts import first_message
+from agentsvc.conversations.starting.task_table import StartTaskTable
+from agentsvc.conversations.statistics import Figures, quantile, read_figures
+from agentsvc.conversations.streams import (
+    Change,
+    ConversationStream,
+    Delta,
+    Mark,
+    Streams,
+    UserStream,
+)
+from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.user_deletion import PendingUserDeletion, UserDeletions, let_go
 
 __all__ = [
+    "DEFAULT_CONDENSER_SIZE",
+    "DEFAULT_MAX_ITERATIONS",
+    "IMPORTED_KEY",
+    "PATH",
     "SANDBOX_GONE",
+    "TOOL_SERVER_FAILED",
+    "USUAL_ROOT",
+    "WISH_KEY",
+    "Archive",
+    "ArchiveState",
+    "Archives",
+    "Bounds",
+    "Change",
     "Conversation",
+    "ConversationFiles",
     "ConversationPatch",
     "ConversationQuery",
+    "ConversationStream",
+    "ConversationTable",
     "ConversationView",
     "Conversations",
+    "Delta",
+    "EventLog",
+    "EventQuery",
+    "Exports",
+    "Facts",
+    "Figures",
     "Generation",
+    "HookEvent",
+    "IdleSandbox",
+    "LiveSettings",
+    "Mark",
+    "MessageQueue",
     "Metrics",
+    "ModelToken",
+    "ModelTokens",
+    "PendingKind",
+    "PendingUserDeletion",
+    "ProviderPass",
+    "Question",
+    "Queued",
+    "Replays",
+    "Skill",
     "Stage",
     "StartTask",
+    "StartTaskTable",
+    "StoredEvent",
+    "Streams",
+    "TitleSource",
     "TokenUsage",
+    "UserDeletions",
+    "UserSkill",
+    "UserStream",
+    "check",
+    "count_old_events",
     "default_title",
+    "delete_old_events",
+    "find_idle",
+    "find_idle_by_rules",
+    "first_message",
+    "give_up_idle",
+    "keep_to_age",
+    "let_go",
+    "quantile",
+    "read_figures",
 ]

@@ -1,6 +1,6 @@
 """Which agent servers do not answer, and for how long; nobody knows what these are doing."""
 
-from agentsvc.base.values import monotonic
+from agentsvc.base import monotonic
 
 
 class AgentLiveness:

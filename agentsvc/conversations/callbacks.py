@@ -6,22 +6,18 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts import quotas
-from agentsvc.agentserver.responses import decode_conversation
-from agentsvc.base.errors import BadRequest, NotAuthenticated, NotFound, QuotaExceeded
-from agentsvc.base.values import Secret, parse_uuid
+from agentsvc.agentserver import decode_conversation
+from agentsvc.base import BadRequest, NotAuthenticated, NotFound, QuotaExceeded, Secret, parse_uuid
 from agentsvc.conversations.deletion import ConversationDeletion
 from agentsvc.conversations.event_ingestor import EventIngestor
 from agentsvc.conversations.model import Facts
 from agentsvc.conversations.records import new_conversation, shown
 from agentsvc.conversations.secret_lookup import LookupTokens, ProviderPass
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.domain.orders import ExecutionStatus, Provider, StartOrder
-from agentsvc.domain.repositories import token_variable
+from agentsvc.domain import ExecutionStatus, Provider, StartOrder, token_variable
 from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.settings.secret_store import SecretStore
-from agentsvc.settings.store import Settings
-from agentsvc.storage.database import Database, Transaction
-from agentsvc.storage.vault import Vault
+from agentsvc.settings import SecretStore, Settings
+from agentsvc.storage import Database, Transaction, Vault
 
 _FULL_SECONDS: Final = 3600
 

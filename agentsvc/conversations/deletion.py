@@ -12,16 +12,14 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
-from agentsvc.agentserver.client import AgentClient
-from agentsvc.base.errors import AgentsvcError, NotFound
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import now, stored_or_none
+from agentsvc.agentserver import AgentClient
+from agentsvc.base import AgentsvcError, NotFound, Supervisor, now, stored_or_none
 from agentsvc.conversations.archives import Archive, Archives, new_archive
 from agentsvc.conversations.model import Conversation, StartTask
 from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.table import ConversationTable
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
-from agentsvc.storage.database import Database, Queryable, Transaction
+from agentsvc.storage import Database, Queryable, Transaction
 
 log = logging.getLogger(__name__)
 

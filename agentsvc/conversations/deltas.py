@@ -12,10 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from agentsvc.agentserver.client import AgentClient
-from agentsvc.base.errors import AgentsvcError
-from agentsvc.base.supervisor import Supervisor, back_off
-from agentsvc.base.values import monotonic
+from agentsvc.agentserver import AgentClient
+from agentsvc.base import AgentsvcError, Supervisor, back_off, monotonic
 from agentsvc.conversations.event_ingestor import EventIngestor
 from agentsvc.conversations.event_log import DELTA_KIND, EventLog, read_head
 from agentsvc.conversations.table import ConversationTable

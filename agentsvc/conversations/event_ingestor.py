@@ -14,13 +14,19 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.accounts import quotas
-from agentsvc.agentserver.client import AgentClient, AgentServer
-from agentsvc.agentserver.responses import ConversationInfo
-from agentsvc.base.bus import EventBus
-from agentsvc.base.errors import AgentsvcError, NotFound, QuotaExceeded
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import dashed, monotonic, new_id, now
-from agentsvc.config.conversations import ConversationsConfig
+from agentsvc.agentserver import AgentClient, AgentServer, ConversationInfo
+from agentsvc.base import (
+    AgentsvcError,
+    EventBus,
+    NotFound,
+    QuotaExceeded,
+    Supervisor,
+    dashed,
+    monotonic,
+    new_id,
+    now,
+)
+from agentsvc.config import ConversationsConfig
 from agentsvc.conversations import facts
 from agentsvc.conversations.agent_liveness import AgentLiveness
 from agentsvc.conversations.event_log import (
@@ -35,9 +41,9 @@ from agentsvc.conversations.model import Conversation, Facts, TitleSource
 from agentsvc.conversations.model_usage import find_usage
 from agentsvc.conversations.state_masking import mask_state
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.domain.orders import ExecutionStatus
+from agentsvc.domain import ExecutionStatus
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
-from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage import Database, Transaction
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base import values
-from agentsvc.base.bus import EventBus, Notice, Subject
+from agentsvc.base import EventBus, Notice, Subject, values
 from agentsvc.conversations.event_table import EventQuery, EventTable, LogState, StoredEvent
-from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage import Database, Transaction
 
 __all__ = [
     "DELTA_KIND",

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from agentsvc.base import values
-from agentsvc.storage.database import Queryable, Row, Transaction
+from agentsvc.storage import Queryable, Row, Transaction
 
 type Key = tuple[str, int]
 """The time and the number of an event, by which those of a page are sorted."""

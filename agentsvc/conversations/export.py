@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
-from agentsvc.base.errors import Conflict, ExportTooLarge
-from agentsvc.base.values import now
+from agentsvc.base import Conflict, ExportTooLarge, now
 from agentsvc.conversations.event_log import EventLog, EventQuery, StoredEvent
 
 MAX_EVENTS: Final = 10_000

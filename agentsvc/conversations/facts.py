@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver.responses import ConversationStats
+from agentsvc.agentserver import ConversationStats
 from agentsvc.conversations.event_log import EventHead
 from agentsvc.conversations.model import Conversation, Facts, Metrics, TokenUsage
-from agentsvc.domain.orders import ExecutionStatus
+from agentsvc.domain import ExecutionStatus
 
 TELLING_KIND: Final = "ConversationStateUpdateEvent"
 """The kind of events that `learn` reads."""

@@ -10,13 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.agentserver.client import AgentClient, AgentServer, GitChange, GitDiff
-from agentsvc.base.errors import AgentRefused, AgentUnavailable, BadRequest, Conflict, NotFound
-from agentsvc.base.values import dashed
+from agentsvc.agentserver import AgentClient, AgentServer, GitChange, GitDiff
+from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, Conflict, NotFound, dashed
 from agentsvc.conversations.model import ConversationView
 from agentsvc.conversations.service import Conversations
 from agentsvc.sandboxes import SandboxStatus
-from agentsvc.settings.store import SettingsStore
+from agentsvc.settings import SettingsStore
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.values import dashed, new_id
+from agentsvc.base import dashed, new_id
 from agentsvc.conversations.event_log import StoredEvent
 
 _TOLD_ONLY: Final = frozenset(

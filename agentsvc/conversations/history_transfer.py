@@ -15,9 +15,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver.client import AgentServer
-from agentsvc.base.errors import StartRefused, reason_of
-from agentsvc.base.values import now
+from agentsvc.agentserver import AgentServer
+from agentsvc.base import StartRefused, now, reason_of
 from agentsvc.conversations.event_log import EventLog, EventQuery, StoredEvent
 from agentsvc.conversations.history import (
     Line,

@@ -4,15 +4,13 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver.client import AgentClient
-from agentsvc.base.errors import AgentRefused, NotFound
-from agentsvc.base.values import sha256
+from agentsvc.agentserver import AgentClient
+from agentsvc.base import AgentRefused, NotFound, sha256
 from agentsvc.conversations.model_tokens import ModelTokens
 from agentsvc.conversations.service import Conversations
-from agentsvc.domain.agent_options import llm_to_agent, secrets_of
+from agentsvc.domain import llm_to_agent, secrets_of
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
-from agentsvc.settings.profiles import get_profile
-from agentsvc.settings.store import SettingsStore
+from agentsvc.settings import SettingsStore, get_profile
 
 _HASH_LENGTH: Final = 8
 _PAGE: Final = 100

@@ -12,12 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.agentserver.client import AgentServer, ConversationInfo
-from agentsvc.base.errors import AgentRefused, AgentUnavailable, Conflict, NotFound
-from agentsvc.base.values import monotonic
+from agentsvc.agentserver import AgentServer, ConversationInfo
+from agentsvc.base import AgentRefused, AgentUnavailable, Conflict, NotFound, monotonic
 from agentsvc.conversations.message_queue_table import ANSWERS, STOPS, Pending, PendingKind
 from agentsvc.conversations.starting.agent_request import text_of, to_agent_message
-from agentsvc.domain.orders import ExecutionStatus, Message
+from agentsvc.domain import ExecutionStatus, Message
 
 LONGEST_TOOL_SECONDS: Final = 6 * 3600.0
 """How long a change of a conversation may wait for a tool to end."""

@@ -12,20 +12,23 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.accounts.quotas import check_spend
-from agentsvc.agentserver.client import AgentClient, AgentServer
-from agentsvc.base.bus import EventBus, Notice, Subject
-from agentsvc.base.errors import (
+from agentsvc.accounts import check_spend
+from agentsvc.agentserver import AgentClient, AgentServer
+from agentsvc.base import (
     AgentRefused,
     AgentsvcError,
     AgentUnavailable,
     Conflict,
+    EventBus,
     Gone,
     NotFound,
+    Notice,
+    Subject,
+    Supervisor,
     TooManyRequests,
+    new_id,
+    parse_uuid,
 )
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import new_id, parse_uuid
 from agentsvc.conversations.event_ingestor import error_event, event_time, wish_event
 from agentsvc.conversations.event_log import EventLog
 from agentsvc.conversations.message_delivery import deliver_once, open_actions
@@ -42,10 +45,9 @@ from agentsvc.conversations.message_queue_table import (
 from agentsvc.conversations.model import SANDBOX_GONE, ConversationView
 from agentsvc.conversations.service import Conversations
 from agentsvc.conversations.starting.agent_request import text_of, to_agent_message
-from agentsvc.domain.orders import Content, ContentKind, Message, StartStatus, WhenFull
+from agentsvc.domain import Content, ContentKind, Message, StartStatus, WhenFull
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
-from agentsvc.storage.database import Database, IntegrityError, Transaction
-from agentsvc.storage.request_effects import is_watched, note_effect
+from agentsvc.storage import Database, IntegrityError, Transaction, is_watched, note_effect
 
 log = logging.getLogger(__name__)
 

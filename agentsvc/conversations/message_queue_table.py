@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.values import now, to_stored
-from agentsvc.domain.orders import Message
-from agentsvc.storage.database import Queryable, Row, Transaction
+from agentsvc.base import now, to_stored
+from agentsvc.domain import Message
+from agentsvc.storage import Queryable, Row, Transaction
 
 
 class PendingKind(StrEnum):

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base.values import Secret
-from agentsvc.domain.orders import (
+from agentsvc.base import Secret
+from agentsvc.domain import (
     ConversationSort,
     ExecutionStatus,
     Provider,

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.values import monotonic
-from agentsvc.domain.agent_options import Llm
-from agentsvc.models.wire import Upstream, upstream_of
+from agentsvc.base import monotonic
+from agentsvc.domain import Llm
+from agentsvc.models import Upstream, upstream_of
 
 _TRUSTED_SECONDS: Final = 600.0
 _TRUSTED_MAX: Final = 1000

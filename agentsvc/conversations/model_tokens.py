@@ -14,11 +14,20 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.accounts import quotas
-from agentsvc.accounts.keys import UserTable
-from agentsvc.base.bus import EventBus
-from agentsvc.base.errors import AgentsvcError, ModelBudgetReached, NotAuthenticated, QuotaExceeded
-from agentsvc.base.values import Secret, new_id, new_key, now, sha256, to_stored
+from agentsvc.accounts import UserTable, quotas
+from agentsvc.base import (
+    AgentsvcError,
+    EventBus,
+    ModelBudgetReached,
+    NotAuthenticated,
+    QuotaExceeded,
+    Secret,
+    new_id,
+    new_key,
+    now,
+    sha256,
+    to_stored,
+)
 from agentsvc.conversations import facts
 from agentsvc.conversations.model_health import ModelHealth
 from agentsvc.conversations.model_usage import (
@@ -29,12 +38,11 @@ from agentsvc.conversations.model_usage import (
     open_calls,
 )
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.domain.agent_options import Llm
-from agentsvc.models.wire import Upstream, Usage, guess_usage, through, upstream_of
-from agentsvc.plugin.backend import NOT_CALLING
+from agentsvc.domain import Llm
+from agentsvc.models import Upstream, Usage, guess_usage, through, upstream_of
+from agentsvc.plugin import NOT_CALLING
 from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
-from agentsvc.storage.vault import Vault
+from agentsvc.storage import Database, Queryable, Row, Transaction, Vault
 
 PATH: Final = "/llm/v1"
 """Below which sandboxes find their models."""

@@ -4,8 +4,8 @@ A call is noted before it is made, with what it may cost, until what it has used
 server ended meanwhile is not forgotten.
 """
 
-from agentsvc.models.wire import Usage
-from agentsvc.storage.database import Queryable, Row, Transaction
+from agentsvc.models import Usage
+from agentsvc.storage import Queryable, Row, Transaction
 
 
 async def find_usage(reader: Queryable, conversation_id: str) -> Usage:

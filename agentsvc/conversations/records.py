@@ -5,8 +5,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.base.errors import BadRequest
-from agentsvc.base.values import dashed, new_id, now, parse_uuid
+from agentsvc.base import BadRequest, dashed, new_id, now, parse_uuid
 from agentsvc.conversations.model import (
     Conversation,
     ConversationPatch,
@@ -17,9 +16,8 @@ from agentsvc.conversations.model import (
     TitleSource,
     default_title,
 )
-from agentsvc.domain.orders import StartOrder, StartStatus, Trigger
-from agentsvc.domain.repositories import refuse_credentials
-from agentsvc.settings.store import Settings
+from agentsvc.domain import StartOrder, StartStatus, Trigger, refuse_credentials
+from agentsvc.settings import Settings
 
 _KEYLESS_PREFIXES: Final = (
     "bedrock/",

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.values import new_id, now
+from agentsvc.base import new_id, now
 from agentsvc.conversations.starting.prompts import first_message
-from agentsvc.domain.orders import RecordedStep, StartOrder
+from agentsvc.domain import RecordedStep, StartOrder
 
 MODEL: Final = "openai/replay"
 """What the recording is called where agents name their language model."""

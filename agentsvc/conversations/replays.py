@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from agentsvc.agentserver.client import AgentClient, AgentServer, ConversationInfo
-from agentsvc.base.bus import EventBus
-from agentsvc.base.errors import (
+from agentsvc.agentserver import AgentClient, AgentServer, ConversationInfo
+from agentsvc.base import (
     AgentUnavailable,
     Conflict,
     ConversationDeleted,
+    EventBus,
     NotFound,
     StartRefused,
 )
@@ -34,12 +34,10 @@ from agentsvc.conversations.replay_script import (
 )
 from agentsvc.conversations.starting.agent_request import chosen_model, to_agent_message
 from agentsvc.conversations.starting.task_table import StartTaskTable
-from agentsvc.domain.agent_options import llm_to_agent, secrets_of
-from agentsvc.domain.orders import ExecutionStatus, RecordedStep
+from agentsvc.domain import ExecutionStatus, RecordedStep, llm_to_agent, secrets_of
 from agentsvc.sandboxes import Sandbox
-from agentsvc.settings.store import SettingsStore
-from agentsvc.storage.database import Database
-from agentsvc.storage.vault import Vault
+from agentsvc.settings import SettingsStore
+from agentsvc.storage import Database, Vault
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,11 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.values import now, to_stored
-from agentsvc.plugin.backend import IdleRules
-from agentsvc.sandboxes.admission.table import UseTable
-from agentsvc.sandboxes.idle_culler import due, rules_for
-from agentsvc.sandboxes.state import Target
-from agentsvc.settings.store import SettingsStore
-from agentsvc.storage.database import Database, Queryable, Transaction
+from agentsvc.base import now, to_stored
+from agentsvc.plugin import IdleRules
+from agentsvc.sandboxes import Target, UseTable, due, rules_for
+from agentsvc.settings import SettingsStore
+from agentsvc.storage import Database, Queryable, Transaction
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,11 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError, NotAuthenticated
-from agentsvc.base.values import Secret
-from agentsvc.domain.orders import Provider
-from agentsvc.domain.repositories import token_variable
+from agentsvc.base import AgentsvcError, NotAuthenticated, Secret
+from agentsvc.domain import Provider, token_variable
 from agentsvc.sandboxes import Sandbox
-from agentsvc.settings.secret_store import SecretStore
-from agentsvc.storage.vault import Vault
+from agentsvc.settings import SecretStore
+from agentsvc.storage import Vault
 
 _CONTEXT: Final = "provider-pass"
 

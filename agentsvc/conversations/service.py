@@ -11,21 +11,22 @@ from typing import Final
 import msgspec
 
 from agentsvc.accounts import quotas
-from agentsvc.agentserver.client import AgentClient, AgentServer
-from agentsvc.base.bus import EventBus
-from agentsvc.base.errors import (
+from agentsvc.agentserver import AgentClient, AgentServer
+from agentsvc.base import (
     AgentsvcError,
     BadRequest,
     Conflict,
+    EventBus,
     Gone,
     NotFound,
     QuotaExceeded,
     SandboxNotUsable,
+    Supervisor,
+    new_id,
+    now,
+    parse_uuid,
 )
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import new_id, now, parse_uuid
-from agentsvc.config.conversations import ConversationsConfig
-from agentsvc.config.schema import LimitsConfig
+from agentsvc.config import ConversationsConfig, LimitsConfig
 from agentsvc.conversations.archives import Archive, Archives, ArchiveState
 from agentsvc.conversations.callbacks import SandboxCallbacks
 from agentsvc.conversations.deletion import ConversationDeletion, archive_of
@@ -55,15 +56,10 @@ from agentsvc.conversations.starting.progress import Start
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.domain.mcp import restore_secrets
-from agentsvc.domain.orders import StartOrder, StartSort
-from agentsvc.domain.repositories import check_branch, check_repository
+from agentsvc.domain import StartOrder, StartSort, check_branch, check_repository, restore_secrets
 from agentsvc.sandboxes import Sandboxes, SandboxStatus
-from agentsvc.settings.secret_store import SecretStore
-from agentsvc.settings.store import Settings, SettingsStore
-from agentsvc.storage.database import Database, Queryable, Transaction
-from agentsvc.storage.request_effects import note_effect
-from agentsvc.storage.vault import Vault
+from agentsvc.settings import SecretStore, Settings, SettingsStore
+from agentsvc.storage import Database, Queryable, Transaction, Vault, note_effect
 
 log = logging.getLogger(__name__)
 

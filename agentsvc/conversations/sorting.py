@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.values import decode_cursor
-from agentsvc.domain.orders import ConversationSort, StartSort
-from agentsvc.storage.paging import Page
+from agentsvc.base import InvalidRequest, decode_cursor
+from agentsvc.domain import ConversationSort, StartSort
+from agentsvc.storage import Page
 
 _SORTS: Final[Mapping[str, tuple[str, bool]]] = {
     "CREATED_AT": ("created_at", False),

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.values import MASK
+from agentsvc.base import MASK
 
 STATE_KIND: Final = "ConversationStateUpdateEvent"
 

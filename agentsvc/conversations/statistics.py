@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.values import from_stored, now, to_stored
+from agentsvc.base import from_stored, now, to_stored
 from agentsvc.conversations.model import Stage
-from agentsvc.storage.database import Database, Reader
+from agentsvc.storage import Database, Reader
 
 RECENTLY: Final = timedelta(hours=1)
 _NEWEST_EVENTS: Final = 200

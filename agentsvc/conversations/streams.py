@@ -12,10 +12,11 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.bus import EventBus, Notice, Overflow, Subject, Subscription
-from agentsvc.conversations import ConversationQuery, Conversations, ConversationView, StartTask
+from agentsvc.base import EventBus, Notice, Overflow, Subject, Subscription
 from agentsvc.conversations.deltas import DeltaSubscriptions
 from agentsvc.conversations.event_log import EventLog, StoredEvent
+from agentsvc.conversations.model import ConversationQuery, ConversationView, StartTask
+from agentsvc.conversations.service import Conversations
 from agentsvc.sandboxes import Sandbox, Sandboxes
 
 PAGE_BYTES: Final = 64 * 1024

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.bus import EventBus, Notice, Subject
-from agentsvc.base.values import from_stored, now, stored_or_none, to_stored
+from agentsvc.base import EventBus, Notice, Subject, from_stored, now, stored_or_none, to_stored
 from agentsvc.conversations.model import (
     Conversation,
     ConversationQuery,
@@ -19,10 +18,9 @@ from agentsvc.conversations.model import (
 )
 from agentsvc.conversations.sorting import page_of
 from agentsvc.conversations.starting.grouping import Occupancy
-from agentsvc.domain.orders import ExecutionStatus, Provider, Trigger
-from agentsvc.plugin.backend import NOT_CALLING
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
-from agentsvc.storage.paging import cut
+from agentsvc.domain import ExecutionStatus, Provider, Trigger
+from agentsvc.plugin import NOT_CALLING
+from agentsvc.storage import Database, Queryable, Row, Transaction, cut
 
 _SELECT: Final = """SELECT c.id, c.user_id, c.alias, c.sandbox_id, c.title, c.title_source,
     c.selected_repository, c.selected_branch, c.git_provider, c.trigger, c.pr_number, c.llm_model,

@@ -10,14 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.accounts.users import User, UserPatch, change_user, get_user
-from agentsvc.base.errors import Conflict, NotFound
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import now, to_stored
-from agentsvc.conversations import Conversations
+from agentsvc.accounts import User, UserPatch, change_user, get_user
+from agentsvc.base import Conflict, NotFound, Supervisor, now, to_stored
 from agentsvc.conversations.archives import Archives
+from agentsvc.conversations.service import Conversations
 from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.storage.database import Database, Queryable, Transaction
+from agentsvc.storage import Database, Queryable, Transaction
 
 log = logging.getLogger(__name__)
 

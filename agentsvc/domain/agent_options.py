@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from agentsvc.base.validation import convert
-from agentsvc.base.values import Secret, has_control
+from agentsvc.base import Secret, convert, has_control
 
 type Text = Annotated[str, Meta(max_length=4096)]
 type LongText = Annotated[str, Meta(max_length=65536)]

@@ -13,10 +13,20 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct
 
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.urls import TOOL_SERVER_URL
-from agentsvc.base.validation import Problems, checked_by, convert, matching
-from agentsvc.base.values import MASK, NO_CONTROL, Secret, SentSecret, has_control, stated
+from agentsvc.base import (
+    MASK,
+    NO_CONTROL,
+    TOOL_SERVER_URL,
+    InvalidRequest,
+    Problems,
+    Secret,
+    SentSecret,
+    checked_by,
+    convert,
+    has_control,
+    matching,
+    stated,
+)
 
 DEFAULT_TIMEOUT_SECONDS: Final = 60
 MAX_TIMEOUT_SECONDS: Final = 3600

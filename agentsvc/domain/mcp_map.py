@@ -13,9 +13,17 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.validation import Problems, convert
-from agentsvc.base.values import MASK, NO_CONTROL, Secret, SentSecret, has_control, stated
+from agentsvc.base import (
+    MASK,
+    NO_CONTROL,
+    InvalidRequest,
+    Problems,
+    Secret,
+    SentSecret,
+    convert,
+    has_control,
+    stated,
+)
 from agentsvc.domain.mcp import (
     DEFAULT_TIMEOUT_SECONDS,
     MAX_TIMEOUT_SECONDS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret
 from agentsvc.domain.mcp import McpConfig
 
 

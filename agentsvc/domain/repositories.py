@@ -11,10 +11,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from msgspec import Meta, Struct
 
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.urls import CLONE_URL
-from agentsvc.base.validation import checked_by
-from agentsvc.base.values import Secret, stated
+from agentsvc.base import CLONE_URL, InvalidRequest, Secret, checked_by, stated
 from agentsvc.domain.orders import Provider
 
 DEFAULT_HOSTS: Final[Mapping[Provider, str]] = {

@@ -1,30 +1,29 @@
 """What asks a git hosting service that the server does not know by itself."""
 
-from agentsvc.domain.orders import Provider, SuggestedTask, TaskType
-from agentsvc.domain.repositories import check_repository
-from agentsvc.git.client import Answer, page_in, refused
-from agentsvc.git.hosting import (
-    REPOSITORY_LOC,
-    Hosting,
-    Places,
-    bad_cursor,
-    next_number,
-    number_of,
-    quoted,
-    quoted_path,
-)
-from agentsvc.git.model import (
+from agentsvc.domain import Provider, SuggestedTask, TaskType, check_repository
+from agentsvc.git import (
     PAGE_MAX,
+    REPOSITORY_LOC,
+    Answer,
     Branch,
     BranchQuery,
     File,
     GitAccount,
+    Hosting,
     Listing,
     Number,
     OwnerType,
+    Places,
     Repository,
     RepositoryQuery,
     SortBy,
+    bad_cursor,
+    next_number,
+    number_of,
+    page_in,
+    quoted,
+    quoted_path,
+    refused,
 )
 
 __all__ = [

@@ -2,25 +2,32 @@
 
 from collections.abc import Sequence
 
-from agentsvc.base.bus import EventBus
-from agentsvc.conversations.event_log import IMPORTED_KEY, EventLog
-from agentsvc.conversations.model import (
+from agentsvc.base import EventBus
+from agentsvc.conversations import (
+    IMPORTED_KEY,
     Conversation,
+    ConversationTable,
+    EventLog,
     Facts,
     Generation,
     Metrics,
     Stage,
     StartTask,
+    StartTaskTable,
     TitleSource,
     TokenUsage,
     default_title,
 )
-from agentsvc.conversations.starting.task_table import StartTaskTable
-from agentsvc.conversations.table import ConversationTable
-from agentsvc.domain.orders import ExecutionStatus, Provider, StartOrder, StartStatus, Trigger
-from agentsvc.domain.repositories import check_branch, check_repository
-from agentsvc.storage.database import Database, Transaction
-from agentsvc.storage.vault import Vault
+from agentsvc.domain import (
+    ExecutionStatus,
+    Provider,
+    StartOrder,
+    StartStatus,
+    Trigger,
+    check_branch,
+    check_repository,
+)
+from agentsvc.storage import Database, Transaction, Vault
 
 __all__ = [
     "IMPORTED_KEY",

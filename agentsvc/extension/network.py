@@ -1,8 +1,8 @@
 """Connections to addresses that users name: never to private ones, unless that is allowed."""
 
-from agentsvc.agentserver.safe_connector import Lookup, SafeConnector, refusal_in
-from agentsvc.base.urls import WEBHOOK_URL
-from agentsvc.plugin.egress.addresses import BadHost, is_outside, parse_host
+from agentsvc.agentserver import Lookup, SafeConnector, refusal_in
+from agentsvc.base import WEBHOOK_URL
+from agentsvc.plugin.egress import BadHost, is_outside, parse_host
 
 __all__ = [
     "WEBHOOK_URL",

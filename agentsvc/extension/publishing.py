@@ -2,13 +2,11 @@
 
 from typing import Any
 
-from agentsvc.base.bus import EventBus, Notice, Subject
-from agentsvc.base.values import new_id, now
+from agentsvc.base import EventBus, Notice, Subject, new_id, now
 from agentsvc.conversations import Conversations, StartTask
-from agentsvc.domain.orders import StartStatus
-from agentsvc.plugin.hookspecs import Event
-from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.sandboxes.plugin_loader import Notifier
+from agentsvc.domain import StartStatus
+from agentsvc.plugin import Event
+from agentsvc.sandboxes import Notifier, Sandbox, Sandboxes
 
 
 def publish_to(

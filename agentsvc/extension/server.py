@@ -10,23 +10,24 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from agentsvc import __version__
-from agentsvc.base.bus import EventBus, Notice, Subject
-from agentsvc.base.errors import StartFailed
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.config.schema import Config, settings_of
-from agentsvc.conversations import Conversations, StartTask
-from agentsvc.conversations.event_log import EventLog
-from agentsvc.domain.orders import Provider, StartStatus
-from agentsvc.git.hosting import Hosting
-from agentsvc.http.middleware.pipeline import trace_request
-from agentsvc.http.routes import Handler, Route, mount, mounted
-from agentsvc.plugin.files import bundled
-from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
-from agentsvc.sandboxes.plugin_loader import PluginHost, listed
-from agentsvc.sandboxes.runtime_clients import ClientOrder
-from agentsvc.sandboxes.state import Target, status_of
-from agentsvc.storage.database import Database
-from agentsvc.storage.vault import Vault
+from agentsvc.base import EventBus, Notice, StartFailed, Subject, Supervisor
+from agentsvc.config import Config, settings_of
+from agentsvc.conversations import Conversations, EventLog, StartTask
+from agentsvc.domain import Provider, StartStatus
+from agentsvc.git import Hosting
+from agentsvc.http import Handler, Route, mount, mounted, trace_request
+from agentsvc.plugin import bundled
+from agentsvc.sandboxes import (
+    ClientOrder,
+    PluginHost,
+    Sandbox,
+    Sandboxes,
+    SandboxStatus,
+    Target,
+    listed,
+    status_of,
+)
+from agentsvc.storage import Database, Vault
 
 __all__ = [
     "VERSION",

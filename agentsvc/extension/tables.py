@@ -4,9 +4,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from agentsvc.base.errors import StartFailed
-from agentsvc.storage.database import Database, Queryable, Transaction
-from agentsvc.storage.database_file import statements_of
+from agentsvc.base import StartFailed
+from agentsvc.storage import Database, Queryable, Transaction, statements_of
 
 log = logging.getLogger(__name__)
 

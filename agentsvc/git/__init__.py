@@ -4,14 +4,26 @@ No other module knows a provider's paths or words. `client` sends the requests, 
 what a provider can be asked, `model` what is answered.
 """
 
-from agentsvc.git.client import ANSWER_MAX
+from agentsvc.git.client import ANSWER_MAX, Answer, page_in, refused
+from agentsvc.git.hosting import (
+    REPOSITORY_LOC,
+    Hosting,
+    Places,
+    bad_cursor,
+    next_number,
+    number_of,
+    quoted,
+    quoted_path,
+)
 from agentsvc.git.microagents import Microagent
 from agentsvc.git.model import (
+    PAGE_MAX,
     Branch,
     BranchQuery,
     File,
     GitAccount,
     Listing,
+    Number,
     OwnerType,
     Repository,
     RepositoryQuery,
@@ -21,15 +33,28 @@ from agentsvc.git.service import GitProviders
 
 __all__ = [
     "ANSWER_MAX",
+    "PAGE_MAX",
+    "REPOSITORY_LOC",
+    "Answer",
     "Branch",
     "BranchQuery",
     "File",
     "GitAccount",
     "GitProviders",
+    "Hosting",
     "Listing",
     "Microagent",
+    "Number",
     "OwnerType",
+    "Places",
     "Repository",
     "RepositoryQuery",
     "SortBy",
+    "bad_cursor",
+    "next_number",
+    "number_of",
+    "page_in",
+    "quoted",
+    "quoted_path",
+    "refused",
 ]

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct
 from yarl import URL
 
-from agentsvc.agentserver.safe_connector import AddressNotAllowed, refusal_in
-from agentsvc.base.errors import (
+from agentsvc.agentserver import AddressNotAllowed, refusal_in
+from agentsvc.base import (
     AgentsvcError,
     BadRequest,
     GitProviderRateLimited,
@@ -26,11 +26,11 @@ from agentsvc.base.errors import (
     NotAllowed,
     NotAuthenticated,
     NotFound,
+    now,
 )
-from agentsvc.base.values import now
+from agentsvc.domain import Provider
 from agentsvc.domain import repositories as git
-from agentsvc.domain.orders import Provider
-from agentsvc.settings.user_secrets import ProviderToken
+from agentsvc.settings import ProviderToken
 
 ANSWER_MAX: Final = 8 * 1024 * 1024
 """The longest answer that is read; a hundred repositories take about one MiB."""

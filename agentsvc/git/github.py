@@ -3,8 +3,8 @@
 from typing import Final
 from urllib.parse import urlsplit
 
-from agentsvc.base.errors import InvalidRequest, NotAllowed, NotFound
-from agentsvc.domain.orders import Provider, SuggestedTask, TaskType
+from agentsvc.base import InvalidRequest, NotAllowed, NotFound
+from agentsvc.domain import Provider, SuggestedTask, TaskType
 from agentsvc.git.github_wire import (
     ACCOUNTS,
     BRANCHES,

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from agentsvc.domain.orders import Provider, SuggestedTask, TaskType
+from agentsvc.domain import Provider, SuggestedTask, TaskType
 from agentsvc.git.client import Answer
 from agentsvc.git.hosting import Hosting, Places, next_number, number_of, quoted, quoted_path
 from agentsvc.git.model import (

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from agentsvc.base.errors import BadRequest, InvalidRequest
+from agentsvc.base import BadRequest, InvalidRequest
+from agentsvc.domain import SuggestedTask
 from agentsvc.domain import repositories as git
-from agentsvc.domain.orders import SuggestedTask
 from agentsvc.git.client import Api
 from agentsvc.git.model import (
     PAGE_MAX,

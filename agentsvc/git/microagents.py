@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from agentsvc.domain.orders import Provider
+from agentsvc.domain import Provider
 from agentsvc.git.model import File
 
 EXTENSION: Final = ".md"

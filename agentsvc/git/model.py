@@ -5,8 +5,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from agentsvc.base.values import MAX_INT
-from agentsvc.domain.orders import Provider
+from agentsvc.base import MAX_INT
+from agentsvc.domain import Provider
 
 PAGE_MAX: Final = 100
 """The most items a page may have; no service gives more."""

@@ -12,8 +12,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from agentsvc.agentserver.safe_connector import AddressNotAllowed, SafeConnector
-from agentsvc.base.errors import (
+from agentsvc.agentserver import AddressNotAllowed, SafeConnector
+from agentsvc.base import (
     AgentsvcError,
     BadRequest,
     GitProviderRateLimited,
@@ -23,8 +23,8 @@ from agentsvc.base.errors import (
     NotAllowed,
     NotFound,
 )
+from agentsvc.domain import Provider, SuggestedTask
 from agentsvc.domain import repositories as git
-from agentsvc.domain.orders import Provider, SuggestedTask
 from agentsvc.git.client import Api, Connection, not_public, unavailable
 from agentsvc.git.github import GitHub
 from agentsvc.git.gitlab import GitLab
@@ -46,8 +46,7 @@ from agentsvc.git.model import (
     Repository,
     RepositoryQuery,
 )
-from agentsvc.settings.secret_store import SecretStore
-from agentsvc.settings.user_secrets import ProviderToken, ProviderTokenPatch, merge_token
+from agentsvc.settings import ProviderToken, ProviderTokenPatch, SecretStore, merge_token
 
 log = logging.getLogger(__name__)
 

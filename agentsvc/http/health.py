@@ -13,16 +13,15 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from agentsvc import __version__
-from agentsvc.accounts.keys import Role
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable
+from agentsvc.accounts import Role
+from agentsvc.base import AgentsvcError, BackendUnavailable
 from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE
 from agentsvc.http.middleware.authentication import find_caller
 from agentsvc.http.middleware.pipeline import ACTIVITY, Activity
 from agentsvc.http.routes import Route, Scope
 from agentsvc.http.wire import json_response
-from agentsvc.plugin.backend import Health, RuntimeBackend
-from agentsvc.sandboxes.isolation import Protection, find_protections
-from agentsvc.sandboxes.registry import BackendRegistry
+from agentsvc.plugin import Health, RuntimeBackend
+from agentsvc.sandboxes import BackendRegistry, Protection, find_protections
 
 INTERFACE_VERSION: Final = "1.58.0"
 """The version of the agent server whose interface this one serves: the `agent` extra's."""

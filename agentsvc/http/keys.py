@@ -8,39 +8,41 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.accounts.audit import AuditLog
-from agentsvc.accounts.device_logins import DeviceLogins
-from agentsvc.accounts.idempotency import IdempotencyStore
-from agentsvc.accounts.keys import KeyRing, Principal
-from agentsvc.accounts.logins import Logins
-from agentsvc.accounts.open_connections import OpenConnections
-from agentsvc.accounts.quotas import QuotaStore
-from agentsvc.accounts.users import Users
-from agentsvc.base.bus import EventBus
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.config.schema import Config
-from agentsvc.conversations import Conversations
-from agentsvc.conversations.archives import Archives
-from agentsvc.conversations.event_log import EventLog
-from agentsvc.conversations.export import Exports
-from agentsvc.conversations.files import ConversationFiles
-from agentsvc.conversations.live_settings import LiveSettings
-from agentsvc.conversations.message_queue import MessageQueue
-from agentsvc.conversations.model_tokens import ModelToken, ModelTokens
-from agentsvc.conversations.replays import Replays
-from agentsvc.conversations.secret_lookup import ProviderPass
-from agentsvc.conversations.streams import Streams
-from agentsvc.conversations.user_deletion import UserDeletions
+from agentsvc.accounts import (
+    AuditLog,
+    DeviceLogins,
+    IdempotencyStore,
+    KeyRing,
+    Logins,
+    OpenConnections,
+    Principal,
+    QuotaStore,
+    Users,
+)
+from agentsvc.base import EventBus, Supervisor
+from agentsvc.config import Config
+from agentsvc.conversations import (
+    Archives,
+    ConversationFiles,
+    Conversations,
+    EventLog,
+    Exports,
+    LiveSettings,
+    MessageQueue,
+    ModelToken,
+    ModelTokens,
+    ProviderPass,
+    Replays,
+    Streams,
+    UserDeletions,
+)
 from agentsvc.git import GitProviders
 from agentsvc.http.sdk_versions import Version
 from agentsvc.http.server.metrics_registry import Measures, Refusal
-from agentsvc.models.catalogue import Catalogue
-from agentsvc.models.proxy import ModelProxy
-from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.sandboxes.registry import BackendRegistry
-from agentsvc.settings.secret_store import SecretStore
-from agentsvc.settings.store import SettingsStore
-from agentsvc.storage.database import Database
+from agentsvc.models import Catalogue, ModelProxy
+from agentsvc.sandboxes import BackendRegistry, Sandbox, Sandboxes
+from agentsvc.settings import SecretStore, SettingsStore
+from agentsvc.storage import Database
 
 CONFIG: Final[web.AppKey[Config]] = web.AppKey("config")
 DATABASE: Final[web.AppKey[Database]] = web.AppKey("database")

@@ -11,12 +11,12 @@ from typing import Final
 from aiohttp import web
 
 from agentsvc import __version__
-from agentsvc.conversations.statistics import Figures, quantile, read_figures
+from agentsvc.conversations import Figures, quantile, read_figures
 from agentsvc.http.keys import BACKENDS, CONFIG, DATABASE, MEASURES, SANDBOXES, SUPERVISOR
 from agentsvc.http.middleware.pipeline import ACTIVITY
 from agentsvc.http.routes import TEXT, Route, Scope
 from agentsvc.http.server.metrics_registry import Family, counter, gauge, to_text
-from agentsvc.sandboxes.registry import BackendRegistry
+from agentsvc.sandboxes import BackendRegistry
 
 MEDIA: Final = f"{TEXT}; version=0.0.4; charset=utf-8"
 _QUANTILES: Final = (0.5, 0.95)

@@ -6,13 +6,12 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.errors import BadRequest, ModelBudgetReached, ModelUnavailable
-from agentsvc.conversations.model_tokens import PATH
+from agentsvc.base import BadRequest, ModelBudgetReached, ModelUnavailable
+from agentsvc.conversations import PATH
 from agentsvc.http.keys import CONVERSATIONS, MODEL_TOKEN, MODEL_TOKENS, MODELS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import json_response, read_text
-from agentsvc.models.proxy import Answer
-from agentsvc.models.wire import BadQuestion, to_question
+from agentsvc.models import Answer, BadQuestion, to_question
 
 _PASSING: Final = frozenset(
     {

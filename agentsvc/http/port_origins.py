@@ -8,7 +8,7 @@ import ipaddress
 import re
 from typing import Final
 
-from agentsvc.sandboxes.state import AGENT_PORT
+from agentsvc.sandboxes import AGENT_PORT
 
 EDITOR_PORT: Final = "vscode"
 """The name of the port on which a sandbox's editor listens."""

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.errors import AgentsvcError, InvalidRequest, Problem
+from agentsvc.base import AgentsvcError, InvalidRequest, Problem
 from agentsvc.http.openapi.parameters import names_in, path_types
 from agentsvc.http.routes import JSON, Handler, Route, route_of
 from agentsvc.http.wire import BODY, path_id, read_json, read_query

@@ -9,8 +9,8 @@ import msgspec
 from aiohttp import hdrs, web
 from msgspec import UNSET, Meta
 
-from agentsvc.accounts.keys import Principal
-from agentsvc.base.errors import (
+from agentsvc.accounts import Principal
+from agentsvc.base import (
     AgentRefused,
     AgentsvcError,
     AgentUnavailable,

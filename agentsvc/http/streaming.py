@@ -13,8 +13,8 @@ from typing import Final, Protocol
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
-from agentsvc.accounts.keys import Principal
-from agentsvc.base.errors import AgentsvcError, BadRequest, NotAuthenticated, NotFound
+from agentsvc.accounts import Principal
+from agentsvc.base import AgentsvcError, BadRequest, NotAuthenticated, NotFound
 from agentsvc.http.keys import KEYRING, LOGINS, ON_LOST, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import login_token
 from agentsvc.http.middleware.websocket_auth import DOORSTEP, LARGEST_FIRST_BYTES, wants_socket

@@ -14,8 +14,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.base.errors import StartFailed
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret, StartFailed
 from agentsvc.http.keys import CONFIG, PRINCIPAL, SDK_VERSION
 from agentsvc.http.port_origins import (
     EDITOR_PORT,
@@ -28,8 +27,7 @@ from agentsvc.http.port_origins import (
 )
 from agentsvc.http.sdk_versions import Version, mark
 from agentsvc.plugin.egress import SANDBOX_SOURCES
-from agentsvc.sandboxes import Sandbox, SandboxStatus
-from agentsvc.sandboxes.state import AGENT_PORT
+from agentsvc.sandboxes import AGENT_PORT, Sandbox, SandboxStatus
 
 MOUNT: Final = "/sandboxes"
 """The path below which the ports of all sandboxes are."""

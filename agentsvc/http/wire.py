@@ -17,16 +17,21 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from agentsvc.base.errors import (
+from agentsvc.base import (
+    MAX_INT,
     AgentsvcError,
     BodyTooLarge,
     InvalidRequest,
     MalformedBody,
     Problem,
     UnsupportedMediaType,
+    convert,
+    matching,
+    new_id,
+    parse_time,
+    parse_uuid,
+    refusal,
 )
-from agentsvc.base.validation import convert, matching, refusal
-from agentsvc.base.values import MAX_INT, new_id, parse_time, parse_uuid
 from agentsvc.http.routes import Scope, route_of
 
 CALLBACK_BODY_BYTES: Final = 64 * 1024 * 1024

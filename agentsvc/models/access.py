@@ -8,8 +8,8 @@ from typing import Final
 
 from yarl import URL
 
-from agentsvc.agentserver.safe_connector import AddressNotAllowed, Lookup, SafeConnector
-from agentsvc.plugin.egress.addresses import BadHost, parse_host
+from agentsvc.agentserver import AddressNotAllowed, Lookup, SafeConnector
+from agentsvc.plugin.egress import BadHost, parse_host
 
 _REFUSAL: Final = (
     "the server asks models at public addresses only, but for those in"

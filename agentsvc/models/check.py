@@ -15,11 +15,11 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from agentsvc.agentserver.safe_connector import AddressNotAllowed, Lookup, SafeConnector, refusal_in
-from agentsvc.domain.agent_options import Llm
+from agentsvc.agentserver import AddressNotAllowed, Lookup, SafeConnector, refusal_in
+from agentsvc.domain import Llm
 from agentsvc.models.access import check_host, reach_of_models
 from agentsvc.models.hosts import provider_of
-from agentsvc.plugin.egress.addresses import BadHost
+from agentsvc.plugin.egress import BadHost
 
 _ANSWER_MAX: Final = 256 * 1024
 _SAID_MAX: Final = 500

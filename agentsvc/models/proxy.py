@@ -8,11 +8,11 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from agentsvc.agentserver.safe_connector import Lookup, refusal_in
-from agentsvc.base.errors import ModelUnavailable
+from agentsvc.agentserver import Lookup, refusal_in
+from agentsvc.base import ModelUnavailable
 from agentsvc.models.access import check_host, may_ask, reach_of_models
 from agentsvc.models.wire import Upstream, Usage, UsageReader
-from agentsvc.plugin.egress.addresses import BadHost
+from agentsvc.plugin.egress import BadHost
 
 _LARGEST_FAILURE_BYTES: Final = 256 * 1024
 _PRICE_HEADER: Final = "x-litellm-response-cost"

@@ -5,8 +5,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from agentsvc.base.values import Secret
-from agentsvc.domain.agent_options import SECRET_OPTIONS, Llm, LlmOptions
+from agentsvc.base import Secret
+from agentsvc.domain import SECRET_OPTIONS, Llm, LlmOptions
 from agentsvc.models.hosts import provider_of
 
 OPENAI_URL: Final = "https://api.openai.com/v1"

@@ -14,10 +14,8 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from agentsvc.base.errors import BackendUnavailable, OrderRejected, Unsupported
-from agentsvc.base.values import Secret
-from agentsvc.plugin.egress.addresses import BadHost
-from agentsvc.plugin.egress.policy import parse_policy
+from agentsvc.base import BackendUnavailable, OrderRejected, Secret, Unsupported
+from agentsvc.plugin.egress import BadHost, parse_policy
 from agentsvc.plugin.values import (
     Capability,
     Cause,

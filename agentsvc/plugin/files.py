@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 import agentsvc
-from agentsvc.base.errors import StartFailed
+from agentsvc.base import StartFailed
 
 PACKAGE: Final = "agentsvc_plugins"
 """The package that plugins are imported into, whatever their files are called."""

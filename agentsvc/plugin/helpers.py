@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
-from agentsvc.base.errors import OrderRejected
+from agentsvc.base import OrderRejected
 from agentsvc.plugin.backend import Port
 
 _KNOWN_PORTS: Final = {"agent": 8000, "vscode": 8001, "worker_1": 8011, "worker_2": 8012}

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret
 
 
 class Capability(StrEnum):

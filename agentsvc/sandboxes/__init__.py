@@ -3,7 +3,68 @@
 `state` holds the structs and the decision, `table` the SQL, `service` the class that others use.
 """
 
+from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room
+from agentsvc.sandboxes.admission.table import Removal, UseTable
+from agentsvc.sandboxes.admission.warm_pool import SPARES_SECONDS
+from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
+from agentsvc.sandboxes.idle_culler import IdleCuller, defaults_of, due, rules_for
+from agentsvc.sandboxes.isolation import Protection, check_isolation, find_protections
+from agentsvc.sandboxes.logs import MOST_LINES, read_output
+from agentsvc.sandboxes.orders import CallbackRules
+from agentsvc.sandboxes.owners import Owners
+from agentsvc.sandboxes.plugin_loader import (
+    BUILT_IN,
+    Backend,
+    Notifier,
+    Plugin,
+    PluginHost,
+    installed_points,
+    listed,
+)
+from agentsvc.sandboxes.registry import BackendRegistry, kinds_of
+from agentsvc.sandboxes.runtime_clients import ClientOrder
 from agentsvc.sandboxes.service import Sandboxes
-from agentsvc.sandboxes.state import Sandbox, SandboxStatus, Target
+from agentsvc.sandboxes.state import AGENT_PORT, Sandbox, SandboxStatus, Target, status_of
+from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.sandboxes.usage_meter import Measured, Meter
 
-__all__ = ["Sandbox", "SandboxStatus", "Sandboxes", "Target"]
+__all__ = [
+    "AGENT_PORT",
+    "BUILT_IN",
+    "MOST_LINES",
+    "SPARES_SECONDS",
+    "Backend",
+    "BackendRegistry",
+    "CallbackRules",
+    "ClientOrder",
+    "Held",
+    "IdleCuller",
+    "Limits",
+    "Load",
+    "Measured",
+    "Meter",
+    "Notifier",
+    "Owners",
+    "Plugin",
+    "PluginHost",
+    "Protection",
+    "Removal",
+    "Room",
+    "Sandbox",
+    "SandboxStatus",
+    "SandboxTable",
+    "Sandboxes",
+    "Target",
+    "UseTable",
+    "WarmPoolTable",
+    "check_isolation",
+    "defaults_of",
+    "due",
+    "find_protections",
+    "installed_points",
+    "kinds_of",
+    "listed",
+    "read_output",
+    "rules_for",
+    "status_of",
+]

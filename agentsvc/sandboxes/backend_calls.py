@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError, BackendBroken, BackendUnavailable
-from agentsvc.base.supervisor import is_cancelled
-from agentsvc.plugin.backend import Handle, PartlyScanned, RuntimeBackend
+from agentsvc.base import AgentsvcError, BackendBroken, BackendUnavailable, is_cancelled
+from agentsvc.plugin import Handle, PartlyScanned, RuntimeBackend
 from agentsvc.sandboxes.registry import BackendRegistry
 
 log = logging.getLogger(__name__)

@@ -8,10 +8,9 @@ its sandboxes otherwise than by their addresses, is asked about each new connect
 from functools import partial
 from urllib.parse import urlsplit
 
-from agentsvc.agentserver.safe_connector import Confirm
-from agentsvc.base.errors import PortUnavailable
-from agentsvc.base.values import Secret, sha256
-from agentsvc.plugin.backend import Endpoint, Handle
+from agentsvc.agentserver import Confirm
+from agentsvc.base import PortUnavailable, Secret, sha256
+from agentsvc.plugin import Endpoint, Handle
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.table import SandboxTable

@@ -9,18 +9,16 @@ import logging
 from datetime import timedelta
 from typing import Final
 
-from agentsvc.agentserver.client import AgentClient
-from agentsvc.base.errors import AgentsvcError
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import now
-from agentsvc.config.sandboxes import SandboxesConfig
-from agentsvc.plugin.backend import IdleRules, Phase
+from agentsvc.agentserver import AgentClient
+from agentsvc.base import AgentsvcError, Supervisor, now
+from agentsvc.config import SandboxesConfig
+from agentsvc.plugin import IdleRules, Phase
 from agentsvc.sandboxes.admission.capacity import Held
 from agentsvc.sandboxes.admission.table import Unused
 from agentsvc.sandboxes.service import Sandboxes
 from agentsvc.sandboxes.state import Sandbox, Target
-from agentsvc.settings.store import SettingsStore
-from agentsvc.storage.database import Database, Reader
+from agentsvc.settings import SettingsStore
+from agentsvc.storage import Database, Reader
 
 log = logging.getLogger(__name__)
 

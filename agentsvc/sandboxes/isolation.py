@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import BackendUnavailable, StartFailed
-from agentsvc.config.sandboxes import SandboxesConfig
-from agentsvc.plugin.backend import Isolation, Limits, RuntimeBackend, Spec
+from agentsvc.base import BackendUnavailable, StartFailed
+from agentsvc.config import SandboxesConfig
+from agentsvc.plugin import Isolation, Limits, RuntimeBackend, Spec
 from agentsvc.sandboxes.registry import BackendRegistry
 
 type Backend = RuntimeBackend[Any]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 
-from agentsvc.base.values import now
+from agentsvc.base import now
 
 
 class Usage:

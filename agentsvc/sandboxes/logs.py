@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from agentsvc.base.errors import NotFound
+from agentsvc.base import NotFound
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.state import Sandbox

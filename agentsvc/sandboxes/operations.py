@@ -1,7 +1,7 @@
 """What can be done to a sandbox, by its phase and by what its backend can do."""
 
-from agentsvc.base.errors import BackendUnavailable, Unsupported
-from agentsvc.plugin.backend import Capability, Phase
+from agentsvc.base import BackendUnavailable, Unsupported
+from agentsvc.plugin import Capability, Phase
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.state import Sandbox, Target
 

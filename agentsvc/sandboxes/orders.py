@@ -6,13 +6,12 @@ from typing import Final
 import msgspec
 
 from agentsvc.backends.specs import OUTPUT
-from agentsvc.base.values import Secret, sha256
-from agentsvc.models.hosts import host_of
-from agentsvc.plugin.backend import Network, Order, Spec
-from agentsvc.plugin.egress.addresses import Address, BadHost, parse_host, split_port
-from agentsvc.plugin.egress.policy import Mode, parse_policy
+from agentsvc.base import Secret, sha256
+from agentsvc.models import host_of
+from agentsvc.plugin import Network, Order, Spec
+from agentsvc.plugin.egress import Address, BadHost, Mode, parse_host, parse_policy, split_port
 from agentsvc.sandboxes.state import Sandbox
-from agentsvc.settings.store import Settings, llm_of
+from agentsvc.settings import Settings, llm_of
 
 WEBHOOK_PATH: Final = "/api/v1/webhooks"
 

@@ -7,10 +7,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError, BackendBroken
-from agentsvc.base.values import now
-from agentsvc.config.sandboxes import SandboxesConfig
-from agentsvc.plugin.backend import Found, PartlyScanned
+from agentsvc.base import AgentsvcError, BackendBroken, now
+from agentsvc.config import SandboxesConfig
+from agentsvc.plugin import Found, PartlyScanned
 from agentsvc.sandboxes.admission.table import Removal
 from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
 from agentsvc.sandboxes.backend_calls import BackendCalls
@@ -18,7 +17,7 @@ from agentsvc.sandboxes.reconciler import Reconciler
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.state import SandboxSummary
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.storage.database import Database
+from agentsvc.storage import Database
 
 log = logging.getLogger(__name__)
 

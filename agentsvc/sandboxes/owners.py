@@ -1,10 +1,9 @@
 """What backends may ask of the user whose sandbox they run."""
 
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.settings.store import SettingsStore
-from agentsvc.storage.database import Database
-from agentsvc.storage.vault import Vault
+from agentsvc.settings import SettingsStore
+from agentsvc.storage import Database, Vault
 
 
 class Owners:

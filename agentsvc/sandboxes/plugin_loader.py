@@ -21,12 +21,20 @@ import msgspec
 import pluggy
 
 from agentsvc.backends import process
-from agentsvc.base.errors import StartFailed
-from agentsvc.base.supervisor import is_cancelled
-from agentsvc.plugin import hookspecs
-from agentsvc.plugin.backend import Capability, RuntimeBackend, Spec
-from agentsvc.plugin.files import PluginFile, bundled, import_file, is_needed, plugins_in
-from agentsvc.plugin.hookspecs import NAME, Event
+from agentsvc.base import StartFailed, is_cancelled
+from agentsvc.plugin import (
+    NAME,
+    Capability,
+    Event,
+    PluginFile,
+    RuntimeBackend,
+    Spec,
+    bundled,
+    hookspecs,
+    import_file,
+    is_needed,
+    plugins_in,
+)
 
 log = logging.getLogger(__name__)
 

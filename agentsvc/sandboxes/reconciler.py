@@ -14,11 +14,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError, BackendBroken, Conflict
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import Secret, now, sha256
-from agentsvc.config.sandboxes import SandboxesConfig
-from agentsvc.plugin.backend import (
+from agentsvc.base import AgentsvcError, BackendBroken, Conflict, Secret, Supervisor, now, sha256
+from agentsvc.config import SandboxesConfig
+from agentsvc.plugin import (
     Capability,
     Cause,
     Handle,
@@ -38,7 +36,7 @@ from agentsvc.sandboxes.orders import CallbackRules, make_order
 from agentsvc.sandboxes.runtime_clients import ClientTable
 from agentsvc.sandboxes.state import Action, Sandbox, Target, is_settled, next_action
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage import Database, Transaction
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable, OrderRejected, StartFailed
-from agentsvc.config.sandboxes import RoomConfig
-from agentsvc.config.schema import Config
-from agentsvc.plugin.backend import API_VERSION, BackendContext, FindKey, Health, Spec, no_key
+from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected, StartFailed
+from agentsvc.config import Config, RoomConfig
+from agentsvc.plugin import API_VERSION, BackendContext, FindKey, Health, Spec, no_key
 from agentsvc.sandboxes.plugin_loader import Backend, BackendType, PluginHost, listed
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.values import Secret
-from agentsvc.storage.database import Database, Queryable, Transaction
-from agentsvc.storage.vault import Vault
+from agentsvc.base import Secret
+from agentsvc.storage import Database, Queryable, Transaction, Vault
 
 _env: Final = msgspec.json.Decoder(dict[str, str])
 _encode: Final = msgspec.json.encode

@@ -10,14 +10,25 @@ from datetime import datetime
 
 import msgspec
 
-from agentsvc.accounts.keys import UserTable
-from agentsvc.agentserver.client import AgentClient
-from agentsvc.base.errors import Conflict, Gone, NotAuthenticated, NotFound, SandboxNotUsable
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import monotonic, new_id, new_key, now, sha256, to_stored
-from agentsvc.config.sandboxes import SandboxesConfig
-from agentsvc.domain.orders import WhenFull
-from agentsvc.plugin.backend import Capability, Phase, Spec
+from agentsvc.accounts import UserTable
+from agentsvc.agentserver import AgentClient
+from agentsvc.base import (
+    Conflict,
+    Gone,
+    NotAuthenticated,
+    NotFound,
+    SandboxNotUsable,
+    Supervisor,
+    monotonic,
+    new_id,
+    new_key,
+    now,
+    sha256,
+    to_stored,
+)
+from agentsvc.config import SandboxesConfig
+from agentsvc.domain import WhenFull
+from agentsvc.plugin import Capability, Phase, Spec
 from agentsvc.sandboxes.admission.capacity import Load
 from agentsvc.sandboxes.admission.placement import Place, choose, places_of
 from agentsvc.sandboxes.admission.queue import AdmissionQueue
@@ -38,11 +49,8 @@ from agentsvc.sandboxes.state import Sandbox, Target, is_settled
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.sandboxes.targets import Targets
 from agentsvc.sandboxes.usage_meter import Meter
-from agentsvc.settings.store import SettingsStore
-from agentsvc.storage.database import Database, Queryable, Transaction
-from agentsvc.storage.paging import Page, cut
-from agentsvc.storage.request_effects import note_effect
-from agentsvc.storage.vault import Vault
+from agentsvc.settings import SettingsStore
+from agentsvc.storage import Database, Page, Queryable, Transaction, Vault, cut, note_effect
 
 
 class Sandboxes:

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.values import Secret
-from agentsvc.plugin.backend import Cause, Endpoint, Handle, Isolation, PausedAs, Phase, Spec
+from agentsvc.base import Secret
+from agentsvc.plugin import Cause, Endpoint, Handle, Isolation, PausedAs, Phase, Spec
 
 AGENT_PORT: Final = "agent"
 """The name of the port on which a sandbox's agent server listens."""

@@ -6,21 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.values import Secret, from_stored, now, sha256, to_stored
-from agentsvc.plugin.backend import (
-    Cause,
-    Endpoint,
-    Handle,
-    Isolation,
-    PausedAs,
-    Phase,
-    Report,
-    Spec,
-)
+from agentsvc.base import Secret, from_stored, now, sha256, to_stored
+from agentsvc.plugin import Cause, Endpoint, Handle, Isolation, PausedAs, Phase, Report, Spec
 from agentsvc.sandboxes.state import Sandbox, SandboxSummary, Target
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
-from agentsvc.storage.paging import Page
-from agentsvc.storage.vault import Vault
+from agentsvc.storage import Database, Page, Queryable, Row, Transaction, Vault
 
 _SELECT: Final = """SELECT id, user_id, spec_id, spec, backend, target, phase, reason, exit_code, handle,
     endpoints, working_dir, facts, session_key_sealed, ready_by, created_at, updated_at,

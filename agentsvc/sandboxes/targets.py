@@ -4,11 +4,10 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from agentsvc.base.errors import Conflict
-from agentsvc.base.values import now
-from agentsvc.config.sandboxes import SandboxesConfig
-from agentsvc.domain.orders import WhenFull
-from agentsvc.plugin.backend import Phase
+from agentsvc.base import Conflict, now
+from agentsvc.config import SandboxesConfig
+from agentsvc.domain import WhenFull
+from agentsvc.plugin import Phase
 from agentsvc.sandboxes.admission.queue import AdmissionQueue, held_of
 from agentsvc.sandboxes.admission.table import UseTable
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
@@ -18,7 +17,7 @@ from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.reconciler import Reconciler
 from agentsvc.sandboxes.state import Sandbox, Target, holds_room
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.storage.database import Database, Transaction
+from agentsvc.storage import Database, Transaction
 
 
 class Targets:

@@ -12,9 +12,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError
-from agentsvc.base.values import now
-from agentsvc.plugin.backend import Phase, Usage
+from agentsvc.base import AgentsvcError, now
+from agentsvc.plugin import Phase, Usage
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.state import Sandbox, SandboxSummary
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.errors import Conflict, InvalidRequest, NotFound
-from agentsvc.domain.agent_options import SECRET_OPTIONS, Llm
+from agentsvc.base import Conflict, InvalidRequest, NotFound
+from agentsvc.domain import SECRET_OPTIONS, Llm
 from agentsvc.settings.store import Settings, llm_of
 
 PROFILES_MAX: Final = 10

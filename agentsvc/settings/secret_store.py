@@ -10,10 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from agentsvc.base import values
-from agentsvc.base.errors import Conflict, InvalidRequest, NotFound
-from agentsvc.base.values import Secret
-from agentsvc.domain.orders import Provider
+from agentsvc.base import Conflict, InvalidRequest, NotFound, Secret, values
+from agentsvc.domain import Provider
 from agentsvc.settings.user_secrets import (
     CustomSecret,
     CustomSecretPatch,
@@ -25,9 +23,7 @@ from agentsvc.settings.user_secrets import (
     merge_secret,
     merge_token,
 )
-from agentsvc.storage.database import Database, Reader, Row, Transaction
-from agentsvc.storage.request_effects import note_effect
-from agentsvc.storage.vault import Vault
+from agentsvc.storage import Database, Reader, Row, Transaction, Vault, note_effect
 
 
 class SecretStore:

@@ -13,19 +13,31 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from agentsvc.base import values
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.urls import HTTP_URL
-from agentsvc.base.validation import Problems
-from agentsvc.base.values import MASK, MAX_INT, NO_CONTROL, Secret, SentSecret, has_control, stated
-from agentsvc.domain.agent_options import AgentOptions, Llm, LlmOptions
-from agentsvc.domain.mcp import McpConfig, restore_secrets, show_mcp_config
-from agentsvc.plugin.backend import IdleRules
+from agentsvc.base import (
+    HTTP_URL,
+    MASK,
+    MAX_INT,
+    NO_CONTROL,
+    InvalidRequest,
+    Problems,
+    Secret,
+    SentSecret,
+    has_control,
+    stated,
+    values,
+)
+from agentsvc.domain import (
+    AgentOptions,
+    Llm,
+    LlmOptions,
+    McpConfig,
+    restore_secrets,
+    show_mcp_config,
+)
+from agentsvc.plugin import IdleRules
 from agentsvc.settings.secret_store import SecretStore, apply_secrets
 from agentsvc.settings.user_secrets import CustomSecret, ProviderToken, SecretsPatch
-from agentsvc.storage.database import Database, Reader, Row, Transaction
-from agentsvc.storage.request_effects import note_effect
-from agentsvc.storage.vault import Vault
+from agentsvc.storage import Database, Reader, Row, Transaction, Vault, note_effect
 
 __all__ = [
     "AGENTS",

@@ -10,11 +10,19 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.validation import Problems, checked_by, convert
-from agentsvc.base.values import MASK, Secret, SentSecret, has_control, stated
+from agentsvc.base import (
+    MASK,
+    InvalidRequest,
+    Problems,
+    Secret,
+    SentSecret,
+    checked_by,
+    convert,
+    has_control,
+    stated,
+)
+from agentsvc.domain import Provider
 from agentsvc.domain import repositories as git
-from agentsvc.domain.orders import Provider
 
 MAX_NAME_LENGTH: Final = 256
 MAX_VALUE_BYTES: Final = 64 * 1024

@@ -26,8 +26,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agentsvc.base.errors import CapacityExceeded, Conflict
-from agentsvc.base.values import monotonic
+from agentsvc.base import CapacityExceeded, Conflict, monotonic
 from agentsvc.storage.database_file import MIGRATIONS, copy_to, prepare, primary_code, uri
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from agentsvc.base import values
-from agentsvc.base.errors import HINT_ACCESS, HINT_ROOM, BadRequest, StartFailed, hint_against
+from agentsvc.base import HINT_ACCESS, HINT_ROOM, BadRequest, StartFailed, hint_against, values
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from agentsvc.base.errors import StartFailed, hint_against
-from agentsvc.base.values import new_id
-from agentsvc.config.data_directory import DataDirectory
+from agentsvc.base import StartFailed, hint_against, new_id
+from agentsvc.config import DataDirectory
 from agentsvc.storage.database import Database, Queryable, Transaction
 from agentsvc.storage.vault import Vault
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.base.values import decode_cursor, encode_cursor
+from agentsvc.base import decode_cursor, encode_cursor
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

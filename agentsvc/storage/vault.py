@@ -16,8 +16,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from agentsvc.base import values
-from agentsvc.base.errors import AgentsvcError, StartFailed, hint_against
+from agentsvc.base import AgentsvcError, StartFailed, hint_against, values
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,14 @@ Public: plugin authors import from here. Nothing in the server does.
 
 from agentsvc.testing.backend import FAKE_SPEC, FakeBackend, FakeConfig, FakeWorld
 from agentsvc.testing.kit import CheckResult, Outcome, backend_contract, check_backend
+from agentsvc.testing.llm import MODEL, ScriptedModel
+from agentsvc.testing.promises import CHECKS
 from agentsvc.testing.rig import WORKLOAD, KitOptions
 
 __all__ = [
+    "CHECKS",
     "FAKE_SPEC",
+    "MODEL",
     "WORKLOAD",
     "CheckResult",
     "FakeBackend",
@@ -16,6 +20,7 @@ __all__ = [
     "FakeWorld",
     "KitOptions",
     "Outcome",
+    "ScriptedModel",
     "backend_contract",
     "check_backend",
 ]

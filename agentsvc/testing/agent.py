@@ -15,10 +15,9 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from agentsvc.agentserver.responses import CommandResult
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import new_id
-from agentsvc.plugin.backend import Order
+from agentsvc.agentserver import CommandResult
+from agentsvc.base import Supervisor, new_id
+from agentsvc.plugin import Order
 from agentsvc.testing.fake_conversation import FakeConversation, Json, observe, read_history
 from agentsvc.testing.fake_sandbox import FakeSandbox
 from agentsvc.testing.llm import DEMO, Script, make_playbook

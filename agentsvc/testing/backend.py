@@ -19,9 +19,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.base.errors import BackendUnavailable, Conflict, HandleTooNew, OrderRejected
-from agentsvc.base.values import now
-from agentsvc.plugin.backend import (
+from agentsvc.base import BackendUnavailable, Conflict, HandleTooNew, OrderRejected, now
+from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
     Capability,
@@ -44,8 +43,8 @@ from agentsvc.plugin.backend import (
     Spec,
     Usage,
     fill,
+    hookimpl,
 )
-from agentsvc.plugin.hookspecs import hookimpl
 from agentsvc.testing.workload import Workload
 
 HANDLE_VERSION: Final = 1

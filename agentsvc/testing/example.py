@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from agentsvc.base.errors import BackendUnavailable, HandleTooNew, OrderRejected
-from agentsvc.plugin.backend import (
+from agentsvc.base import BackendUnavailable, HandleTooNew, OrderRejected
+from agentsvc.plugin import (
     API_VERSION,
     Capability,
     Endpoint,
@@ -35,8 +35,8 @@ from agentsvc.plugin.backend import (
     SaveHandle,
     Spec,
     fill,
+    hookimpl,
 )
-from agentsvc.plugin.hookspecs import hookimpl
 
 HANDLE_VERSION = 1
 

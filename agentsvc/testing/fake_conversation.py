@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.values import MASK, dashed, new_id, now
+from agentsvc.base import MASK, dashed, new_id, now
 from agentsvc.testing.llm import Playbook, Reply, ToolCall, Turn
 
 type Json = dict[str, Any]

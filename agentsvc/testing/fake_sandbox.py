@@ -1,6 +1,6 @@
 """What an agent server that is not one knows of a sandbox."""
 
-from agentsvc.agentserver.responses import CommandResult
+from agentsvc.agentserver import CommandResult
 from agentsvc.testing.fake_conversation import FakeConversation, Json
 
 

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from aiohttp import web
 
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret
 
 _MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 _IDENTITY: Final = ("-c", "user.name=Test", "-c", "user.email=test@example.com")

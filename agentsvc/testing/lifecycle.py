@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.base.errors import Conflict
-from agentsvc.base.values import new_id, new_key
-from agentsvc.plugin.backend import HANDLE_BYTES_MAX, Capability, Endpoint, Handle, Phase
+from agentsvc.base import Conflict, new_id, new_key
+from agentsvc.plugin import HANDLE_BYTES_MAX, Capability, Endpoint, Handle, Phase
 from agentsvc.testing.looks import check_usage, is_served, stopped_and_started
 from agentsvc.testing.promises import check, needs
 from agentsvc.testing.rig import Rig, expect, expect_error, together, web_endpoint, web_url

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.values import Secret, new_id, now
+from agentsvc.base import Secret, new_id, now
 
 MODEL: Final = "scripted"
 """The name the model has in `GET /v1/models`; agents call it `openai/scripted`."""

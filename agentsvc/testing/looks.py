@@ -8,16 +8,7 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.plugin.backend import (
-    Capability,
-    Handle,
-    Limits,
-    Order,
-    PausedAs,
-    Phase,
-    Report,
-    Usage,
-)
+from agentsvc.plugin import Capability, Handle, Limits, Order, PausedAs, Phase, Report, Usage
 from agentsvc.testing.rig import LoopWatch, Rig, expect
 from agentsvc.testing.workload import WORK_SECONDS
 

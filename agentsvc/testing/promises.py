@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.plugin.backend import Capability
+from agentsvc.plugin import Capability
 from agentsvc.testing.rig import Backend, KitOptions, Rig
 
 type Body = Callable[[Rig], Awaitable[None]]

@@ -6,9 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import BackendUnavailable, HandleTooNew, OrderRejected, Unsupported
-from agentsvc.base.values import new_key
-from agentsvc.plugin.backend import Capability, Isolation, Limits, Network, Order, Phase, Spec
+from agentsvc.base import BackendUnavailable, HandleTooNew, OrderRejected, Unsupported, new_key
+from agentsvc.plugin import Capability, Isolation, Limits, Network, Order, Phase, Spec
 from agentsvc.testing.looks import Records, all_arguments, calls_of, set_fields, still_seconds
 from agentsvc.testing.promises import check
 from agentsvc.testing.rig import Backend, KitOptions, Rig, expect, expect_error, together

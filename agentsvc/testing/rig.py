@@ -17,9 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError
-from agentsvc.base.values import Secret, monotonic, new_id
-from agentsvc.plugin.backend import (
+from agentsvc.base import AgentsvcError, Secret, monotonic, new_id
+from agentsvc.plugin import (
     BackendContext,
     Endpoint,
     Handle,

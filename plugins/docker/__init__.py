@@ -6,8 +6,7 @@ Needs the extra `docker`; the client library is imported when a backend is opene
 from collections.abc import Iterable
 from typing import Any
 
-from agentsvc.plugin.backend import RuntimeBackend, Spec
-from agentsvc.plugin.hookspecs import hookimpl
+from agentsvc.plugin import RuntimeBackend, Spec, hookimpl
 
 from .backend import DockerBackend
 from .specs import SPECS

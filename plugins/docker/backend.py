@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from agentsvc.base.errors import BackendUnavailable, Conflict, HandleTooNew
-from agentsvc.plugin.backend import (
+from agentsvc.base import BackendUnavailable, Conflict, HandleTooNew
+from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
     Capability,

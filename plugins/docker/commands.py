@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from agentsvc.base.errors import AgentsvcError, Conflict, OrderRejected
-from agentsvc.base.values import new_id
-from agentsvc.plugin.backend import ExecResult
+from agentsvc.base import AgentsvcError, Conflict, OrderRejected, new_id
+from agentsvc.plugin import ExecResult
 
 from .engine import Engine
 from .plan import INSIDE

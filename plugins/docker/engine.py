@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable
-from agentsvc.plugin.helpers import finish
+from agentsvc.base import AgentsvcError, BackendUnavailable
+from agentsvc.plugin import finish
 
 from .failures import from_engine, one_line
 from .settings import Host, address_of, resolve_tls_dir, resolve_url

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from agentsvc.base.errors import (
+from agentsvc.base import (
     AgentsvcError,
     BackendUnavailable,
     CapacityExceeded,

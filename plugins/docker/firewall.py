@@ -11,9 +11,8 @@ import shutil
 import socket
 from collections.abc import Iterable
 
-from agentsvc.base.errors import BackendUnavailable
-from agentsvc.base.values import monotonic
-from agentsvc.plugin.helpers import finish
+from agentsvc.base import BackendUnavailable, monotonic
+from agentsvc.plugin import finish
 
 from .engine import is_ours
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.errors import BackendUnavailable, CapacityExceeded, OrderRejected
+from agentsvc.base import BackendUnavailable, CapacityExceeded, OrderRejected
 
 from . import names
 from .engine import Engine, Facts

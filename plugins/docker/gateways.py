@@ -9,9 +9,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from agentsvc.plugin import backend
-from agentsvc.plugin.backend import Order
-from agentsvc.plugin.helpers import choose_ports
+from agentsvc.plugin import Order, backend, choose_ports
 
 from . import names
 from .plan import Json, archive_of, bindings

@@ -9,9 +9,8 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable, OrderRejected
-from agentsvc.base.values import monotonic
-from agentsvc.plugin.backend import StillFetching
+from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected, monotonic
+from agentsvc.plugin import StillFetching
 
 from .engine import Engine, registry_login
 from .failures import from_pull, one_line

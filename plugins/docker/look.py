@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.plugin.backend import NOT_CALLING, Cause, Endpoint, PausedAs, Phase, Report, Usage
+from agentsvc.plugin import NOT_CALLING, Cause, Endpoint, PausedAs, Phase, Report, Usage
 
 from .plan import Json, isolation_of
 

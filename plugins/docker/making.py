@@ -17,9 +17,8 @@ from typing import cast
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
-from agentsvc.plugin.backend import Network, Order
-from agentsvc.plugin.helpers import working_dir
+from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
+from agentsvc.plugin import Network, Order, working_dir
 
 from . import firewall, gateways, names, networks
 from .engine import Engine, Facts

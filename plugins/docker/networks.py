@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import Final
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable, CapacityExceeded
+from agentsvc.base import AgentsvcError, BackendUnavailable, CapacityExceeded
 
 from . import names
 from .engine import Engine

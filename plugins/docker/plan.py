@@ -11,10 +11,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.base.errors import OrderRejected
-from agentsvc.base.values import Secret
-from agentsvc.plugin.backend import Isolation, Order, Spec, fill
-from agentsvc.plugin.helpers import choose_ports, is_below, working_dir
+from agentsvc.base import OrderRejected, Secret
+from agentsvc.plugin import Isolation, Order, Spec, choose_ports, fill, is_below, working_dir
 
 from . import names
 from .settings import DockerConfig

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.base.errors import StartFailed
+from agentsvc.base import StartFailed
 
 _SOCKETS: Final = ("/run/docker.sock", "/var/run/docker.sock", "/run/podman/podman.sock")
 

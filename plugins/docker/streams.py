@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from agentsvc.plugin.backend import LogLine
+from agentsvc.plugin import LogLine
 
 _HEAD: Final = struct.Struct(">BxxxL")
 _LINE_MAX: Final = 65536

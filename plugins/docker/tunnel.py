@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from agentsvc.base.errors import BackendUnavailable
+from agentsvc.base import BackendUnavailable
 
 _FAR_SOCKET: Final = "/var/run/docker.sock"
 _OPTIONS: Final = (

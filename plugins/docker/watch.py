@@ -8,7 +8,7 @@ import contextlib
 import json
 from typing import Any
 
-from agentsvc.base.errors import AgentsvcError
+from agentsvc.base import AgentsvcError
 
 from . import names
 from .engine import Engine

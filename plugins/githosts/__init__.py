@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from agentsvc.plugin.hookspecs import hookimpl
+from agentsvc.plugin import hookimpl
 
 
 @hookimpl

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from agentsvc.base.errors import NotFound
+from agentsvc.base import NotFound
 from agentsvc.extension.git import (
     PAGE_MAX,
     Branch,

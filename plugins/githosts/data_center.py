@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from agentsvc.base.values import to_stored
+from agentsvc.base import to_stored
 from agentsvc.extension.git import (
     PAGE_MAX,
     REPOSITORY_LOC,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import click
 
-from agentsvc.plugin.hookspecs import hookimpl
+from agentsvc.plugin import hookimpl
 
 
 @hookimpl

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import BadRequest
-from agentsvc.base.values import parse_time, parse_uuid
+from agentsvc.base import BadRequest, parse_time, parse_uuid
 from agentsvc.extension.history import ExecutionStatus, Generation, Provider, Trigger
 from agentsvc.extension.storage import read_foreign
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.values import now, parse_time, to_stored
+from agentsvc.base import now, parse_time, to_stored
 from agentsvc.extension.history import IMPORTED_KEY
 
 from .older_tools import (

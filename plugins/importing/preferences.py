@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import BadRequest, Conflict, InvalidRequest
+from agentsvc.base import BadRequest, Conflict, InvalidRequest
 from agentsvc.extension.preferences import (
     Llm,
     LlmBody,

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.values import MAX_INT, parse_time, parse_uuid
+from agentsvc.base import MAX_INT, InvalidRequest, parse_time, parse_uuid
 from agentsvc.extension.history import Metrics, Provider, TokenUsage, check_branch, check_repository
 
 from .model import Unreadable

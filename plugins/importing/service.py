@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.values import now, parse_uuid
+from agentsvc.base import now, parse_uuid
 from agentsvc.extension.history import (
     Conversation,
     Conversations,

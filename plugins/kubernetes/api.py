@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import BackendUnavailable
-from agentsvc.base.values import monotonic
+from agentsvc.base import BackendUnavailable, monotonic
 
 from .failures import from_api
 from .login import Access, log_in

@@ -9,9 +9,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew
-from agentsvc.base.values import now, parse_time
-from agentsvc.plugin.backend import (
+from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, HandleTooNew, now, parse_time
+from agentsvc.plugin import (
     API_VERSION,
     BackendContext,
     Capability,
@@ -31,8 +30,8 @@ from agentsvc.plugin.backend import (
     Spec,
     Usage,
     check_hosts,
+    finish,
 )
-from agentsvc.plugin.helpers import finish
 
 from . import commands, look, names, plan, settings
 from .api import Api

@@ -6,9 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
-from agentsvc.base.values import new_id
-from agentsvc.plugin.backend import ExecResult
+from agentsvc.base import AgentsvcError, BackendUnavailable, Conflict, OrderRejected, new_id
+from agentsvc.plugin import ExecResult
 
 from . import names
 from .api import Api

@@ -4,7 +4,7 @@ import re
 from http import HTTPStatus
 from typing import Any, Final
 
-from agentsvc.base.errors import (
+from agentsvc.base import (
     AgentsvcError,
     BackendUnavailable,
     CapacityExceeded,

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from agentsvc.plugin import backend
-from agentsvc.plugin.backend import Order
+from agentsvc.plugin import Order, backend
 
 from . import names, objects, plan
 from .objects import Place

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import BackendUnavailable
-from agentsvc.base.values import Secret, now
+from agentsvc.base import BackendUnavailable, Secret, now
 
 from .failures import one_line
 from .settings import ACCOUNT, KubernetesConfig, is_in_cluster

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from agentsvc.base.errors import BackendUnavailable, OrderRejected
-from agentsvc.plugin.backend import LogLine
+from agentsvc.base import BackendUnavailable, OrderRejected
+from agentsvc.plugin import LogLine
 
 from .api import Api
 from .objects import CONTAINER

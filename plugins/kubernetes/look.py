@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.values import now, parse_time
-from agentsvc.plugin.backend import NOT_CALLING, Cause, PausedAs, Phase, Report
+from agentsvc.base import now, parse_time
+from agentsvc.plugin import NOT_CALLING, Cause, PausedAs, Phase, Report
 
 from . import names, plan
 from .failures import from_pull, one_line

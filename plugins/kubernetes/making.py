@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import BackendUnavailable, Conflict, OrderRejected
-from agentsvc.base.values import monotonic
-from agentsvc.plugin.backend import Order
+from agentsvc.base import BackendUnavailable, Conflict, OrderRejected, monotonic
+from agentsvc.plugin import Order
 
 from . import gateways, look, names, objects, plan
 from .api import APPLY, MERGE, Api

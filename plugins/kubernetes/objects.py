@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.values import Secret
-from agentsvc.plugin.backend import Order, fill
-from agentsvc.plugin.helpers import choose_ports, working_dir
+from agentsvc.base import Secret
+from agentsvc.plugin import Order, choose_ports, fill, working_dir
 
 from . import names, plan
 from .settings import KubernetesConfig, Toleration

@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.base.errors import OrderRejected
-from agentsvc.plugin.backend import Isolation, Network, Order, Spec, fill
-from agentsvc.plugin.helpers import choose_ports, working_dir
+from agentsvc.base import OrderRejected
+from agentsvc.plugin import Isolation, Network, Order, Spec, choose_ports, fill, working_dir
 
 from .settings import KubernetesConfig, Name, Toleration
 

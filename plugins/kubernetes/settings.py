@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from agentsvc.base.errors import StartFailed
+from agentsvc.base import StartFailed
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod has what it speaks to its cluster with."""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from agentsvc.plugin.backend import Port, Spec
+from agentsvc.plugin import Port, Spec
 
 PUBLISHED_IMAGE: Final = "ghcr.io/openhands/agent-server:1.58.0-python"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable
+from agentsvc.base import AgentsvcError, BackendUnavailable
 
 from . import names
 from .api import Api

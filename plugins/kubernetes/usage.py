@@ -8,9 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable, OrderRejected
-from agentsvc.base.values import monotonic
-from agentsvc.plugin.backend import Usage
+from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected, monotonic
+from agentsvc.plugin import Usage
 
 from . import names, plan
 from .api import Api

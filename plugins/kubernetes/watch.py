@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable
-from agentsvc.base.values import monotonic
+from agentsvc.base import AgentsvcError, BackendUnavailable, monotonic
 
 from . import names
 from .api import Api

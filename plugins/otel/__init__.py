@@ -7,7 +7,7 @@ have traces of their own.
 import os
 from collections.abc import Iterable
 
-from agentsvc.plugin.hookspecs import hookimpl
+from agentsvc.plugin import hookimpl
 
 
 @hookimpl

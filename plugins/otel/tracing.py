@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from agentsvc.base.errors import StartFailed
+from agentsvc.base import StartFailed
 from agentsvc.extension.server import (
     VERSION,
     Extension,

@@ -6,8 +6,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from agentsvc.plugin.backend import RuntimeBackend, Spec
-from agentsvc.plugin.hookspecs import hookimpl
+from agentsvc.plugin import RuntimeBackend, Spec, hookimpl
 
 from .runtime_api import RUNTIME_SPEC, RemoteBackend
 from .server import SERVER_SPEC, ServerBackend

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import (
+from agentsvc.base import (
+    MASK,
     AgentsvcError,
     BackendUnavailable,
     CapacityExceeded,
     Conflict,
     HandleTooNew,
     OrderRejected,
+    Secret,
     Unsupported,
+    sha256,
 )
-from agentsvc.base.values import MASK, Secret, sha256
-from agentsvc.plugin.backend import Handle
+from agentsvc.plugin import Handle
 
 if TYPE_CHECKING:
     import aiohttp

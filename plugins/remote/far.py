@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base.errors import Conflict
-from agentsvc.plugin.backend import (
+from agentsvc.base import Conflict
+from agentsvc.plugin import (
     BackendContext,
     Endpoint,
     Fences,

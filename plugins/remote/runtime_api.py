@@ -14,9 +14,16 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable, Conflict, OrderRejected
-from agentsvc.base.values import Secret, now, parse_time
-from agentsvc.plugin.backend import (
+from agentsvc.base import (
+    AgentsvcError,
+    BackendUnavailable,
+    Conflict,
+    OrderRejected,
+    Secret,
+    now,
+    parse_time,
+)
+from agentsvc.plugin import (
     API_VERSION,
     NOT_CALLING,
     Capability,
@@ -32,8 +39,8 @@ from agentsvc.plugin.backend import (
     SaveHandle,
     Spec,
     fill,
+    finish,
 )
-from agentsvc.plugin.helpers import finish
 
 from .calls import (
     HANDLE_VERSION,

@@ -7,7 +7,7 @@ call the core once, encode. Its other side, which starts sandboxes at such a ser
 
 from collections.abc import Iterable
 
-from agentsvc.plugin.hookspecs import hookimpl
+from agentsvc.plugin import hookimpl
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.base.errors import BadRequest, NotFound, OrderRejected, SandboxLimitReached
+from agentsvc.base import BadRequest, NotFound, OrderRejected, SandboxLimitReached
 from agentsvc.extension.server import Extension, Sandbox, Sandboxes, SandboxStatus, Server
 from agentsvc.extension.web import (
     EXAMPLE_ID,

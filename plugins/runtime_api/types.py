@@ -7,11 +7,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base.errors import BadRequest
-from agentsvc.base.values import Secret, ShownSecret, to_stored
+from agentsvc.base import BadRequest, Secret, ShownSecret, to_stored
 from agentsvc.extension.server import ClientOrder, Sandbox, SandboxStatus
 from agentsvc.extension.web import ClientId, EnvName, EnvValue, Links, Time
-from agentsvc.plugin.backend import Isolation, Spec
+from agentsvc.plugin import Isolation, Spec
 
 IDS_MAX: Final = 100
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import click
 
-from agentsvc.plugin.hookspecs import hookimpl
+from agentsvc.plugin import hookimpl
 
 
 @hookimpl

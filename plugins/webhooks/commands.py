@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret
 from agentsvc.cli.extension import (
     CommandFailed,
     Installation,

@@ -14,8 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base import values
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret, values
 from agentsvc.extension.server import EventBus, EventLog, Notice, Subject, Supervisor
 from agentsvc.extension.storage import Database, Transaction, Vault
 

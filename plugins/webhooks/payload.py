@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.base.values import to_stored
+from agentsvc.base import to_stored
 from agentsvc.extension.server import EventLog, Target, status_of
-from agentsvc.plugin.backend import Phase
+from agentsvc.plugin import Phase
 
 from .model import Delivery
 

@@ -6,8 +6,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base.errors import Conflict, NotFound
-from agentsvc.base.values import Secret, ShownSecret, stated, stored_or_none, to_stored
+from agentsvc.base import Conflict, NotFound, Secret, ShownSecret, stated, stored_or_none, to_stored
 from agentsvc.extension.network import WEBHOOK_URL
 from agentsvc.extension.web import (
     PRINCIPAL,

@@ -12,8 +12,7 @@ import msgspec
 from aiohttp import hdrs
 from yarl import URL
 
-from agentsvc.base import values
-from agentsvc.base.errors import InvalidRequest, NotAllowed
+from agentsvc.base import InvalidRequest, NotAllowed, values
 from agentsvc.extension.network import Lookup, SafeConnector, refusal_in
 
 from .targets import check_url

@@ -6,9 +6,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.base import values
-from agentsvc.base.errors import Conflict, NotFound
-from agentsvc.base.values import Secret
+from agentsvc.base import Conflict, NotFound, Secret, values
 from agentsvc.extension.storage import Database, Transaction, Vault, cut, note_effect
 
 from .model import Change, Delivery, DeliveryState, Subscription, SubscriptionDraft

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from agentsvc.base import values
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret, values
 
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105  # how a secret begins, not a secret
 

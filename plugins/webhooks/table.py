@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.base.values import from_stored, moment_or_none, stored_or_none, to_stored
+from agentsvc.base import from_stored, moment_or_none, stored_or_none, to_stored
 from agentsvc.extension.storage import Queryable, Row, Transaction
 
 from .model import Change, Delivery, DeliveryState, Subscription

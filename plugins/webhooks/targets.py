@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from agentsvc.base.errors import InvalidRequest, NotAllowed
+from agentsvc.base import InvalidRequest, NotAllowed
 from agentsvc.extension.network import BadHost, is_outside, parse_host
 
 LONGEST_URL: Final = 2048

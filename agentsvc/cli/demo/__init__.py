@@ -15,14 +15,14 @@ from typing import Any, Final
 import aiohttp
 import click
 
-from agentsvc.base.values import Secret, monotonic, new_key
+from agentsvc.base import Secret, monotonic, new_key
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.demo.api import KEY_HEADER, V0, V1, DemoApi
 from agentsvc.cli.options import example
 from agentsvc.cli.private import PrivateServer
 from agentsvc.cli.show.notes import Event, find_created_file, find_outcome, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
-from agentsvc.testing.llm import MODEL, ScriptedModel
+from agentsvc.testing import MODEL, ScriptedModel
 
 _NEEDED: Final = ("openhands-agent-server", "openhands-tools")
 _TASK: Final = "Look around, write a small program, and run it."

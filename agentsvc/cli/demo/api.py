@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 import aiohttp
 
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.show.notes import Event
 

@@ -21,8 +21,7 @@ from agentsvc.cli.options import (
     load_config,
 )
 from agentsvc.cli.text import json_text
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.config.schema import Config
+from agentsvc.config import Config, DataDirectory
 
 type Check = Callable[[Config, DataDirectory], Iterator[Finding]]
 

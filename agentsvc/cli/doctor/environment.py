@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from agentsvc.accounts.keys import KeyRing
-from agentsvc.base.errors import AgentsvcError
-from agentsvc.base.values import now
+from agentsvc.accounts import KeyRing
+from agentsvc.base import AgentsvcError, now
 from agentsvc.cli.doctor.finding import Finding, bad, fine, note
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.config.schema import Config
-from agentsvc.models.hosts import host_of
-from agentsvc.settings.store import SettingsStore
-from agentsvc.storage.installation import Installation
+from agentsvc.config import Config, DataDirectory
+from agentsvc.models import host_of
+from agentsvc.settings import SettingsStore
+from agentsvc.storage import Installation
 
 _PROXIES: Final = (
     "HTTPS_PROXY",

@@ -15,13 +15,11 @@ from typing import Final
 
 from agentsvc.backends import bubblewrap, landlock, uplink
 from agentsvc.backends.processconfig import OpenNetwork
-from agentsvc.base.errors import StartFailed
-from agentsvc.base.python_holes import known_vulnerabilities
+from agentsvc.base import StartFailed, known_vulnerabilities
 from agentsvc.cli.doctor.finding import Finding, bad, fine, note
 from agentsvc.cli.plugins import load_plugins, opened
-from agentsvc.config.data_directory import DataDirectory
-from agentsvc.config.schema import Config
-from agentsvc.sandboxes.isolation import Protection, find_protections
+from agentsvc.config import Config, DataDirectory
+from agentsvc.sandboxes import Protection, find_protections
 
 _OLDEST_PYTHON: Final = (3, 12)
 _TOO_NEW_PYTHON: Final = (3, 14)

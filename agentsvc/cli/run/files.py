@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import click
 
-from agentsvc.base.values import new_id
+from agentsvc.base import new_id
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.client import Api
 from agentsvc.cli.talk import SANDBOXES, Record
 from agentsvc.cli.text import clean, confirm
-from agentsvc.storage.tar_reader import SPARSE, BadTar, Gunzip, Kind, TarStream
+from agentsvc.storage import SPARSE, BadTar, Gunzip, Kind, TarStream
 
 MOST_BYTES: Final = 256 * 1024 * 1024
 _MOST_FILES: Final = 100_000

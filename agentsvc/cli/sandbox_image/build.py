@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import StartFailed
+from agentsvc.base import StartFailed
 from agentsvc.cli.sandbox_image.recipe import Recipe
 
 LABEL: Final = "org.agentsvc.recipe"

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.values import sha256
+from agentsvc.base import sha256
 
 BASE: Final = "python:3.13-slim"
 CONTAINERFILE: Final = Path(__file__).with_name("Containerfile")

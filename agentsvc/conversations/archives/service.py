@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver.client import AgentClient, AgentServer
-from agentsvc.base.errors import (
+from agentsvc.agentserver import AgentClient, AgentServer
+from agentsvc.base import (
     AgentsvcError,
     ArchiveRefused,
     CapacityExceeded,
@@ -26,19 +26,19 @@ from agentsvc.base.errors import (
     NotFound,
     SandboxNotUsable,
     StartRefused,
+    Supervisor,
+    new_id,
+    now,
     reason_of,
+    to_stored,
 )
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import new_id, now, to_stored
-from agentsvc.config.sandboxes import ArchivesConfig
+from agentsvc.config import ArchivesConfig
 from agentsvc.conversations.archives.model import Archive, ArchiveState, Rest
 from agentsvc.conversations.archives.table import ArchiveTable
 from agentsvc.conversations.archives.tarball import Bounds, Contents, read_parts, repack
-from agentsvc.domain.orders import WhenFull
+from agentsvc.domain import WhenFull
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
-from agentsvc.storage.database import Database, Transaction
-from agentsvc.storage.paging import Page, cut
-from agentsvc.storage.tar_reader import SPARSE
+from agentsvc.storage import SPARSE, Database, Page, Transaction, cut
 
 log = logging.getLogger(__name__)
 

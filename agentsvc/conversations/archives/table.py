@@ -3,10 +3,9 @@
 from datetime import datetime
 from typing import Any, Final
 
-from agentsvc.base.values import from_stored, to_stored
+from agentsvc.base import from_stored, to_stored
 from agentsvc.conversations.archives.model import Archive, ArchiveState, Rest
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
-from agentsvc.storage.paging import Page
+from agentsvc.storage import Database, Page, Queryable, Row, Transaction
 
 _SELECT: Final = """SELECT id, user_id, conversation_id, title, sandbox_id, working_dir, directory,
     state, reason, releases, size_bytes, unpacked_bytes, files, skipped, created_at, rest

@@ -16,8 +16,8 @@ from typing import IO, Final, cast
 import msgspec
 from backports import zstd
 
-from agentsvc.base.errors import ArchiveRefused
-from agentsvc.storage.tar_reader import (
+from agentsvc.base import ArchiveRefused
+from agentsvc.storage import (
     BLOCK,
     BadTar,
     Gunzip,

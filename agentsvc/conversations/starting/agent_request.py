@@ -9,16 +9,24 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import BadRequest
-from agentsvc.base.values import Secret, dashed, now
+from agentsvc.base import BadRequest, Secret, dashed, now
 from agentsvc.conversations.replay_script import MODEL
 from agentsvc.conversations.secret_lookup import Lookup
 from agentsvc.conversations.starting.prompts import PLANNER_SUFFIX
-from agentsvc.domain.agent_options import Llm, VerificationOptions, llm_to_agent, reveal_options
-from agentsvc.domain.mcp import McpConfig
-from agentsvc.domain.mcp import to_agent as to_agent_mcp
-from agentsvc.domain.orders import AgentType, Content, ContentKind, Message, StartOrder
-from agentsvc.settings.store import Settings, llm_of
+from agentsvc.domain import (
+    AgentType,
+    Content,
+    ContentKind,
+    Llm,
+    McpConfig,
+    Message,
+    StartOrder,
+    VerificationOptions,
+    llm_to_agent,
+    reveal_options,
+)
+from agentsvc.domain import to_agent as to_agent_mcp
+from agentsvc.settings import Settings, llm_of
 
 DEFAULT_MAX_ITERATIONS: Final = 500
 DEFAULT_CONDENSER_SIZE: Final = 240

@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.values import now
+from agentsvc.base import now
 from agentsvc.conversations.model import StartTask
+from agentsvc.sandboxes import Held, Limits, Load, Room
 from agentsvc.sandboxes.admission import capacity
-from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room
 
 log = logging.getLogger(__name__)
 

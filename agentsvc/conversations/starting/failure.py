@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from agentsvc.base.errors import (
+from agentsvc.base import (
     AgentRefused,
     AgentsvcError,
     AgentUnavailable,

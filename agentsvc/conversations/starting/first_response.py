@@ -11,14 +11,12 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver.client import AgentServer
-from agentsvc.base.errors import AgentUnavailable, StartRefused, reason_of
-from agentsvc.base.values import Secret, monotonic
+from agentsvc.agentserver import AgentServer
+from agentsvc.base import AgentUnavailable, Secret, StartRefused, monotonic, reason_of
 from agentsvc.conversations.model_health import Watched
-from agentsvc.domain.agent_options import Llm
-from agentsvc.domain.orders import ExecutionStatus
-from agentsvc.models.hosts import host_of
-from agentsvc.plugin.egress.addresses import split_port
+from agentsvc.domain import ExecutionStatus, Llm
+from agentsvc.models import host_of
+from agentsvc.plugin.egress import split_port
 
 _FIRST_LOOK_SECONDS: Final = 0.05
 _LAST_LOOK_SECONDS: Final = 0.4

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from agentsvc.sandboxes import Sandbox
-from agentsvc.settings.store import GroupingStrategy
+from agentsvc.settings import GroupingStrategy
 
 MATES_MAX: Final = 20
 """How many conversations a sandbox takes before no further one joins it."""

@@ -13,20 +13,21 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver.client import AgentClient, AgentServer, ConversationInfo
-from agentsvc.base.bus import EventBus
-from agentsvc.base.errors import (
+from agentsvc.agentserver import AgentClient, AgentServer, ConversationInfo
+from agentsvc.base import (
     AgentRefused,
     AgentsvcError,
     AgentUnavailable,
     Conflict,
     ConversationDeleted,
+    EventBus,
     NotFound,
+    Secret,
     StartRefused,
+    now,
     reason_of,
 )
-from agentsvc.base.values import Secret, now
-from agentsvc.config.conversations import ConversationsConfig
+from agentsvc.config import ConversationsConfig
 from agentsvc.conversations.archives import Archives
 from agentsvc.conversations.deletion import ConversationDeletion
 from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED, EventIngestor
@@ -61,14 +62,20 @@ from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.starting.tool_servers import Servers, find_failures
 from agentsvc.conversations.starting.workspace import Clone, Workspace
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.domain.agent_options import Llm, llm_to_agent, secrets_of
-from agentsvc.domain.orders import Provider, StartStatus
-from agentsvc.domain.repositories import DEFAULT_HOSTS, check_branch, check_host, locate
+from agentsvc.domain import (
+    DEFAULT_HOSTS,
+    Llm,
+    Provider,
+    StartStatus,
+    check_branch,
+    check_host,
+    llm_to_agent,
+    locate,
+    secrets_of,
+)
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
-from agentsvc.settings.secret_store import SecretStore
-from agentsvc.settings.store import SettingsStore
-from agentsvc.storage.database import Database, Transaction
-from agentsvc.storage.vault import Vault
+from agentsvc.settings import SecretStore, SettingsStore
+from agentsvc.storage import Database, Transaction, Vault
 
 log = logging.getLogger(__name__)
 

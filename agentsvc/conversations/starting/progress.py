@@ -8,17 +8,16 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.agentserver.client import AgentServer
-from agentsvc.base.errors import ConversationDeleted, NotFound
-from agentsvc.base.values import Secret, monotonic, now
+from agentsvc.agentserver import AgentServer
+from agentsvc.base import ConversationDeleted, NotFound, Secret, monotonic, now
 from agentsvc.conversations.model import Conversation, Stage, StartTask
 from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.starting.workspace import Workspace
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.domain.orders import Provider, StartStatus
+from agentsvc.domain import Provider, StartStatus
 from agentsvc.sandboxes import Sandbox
-from agentsvc.settings.store import Settings
-from agentsvc.storage.database import Database, Transaction
+from agentsvc.settings import Settings
+from agentsvc.storage import Database, Transaction
 
 log = logging.getLogger(__name__)
 

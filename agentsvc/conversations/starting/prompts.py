@@ -2,15 +2,8 @@
 
 from typing import Final
 
-from agentsvc.base.errors import BadRequest
-from agentsvc.domain.orders import (
-    Content,
-    ContentKind,
-    Message,
-    StartOrder,
-    SuggestedTask,
-    TaskType,
-)
+from agentsvc.base import BadRequest
+from agentsvc.domain import Content, ContentKind, Message, StartOrder, SuggestedTask, TaskType
 
 PLANNER_SUFFIX: Final = (
     "Your role in this conversation is that of a planner. Read and search as much as you need,"

@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from agentsvc.base.errors import BackendUnavailable, NotFound, StartRefused
+from agentsvc.base import BackendUnavailable, NotFound, StartRefused
 from agentsvc.conversations.starting.concurrency import Lane
 from agentsvc.conversations.starting.failure import unknown_sandbox
 from agentsvc.conversations.starting.grouping import choose_sandbox
 from agentsvc.conversations.starting.progress import Progress, Start, made
 from agentsvc.conversations.table import ConversationTable
-from agentsvc.domain.orders import WhenFull
-from agentsvc.plugin.backend import Spec
+from agentsvc.domain import WhenFull
+from agentsvc.plugin import Spec
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
-from agentsvc.settings.store import GroupingStrategy
-from agentsvc.storage.database import Database, Transaction
+from agentsvc.settings import GroupingStrategy
+from agentsvc.storage import Database, Transaction
 
 log = logging.getLogger(__name__)
 

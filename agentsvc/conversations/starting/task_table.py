@@ -10,14 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.bus import EventBus, Notice, Subject
-from agentsvc.base.values import Secret, from_stored, to_stored
+from agentsvc.base import EventBus, Notice, Secret, Subject, from_stored, to_stored
 from agentsvc.conversations.model import Generation, Stage, StartTask
 from agentsvc.conversations.sorting import page_of
-from agentsvc.domain.orders import StartOrder, StartSort, StartStatus
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
-from agentsvc.storage.paging import cut
-from agentsvc.storage.vault import Vault
+from agentsvc.domain import StartOrder, StartSort, StartStatus
+from agentsvc.storage import Database, Queryable, Row, Transaction, Vault, cut
 
 _SELECT_TASK: Final = """SELECT id, user_id, conversation_id, status, detail, sandbox_id, agent_server_url,
     sealed, generation, stages, created_at, updated_at, queue_position,

@@ -14,9 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.agentserver.client import AgentServer
-from agentsvc.base.errors import AgentsvcError
-from agentsvc.base.values import MASK
+from agentsvc.agentserver import AgentServer
+from agentsvc.base import MASK, AgentsvcError
 
 log = logging.getLogger(__name__)
 

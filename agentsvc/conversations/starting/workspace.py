@@ -13,12 +13,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.agentserver.client import AgentServer
-from agentsvc.agentserver.responses import CommandResult
-from agentsvc.base.errors import StartRefused, reason_of
-from agentsvc.base.values import Secret, sha256
-from agentsvc.domain.orders import Provider
-from agentsvc.domain.repositories import credentials
+from agentsvc.agentserver import AgentServer, CommandResult
+from agentsvc.base import Secret, StartRefused, reason_of, sha256
+from agentsvc.domain import Provider, credentials
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from agentsvc.agentserver.safe_connector import Confirm, confirm_peer
-from agentsvc.base.errors import PortUnavailable
+from agentsvc.agentserver import Confirm, confirm_peer
+from agentsvc.base import PortUnavailable
 
 _SOCKET_SCHEMES: Final = frozenset({"unix", "http+unix"})
 _INSIDE: Final = "127.0.0.1"

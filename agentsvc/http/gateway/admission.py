@@ -12,10 +12,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.accounts.keys import KEY_PREFIX, KeyRing, Principal
-from agentsvc.accounts.logins import Logins
-from agentsvc.accounts.open_connections import OpenConnections
-from agentsvc.base.errors import (
+from agentsvc.accounts import KEY_PREFIX, KeyRing, Logins, OpenConnections, Principal
+from agentsvc.base import (
     Conflict,
     Gone,
     NotAllowed,
@@ -24,7 +22,7 @@ from agentsvc.base.errors import (
     SandboxNotUsable,
     SandboxStarting,
 )
-from agentsvc.config.schema import GatewayConfig
+from agentsvc.config import GatewayConfig
 from agentsvc.http.gateway.port_cookies import port_token
 from agentsvc.http.gateway.target import Shown
 from agentsvc.http.routes import Scope, check_scope

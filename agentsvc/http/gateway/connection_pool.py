@@ -9,7 +9,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, Protocol, cast
 
-from agentsvc.agentserver.safe_connector import Confirm
+from agentsvc.agentserver import Confirm
 from agentsvc.http.gateway.address import Address, connect
 from agentsvc.http.gateway.http_responses import (
     Body,

@@ -14,8 +14,8 @@ import msgspec
 from aiohttp import hdrs
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from agentsvc.accounts.keys import KEY_PREFIX
-from agentsvc.base.errors import BadRequest
+from agentsvc.accounts import KEY_PREFIX
+from agentsvc.base import BadRequest
 
 KEY_HEADER: Final = "X-Session-API-Key"
 OWN_COOKIES: Final = ("agentsvc", "__host-agentsvc", "__secure-agentsvc")

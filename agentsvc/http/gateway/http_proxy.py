@@ -10,7 +10,7 @@ from typing import Final
 from aiohttp import hdrs, web
 from aiohttp.http import StreamWriter
 
-from agentsvc.base.errors import AgentsvcError, PortUnavailable
+from agentsvc.base import AgentsvcError, PortUnavailable
 from agentsvc.http.gateway.connection_pool import Broken, Connection, Pool
 from agentsvc.http.gateway.headers import passing_trailers, to_client, to_lines
 from agentsvc.http.gateway.http_responses import Head

@@ -26,7 +26,7 @@ from agentsvc.http.sdk_versions import (
     version_of_start,
     write_version,
 )
-from agentsvc.sandboxes.state import AGENT_PORT
+from agentsvc.sandboxes import AGENT_PORT
 
 COOKIE: Final = "agentsvc_sdk"
 """The cookie that says which version of the SDK has started a conversation."""

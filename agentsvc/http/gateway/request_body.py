@@ -6,7 +6,7 @@ from typing import Final
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from agentsvc.base.errors import AgentsvcError, MalformedBody
+from agentsvc.base import AgentsvcError, MalformedBody
 from agentsvc.http.gateway.connection_pool import Broken, Connection
 from agentsvc.http.gateway.headers import was_decoded
 from agentsvc.http.keys import AWAITS_CONTINUE

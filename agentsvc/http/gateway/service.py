@@ -8,7 +8,7 @@ from typing import Final
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
-from agentsvc.base.errors import AgentsvcError, NotAllowed, NotAuthenticated, NotFound
+from agentsvc.base import AgentsvcError, NotAllowed, NotAuthenticated, NotFound
 from agentsvc.http.gateway import rewriting as rewrite
 from agentsvc.http.gateway import websocket_frames as frames
 from agentsvc.http.gateway.admission import Admission, Visitor
@@ -31,8 +31,7 @@ from agentsvc.http.port_origins import EDITOR_PORT
 from agentsvc.http.routes import IS_ELSEWHERE, Handler
 from agentsvc.http.server.connections import show_key
 from agentsvc.http.urls import MOUNT, work_origin_of
-from agentsvc.sandboxes import Sandbox
-from agentsvc.sandboxes.state import AGENT_PORT
+from agentsvc.sandboxes import AGENT_PORT, Sandbox
 
 _BAD_KEY: Final = 4001
 _NOT_ALLOWED: Final = 4003

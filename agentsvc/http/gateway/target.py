@@ -9,8 +9,8 @@ import msgspec
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from multidict import CIMultiDict
 
-from agentsvc.agentserver.safe_connector import Confirm
-from agentsvc.base.errors import BadRequest, MalformedBody, MethodNotAllowed, NotAllowed, NotFound
+from agentsvc.agentserver import Confirm
+from agentsvc.base import BadRequest, MalformedBody, MethodNotAllowed, NotAllowed, NotFound
 from agentsvc.http.gateway import headers
 from agentsvc.http.gateway import port_cookies as own_origin
 from agentsvc.http.gateway import rewriting as rewrite
@@ -23,8 +23,7 @@ from agentsvc.http.port_origins import EDITOR_PORT, read_label
 from agentsvc.http.routes import MOST_QUERY_KEYS
 from agentsvc.http.sdk_versions import Reader
 from agentsvc.http.urls import Origin, WorkOrigin, is_from_proxy, links_of, mount_of, origin_of
-from agentsvc.sandboxes import Sandbox
-from agentsvc.sandboxes.state import AGENT_PORT
+from agentsvc.sandboxes import AGENT_PORT, Sandbox
 
 _UNSENDABLE = re.compile(r"[\0-\x20\x7f]")
 _VERSIONS: Final = frozenset({HttpVersion10, HttpVersion11})

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from aiohttp import hdrs, web
 
-from agentsvc.base.errors import BadRequest
+from agentsvc.base import BadRequest
 
 CLOSE_REASON_BYTES: Final = 123
 

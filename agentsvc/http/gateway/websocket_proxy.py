@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from aiohttp import hdrs, web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from agentsvc.base.errors import BadRequest, PortUnavailable
+from agentsvc.base import BadRequest, PortUnavailable
 from agentsvc.http.gateway import websocket_frames as frames
 from agentsvc.http.gateway.address import connect
 from agentsvc.http.gateway.headers import to_client

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.accounts.audit import of_caller
+from agentsvc.accounts import of_caller
 from agentsvc.http.keys import AUDIT, PRINCIPAL, REQUEST_ID
 from agentsvc.http.routes import route_of
 from agentsvc.http.urls import address_of

@@ -7,10 +7,9 @@ import contextlib
 
 from aiohttp import BasicAuth, hdrs, web
 
-from agentsvc.accounts.keys import Principal
-from agentsvc.base.errors import NotAuthenticated
-from agentsvc.conversations.model_tokens import ModelToken
-from agentsvc.conversations.secret_lookup import ProviderPass
+from agentsvc.accounts import Principal
+from agentsvc.base import NotAuthenticated
+from agentsvc.conversations import ModelToken, ProviderPass
 from agentsvc.http.keys import (
     CONVERSATIONS,
     KEYRING,

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agentsvc.config.schema import Config
+from agentsvc.config import Config
 from agentsvc.http.port_origins import LOCAL_DOMAIN, domain_of, name_of
 
 EVERY: Final = "*"

@@ -9,13 +9,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from agentsvc.accounts.idempotency import IdempotencySlot, Kept
-from agentsvc.base.errors import AgentsvcError, BadRequest
+from agentsvc.accounts import IdempotencySlot, Kept
+from agentsvc.base import AgentsvcError, BadRequest
 from agentsvc.http.keys import IDEMPOTENCY, PRINCIPAL
 from agentsvc.http.routes import Handler, Route, route_of, takes_repeats
 from agentsvc.http.wire import BODY, ON_STREAMED, read_text
-from agentsvc.storage.database import Transaction
-from agentsvc.storage.request_effects import watched_by
+from agentsvc.storage import Transaction, watched_by
 
 HEADER: Final = "Idempotency-Key"
 REPLAYED: Final = "Idempotency-Replayed"

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
-from agentsvc.accounts.logins import join_parts
-from agentsvc.base.values import Secret
+from agentsvc.accounts import join_parts
+from agentsvc.base import Secret
 from agentsvc.http.middleware.websocket_auth import wants_socket
 from agentsvc.http.routes import LOGIN_HEADER
 from agentsvc.http.urls import Origin, origin_of

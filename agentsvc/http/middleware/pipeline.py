@@ -16,7 +16,8 @@ from typing import Final, NoReturn
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
-from agentsvc.base.errors import (
+from agentsvc.base import (
+    CURRENT_REQUEST,
     AgentsvcError,
     BadRequest,
     BodyTooLarge,
@@ -28,10 +29,12 @@ from agentsvc.base.errors import (
     TimedOut,
     TooManyRequests,
     UnknownHost,
+    monotonic,
+    new_id,
+    now,
+    write_fast,
 )
-from agentsvc.base.logs import CURRENT_REQUEST, write_fast
-from agentsvc.base.values import monotonic, new_id, now
-from agentsvc.config.schema import LimitsConfig
+from agentsvc.config import LimitsConfig
 from agentsvc.http.keys import (
     AWAITS_CONTINUE,
     IS_FORWARDED,

@@ -13,9 +13,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.errors import TooManyRequests
-from agentsvc.base.values import monotonic
-from agentsvc.config.schema import LimitsConfig
+from agentsvc.base import TooManyRequests, monotonic
+from agentsvc.config import LimitsConfig
 from agentsvc.http.wire import CALLBACK_BODY_BYTES
 
 _WINDOW_SECONDS: Final = 60

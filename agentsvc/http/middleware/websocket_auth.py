@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.base.errors import NotAuthenticated
+from agentsvc.base import NotAuthenticated
 from agentsvc.http.keys import SDK_VERSION
 from agentsvc.http.sdk_versions import unmark
 

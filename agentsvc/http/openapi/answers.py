@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from agentsvc.base.errors import (
+from agentsvc.base import (
     AgentsvcError,
     BadRequest,
     BodyTooLarge,

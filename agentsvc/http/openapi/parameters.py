@@ -7,10 +7,10 @@ from uuid import UUID
 
 import msgspec
 
-from agentsvc.base.values import stated
+from agentsvc.base import stated
 from agentsvc.http.openapi.schemas import Json, find, without_null
 from agentsvc.http.routes import Route
-from agentsvc.settings.profiles import NAME_PATTERN
+from agentsvc.settings import NAME_PATTERN
 
 _PART: Final = re.compile(r"\{(\w+)(?::[^{}]+)?\}")
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.values import Secret
+from agentsvc.base import Secret
 from agentsvc.http.openapi.texts import Source, classes_of
 from agentsvc.http.routes import SHOWN_AS
 

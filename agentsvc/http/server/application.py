@@ -17,10 +17,8 @@ import yarl
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from agentsvc.base.errors import AgentsvcError, BadRequest, MalformedBody
-from agentsvc.base.logs import CURRENT_REQUEST
-from agentsvc.base.values import new_id
-from agentsvc.config.schema import LimitsConfig, ServerConfig
+from agentsvc.base import CURRENT_REQUEST, AgentsvcError, BadRequest, MalformedBody, new_id
+from agentsvc.config import LimitsConfig, ServerConfig
 from agentsvc.http.keys import AWAITS_CONTINUE, MEASURES, REQUEST_ID, SDK_VERSION, SENT_TARGET
 from agentsvc.http.sdk_versions import unmark_request
 from agentsvc.http.server.connection_limit import LOOPBACK, ConnectionLimit, Network

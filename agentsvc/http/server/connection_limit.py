@@ -11,8 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from agentsvc.base.errors import CapacityExceeded, TooManyRequests
-from agentsvc.base.values import monotonic
+from agentsvc.base import CapacityExceeded, TooManyRequests, monotonic
 from agentsvc.plugin.egress import SANDBOX_SOURCES
 
 type Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -11,8 +11,8 @@ from typing import Final, cast
 
 from aiohttp import hdrs, web
 
-from agentsvc.base.errors import AgentsvcError, TooManyRequests
-from agentsvc.config.schema import ServerConfig
+from agentsvc.base import AgentsvcError, TooManyRequests
+from agentsvc.config import ServerConfig
 from agentsvc.http.keys import AWAITS_CONTINUE, ON_LOST, REFUSED_FOR
 from agentsvc.http.server.connection_limit import Connection, ConnectionLimit
 from agentsvc.http.server.delayed_refusal import Seldom

@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.base.values import monotonic, spread
+from agentsvc.base import monotonic, spread
 
 HOLD_SECONDS: Final = 1.0
 """How long an answer is kept back at least. Some are for up to twice that, so that those who were turned

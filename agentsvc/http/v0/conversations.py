@@ -4,10 +4,15 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.base.errors import BadRequest, NotFound
-from agentsvc.conversations import ConversationPatch, ConversationView, Generation, StartTask
-from agentsvc.conversations.starting.prompts import first_message
-from agentsvc.domain.orders import StartOrder
+from agentsvc.base import BadRequest, NotFound
+from agentsvc.conversations import (
+    ConversationPatch,
+    ConversationView,
+    Generation,
+    StartTask,
+    first_message,
+)
+from agentsvc.domain import StartOrder
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
 from agentsvc.http.routes import OF_STARTS, Effect, Example, Route, Scope
 from agentsvc.http.urls import links_of

@@ -4,9 +4,9 @@ from typing import Annotated, Final
 
 from aiohttp import web
 
-from agentsvc.base.errors import BadRequest, QuotaExceeded, TooManyRequests
-from agentsvc.conversations.message_queue import Queued
-from agentsvc.domain.orders import Message
+from agentsvc.base import BadRequest, QuotaExceeded, TooManyRequests
+from agentsvc.conversations import Queued
+from agentsvc.domain import Message
 from agentsvc.http.keys import PENDING, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, Effect, Example, Route, Scope, Socket, shown_as
 from agentsvc.http.v0.conversations import get_view

@@ -6,8 +6,8 @@ from typing import Final
 
 from aiohttp import BodyPartReader, web
 
-from agentsvc.agentserver.client import AgentServer
-from agentsvc.base.errors import (
+from agentsvc.agentserver import AgentServer
+from agentsvc.base import (
     AgentsvcError,
     BadRequest,
     BodyTooLarge,

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from agentsvc.conversations import SANDBOX_GONE, ConversationView
-from agentsvc.domain.orders import ExecutionStatus, StartStatus
+from agentsvc.domain import ExecutionStatus, StartStatus
 from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ConversationStatus, shown_id, status_of
 from agentsvc.http.wire import encode

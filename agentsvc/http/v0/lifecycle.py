@@ -8,14 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.base.errors import (
-    AgentRefused,
-    AgentUnavailable,
-    BadRequest,
-    Conflict,
-    Gone,
-    NotFound,
-)
+from agentsvc.base import AgentRefused, AgentUnavailable, BadRequest, Conflict, Gone, NotFound
 from agentsvc.conversations import SANDBOX_GONE, ConversationView
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL, SANDBOXES
 from agentsvc.http.routes import OF_SANDBOXES, Example, Route, Scope

@@ -12,11 +12,17 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from agentsvc.base.bus import EventBus, Notice, Overflow, Subject
-from agentsvc.base.errors import AgentsvcError, BadRequest, NotAuthenticated
-from agentsvc.conversations import Conversations, ConversationView
-from agentsvc.conversations.message_queue import MessageQueue
-from agentsvc.domain.orders import StartStatus
+from agentsvc.base import (
+    AgentsvcError,
+    BadRequest,
+    EventBus,
+    NotAuthenticated,
+    Notice,
+    Overflow,
+    Subject,
+)
+from agentsvc.conversations import Conversations, ConversationView, MessageQueue
+from agentsvc.domain import StartStatus
 from agentsvc.http.v0.frames import (
     READY,
     error_frame,

@@ -8,7 +8,7 @@ from agentsvc.http.keys import CATALOGUE
 from agentsvc.http.routes import Route, Scope
 from agentsvc.http.v0.types_settings import WebConfig, from_models
 from agentsvc.http.wire import json_response
-from agentsvc.settings.store import AGENTS, SECURITY_ANALYZERS
+from agentsvc.settings import AGENTS, SECURITY_ANALYZERS
 
 
 async def get_config(_request: web.Request) -> web.Response:

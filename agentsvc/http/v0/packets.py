@@ -11,7 +11,7 @@ from engineio.packet import packet_names
 from engineio.payload import Payload
 from socketio import packet
 
-from agentsvc.base.errors import BadRequest
+from agentsvc.base import BadRequest
 
 EVENT: Final = "oh_event"
 """The name under which everything is sent."""

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import BadRequest
-from agentsvc.domain.orders import Content, ContentKind, Message, RecordedStep, ToolUse
+from agentsvc.base import BadRequest
+from agentsvc.domain import Content, ContentKind, Message, RecordedStep, ToolUse
 from agentsvc.http.v0.replay_actions import (
     NO_EFFECT,
     Fields,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.domain.orders import ToolUse
+from agentsvc.domain import ToolUse
 
 type Fields = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from agentsvc.base.errors import NotFound
+from agentsvc.base import NotFound
 from agentsvc.http.keys import IS_FORWARDED
 from agentsvc.http.routes import IS_ELSEWHERE
 

@@ -7,8 +7,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.base.errors import BadRequest, Conflict, NotFound
-from agentsvc.base.values import Secret
+from agentsvc.base import BadRequest, Conflict, NotFound, Secret
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS
 from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.v0.types_secrets import (
@@ -23,7 +22,7 @@ from agentsvc.http.v0.types_secrets import (
     from_names,
 )
 from agentsvc.http.wire import json_response, path_text, read_json
-from agentsvc.settings.user_secrets import to_token_patches
+from agentsvc.settings import to_token_patches
 
 
 async def get_secrets(request: web.Request) -> web.Response:

@@ -5,7 +5,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.base.errors import Gone, NotFound
+from agentsvc.base import Gone, NotFound
 from agentsvc.http.keys import PRINCIPAL, SECRETS, SETTINGS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.v0.types_settings import (

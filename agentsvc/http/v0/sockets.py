@@ -20,20 +20,17 @@ import socketio
 from aiohttp import hdrs, web
 from socketio.exceptions import ConnectionRefusedError as Refused
 
-from agentsvc.accounts.audit import AuditLog, of_caller
-from agentsvc.accounts.keys import KeyRing, Principal
-from agentsvc.accounts.logins import Logins
-from agentsvc.accounts.open_connections import OpenConnections
-from agentsvc.base.errors import (
+from agentsvc.accounts import AuditLog, KeyRing, Logins, OpenConnections, Principal, of_caller
+from agentsvc.base import (
     AgentsvcError,
     BadRequest,
     NotAuthenticated,
     NotFound,
+    Supervisor,
     TimedOut,
     TooManyRequests,
+    monotonic,
 )
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import monotonic
 from agentsvc.conversations import ConversationView
 from agentsvc.http.keys import (
     AUDIT,

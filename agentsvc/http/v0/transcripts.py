@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations import EventLog
 from agentsvc.http.v0.translate import Translator
 from agentsvc.http.wire import encode
 

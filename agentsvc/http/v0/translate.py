@@ -22,8 +22,7 @@ from typing import Final, assert_never
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED
-from agentsvc.conversations.event_log import IMPORTED_KEY, WISH_KEY
+from agentsvc.conversations import IMPORTED_KEY, TOOL_SERVER_FAILED, WISH_KEY
 from agentsvc.http.v0.actions import UNKNOWN_RISK, ShownAction, show_action, show_tool_call
 from agentsvc.http.v0.agent_events import (
     ActionEvent,

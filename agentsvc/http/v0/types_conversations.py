@@ -7,23 +7,22 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.validation import Problems, matching
-from agentsvc.base.values import ShownSecret, parse_uuid, to_stored
+from agentsvc.base import InvalidRequest, Problems, ShownSecret, matching, parse_uuid, to_stored
 from agentsvc.conversations import ConversationQuery, ConversationView, Generation, default_title
-from agentsvc.domain import repositories as git
-from agentsvc.domain.mcp import McpListsBody, to_mcp_config
-from agentsvc.domain.orders import (
+from agentsvc.domain import (
     Content,
     ContentKind,
     ExecutionStatus,
+    McpListsBody,
     Message,
     Provider,
     StartOrder,
     SuggestedTask,
     TaskType,
     Trigger,
+    to_mcp_config,
 )
+from agentsvc.domain import repositories as git
 from agentsvc.http.routes import shown_as
 from agentsvc.http.urls import Links
 from agentsvc.http.v0.replay import read_recording

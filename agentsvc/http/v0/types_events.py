@@ -5,8 +5,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base.errors import BadRequest
-from agentsvc.base.values import stated
+from agentsvc.base import BadRequest, stated
 from agentsvc.http.v0.transcripts import Range
 from agentsvc.http.wire import Int64
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from agentsvc.agentserver.client import GitChange, GitDiff
+from agentsvc.agentserver import GitChange, GitDiff
 from agentsvc.conversations import ConversationView
 from agentsvc.http.urls import Links
 from agentsvc.http.v0.workspaces import Skipped

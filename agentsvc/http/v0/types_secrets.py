@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from agentsvc.settings.user_secrets import ProviderTokens, VariableName, VariableValue
+from agentsvc.settings import ProviderTokens, VariableName, VariableValue
 
 type Description = Annotated[str, Meta(max_length=4096)]
 

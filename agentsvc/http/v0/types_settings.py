@@ -6,11 +6,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base.validation import Problems
-from agentsvc.base.values import Secret
-from agentsvc.domain.mcp import McpListsBody, to_mcp_config
-from agentsvc.models.catalogue import Model
-from agentsvc.settings.store import (
+from agentsvc.base import Problems, Secret
+from agentsvc.domain import McpListsBody, to_mcp_config
+from agentsvc.models import Model
+from agentsvc.settings import (
     SECRET_FIELDS,
     AgentName,
     AnalyzerName,
@@ -21,12 +20,13 @@ from agentsvc.settings.store import (
     FlatText,
     Iterations,
     ResourceFactor,
+    SecretsStoreBody,
     Settings,
     SettingsPatch,
     check_patch,
     show_settings,
+    to_secrets_patch,
 )
-from agentsvc.settings.user_secrets import SecretsStoreBody, to_secrets_patch
 
 
 class SettingsBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.errors import BadRequest
-from agentsvc.base.values import MAX_INT, SentSecret
+from agentsvc.base import MAX_INT, BadRequest, SentSecret
 
 SOCKET_PATHS: Final = ("/socket.io/", "/socket.io")
 NOTHING_SEEN: Final = -1

@@ -5,8 +5,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base.values import stated
-from agentsvc.domain.orders import Provider, SuggestedTask, TaskType
+from agentsvc.base import stated
+from agentsvc.domain import Provider, SuggestedTask, TaskType
 from agentsvc.git import (
     Branch,
     BranchQuery,

@@ -6,8 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.base.errors import GitTokenMissing, NotAuthenticated
-from agentsvc.base.values import now, to_stored
+from agentsvc.base import GitTokenMissing, NotAuthenticated, now, to_stored
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Example, Route, Scope
 from agentsvc.http.v0.types_user import (

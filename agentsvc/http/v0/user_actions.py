@@ -4,12 +4,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from agentsvc.base.errors import BadRequest, InvalidRequest
-from agentsvc.base.validation import convert, in_text
-from agentsvc.base.values import stated
-from agentsvc.conversations.message_queue import MessageQueue
-from agentsvc.conversations.message_queue_table import PendingKind
-from agentsvc.domain.orders import Message
+from agentsvc.base import BadRequest, InvalidRequest, convert, in_text, stated
+from agentsvc.conversations import MessageQueue, PendingKind
+from agentsvc.domain import Message
 from agentsvc.http.v0.event_types import AgentState
 from agentsvc.http.v0.types_conversations import ImageUrls, to_message
 

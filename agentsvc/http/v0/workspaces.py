@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver.client import AgentServer
-from agentsvc.base.errors import (
+from agentsvc.agentserver import AgentServer
+from agentsvc.base import (
     AgentRefused,
     AgentUnavailable,
     BadRequest,
@@ -23,7 +23,7 @@ from agentsvc.base.errors import (
     NotFound,
     UnsupportedMediaType,
 )
-from agentsvc.storage.tar_reader import (
+from agentsvc.storage import (
     SPARSE,
     BadTar,
     Gunzip,

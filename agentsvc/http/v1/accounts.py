@@ -7,11 +7,9 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from agentsvc.accounts.keys import KeyScope, Role
-from agentsvc.accounts.users import User, UserPatch
-from agentsvc.base.errors import BadRequest, Conflict, NotFound
-from agentsvc.base.values import stored_or_none, to_stored
-from agentsvc.conversations.user_deletion import PendingUserDeletion
+from agentsvc.accounts import KeyScope, Role, User, UserPatch
+from agentsvc.base import BadRequest, Conflict, NotFound, stored_or_none, to_stored
+from agentsvc.conversations import PendingUserDeletion
 from agentsvc.http.keys import KEYRING, OPEN_CONNECTIONS, USER_DELETIONS, USERS
 from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.v1.api_keys import (

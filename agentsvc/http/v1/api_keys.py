@@ -6,10 +6,12 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.accounts.keys import ApiKey, KeyScope, Principal, Role
-from agentsvc.base.errors import BadRequest, InvalidRequest, NotFound
-from agentsvc.base.values import (
+from agentsvc.accounts import ApiKey, KeyScope, Principal, Role
+from agentsvc.base import (
     MAX_INT,
+    BadRequest,
+    InvalidRequest,
+    NotFound,
     Secret,
     ShownSecret,
     dashed,

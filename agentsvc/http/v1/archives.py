@@ -7,11 +7,9 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.base.errors import Conflict, Gone, NotFound
-from agentsvc.base.values import to_stored
-from agentsvc.conversations import StartTask
-from agentsvc.conversations.archives import Archive, ArchiveState
-from agentsvc.domain.orders import WhenFull
+from agentsvc.base import Conflict, Gone, NotFound, to_stored
+from agentsvc.conversations import Archive, ArchiveState, StartTask
+from agentsvc.domain import WhenFull
 from agentsvc.http.keys import ARCHIVES, CONVERSATIONS, PRINCIPAL
 from agentsvc.http.routes import OF_STARTS, Effect, Example, Route, Scope
 from agentsvc.http.v1.conversations import PREFIX as CONVERSATIONS_PREFIX

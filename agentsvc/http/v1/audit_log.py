@@ -5,8 +5,8 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.accounts.audit import Entry, EntryQuery
-from agentsvc.base.values import to_stored
+from agentsvc.accounts import Entry, EntryQuery
+from agentsvc.base import to_stored
 from agentsvc.http.keys import AUDIT, PRINCIPAL
 from agentsvc.http.routes import Route, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Page, Time, find_time, json_response, read_query

@@ -6,11 +6,11 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.values import decode_cursor, encode_cursor
+from agentsvc.base import decode_cursor, encode_cursor
 from agentsvc.http.keys import CATALOGUE
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import Limit, Page, json_response, read_query
-from agentsvc.models.catalogue import Model, ModelProvider
+from agentsvc.models import Model, ModelProvider
 
 PREFIX: Final = "/api/v1/config"
 

@@ -7,10 +7,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.errors import BadRequest, NotFound, QuotaExceeded, TooManyRequests
-from agentsvc.base.values import parse_uuid
-from agentsvc.conversations import StartTask
-from agentsvc.conversations.message_queue import Queued
+from agentsvc.base import BadRequest, NotFound, QuotaExceeded, TooManyRequests, parse_uuid
+from agentsvc.conversations import Queued, StartTask
 from agentsvc.http.keys import CONVERSATIONS, PENDING, PRINCIPAL
 from agentsvc.http.routes import EXAMPLE_ID, OF_AGENTS, OF_STARTS, Effect, Example, Route, Scope
 from agentsvc.http.urls import links_of

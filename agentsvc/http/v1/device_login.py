@@ -5,18 +5,19 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.accounts.device_logins import Claim, ClaimState, Login
-from agentsvc.accounts.keys import Principal
-from agentsvc.base.errors import (
+from agentsvc.accounts import Claim, ClaimState, Login, Principal
+from agentsvc.base import (
     AgentsvcError,
     BadRequest,
     InvalidRequest,
     NotAllowed,
     NotAuthenticated,
     NotFound,
+    Secret,
+    SentSecret,
+    ShownSecret,
     TooManyRequests,
 )
-from agentsvc.base.values import Secret, SentSecret, ShownSecret
 from agentsvc.http.keys import DEVICES, KEYRING, PRINCIPAL
 from agentsvc.http.routes import FORM, HTML, JSON, Example, Route, Scope, check_scope
 from agentsvc.http.sdk_versions import Version, mark, version_of_login

@@ -7,9 +7,8 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.agentserver.client import GitChange, GitDiff
-from agentsvc.base.errors import AgentsvcError, BadRequest, Conflict, ExportTooLarge, NotFound
-from agentsvc.base.values import dashed
+from agentsvc.agentserver import GitChange, GitDiff
+from agentsvc.base import AgentsvcError, BadRequest, Conflict, ExportTooLarge, NotFound, dashed
 from agentsvc.conversations import ConversationView
 from agentsvc.http.keys import CONFIG, CONVERSATIONS, EXPORTS, FILES, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, ZIP, Example, Route, Scope

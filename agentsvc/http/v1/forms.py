@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.errors import BadRequest
+from agentsvc.base import BadRequest
 from agentsvc.http.wire import check_text, decode, encode, read_json, read_text
 
 FORM: Final = "application/x-www-form-urlencoded"

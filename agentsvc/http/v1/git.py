@@ -5,8 +5,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.base.errors import BadRequest
-from agentsvc.base.values import decode_cursor, encode_cursor
+from agentsvc.base import BadRequest, decode_cursor, encode_cursor
 from agentsvc.git import BranchQuery, Listing
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL
 from agentsvc.http.routes import OF_GIT_PROVIDERS, Example, Route, Scope

@@ -6,14 +6,13 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from agentsvc.base.errors import NotFound
-from agentsvc.base.values import to_stored
+from agentsvc.base import NotFound, to_stored
 from agentsvc.http.keys import PRINCIPAL, SANDBOXES, SETTINGS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, json_response, read_json, read_query
-from agentsvc.plugin.backend import IdleRules
-from agentsvc.sandboxes.admission.table import Removal
-from agentsvc.settings.store import Settings
+from agentsvc.plugin import IdleRules
+from agentsvc.sandboxes import Removal
+from agentsvc.settings import Settings
 
 RULES: Final = "/api/v1/sandbox-rules"
 REMOVALS: Final = "/api/v1/sandboxes/removals"

@@ -6,15 +6,20 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.accounts.logins import Login, LoginToken
-from agentsvc.base.errors import (
+from agentsvc.accounts import LoginToken
+from agentsvc.accounts.logins import Login
+from agentsvc.base import (
     InvalidRequest,
     NotAllowed,
     NotAuthenticated,
     NotFound,
+    Secret,
+    SentSecret,
+    ShownSecret,
     TooManyRequests,
+    stated,
+    to_stored,
 )
-from agentsvc.base.values import Secret, SentSecret, ShownSecret, stated, to_stored
 from agentsvc.http.keys import CONFIG, LOGINS, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import expired_cookie, is_foreign, make_cookie
 from agentsvc.http.routes import Example, Route, Scope

@@ -6,8 +6,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.errors import BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests
-from agentsvc.conversations.message_queue import Queued
+from agentsvc.base import BadRequest, Conflict, Gone, QuotaExceeded, TooManyRequests
+from agentsvc.conversations import Queued
 from agentsvc.http.keys import PENDING, PRINCIPAL
 from agentsvc.http.routes import Effect, Example, Route, Scope
 from agentsvc.http.v1.types_pending import (

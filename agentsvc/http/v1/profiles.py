@@ -7,16 +7,13 @@ from typing import Annotated, Any, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.errors import Conflict, NotFound
-from agentsvc.base.validation import checked_by
-from agentsvc.base.values import stated
-from agentsvc.domain.agent_options import Llm
+from agentsvc.base import Conflict, NotFound, checked_by, stated
+from agentsvc.domain import Llm
 from agentsvc.http.keys import PRINCIPAL, SETTINGS
 from agentsvc.http.routes import Effect, Example, Route, Scope, shown_as
 from agentsvc.http.v1.types_agent_settings import StrictLlmBody, read_llm, show_llm, to_llm
 from agentsvc.http.wire import json_response, path_text, read_json
-from agentsvc.settings import profiles
-from agentsvc.settings.store import Settings, llm_of
+from agentsvc.settings import Settings, llm_of, profiles
 
 PREFIX: Final = "/api/v1/settings/profiles"
 

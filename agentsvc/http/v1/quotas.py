@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.accounts.quotas import Quotas
+from agentsvc.accounts import Quotas
 from agentsvc.http.keys import PRINCIPAL, QUOTAS, SANDBOXES, USERS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import json_response, path_text, read_json

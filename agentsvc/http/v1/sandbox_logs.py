@@ -5,11 +5,11 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.errors import BackendBroken, BackendUnavailable, NotFound, Unsupported
+from agentsvc.base import BackendBroken, BackendUnavailable, NotFound, Unsupported
 from agentsvc.http.keys import BACKENDS, CONFIG, PRINCIPAL, SANDBOXES
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.wire import json_response, path_text, read_query
-from agentsvc.sandboxes.logs import MOST_LINES, read_output
+from agentsvc.sandboxes import MOST_LINES, read_output
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):

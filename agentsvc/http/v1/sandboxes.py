@@ -5,14 +5,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.accounts.keys import Role
-from agentsvc.base.errors import (
-    BadRequest,
-    NotAllowed,
-    NotFound,
-    OrderRejected,
-    SandboxLimitReached,
-)
+from agentsvc.accounts import Role
+from agentsvc.base import BadRequest, NotAllowed, NotFound, OrderRejected, SandboxLimitReached
 from agentsvc.http.keys import BACKENDS, CONFIG, CONVERSATIONS, PRINCIPAL, SANDBOX, SANDBOXES
 from agentsvc.http.middleware.pipeline import ACTIVITY
 from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Effect, Example, Route, Scope
@@ -46,8 +40,7 @@ from agentsvc.http.wire import (
     read_query,
     text_response,
 )
-from agentsvc.sandboxes import Sandbox
-from agentsvc.sandboxes.isolation import Protection, find_protections
+from agentsvc.sandboxes import Protection, Sandbox, find_protections
 
 PREFIX: Final = "/api/v1/sandboxes"
 SPECS_PREFIX: Final = "/api/v1/sandbox-specs"

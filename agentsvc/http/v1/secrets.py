@@ -7,11 +7,16 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base.errors import BadRequest, Conflict, NotFound
-from agentsvc.base.validation import Problems, checked_by
-from agentsvc.base.values import Secret, decode_cursor
-from agentsvc.domain.mcp_map import NamedServers, read_mcp_map
-from agentsvc.domain.orders import Provider
+from agentsvc.base import (
+    BadRequest,
+    Conflict,
+    NotFound,
+    Problems,
+    Secret,
+    checked_by,
+    decode_cursor,
+)
+from agentsvc.domain import NamedServers, Provider, read_mcp_map
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SECRETS, SETTINGS
 from agentsvc.http.routes import Example, Route, Scope, shown_as
 from agentsvc.http.wire import (
@@ -23,15 +28,15 @@ from agentsvc.http.wire import (
     read_json,
     read_query,
 )
-from agentsvc.settings.store import SettingsPatch
-from agentsvc.settings.user_secrets import (
+from agentsvc.settings import (
     ProviderTokenPatch,
     ProviderTokens,
+    SettingsPatch,
     VariableName,
     VariableValue,
     to_token_patches,
 )
-from agentsvc.storage.paging import cut
+from agentsvc.storage import cut
 
 PREFIX: Final = "/api/v1/secrets"
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.base.errors import BadRequest, NotFound
+from agentsvc.base import BadRequest, NotFound
 from agentsvc.http.keys import CONFIG, PRINCIPAL, SECRETS, SETTINGS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.v1.settings_schema import AGENT_SCHEMA, CONVERSATION_SCHEMA, Schema
@@ -18,8 +18,8 @@ from agentsvc.http.v1.types_settings import (
     to_secrets,
 )
 from agentsvc.http.wire import json_response, read_json
-from agentsvc.models.check import Checked, check_model
-from agentsvc.settings.store import Settings, llm_of
+from agentsvc.models import Checked, check_model
+from agentsvc.settings import Settings, llm_of
 
 PREFIX: Final = "/api/v1/settings"
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from agentsvc.http.v1.types_agent_settings import show_agent_settings, show_conversation_settings
-from agentsvc.settings.store import Settings
+from agentsvc.settings import Settings
 
 _VARIANT: Final = "openhands"
 

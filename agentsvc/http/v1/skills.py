@@ -5,9 +5,8 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.errors import AgentRefused, AgentUnavailable
-from agentsvc.base.values import decode_cursor
-from agentsvc.conversations.live_settings import UserSkill
+from agentsvc.base import AgentRefused, AgentUnavailable, decode_cursor
+from agentsvc.conversations import UserSkill
 from agentsvc.http.keys import LIVE_SETTINGS, PRINCIPAL
 from agentsvc.http.routes import OF_AGENTS, Example, Route, Scope
 from agentsvc.http.wire import (
@@ -20,7 +19,7 @@ from agentsvc.http.wire import (
     read_json,
     read_query,
 )
-from agentsvc.storage.paging import cut
+from agentsvc.storage import cut
 
 
 class SkillInfo(msgspec.Struct, frozen=True, kw_only=True):

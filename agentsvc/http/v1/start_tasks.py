@@ -4,7 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agentsvc.base.errors import BadRequest
+from agentsvc.base import BadRequest
 from agentsvc.http.keys import CONVERSATIONS, PRINCIPAL
 from agentsvc.http.routes import EXAMPLE_ID, Example, Route, Scope
 from agentsvc.http.urls import links_of

@@ -7,11 +7,17 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base.errors import BadRequest, CapacityExceeded, InvalidRequest, NotFound
-from agentsvc.base.values import MAX_INT
-from agentsvc.conversations import ConversationView, StartTask
-from agentsvc.conversations.event_log import StoredEvent
-from agentsvc.conversations.streams import Change, ConversationStream, Delta, Mark, UserStream
+from agentsvc.base import MAX_INT, BadRequest, CapacityExceeded, InvalidRequest, NotFound
+from agentsvc.conversations import (
+    Change,
+    ConversationStream,
+    ConversationView,
+    Delta,
+    Mark,
+    StartTask,
+    StoredEvent,
+    UserStream,
+)
 from agentsvc.http.keys import PRINCIPAL, SDK_VERSION, STREAMS
 from agentsvc.http.routes import Example, Route, Scope
 from agentsvc.http.sdk_versions import Reader, reader_of

@@ -11,26 +11,33 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agentsvc.base.errors import BadRequest, InvalidRequest
-from agentsvc.base.validation import Loc, convert, in_text
-from agentsvc.base.values import MASK, MAX_INT, Secret, SentSecret
-from agentsvc.conversations.starting.agent_request import (
-    DEFAULT_CONDENSER_SIZE,
-    DEFAULT_MAX_ITERATIONS,
+from agentsvc.base import (
+    MASK,
+    MAX_INT,
+    BadRequest,
+    InvalidRequest,
+    Loc,
+    Secret,
+    SentSecret,
+    convert,
+    in_text,
 )
-from agentsvc.domain.agent_options import (
+from agentsvc.conversations import DEFAULT_CONDENSER_SIZE, DEFAULT_MAX_ITERATIONS
+from agentsvc.domain import (
     SECRET_OPTIONS,
     AgentOptions,
     CondenserOptions,
     Llm,
     LlmOptions,
+    NamedServers,
     Text,
+    read_mcp_map,
     read_options,
     reveal_options,
+    show_mcp_map,
 )
-from agentsvc.domain.mcp_map import NamedServers, read_mcp_map, show_mcp_map
 from agentsvc.http.routes import shown_as
-from agentsvc.settings.store import (
+from agentsvc.settings import (
     AgentName,
     BaseUrl,
     Settings,

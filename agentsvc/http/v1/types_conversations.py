@@ -6,12 +6,10 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base.errors import BadRequest
-from agentsvc.base.validation import matching
-from agentsvc.base.values import ShownSecret, parse_uuid, stated, to_stored
+from agentsvc.base import BadRequest, ShownSecret, matching, parse_uuid, stated, to_stored
 from agentsvc.conversations import ConversationPatch, ConversationQuery, ConversationView, Metrics
+from agentsvc.domain import ConversationSort, ExecutionStatus, Provider, Trigger
 from agentsvc.domain import repositories as git
-from agentsvc.domain.orders import ConversationSort, ExecutionStatus, Provider, Trigger
 from agentsvc.http.urls import Links
 from agentsvc.http.v1.types_messages import SAYS_SOMETHING, RawPart
 from agentsvc.http.v1.types_start import LongText

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.conversations.event_log import EventQuery
+from agentsvc.base import InvalidRequest
+from agentsvc.conversations import EventQuery
 from agentsvc.http.routes import shown_as
 from agentsvc.http.wire import PAGE_MAX, Limit, Time, find_time
 

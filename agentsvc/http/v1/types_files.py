@@ -4,8 +4,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from agentsvc.conversations import ConversationView
-from agentsvc.conversations.files import USUAL_ROOT, HookEvent, Skill
+from agentsvc.conversations import USUAL_ROOT, ConversationView, HookEvent, Skill
 from agentsvc.http.urls import Links
 from agentsvc.http.v1.types_conversations import from_view
 from agentsvc.http.wire import encode

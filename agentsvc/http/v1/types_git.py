@@ -6,8 +6,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base.values import decode_cursor
-from agentsvc.domain.orders import Provider, SuggestedTask, TaskType
+from agentsvc.base import decode_cursor
+from agentsvc.domain import Provider, SuggestedTask, TaskType
 from agentsvc.git import Branch, OwnerType, Repository, RepositoryQuery, SortBy
 from agentsvc.http.wire import Limit, PageQuery
 

@@ -6,10 +6,8 @@ from typing import Annotated, Any, Final, Literal, assert_never
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.validation import Problems, checked_by, matching
-from agentsvc.base.values import stated
-from agentsvc.domain.orders import Content, ContentKind, Message
+from agentsvc.base import InvalidRequest, Problems, checked_by, matching, stated
+from agentsvc.domain import Content, ContentKind, Message
 from agentsvc.http.routes import shown_as
 from agentsvc.http.wire import decode, encode
 

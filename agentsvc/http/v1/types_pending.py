@@ -4,11 +4,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from agentsvc.base.errors import BadRequest, InvalidRequest
-from agentsvc.base.validation import in_text
-from agentsvc.base.values import dashed, stated
-from agentsvc.conversations.message_queue import Queued
-from agentsvc.domain.orders import Message
+from agentsvc.base import BadRequest, InvalidRequest, dashed, in_text, stated
+from agentsvc.conversations import Queued
+from agentsvc.domain import Message
 from agentsvc.http.routes import shown_as
 from agentsvc.http.v1.types_messages import SAYS_SOMETHING, MessagePart, to_said
 

@@ -7,8 +7,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base.errors import BadRequest, InvalidRequest
-from agentsvc.base.values import (
+from agentsvc.base import (
+    BadRequest,
+    InvalidRequest,
     Secret,
     ShownSecret,
     decode_cursor,
@@ -16,15 +17,12 @@ from agentsvc.base.values import (
     stated,
     to_stored,
 )
-from agentsvc.domain.orders import WhenFull
+from agentsvc.domain import WhenFull
 from agentsvc.http.port_origins import EDITOR_PORT
 from agentsvc.http.urls import Links
 from agentsvc.http.wire import ClientId, EnvName, EnvValue, Page, Time
-from agentsvc.plugin.backend import Cause, Isolation, PausedAs, Spec
-from agentsvc.sandboxes import Sandbox, SandboxStatus
-from agentsvc.sandboxes.runtime_clients import ClientOrder
-from agentsvc.sandboxes.state import AGENT_PORT
-from agentsvc.sandboxes.usage_meter import Measured, Meter
+from agentsvc.plugin import Cause, Isolation, PausedAs, Spec
+from agentsvc.sandboxes import AGENT_PORT, ClientOrder, Measured, Meter, Sandbox, SandboxStatus
 
 IDS_MAX: Final = 100
 

@@ -5,12 +5,19 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentsvc.accounts.keys import Principal, Role
-from agentsvc.base.errors import InvalidRequest, Problem
-from agentsvc.base.validation import Problems, checked_by
-from agentsvc.base.values import MASK, Secret, ShownSecret, dashed, stated
-from agentsvc.domain.mcp import McpConfig, show_mcp_config
-from agentsvc.domain.mcp_map import NamedServers, read_mcp_map
+from agentsvc.accounts import Principal, Role
+from agentsvc.base import (
+    MASK,
+    InvalidRequest,
+    Problem,
+    Problems,
+    Secret,
+    ShownSecret,
+    checked_by,
+    dashed,
+    stated,
+)
+from agentsvc.domain import McpConfig, NamedServers, read_mcp_map, show_mcp_config
 from agentsvc.http.routes import shown_as
 from agentsvc.http.v1.types_agent_settings import (
     AgentBody,
@@ -22,8 +29,7 @@ from agentsvc.http.v1.types_agent_settings import (
     to_agent_change,
     to_conversation_change,
 )
-from agentsvc.settings.profiles import active_profile
-from agentsvc.settings.store import (
+from agentsvc.settings import (
     SECRET_FIELDS,
     AgentName,
     AnalyzerName,
@@ -35,15 +41,18 @@ from agentsvc.settings.store import (
     GroupingStrategy,
     Iterations,
     ResourceFactor,
+    SecretsPatch,
+    SecretsStoreBody,
     Settings,
     SettingsPatch,
     Skills,
     UserVersion,
+    active_profile,
     check_patch,
     merge,
     show_settings,
+    to_secrets_patch,
 )
-from agentsvc.settings.user_secrets import SecretsPatch, SecretsStoreBody, to_secrets_patch
 
 _WHOLE: Final = ("agent_settings", "conversation_settings")
 _USE_DIFFS: Final = "Use *_diff nested settings payloads instead of legacy keys"

@@ -6,13 +6,9 @@ from uuid import UUID
 
 import msgspec
 
-from agentsvc.base.errors import InvalidRequest
-from agentsvc.base.validation import Problems, matching
-from agentsvc.base.values import MASK, Secret, SentSecret, to_stored
-from agentsvc.conversations import StartTask
-from agentsvc.conversations.model import Stage
-from agentsvc.domain import repositories as git
-from agentsvc.domain.orders import (
+from agentsvc.base import MASK, InvalidRequest, Problems, Secret, SentSecret, matching, to_stored
+from agentsvc.conversations import Stage, StartTask
+from agentsvc.domain import (
     AgentPlugin,
     AgentType,
     Message,
@@ -25,10 +21,11 @@ from agentsvc.domain.orders import (
     Trigger,
     WhenFull,
 )
+from agentsvc.domain import repositories as git
 from agentsvc.http.urls import Links
 from agentsvc.http.v1.types_messages import MessageBody, MessageView, from_message, to_message
 from agentsvc.http.wire import PAGE_MAX, Int64, Limit, Time, find_time
-from agentsvc.settings.user_secrets import check_secret_name
+from agentsvc.settings import check_secret_name
 
 SECRETS_MAX: Final = 50
 

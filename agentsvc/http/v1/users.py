@@ -5,8 +5,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.errors import NotAllowed, NotAuthenticated
-from agentsvc.domain.orders import Provider
+from agentsvc.base import NotAllowed, NotAuthenticated
+from agentsvc.domain import Provider
 from agentsvc.git import GitAccount
 from agentsvc.http.keys import GIT_PROVIDERS, PRINCIPAL, SANDBOXES, SETTINGS
 from agentsvc.http.routes import OF_GIT_PROVIDERS, READS_ONLY, Route, Scope

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from aiohttp import web
 
-from agentsvc.base.values import to_stored
-from agentsvc.domain.orders import Provider
+from agentsvc.base import to_stored
+from agentsvc.domain import Provider
 from agentsvc.http.middleware.pipeline import ACTIVITY
 from agentsvc.http.routes import Route, Scope
 from agentsvc.http.wire import Time, json_response

@@ -5,8 +5,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from agentsvc.agentserver.responses import ConversationInfo
-from agentsvc.base.errors import (
+from agentsvc.agentserver import ConversationInfo
+from agentsvc.base import (
     AgentRefused,
     AgentUnavailable,
     BadRequest,
@@ -14,7 +14,7 @@ from agentsvc.base.errors import (
     NotFound,
     QuotaExceeded,
 )
-from agentsvc.conversations.replay_script import Question
+from agentsvc.conversations import Question
 from agentsvc.http.keys import CONVERSATIONS, PASS, REPLAYS
 from agentsvc.http.routes import EXAMPLE_ID, TEXT, Example, Route, Scope
 from agentsvc.http.v1.sandboxes import calling_sandbox

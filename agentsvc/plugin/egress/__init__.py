@@ -11,13 +11,24 @@ Inside the sandbox: `python -I -S relay.py` (one file) offers the proxy's socket
 loopback interface; the variables of `proxy_environment(port)` send programs there.
 """
 
-from agentsvc.plugin.egress.addresses import SANDBOX_SOURCES, source_of
-from agentsvc.plugin.egress.policy import Mode, Policy, from_json, parse_policy, to_json
-from agentsvc.plugin.egress.proxy import Counts, Proxy, ProxyLimits
-from agentsvc.plugin.egress.resolver import Resolver
+from .addresses import (
+    SANDBOX_SOURCES,
+    Address,
+    BadHost,
+    is_outside,
+    meant,
+    parse_host,
+    source_of,
+    split_port,
+)
+from .policy import Mode, Policy, from_json, parse_policy, show, to_json
+from .proxy import Counts, Proxy, ProxyLimits
+from .resolver import Resolver
 
 __all__ = [
     "SANDBOX_SOURCES",
+    "Address",
+    "BadHost",
     "Counts",
     "Mode",
     "Policy",
@@ -25,9 +36,14 @@ __all__ = [
     "ProxyLimits",
     "Resolver",
     "from_json",
+    "is_outside",
+    "meant",
+    "parse_host",
     "parse_policy",
     "proxy_environment",
+    "show",
     "source_of",
+    "split_port",
     "to_json",
 ]
 

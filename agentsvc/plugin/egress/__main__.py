@@ -7,9 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from agentsvc.plugin.egress.policy import from_json
-from agentsvc.plugin.egress.proxy import Proxy
-from agentsvc.plugin.egress.resolver import Resolver
+from .policy import from_json
+from .proxy import Proxy
+from .resolver import Resolver
 
 
 def main() -> None:

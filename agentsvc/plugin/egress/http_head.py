@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from agentsvc.plugin.egress.addresses import Address, BadHost, parse_host, split_port
+from .addresses import Address, BadHost, parse_host, split_port
 
 HEAD_MAX: Final = 32768
 """Bytes that the first line and the headers of a request may have together."""

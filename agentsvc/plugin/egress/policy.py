@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from agentsvc.plugin.egress.addresses import (
+from .addresses import (
     Address,
     BadHost,
     is_outside,

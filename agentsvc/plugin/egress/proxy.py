@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agentsvc.plugin.egress.addresses import Address, BadHost
-from agentsvc.plugin.egress.http_head import HEAD_MAX, BadHead, Head, parse_head, refusal
-from agentsvc.plugin.egress.policy import Policy, order_addresses
-from agentsvc.plugin.egress.resolver import Resolver
+from .addresses import Address, BadHost
+from .http_head import HEAD_MAX, BadHead, Head, parse_head, refusal
+from .policy import Policy, order_addresses
+from .resolver import Resolver
 
 log = logging.getLogger(__name__)
 

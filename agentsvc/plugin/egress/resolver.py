@@ -9,7 +9,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from agentsvc.plugin.egress.addresses import Address
+from .addresses import Address
 
 _THREADS: Final = 8
 

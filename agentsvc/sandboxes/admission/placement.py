@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.errors import AgentsvcError, BackendUnavailable, OrderRejected
-from agentsvc.config.sandboxes import SandboxesConfig
-from agentsvc.plugin.backend import Health, Spec
+from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected
+from agentsvc.config import SandboxesConfig
+from agentsvc.plugin import Health, Spec
 from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room, roomiest, total
 from agentsvc.sandboxes.isolation import floor_of, with_floor, with_limits
 from agentsvc.sandboxes.registry import BackendRegistry

@@ -12,12 +12,10 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.accounts.quotas import check_running, find_running
-from agentsvc.base.errors import OrderRejected, SandboxLimitReached
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import now
-from agentsvc.config.sandboxes import RoomConfig, SandboxesConfig
-from agentsvc.domain.orders import WhenFull
+from agentsvc.accounts import check_running, find_running
+from agentsvc.base import OrderRejected, SandboxLimitReached, Supervisor, now
+from agentsvc.config import RoomConfig, SandboxesConfig
+from agentsvc.domain import WhenFull
 from agentsvc.sandboxes.admission import capacity
 from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room
 from agentsvc.sandboxes.admission.table import UseTable
@@ -25,7 +23,7 @@ from agentsvc.sandboxes.change_listeners import ChangeListeners
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.storage.database import Database, Queryable, Transaction
+from agentsvc.storage import Database, Queryable, Transaction
 
 log = logging.getLogger(__name__)
 

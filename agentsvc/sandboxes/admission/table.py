@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.base.values import from_stored, moment_or_none, stored_or_none, to_stored
-from agentsvc.plugin.backend import PausedAs, Phase, Spec
+from agentsvc.base import from_stored, moment_or_none, stored_or_none, to_stored
+from agentsvc.plugin import PausedAs, Phase, Spec
 from agentsvc.sandboxes.admission.capacity import Held, Load
 from agentsvc.sandboxes.state import Target
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
+from agentsvc.storage import Database, Queryable, Row, Transaction
 
 _HELD: Final = """SELECT b.id, b.user_id, b.backend, coalesce(u.active_at, b.created_at) AS since,
     json_extract(b.spec, '$.limits.memory_bytes') AS memory_bytes,

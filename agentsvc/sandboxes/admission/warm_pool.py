@@ -17,12 +17,20 @@ from typing import Final
 import msgspec
 
 import agentsvc
-from agentsvc.agentserver.client import AgentClient, InitState
-from agentsvc.base.errors import AgentRefused, AgentsvcError
-from agentsvc.base.supervisor import Supervisor
-from agentsvc.base.values import Secret, monotonic, new_id, new_key, now, sha256
-from agentsvc.config.sandboxes import SandboxesConfig
-from agentsvc.plugin.backend import Endpoint, Handle, IdleRules, Network, Phase, Report, Spec
+from agentsvc.agentserver import AgentClient, InitState
+from agentsvc.base import (
+    AgentRefused,
+    AgentsvcError,
+    Secret,
+    Supervisor,
+    monotonic,
+    new_id,
+    new_key,
+    now,
+    sha256,
+)
+from agentsvc.config import SandboxesConfig
+from agentsvc.plugin import Endpoint, Handle, IdleRules, Network, Phase, Report, Spec
 from agentsvc.sandboxes.admission.capacity import Held, Load
 from agentsvc.sandboxes.admission.placement import checked
 from agentsvc.sandboxes.admission.warm_pool_table import (
@@ -35,8 +43,7 @@ from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.orders import CallbackRules, make_dormant_order, make_identity
 from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.state import AGENT_PORT, Sandbox
-from agentsvc.storage.database import Database, Transaction
-from agentsvc.storage.vault import Vault
+from agentsvc.storage import Database, Transaction, Vault
 
 log = logging.getLogger(__name__)
 

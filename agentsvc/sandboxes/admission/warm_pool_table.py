@@ -7,10 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agentsvc.base.values import Secret, from_stored, to_stored
-from agentsvc.plugin.backend import Endpoint, Handle, Spec
-from agentsvc.storage.database import Database, Queryable, Row, Transaction
-from agentsvc.storage.vault import Vault
+from agentsvc.base import Secret, from_stored, to_stored
+from agentsvc.plugin import Endpoint, Handle, Spec
+from agentsvc.storage import Database, Queryable, Row, Transaction, Vault
 
 _spec = msgspec.json.Decoder(Spec)
 _handle = msgspec.json.Decoder(Handle)
