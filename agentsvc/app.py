@@ -62,11 +62,11 @@ from agentsvc.http import (
     CONVERSATIONS,
     DATABASE,
     DEVICES,
-    DOORSTEP,
     EVENT_BUS,
     EVENTS,
     EXPORTS,
     FILES,
+    FIRST_MESSAGE_AUTH,
     GIT_PROVIDERS,
     IDEMPOTENCY,
     KEYRING,
@@ -88,7 +88,7 @@ from agentsvc.http import (
     USER_DELETIONS,
     USERS,
     Admission,
-    Doorstep,
+    FirstMessageAuth,
     LiveAnswers,
     Route,
     gateway,
@@ -157,7 +157,7 @@ async def build_app(
     app[TRUSTED] = to_networks(config.server.trusted_proxies)
     app[CATALOGUE] = Catalogue()
     app[LIVE] = LiveAnswers()
-    app[DOORSTEP] = Doorstep(time_limit=config.server.first_message_seconds)
+    app[FIRST_MESSAGE_AUTH] = FirstMessageAuth(time_limit=config.server.first_message_seconds)
     app[_PLACES] = DataDirectory(path=data_dir)
     app[_HOST] = plugins or _load_plugins(config)
     app[_EXTENSIONS] = make_extensions(app[_HOST], config)
@@ -519,7 +519,7 @@ async def _gateway(app: web.Application) -> AsyncIterator[None]:
         config=config,
     )
     app[gateway.GATEWAY] = made = gateway.Gateway(
-        admission, app[DOORSTEP], connect_seconds=config.connect_seconds
+        admission, app[FIRST_MESSAGE_AUTH], connect_seconds=config.connect_seconds
     )
     yield
     made.close()

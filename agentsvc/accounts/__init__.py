@@ -8,7 +8,7 @@ from agentsvc.accounts.audit import (
     note_command,
     of_caller,
 )
-from agentsvc.accounts.device_logins import Claim, ClaimState, DeviceLogins, Login
+from agentsvc.accounts.device_logins import Claim, ClaimState, DeviceLogin, DeviceLogins
 from agentsvc.accounts.idempotency import IdempotencySlot, IdempotencyStore, Kept
 from agentsvc.accounts.keys import (
     KEY_PREFIX,
@@ -20,7 +20,7 @@ from agentsvc.accounts.keys import (
     Role,
     UserTable,
 )
-from agentsvc.accounts.logins import LINK_LIFETIME, Logins, LoginToken, join_parts
+from agentsvc.accounts.logins import LINK_LIFETIME, Login, Logins, LoginToken, join_parts
 from agentsvc.accounts.open_connections import LOOK_SECONDS, OpenConnections
 from agentsvc.accounts.quotas import (
     Quotas,
@@ -42,6 +42,7 @@ __all__ = [
     "AuditLog",
     "Claim",
     "ClaimState",
+    "DeviceLogin",
     "DeviceLogins",
     "Entry",
     "EntryQuery",

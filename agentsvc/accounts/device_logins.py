@@ -36,7 +36,7 @@ _KEY_NAME: Final = "device login"
 _NOT_IN_CODE = re.compile(r"[^A-Z]")
 
 
-class Login(Struct, frozen=True, kw_only=True):
+class DeviceLogin(Struct, frozen=True, kw_only=True):
     """A login that was asked for: a code for the program and one for the user."""
 
     device_code: Secret
@@ -99,11 +99,11 @@ class DeviceLogins:
         """Count a question that anybody can ask; raises TooManyRequests if it comes too soon."""
         self._questions.check(address)
 
-    async def begin(self, address: str = "") -> Login:
+    async def begin(self, address: str = "") -> DeviceLogin:
         """Start a login; raises TooManyRequests while too many wait or come from one address."""
         self._beginnings.check(address)
         code = values.new_code(_CODE_LENGTH)
-        login = Login(
+        login = DeviceLogin(
             device_code=values.new_key(),
             user_code=f"{code[:4]}-{code[4:]}",
             lifetime=self._lifetime,
@@ -166,7 +166,7 @@ class DeviceTable:
     """The SQL of the `device_logins` table."""
 
     @staticmethod
-    async def insert(tx: Transaction, login: Login, expires_at: str) -> int:
+    async def insert(tx: Transaction, login: DeviceLogin, expires_at: str) -> int:
         """Add a login that waits."""
         sql = """
             INSERT INTO device_logins

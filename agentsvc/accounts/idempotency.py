@@ -1,4 +1,4 @@
-"""What was answered to requests that carry a key of their own, for those who repeat them.
+"""Idempotency keys: stores the response to a request and replays it when the request is repeated.
 
 A request that is repeated is not done again. What it did and what was answered to it are stored in
 one transaction, so that a crash leaves both or neither.

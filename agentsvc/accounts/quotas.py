@@ -1,4 +1,4 @@
-"""What each user may use at most: sandboxes that run, conversations an hour, dollars a day and a month.
+"""Quotas per user: running sandboxes, conversations per hour, dollars per day and per month.
 
 Nothing is limited unless an administrator says so. Days and months are those of UTC. What is spent is
 what agent servers say that models have cost.

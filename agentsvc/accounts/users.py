@@ -1,6 +1,6 @@
-"""Who may use the server: users are made, renamed, given another role, blocked and let in again.
+"""User accounts: create, rename, change role, block and unblock.
 
-Their keys belong to `auth`, and how they are deleted to `departures`.
+Their keys belong to `auth`, and how they are deleted to `user_deletion`.
 """
 
 from datetime import datetime

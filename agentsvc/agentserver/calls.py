@@ -1,4 +1,4 @@
-"""How a call to the agent server inside a sandbox is made: the only outbound HTTP of the core.
+"""HTTP calls to the agent server inside a sandbox: headers, deadlines, errors.
 
 Every call has a deadline and ends in a value or in one of four errors: AgentUnavailable (no answer,
 or not able to answer now), AgentRefused (it answered and said no), NotFound, Conflict.

@@ -1,4 +1,4 @@
-"""What agent servers answer, as structs, decoders and errors; nothing here does I/O."""
+"""Structs, decoders and errors for responses of agent servers. Pure."""
 
 from collections.abc import Sequence
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""What the agent server does in its sandbox besides conversations: files, commands, git, skills."""
+"""Agent server calls for the workspace: files, commands, git, skills."""
 
 import asyncio
 import contextlib

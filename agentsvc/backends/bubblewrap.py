@@ -1,4 +1,4 @@
-"""What a process sandbox sees of the machine when bubblewrap holds it, and whether it can.
+"""Builds bubblewrap's arguments for a process sandbox, and checks that bubblewrap works here.
 
 Everything is shown where it is outside, so that paths mean the same in all sandboxes, held or not;
 what is not listed here does not exist inside. All functions but `arguments` block for a moment.

@@ -1,4 +1,4 @@
-"""What is asked of the shim of a process sandbox, or of what runs inside, over its socket.
+"""Requests to the supervisor of a process sandbox, or to the process inside it, over a Unix socket.
 
 What answers may be anything that runs in the sandbox: its answers are bounded and checked.
 """

@@ -1,4 +1,4 @@
-"""Which control groups the server may make here, and limits set through them.
+"""Control groups: finds the writable hierarchy and sets limits through it.
 
 A sandbox has one group of version 2 where there is one, which holds, freezes and ends it, and
 one of version 1 for each limit that version 1 keeps. Both are made below the server's own group,

@@ -1,4 +1,4 @@
-"""What the agent server of a process sandbox imports first.
+"""Imported first by the agent server in a process sandbox.
 
 It has the agent server listen on the socket that it was passed, so that nobody else can have bound
 its port meanwhile, and keeps its files in the sandbox: where /tmp is not the sandbox's own, the browser

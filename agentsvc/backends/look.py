@@ -1,4 +1,4 @@
-"""What can be seen of one process sandbox at a moment, and what it means.
+"""Inspects one process sandbox and maps what it finds to a report.
 
 `look_at` blocks for a moment; call it from a thread. The rest only decides.
 """

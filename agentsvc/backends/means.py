@@ -1,4 +1,4 @@
-"""What this machine has to hold sandboxes as processes, and how they are held with it."""
+"""Detects the isolation features of this machine and chooses how process sandboxes use them."""
 
 import logging
 import os

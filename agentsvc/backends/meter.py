@@ -1,4 +1,4 @@
-"""What a process sandbox uses: from its control groups, else from its processes.
+"""Measures the resource usage of a process sandbox, from its control groups or its processes.
 
 All functions block for a moment; call them from a thread.
 """

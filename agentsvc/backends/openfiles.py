@@ -1,4 +1,4 @@
-"""How many files and connections processes may have open: many for the server, for sandboxes as before."""
+"""Raises the limit of open files for the server, and restores it for sandboxes."""
 
 import resource
 from typing import Final

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection to a port of this machine, and who listens at it.
+"""Finds the process that listens at a local port, and the peer of a local connection.
 
 The kernel's table of sockets names each by its inode, and so do the descriptors of whoever holds
 it. Blocks for a moment; call it from a thread.

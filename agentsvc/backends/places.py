@@ -1,4 +1,4 @@
-"""What a process sandbox has on disk: its directories, its record, its state, its log.
+"""Files of a process sandbox: directories, record, state, log.
 
 All functions block for a moment; call them from a thread.
 """

@@ -1,4 +1,4 @@
-"""Which sandboxes have less of the processors for a while, as others want them, too.
+"""Lowers the CPU weight of running sandboxes while others start.
 
 Where nobody else wants them, they have them all. It is the agent server's session that is weighed, or
 the sandbox's control group where that has a weight; what a command's own session gets is left alone.

@@ -1,4 +1,4 @@
-"""What the operator says of sandboxes that are processes of this machine."""
+"""Configuration of the process backend."""
 
 from enum import StrEnum
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What a process sandbox runs: the spec that exists without configuration, and what any must be."""
+"""The built-in spec of the process backend, and checks of configured ones."""
 
 import importlib.metadata
 import itertools

@@ -1,4 +1,4 @@
-"""What is looked at while a sandbox runs: kills for want of memory, and the disk it takes.
+"""Watches a running sandbox for out-of-memory kills and disk usage.
 
 Used by what holds a process sandbox, with the standard library alone.
 """

@@ -15,7 +15,7 @@ from typing import Final, Self
 import msgspec
 
 MOST_WAITING: Final = 1000
-"""How many announcements may wait for one listener."""
+"""How many notices may wait for one listener."""
 
 MOST_WAITING_BYTES: Final = 1024 * 1024
 """How many bytes of deltas may wait for one listener."""
@@ -75,7 +75,7 @@ class EventBus:
             tell(news)
 
     def watch_all(self, tell: Tell) -> None:
-        """Have everybody's announcements told at once, from now on; `tell` never waits."""
+        """Have everybody's notices told at once, from now on; `tell` never waits."""
         self._of_all.append(tell)
 
     def subscribe(
@@ -102,7 +102,7 @@ class EventBus:
         return subscription
 
     def watch(self, user_id: str, tell: Tell) -> Callable[[], None]:
-        """Have all of a user's announcements told at once, and return what ends it.
+        """Have all of a user's notices told at once, and return what ends it.
 
         `tell` never waits, and starts and ends no listening.
         """
@@ -132,7 +132,7 @@ def _places(news: Notice) -> tuple["_Place", ...]:
 class Subscription:
     """What one listener has not heard yet; a context that ends it.
 
-    Of several announcements of one thing only the last waits, deltas aside.
+    Of several notices of one thing only the last waits, deltas aside.
     """
 
     def __init__(

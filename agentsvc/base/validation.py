@@ -1,4 +1,4 @@
-"""What does not fit in a value that a client sent: each part of it, where it is, and what would fit.
+"""Validation errors: every invalid field of a decoded value, its location, and the allowed values.
 
 Decoders stop at the first such part. So once one has refused a value, and only then, the value is
 looked through along its type, and this module words what is wrong: in the names that JSON has for

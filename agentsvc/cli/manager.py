@@ -1,4 +1,4 @@
-"""What a server and whatever manages it tell each other: systemd's notifications, and SIGHUP."""
+"""Service manager integration: systemd notifications, and reloading at SIGHUP."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What several subcommands share: the options that choose the configuration."""
+"""Command-line options shared by several subcommands."""
 
 import os
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Where a new key goes: to a terminal, once, or into a file that only its owner can read.
+"""Writes a new secret to the terminal once, or to a file of mode 0600.
 
 What a command prints elsewhere ends up in a journal, a log or the output of a build.
 """

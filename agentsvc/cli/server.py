@@ -1,4 +1,4 @@
-"""Which server a command talks to, and with which key: options, environment, or the one beside it."""
+"""Chooses the server and key of a command: options, environment, or the local data directory."""
 
 import importlib
 import os

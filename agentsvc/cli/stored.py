@@ -1,4 +1,4 @@
-"""What commands need that read and change an installation by themselves, also while its server runs."""
+"""Direct access to a data directory for commands that need no running server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""What commands do with one conversation: find it, wake it, tell its agent something."""
+"""Helpers for commands on one conversation: find it, resume it, send a message."""
 
 import time
 from collections.abc import Mapping

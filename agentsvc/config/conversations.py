@@ -1,4 +1,4 @@
-"""What an operator can set of conversations, their models and their events. See `config`."""
+"""Configuration of conversations, models and events. See `config.schema`."""
 
 from typing import Annotated
 

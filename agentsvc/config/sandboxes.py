@@ -1,4 +1,4 @@
-"""What an operator can set of sandboxes, their specs, and what is kept of them. See `config`."""
+"""Configuration of sandboxes, specs and archives. See `config.schema`."""
 
 from enum import StrEnum
 from typing import Annotated, Any

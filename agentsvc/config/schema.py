@@ -1,4 +1,4 @@
-"""What an operator can set: every key, its default, its bounds and the sentence that explains it.
+"""The configuration schema: every key with its default, bounds and description.
 
 Values come in four layers: defaults, the config file, `AGENTSVC_<SECTION>__<KEY>` variables and
 the command line, each winning over the ones before it. How they are read is in `layers`.

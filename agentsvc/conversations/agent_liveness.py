@@ -1,4 +1,4 @@
-"""Which agent servers do not answer, and for how long; nobody knows what these are doing."""
+"""Tracks agent servers that stopped answering, and for how long."""
 
 from agentsvc.base import monotonic
 

@@ -1,4 +1,4 @@
-"""What sandboxes call back: events, conversations and the secrets they may have."""
+"""Handles callbacks from sandboxes: events, conversation updates, secret lookups."""
 
 from collections.abc import Sequence
 from typing import Final

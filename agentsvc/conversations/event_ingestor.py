@@ -1,4 +1,4 @@
-"""What sandboxes report: events stored once, and what follows from them.
+"""Ingests events from sandboxes: stores each once and updates the conversation.
 
 Events come by webhook, or are fetched after a gap; both roads end in `record`. Title, metrics,
 status and cost of a conversation are kept from them, in the same transaction.

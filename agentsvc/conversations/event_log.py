@@ -73,7 +73,7 @@ class EventLog:
 
     def __init__(self, db: Database, event_bus: EventBus, *, store_deltas: bool) -> None:
         self._db = db
-        self._announcements = event_bus
+        self._event_bus = event_bus
         self.store_deltas = store_deltas
         self._latest = _Latest()
 
@@ -120,7 +120,7 @@ class EventLog:
             if any(one.kind in _WHOLE_KINDS and one.source == "agent" for one in later):
                 return
         for news in _news(state, conversation_id, deltas, []):
-            self._announcements.announce(news)
+            self._event_bus.announce(news)
 
     async def copy(self, tx: Transaction, from_id: str, to_id: str) -> None:
         """Give a conversation without events all that there are of another one.
@@ -234,7 +234,7 @@ class EventLog:
             await EventTable.insert_many(tx, events)
             await EventTable.set_next_seq(tx, conversation_id, state.next_seq + len(events))
         for news in _news(state, conversation_id, batch.order, events):
-            tx.after_commit(partial(self._announcements.announce, news))
+            tx.after_commit(partial(self._event_bus.announce, news))
         return events
 
 

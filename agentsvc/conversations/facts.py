@@ -1,4 +1,4 @@
-"""What a conversation's events say about it: status, cost, and that somebody spoke. Pure."""
+"""Derives status, cost and activity of a conversation from its events. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What is in the sandbox of a conversation: files, what git says of them, skills, hooks.
+"""Reads files, git changes, skills and hooks from a conversation's sandbox.
 
 Nothing is kept here. What a sandbox does not run for cannot be read.
 """

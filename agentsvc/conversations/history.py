@@ -1,4 +1,4 @@
-"""What an agent in another sandbox needs to go on with a conversation's history. Pure.
+"""Rewrites a conversation's history so that an agent in another sandbox can continue it. Pure.
 
 The events of a conversation make a tree, of which the agent knows the branch it is on. A copy has
 that branch as a plain list: without what agent servers only tell, without what cannot be read, and
@@ -109,7 +109,7 @@ def without_parent(body: bytes) -> bytes:
 
 
 def moved_event(timestamp: str, *, old_dir: str | None, new_dir: str) -> dict[str, Any]:
-    """Return the event that tells the agent of its new surroundings; None where no files came."""
+    """Return the event that tells the agent of its new environment; None where no files came."""
     if old_dir is None:
         files = f"Its files are not here: look at what is in {new_dir} before you rely on any."
     elif old_dir == new_dir:

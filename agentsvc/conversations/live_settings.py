@@ -1,4 +1,4 @@
-"""What a conversation takes from its user while it runs: another model, and skills. Not kept here."""
+"""Applies changes of model and skills to running conversations."""
 
 from typing import Final
 

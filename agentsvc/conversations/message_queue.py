@@ -1,4 +1,4 @@
-"""What users tell agents: stored when taken, and handed over in order, each exactly once.
+"""Durable queue of messages to agents: delivered in order, each exactly once.
 
 It is removed once the agent has it. Where it can never be told, the conversation gets an event
 that says so and holds its text, so that nothing that was taken gets lost.
@@ -90,7 +90,7 @@ class MessageQueue:
         """Have callers wait so long for what has become of what they told."""
         self._db = db
         self._table = PendingTable()
-        self._announcements = event_bus
+        self._event_bus = event_bus
         self._conversations = conversations
         self._sandboxes = sandboxes
         self._agents = agents
@@ -375,7 +375,7 @@ class MessageQueue:
             id=conversation_id,
             conversation_id=conversation_id,
         )
-        tx.after_commit(lambda: self._announcements.announce(news))
+        tx.after_commit(lambda: self._event_bus.announce(news))
 
     def _put_off(self, pending: Pending, error: AgentsvcError) -> None:
         log.info(

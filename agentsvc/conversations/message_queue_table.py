@@ -1,4 +1,4 @@
-"""What users have told agents that have not got it yet: the records and their SQL."""
+"""SQL of the message queue."""
 
 from collections.abc import Sequence
 from enum import StrEnum

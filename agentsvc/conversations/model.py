@@ -1,4 +1,4 @@
-"""What a conversation and the start of one are, in the core's own words. Pure."""
+"""Records of conversations and start tasks. Pure."""
 
 from datetime import datetime
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""What language models have said of late, as far as this server has heard; kept while it runs."""
+"""Remembers which models answered recently, so that starts need not check them again."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What lets a sandbox ask a language model through this server: tokens, and what was used with them.
+"""Tokens with which a sandbox calls language models through this server, and their usage.
 
 A token is for one conversation and one model, opens nothing else, and goes with its conversation.
 The real key stays here, sealed.

@@ -1,4 +1,4 @@
-"""What conversations have used of their models through this server, by the models' own counts.
+"""Token usage and cost of conversations, as counted by the model proxy.
 
 A call is noted before it is made, with what it may cost, until what it has used is counted: one whose
 server ended meanwhile is not forgotten.

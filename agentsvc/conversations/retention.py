@@ -1,4 +1,4 @@
-"""What has been kept for longer than anybody needs it: old events, and sandboxes nobody uses."""
+"""Retention: deletes old events and unused sandboxes."""
 
 import logging
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""How a sandbox asks for its user's secrets: where, and with what it proves who it is.
+"""Secret lookups: URLs and signed tokens with which a sandbox fetches its user's secrets.
 
 A pass opens the token of one git provider for one sandbox. It is sealed with the master key, so
 nothing is stored of it.

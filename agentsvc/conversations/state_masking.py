@@ -1,4 +1,4 @@
-"""What agent servers tell of their state, without the keys that they repeat in it. Pure.
+"""Masks secrets in the state that agent servers report. Pure.
 
 A state names the agent as it was ordered. Agent servers hide most of what is secret there; what they
 show all the same must not get into the log, the streams and the webhooks of a conversation.

@@ -1,6 +1,6 @@
-"""What a stream tells: a conversation's events, or what changes for a user. Not how it is sent.
+"""Contents of live streams: the events of a conversation, or the changes of a user's objects.
 
-A stream reads the store and is only woken by announcements. So it tells everything that is stored
+A stream reads the store and is only woken by notices. So it tells everything that is stored
 once and in order, whenever it begins and however slowly it is read, and little waits for it.
 """
 
@@ -69,7 +69,7 @@ class Streams:
         sandboxes: Sandboxes,
         beat_seconds: float,
     ) -> None:
-        self._announcements = event_bus
+        self._event_bus = event_bus
         self._events = events
         self._conversations = conversations
         self._sandboxes = sandboxes
@@ -84,7 +84,7 @@ class Streams:
             last = await self._events.find_last(conversation_id)
             after = max(-1, (-1 if last is None else last) - latest)
         return ConversationStream(
-            self._announcements,
+            self._event_bus,
             self._events,
             self._conversations.deltas,
             user_id=user_id,
@@ -96,7 +96,7 @@ class Streams:
     def of_user(self, user_id: str) -> "UserStream":
         """Return what changes of a user's from now on."""
         return UserStream(
-            self._announcements,
+            self._event_bus,
             self._conversations,
             self._sandboxes,
             user_id=user_id,
@@ -120,7 +120,7 @@ class ConversationStream:
     ) -> None:
         self.last = after
         """The number of the last event that was told, -1 before the first."""
-        self._announcements = event_bus
+        self._event_bus = event_bus
         self._events = events
         self._deltas = deltas
         self._user_id = user_id
@@ -134,7 +134,7 @@ class ConversationStream:
         A reader that is ahead of the log, since that was restored from a copy, is told to RESYNC
         behind its `last` event.
         """
-        with self._announcements.subscribe(
+        with self._event_bus.subscribe(
             self._user_id,
             self._is_wanted,
             conversation_id=self._id,
@@ -209,7 +209,7 @@ class UserStream:
         user_id: str,
         beat_seconds: float,
     ) -> None:
-        self._announcements = event_bus
+        self._event_bus = event_bus
         self._conversations = conversations
         self._sandboxes = sandboxes
         self._user_id = user_id
@@ -220,7 +220,7 @@ class UserStream:
 
         A conversation is told of when its sandbox changes, too, and not before it is ready.
         """
-        with self._announcements.subscribe(
+        with self._event_bus.subscribe(
             self._user_id, lambda news: news.subject in _CHANGING
         ) as news:
             yield Mark.READY

@@ -68,7 +68,7 @@ class ConversationTable:
 
     def __init__(self, db: Database, event_bus: EventBus) -> None:
         self._db = db
-        self._announcements = event_bus
+        self._event_bus = event_bus
 
     async def insert(self, tx: Transaction, conversation: Conversation) -> None:
         """Insert a new conversation."""
@@ -252,7 +252,7 @@ class ConversationTable:
             conversation_id=conversation.id,
             is_deleted=is_deleted,
         )
-        tx.after_commit(partial(self._announcements.announce, news))
+        tx.after_commit(partial(self._event_bus.announce, news))
 
 
 def _conditions(user_id: str, query: ConversationQuery) -> tuple[list[str], dict[str, Any]]:

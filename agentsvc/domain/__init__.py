@@ -1,4 +1,4 @@
-"""What callers may ask of an agent: orders, agent options, tool servers (MCP), repositories."""
+"""Requests in the server's own terms: orders, agent options, tool servers (MCP), repositories."""
 
 from agentsvc.domain.agent_options import (
     SECRET_OPTIONS,

@@ -1,4 +1,4 @@
-"""What a caller may ask of a conversation, in the core's own words.
+"""Requests to start or change a conversation, independent of the API generation.
 
 Both API generations map their requests onto `StartOrder`; the core knows no wire name. Nothing
 here does I/O.

@@ -1,4 +1,4 @@
-"""What GitHub answers, as far as it is read, and what is asked in GraphQL."""
+"""Structs of GitHub's responses, and its GraphQL queries."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What every git hosting service can be asked; each provider's module says how it is asked."""
+"""The interface that every git hosting service implements."""
 
 import base64
 import binascii

@@ -1,4 +1,4 @@
-"""What git hosting services are asked and what they answer, in the words of none of them."""
+"""Provider-independent records of repositories, branches and tasks."""
 
 from enum import StrEnum
 from typing import Annotated, Final

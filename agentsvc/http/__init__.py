@@ -43,7 +43,7 @@ from agentsvc.http.keys import (
 )
 from agentsvc.http.middleware.host_names import known_hosts
 from agentsvc.http.middleware.pipeline import install, trace_request
-from agentsvc.http.middleware.websocket_auth import DOORSTEP, Doorstep
+from agentsvc.http.middleware.websocket_auth import FIRST_MESSAGE_AUTH, FirstMessageAuth
 from agentsvc.http.openapi.document import describe
 from agentsvc.http.routes import (
     EXAMPLE_ID,
@@ -89,12 +89,12 @@ __all__ = [
     "CONVERSATIONS",
     "DATABASE",
     "DEVICES",
-    "DOORSTEP",
     "EVENTS",
     "EVENT_BUS",
     "EXAMPLE_ID",
     "EXPORTS",
     "FILES",
+    "FIRST_MESSAGE_AUTH",
     "GIT_PROVIDERS",
     "IDEMPOTENCY",
     "KEYRING",
@@ -122,11 +122,11 @@ __all__ = [
     "USER_DELETIONS",
     "Admission",
     "ClientId",
-    "Doorstep",
     "Effect",
     "EnvName",
     "EnvValue",
     "Example",
+    "FirstMessageAuth",
     "Handler",
     "Limit",
     "Links",

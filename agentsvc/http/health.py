@@ -1,4 +1,4 @@
-"""What whoever operates the server asks: is it alive, is it ready, what does it use."""
+"""Handlers for operators: liveness, readiness, server information."""
 
 import asyncio
 import logging

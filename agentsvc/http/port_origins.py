@@ -1,4 +1,4 @@
-"""How ports of sandboxes are named where each of them has an origin of its own. Pure.
+"""Host names of sandbox ports that have an origin of their own. Pure.
 
 `worker-1-{sandbox id}` below a domain is such a name, a label of the domain name system. The agent
 server has none: clients know it by its paths.

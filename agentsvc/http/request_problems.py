@@ -1,4 +1,4 @@
-"""What does not fit in the parts of a request that nobody has come to yet.
+"""Collects the validation errors of all parts of a request.
 
 An operation reads its path, its query and its body one after the other, and stops at the first that
 does not fit. Before that is told, the others are looked at, so that a client learns of all at once.

@@ -1,4 +1,4 @@
-"""What a route is, and how a table of routes becomes part of an application."""
+"""Route tables, and how they are added to the application."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Which events a version of the Python SDK can read, and events in the form it can. Pure.
+"""Converts events to what a given version of the Python SDK can read. Pure.
 
 Models of the SDK forbid fields and kinds that they do not know, so that one new field in one event
 makes a whole conversation illegible to an older client. Every version since 1.54 reads what the

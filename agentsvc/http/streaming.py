@@ -17,7 +17,11 @@ from agentsvc.accounts import Principal
 from agentsvc.base import AgentsvcError, BadRequest, NotAuthenticated, NotFound
 from agentsvc.http.keys import KEYRING, LOGINS, ON_LOST, OPEN_CONNECTIONS, PRINCIPAL
 from agentsvc.http.middleware.login_cookie import login_token
-from agentsvc.http.middleware.websocket_auth import DOORSTEP, LARGEST_FIRST_BYTES, wants_socket
+from agentsvc.http.middleware.websocket_auth import (
+    FIRST_MESSAGE_AUTH,
+    LARGEST_FIRST_BYTES,
+    wants_socket,
+)
 from agentsvc.http.server.connections import show_key
 from agentsvc.http.wire import encode
 
@@ -150,7 +154,7 @@ async def _tell_late(
 async def _meet(request: web.Request, line: "_Line") -> Ending | None:
     """Note who a client is."""
     try:
-        key = await request.app[DOORSTEP].key_from(request, line.first_text())
+        key = await request.app[FIRST_MESSAGE_AUTH].key_from(request, line.first_text())
         request[PRINCIPAL] = await _identify(request, key)
         show_key(request)
     except NotAuthenticated:

@@ -1,4 +1,4 @@
-"""Where this server asks language models: at public addresses, and at hosts the operator lists.
+"""Which language model hosts the server may call: public ones, and those the operator lists.
 
 That is where sandboxes reach them as well.
 """

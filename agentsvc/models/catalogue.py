@@ -1,4 +1,4 @@
-"""Which language models there are, from the data files of the installed agent packages.
+"""The model catalogue, read from the installed agent packages.
 
 The files are read, never imported: what they belong to runs in sandboxes only. Without the
 packages the catalogue is empty.

@@ -1,4 +1,4 @@
-"""Which language models speak as OpenAI's do, and what their answers say of tokens and costs. Pure."""
+"""OpenAI-compatible models: request conversion, token usage and cost. Pure."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""What several backends do alike; for those of plugins, too."""
+"""Helpers for backends: port numbers, paths, finishing a task despite cancellation."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the server and a backend tell each other: specs and orders, handles, and what was seen.
+"""Values of the backend contract: specs, orders, handles, reports.
 
 Public: plugin authors import these by `agentsvc.plugin.backend`.
 """

@@ -3,7 +3,7 @@
 `state` holds the structs and the decision, `table` the SQL, `service` the class that others use.
 """
 
-from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room
+from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room, admit, in_turn
 from agentsvc.sandboxes.admission.table import Removal, UseTable
 from agentsvc.sandboxes.admission.warm_pool import SPARES_SECONDS
 from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
@@ -57,10 +57,12 @@ __all__ = [
     "Target",
     "UseTable",
     "WarmPoolTable",
+    "admit",
     "check_isolation",
     "defaults_of",
     "due",
     "find_protections",
+    "in_turn",
     "installed_points",
     "kinds_of",
     "listed",

@@ -1,4 +1,4 @@
-"""Who waits for a change of a sandbox, and who wants to hear of each. Knows no sandbox itself."""
+"""Listeners for changes of sandboxes, and waiters for the next change of one."""
 
 import asyncio
 from collections import defaultdict

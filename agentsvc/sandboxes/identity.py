@@ -1,4 +1,4 @@
-"""Whether a connection leads to the sandbox it is meant for, found out before anything is sent.
+"""Verifies that a connection reaches the right sandbox before anything is sent.
 
 An address may have become another sandbox's since it was reported: a container's is given to the
 next one, and on the machine's own network anybody may listen at a port. So the backend, which knows

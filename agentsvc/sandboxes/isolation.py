@@ -1,4 +1,4 @@
-"""How sandboxes are held where nothing is configured, and what a server refuses to start without.
+"""Default isolation, and the check at start that it is available.
 
 Which level of isolation a backend is made for, and which limits it enforces, each backend says
 itself; here that is compared with the configuration. No I/O.

@@ -1,4 +1,4 @@
-"""When each sandbox was last used: noted here at once, stored now and then.
+"""Tracks when each sandbox was last used; flushed to the database periodically.
 
 Use is what agents and people do: messages, events, requests to work ports, terminals that are
 open. To look whether something has happened is none.

@@ -1,4 +1,4 @@
-"""What sandboxes write, as their backends keep it; secrets of theirs are masked there."""
+"""Logs of sandboxes, with secrets masked."""
 
 from typing import Final
 

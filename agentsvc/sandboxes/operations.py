@@ -1,4 +1,4 @@
-"""What can be done to a sandbox, by its phase and by what its backend can do."""
+"""Which operations a sandbox allows, by its phase and its backend's capabilities."""
 
 from agentsvc.base import BackendUnavailable, Unsupported
 from agentsvc.plugin import Capability, Phase

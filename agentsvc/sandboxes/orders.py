@@ -1,4 +1,4 @@
-"""What a backend is ordered to run: a spec, made into one sandbox's own agent server. Pure."""
+"""Builds the order for a backend from a spec and the sandbox's own agent server. Pure."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final

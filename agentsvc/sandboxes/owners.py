@@ -1,4 +1,4 @@
-"""What backends may ask of the user whose sandbox they run."""
+"""Gives backends access to the settings of a sandbox's user."""
 
 from agentsvc.base import Secret
 from agentsvc.sandboxes.table import SandboxTable

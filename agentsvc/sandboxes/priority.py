@@ -1,4 +1,4 @@
-"""Which sandboxes have less of the server's machine for a moment, since others start there."""
+"""Lowers the priority of running sandboxes while others start on the same machine."""
 
 import asyncio
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""What other servers, as clients of this one, say of the sandboxes they keep here.
+"""Sandboxes of the runtime API: ids and environment that other servers gave them.
 
 Each has an id of the client's own, under which asking twice gives one sandbox, and variables that
 its environment has besides those of its spec.

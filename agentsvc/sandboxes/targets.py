@@ -1,4 +1,4 @@
-"""What is wanted of sandboxes: stored here, told, and left to the driver to bring about."""
+"""Stores the target state of sandboxes; the reconciler brings it about."""
 
 from datetime import datetime, timedelta
 

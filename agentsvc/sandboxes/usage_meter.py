@@ -1,4 +1,4 @@
-"""What sandboxes use: asked of their backends now and then, and remembered in between.
+"""Resource usage of sandboxes, polled from their backends and cached.
 
 Whoever lists sandboxes is told what was last measured; no backend is asked for that.
 """

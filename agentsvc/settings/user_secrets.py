@@ -1,4 +1,4 @@
-"""What the secrets of a user are, and how a change to them is read, checked and applied.
+"""User secrets and provider tokens: validation and merging of changes.
 
 Pure; `secretstore` keeps them. Everything stored reaches the user's sandboxes, so the names are
 checked on the way in.

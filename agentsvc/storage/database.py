@@ -11,6 +11,7 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import (
+    AsyncIterator,
     Awaitable,
     Callable,
     Coroutine,
@@ -24,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import aiosqlite
 import msgspec
 
 from agentsvc.base import CapacityExceeded, Conflict, monotonic
@@ -92,7 +94,7 @@ class _Apart:
 
 
 class _Here:
-    """A connection, for who is in its thread already."""
+    """A connection of the thread that uses it."""
 
     def __init__(self, raw: sqlite3.Connection) -> None:
         self._raw = raw
@@ -100,12 +102,15 @@ class _Here:
     async def call[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
         return work(self._raw)
 
+    async def fetch(self, sql: str, params: Params) -> list[Row]:
+        return self._raw.execute(sql, params).fetchall()
+
 
 class Reader:
     """Queries in one snapshot of the database."""
 
-    def __init__(self, connection: _Connection) -> None:
-        self._connection = connection
+    def __init__(self, fetch: Callable[[str, Params], Awaitable[Iterable[Row]]]) -> None:
+        self._fetch = fetch
 
     async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
         """Return the first row of a query, or None."""
@@ -114,7 +119,7 @@ class Reader:
 
     async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
         """Return every row of a query."""
-        return await self._connection.call(lambda raw: raw.execute(sql, params).fetchall())
+        return list(await self._fetch(sql, params))
 
 
 class _TooLong(Exception):
@@ -122,55 +127,70 @@ class _TooLong(Exception):
 
 
 class _Readers:
-    """Connections that only read: one of the event loop, and some of threads.
+    """Connections that only read: one of the event loop, and some with threads of their own.
 
     An indexed query takes less time than it takes to hand it to a thread and the rows back, so it is
     run right here. One that takes longer than a moment is broken off, and run again in a thread; for
     a while, the same statement then goes there at once.
     """
 
-    def __init__(self, raw: sqlite3.Connection, others: list[sqlite3.Connection]) -> None:
+    def __init__(self, raw: sqlite3.Connection, others: list[aiosqlite.Connection]) -> None:
         self._raw = raw
         self._others = others
-        self._threads = ThreadPoolExecutor(len(others), thread_name_prefix="database reader")
+        self._idle: asyncio.LifoQueue[aiosqlite.Connection] = asyncio.LifoQueue()
+        for other in others:
+            self._idle.put_nowait(other)
         self._looks = 0
         self._slow: dict[str, float] = {}
         raw.set_progress_handler(self._look, _STEPS)
 
     @classmethod
-    def open(cls, path: Path, busy_seconds: float) -> "_Readers":
+    async def open(cls, path: Path, busy_seconds: float) -> "_Readers":
         """Connect; nothing waits for a lock on the event loop."""
-        made = [
-            _connect(path, "ro", 0),
-            *(_connect(path, "ro", busy_seconds) for _ in range(_READERS)),
-        ]
-        return cls(made[0], made[1:])
+        # At debug level it would log every statement with its values.
+        logging.getLogger("aiosqlite").setLevel(logging.WARNING)
+        async with contextlib.AsyncExitStack() as opened:
+            others = [
+                await opened.enter_async_context(
+                    aiosqlite.connect(uri(path, "ro"), **_options(busy_seconds))
+                )
+                for _ in range(_READERS)
+            ]
+            raw = await asyncio.to_thread(_connect, path, "ro", 0)
+            opened.pop_all()
+        for other in others:
+            other.row_factory = Row
+        return cls(raw, others)
 
-    async def read[T](self, name: str, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what the work returns; it may be begun twice. The name is that of its kind."""
+    async def read[T](
+        self, name: str, body: Callable[[Reader], Awaitable[T]], *, is_snapshot: bool
+    ) -> T:
+        """Return what the body returns; it may be begun twice. The name is that of its kind."""
         if monotonic() >= self._slow.get(name, 0.0):
             try:
-                return self._read_here(work)
+                return self._read_here(body, is_snapshot=is_snapshot)
             except _TooLong:
                 self._slow[name] = monotonic() + _SLOW_SECONDS
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._read_apart, work
-        )
+        async with self._lend() as connection:
+            await connection.execute("BEGIN")
+            return await body(Reader(connection.execute_fetchall))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Wait for the threads and disconnect."""
-        self._threads.shutdown()
-        for raw in (self._raw, *self._others):
-            raw.close()
+        for other in self._others:
+            await other.close()
+        self._raw.close()
 
     def _look(self) -> bool:
         self._looks += 1
         return self._looks > _MOST_LOOKS
 
-    def _read_here[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _read_here[T](self, body: Callable[[Reader], Awaitable[T]], *, is_snapshot: bool) -> T:
         self._looks = 0
         try:
-            return work(self._raw)
+            if is_snapshot:
+                self._raw.execute("BEGIN")
+            return _finish(_call(body, Reader(_Here(self._raw).fetch)))
         except sqlite3.OperationalError as exc:
             if primary_code(exc) in (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_BUSY):
                 raise _TooLong from exc
@@ -178,21 +198,23 @@ class _Readers:
         finally:
             _end_snapshot(self._raw)
 
-    def _read_apart[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
-        # There is one for each thread.
-        raw = self._others.pop()
+    @contextlib.asynccontextmanager
+    async def _lend(self) -> AsyncIterator[aiosqlite.Connection]:
+        connection = await self._idle.get()
         try:
-            return work(raw)
+            if connection.in_transaction:
+                await connection.rollback()
+            yield connection
         finally:
-            _end_snapshot(raw)
-            self._others.append(raw)
+            self._idle.put_nowait(connection)
 
 
 class Transaction(Reader):
     """Queries and changes that become durable together, or not at all."""
 
     def __init__(self, connection: _Connection) -> None:
-        super().__init__(connection)
+        super().__init__(partial(_fetch, connection))
+        self._connection = connection
         self.callbacks: list[Callable[[], None]] = []
 
     async def run(self, sql: str, params: Params = _NO_PARAMS) -> int:
@@ -288,7 +310,7 @@ class Database:
         a file that is newer than the code, is no database of ours, is locked or not writable.
         """
         await asyncio.to_thread(prepare, path, migrations, busy_seconds)
-        readers = await asyncio.to_thread(_Readers.open, path, busy_seconds)
+        readers = await _Readers.open(path, busy_seconds)
         return cls(path, await _Apart.open(path, busy_seconds), readers)
 
     async def write[T](self, body: Callable[[Transaction], Awaitable[T]]) -> T:
@@ -314,15 +336,10 @@ class Database:
     async def read[T](self, body: Callable[[Reader], Awaitable[T]]) -> T:
         """Run queries that all see the same state; they never wait for writers.
 
-        The body awaits nothing but the reader, and may be begun twice and run in a thread. Like every
-        query, it raises CapacityExceeded when the disk cannot be read.
+        The body awaits nothing but the reader, and may be begun twice. Like every query, it raises
+        CapacityExceeded when the disk cannot be read.
         """
-
-        def work(raw: sqlite3.Connection) -> T:
-            raw.execute("BEGIN")
-            return _finish(_call(body, Reader(_Here(raw))))
-
-        return await self._read(getattr(body, "__qualname__", ""), work)
+        return await self._read(getattr(body, "__qualname__", ""), body, is_snapshot=True)
 
     async def one(self, sql: str, params: Params = _NO_PARAMS) -> Row | None:
         """Return the first row of a query, or None."""
@@ -331,7 +348,7 @@ class Database:
 
     async def all(self, sql: str, params: Params = _NO_PARAMS) -> list[Row]:
         """Return every row of a query."""
-        return await self._read(sql, lambda raw: raw.execute(sql, params).fetchall())
+        return await self._read(sql, lambda reader: reader.all(sql, params), is_snapshot=False)
 
     async def backup(self, to: Path) -> None:
         """Write a whole and consistent copy, mode 0600; writers go on meanwhile.
@@ -354,13 +371,15 @@ class Database:
         await asyncio.wait([self._writing])
         if not self._is_closed:
             self._is_closed = True
-            await asyncio.to_thread(self._readers.close)
+            await self._readers.close()
             await self._writer.close()
 
-    async def _read[T](self, name: str, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _read[T](
+        self, name: str, body: Callable[[Reader], Awaitable[T]], *, is_snapshot: bool
+    ) -> T:
         self._check_open()
         try:
-            return await self._readers.read(name, work)
+            return await self._readers.read(name, body, is_snapshot=is_snapshot)
         except sqlite3.Error as exc:
             if not _is_of_disk(exc):
                 raise
@@ -474,6 +493,10 @@ def _finish[T](body: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("this body can wait for nothing but the queries of its transaction")
 
 
+def _fetch(connection: _Connection, sql: str, params: Params) -> Awaitable[list[Row]]:
+    return connection.call(lambda raw: raw.execute(sql, params).fetchall())
+
+
 def _end_body(failure: BaseException | None, raw: sqlite3.Connection) -> None:
     if not raw.in_transaction:
         # A full disk or a fault in reading or writing undoes all of it, and what the body
@@ -546,15 +569,19 @@ def _end_snapshot(raw: sqlite3.Connection) -> None:
             raw.rollback()
 
 
+def _options(busy_seconds: float) -> dict[str, Any]:
+    return {
+        "uri": True,
+        "isolation_level": None,
+        "timeout": busy_seconds,
+        "cached_statements": 256,
+    }
+
+
 def _connect(path: Path, mode: str, busy_seconds: float) -> sqlite3.Connection:
     # A connection is used by several threads, one at a time.
     connection: sqlite3.Connection = sqlite3.connect(
-        uri(path, mode),
-        uri=True,
-        isolation_level=None,
-        timeout=busy_seconds,
-        cached_statements=256,
-        check_same_thread=False,
+        uri(path, mode), check_same_thread=False, **_options(busy_seconds)
     )
     connection.row_factory = Row
     return connection

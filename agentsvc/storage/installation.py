@@ -1,4 +1,4 @@
-"""What makes one installation of a data directory: its database, its master key and its id.
+"""An installation: the database, master key and id of a data directory.
 
 They belong together, and a data directory in which one of them was lost is refused here.
 """

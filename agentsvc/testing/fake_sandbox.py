@@ -1,4 +1,4 @@
-"""What an agent server that is not one knows of a sandbox."""
+"""State of the fake agent server for one sandbox."""
 
 from agentsvc.agentserver import CommandResult
 from agentsvc.testing.fake_conversation import FakeConversation, Json

@@ -1,4 +1,4 @@
-"""What there is on this machine of certain sandboxes, whatever their backend says.
+"""Finds traces of sandboxes on this machine, independently of their backend.
 
 Looks for their names, which the kit has just made up, in what programs were started with, in the
 names of temporary files and control groups, and among mounts. Blocks; call it from a thread.

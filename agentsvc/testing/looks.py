@@ -1,4 +1,4 @@
-"""What the checks of the kit look at besides what a backend says."""
+"""Assertions of the conformance kit that do not rely on the backend."""
 
 import contextlib
 import logging

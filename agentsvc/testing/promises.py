@@ -1,4 +1,4 @@
-"""What a check of the conformance kit is, and all that there are once `testing.checks` is imported."""
+"""Registry of the conformance kit's checks."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final

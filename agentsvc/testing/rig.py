@@ -1,4 +1,4 @@
-"""What a check of the conformance kit works with: a backend, orders, and ways to look.
+"""The test rig of the conformance kit: a backend, orders, and probes.
 
 Where it can, a rig looks by another road than the backend: it talks to the workload over HTTP,
 and hears its beacon over UDP, which tells that it runs even if nobody has listed it.

@@ -1,4 +1,4 @@
-"""What the conformance kit runs in a sandbox: a small HTTP server that does as it is told.
+"""The workload of the conformance kit: a small HTTP server controlled by its requests.
 
 Standard library only, so that any Python can run it: `python -c SOURCE`. Its environment says
 what to do: KIT_PORT (where to serve), KIT_NAME (who it is), KIT_LINES (lines to print first),

@@ -1,4 +1,4 @@
-"""What an engine says when it refuses, told apart. Pure."""
+"""Maps errors of the container engine to the server's own. Pure."""
 
 import re
 from typing import Final

@@ -1,4 +1,4 @@
-"""What runs in a sandbox's gateway container: the only way into its network, and out of it.
+"""Program of a sandbox's gateway container: relays ports and runs the egress proxy.
 
 Standard library only. Its one argument is JSON: `relays` are pairs of addresses, connections to
 the first of which are carried to the second; `proxy` is the address at which `agentsvc.egress`

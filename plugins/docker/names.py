@@ -1,4 +1,4 @@
-"""What things on an engine are called and labelled, so that they are found again. Pure."""
+"""Names and labels of containers, networks and volumes. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final

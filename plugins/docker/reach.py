@@ -1,4 +1,4 @@
-"""Whether the ports of a sandbox answer, directly or through something that relays them."""
+"""Checks whether the ports of a sandbox answer."""
 
 import asyncio
 from collections.abc import Iterable

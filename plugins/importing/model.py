@@ -1,4 +1,4 @@
-"""What is found in the data of another server, and what becomes of it. Pure."""
+"""Records of an import: what was found and what became of it. Pure."""
 
 from datetime import datetime
 from enum import StrEnum

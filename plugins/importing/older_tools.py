@@ -1,4 +1,4 @@
-"""What agents of the first generation did with tools, as uses of the tools that there are now. Pure.
+"""Converts V0 tool uses to those of today's tools. Pure.
 
 Tools that there are no more are told of as those of a tool server, with what they were given.
 """

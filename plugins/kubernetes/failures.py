@@ -1,4 +1,4 @@
-"""What an API server says when it refuses, told apart. Pure."""
+"""Maps errors of the Kubernetes API to the server's own. Pure."""
 
 import re
 from http import HTTPStatus

@@ -1,4 +1,4 @@
-"""What the command of a pod wrote, line by line."""
+"""Reads and follows the logs of a pod."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

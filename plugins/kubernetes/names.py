@@ -1,4 +1,4 @@
-"""What things in a cluster are called and labelled, so that they are found again. Pure."""
+"""Names and labels of objects in the cluster. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal

@@ -1,4 +1,4 @@
-"""Whether the port of a pod answers."""
+"""Checks whether the port of a pod answers."""
 
 import asyncio
 from urllib.parse import urlsplit

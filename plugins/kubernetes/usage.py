@@ -1,4 +1,4 @@
-"""What pods use: as the cluster's metrics tell it, else as their kubelets do; else nobody knows.
+"""Resource usage of pods, from the metrics API or the kubelets.
 
 An answer tells of many pods, and serves for all of them for some seconds. Who has none, or none for
 this server, is left alone for minutes.

@@ -1,4 +1,4 @@
-"""What both backends of sandboxes on other machines share: their settings, and one service each."""
+"""Shared parts of the two remote backends."""
 
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Final

@@ -54,7 +54,7 @@ class Courier:
         self._db = db
         self._vault = vault
         self._events = events
-        self._announcements = event_bus
+        self._event_bus = event_bus
         self._supervisor = supervisor
         self._sender = sender
         self._config = config
@@ -101,7 +101,7 @@ class Courier:
         for user_id in self._watched.keys() - users:
             self._watched.pop(user_id)()
         for user_id in users - self._watched.keys():
-            self._watched[user_id] = self._announcements.watch(user_id, self._hear)
+            self._watched[user_id] = self._event_bus.watch(user_id, self._hear)
 
     def _hear(self, news: Notice) -> None:
         """Wake up for what is in the queue by now."""

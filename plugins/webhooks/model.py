@@ -1,4 +1,4 @@
-"""What a subscription and a delivery are."""
+"""Records of webhook subscriptions and deliveries."""
 
 from datetime import datetime
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Which URLs a user may register; where a name leads is looked at when something is delivered."""
+"""Checks webhook URLs when they are registered."""
 
 import re
 from collections.abc import Sequence

@@ -171,6 +171,7 @@ def test_an_example_of_the_configuration_is_valid(block: Block, tmp_path: Path) 
     if block.page == "plugins":
         pytest.skip("it is of two files, and of a package that is not there")
     config = msgspec.convert(tomllib.loads(block.code), WHOLE)
+    assert isinstance(config, Config)
     BackendRegistry.build(PluginHost.load(), config, instance_id="i", state_dir=tmp_path)
 
 

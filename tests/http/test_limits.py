@@ -11,7 +11,7 @@ import pytest
 from agentsvc.base.values import monotonic
 from agentsvc.config.schema import LimitsConfig, ServerConfig
 from agentsvc.http.middleware.rate_limit import Limit
-from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, CoreRig, Seldom
+from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, LogThrottle, RefusalDelay
 from tests.conftest import FAST
 from tests.core.troubles import TroubledWorld
 from tests.plugins import load_plugins
@@ -106,15 +106,20 @@ async def test_who_is_turned_away_again_and_again_waits_and_good_keys_do_not(
 
 
 async def test_there_are_so_many_places_to_wait_in() -> None:
-    bench = CoreRig(1, seconds=0.05)
-    assert sorted(await asyncio.gather(bench.sit(), bench.sit())) == [False, True]
-    assert await bench.sit()
+    delay = RefusalDelay(1, seconds=0.05)
+    assert sorted(await asyncio.gather(delay.hold(), delay.hold())) == [False, True]
+    assert await delay.hold()
 
 
-def test_a_caller_is_told_of_seldom() -> None:
-    seldom = Seldom(every_seconds=1000)
-    assert [seldom.is_due(caller) for caller in ("a", "a", "b", "a")] == [True, False, True, False]
+def test_a_caller_is_told_of_log_throttle() -> None:
+    log_throttle = LogThrottle(every_seconds=1000)
+    assert [log_throttle.is_due(caller) for caller in ("a", "a", "b", "a")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
     for number in range(1000):
-        seldom.is_due(str(number))
-    assert seldom.is_due("a")
-    assert not seldom.is_due("999")
+        log_throttle.is_due(str(number))
+    assert log_throttle.is_due("a")
+    assert not log_throttle.is_due("999")

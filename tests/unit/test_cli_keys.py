@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agentsvc.accounts.device_logins import Claim, DeviceLogins, Login
+from agentsvc.accounts.device_logins import Claim, DeviceLogin, DeviceLogins
 from agentsvc.accounts.keys import KeyRing, Role
 from agentsvc.base.errors import NotAuthenticated
 from agentsvc.base.values import now
@@ -156,11 +156,11 @@ def test_a_key_that_is_not_there_cannot_be_revoked(data_dir: Path) -> None:
     assert result.stderr.startswith("error: there is no key 7\nhint: ")
 
 
-def begin_login(data_dir: Path) -> Login:
+def begin_login(data_dir: Path) -> DeviceLogin:
     return asyncio.run(on_database(data_dir, lambda database: DeviceLogins(database).begin()))
 
 
-def claim(data_dir: Path, login: Login) -> Claim:
+def claim(data_dir: Path, login: DeviceLogin) -> Claim:
     return asyncio.run(
         on_database(data_dir, lambda database: DeviceLogins(database).claim(login.device_code))
     )

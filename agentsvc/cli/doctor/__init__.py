@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.doctor import environment as surroundings
+from agentsvc.cli.doctor import environment as environment
 from agentsvc.cli.doctor import machine
 from agentsvc.cli.doctor.finding import Finding, Grade
 from agentsvc.cli.options import (
@@ -36,9 +36,9 @@ _CHECKS: Final[tuple[Check, ...]] = (
     machine.check_port,
     machine.check_disk,
     machine.check_permissions,
-    surroundings.check_proxies,
-    surroundings.check_authorities,
-    surroundings.check_models,
+    environment.check_proxies,
+    environment.check_authorities,
+    environment.check_models,
 )
 
 

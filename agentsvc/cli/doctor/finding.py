@@ -1,4 +1,4 @@
-"""What a check finds."""
+"""The result of one check of `agentsvc doctor`."""
 
 from enum import StrEnum
 

@@ -1,4 +1,4 @@
-"""What the sandbox image is made of: recipe, base, package indexes and certificate authorities."""
+"""Inputs of the sandbox image: Containerfile, base image, package indexes, certificate authorities."""
 
 import configparser
 import gzip

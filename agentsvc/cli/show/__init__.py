@@ -1,1 +1,1 @@
-"""How conversations look in a terminal: what is said of each event, in plain text or in colour."""
+"""Renders conversations in a terminal, in plain text or in colour."""

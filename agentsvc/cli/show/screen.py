@@ -1,4 +1,4 @@
-"""Where conversations are shown: as plain text, or in colour where rich is installed."""
+"""Terminal output: plain text, or colour where rich is installed."""
 
 import importlib
 import os

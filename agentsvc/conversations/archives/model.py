@@ -1,4 +1,4 @@
-"""What an archive is. Pure."""
+"""Records of workspace archives. Pure."""
 
 from datetime import datetime
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""How many starts use this machine at a time, and whose turn it is next.
+"""Limits how many conversations start at the same time; fair between users.
 
 More at once than there are processors would all be ready late, and none early. Whose turn it is
 follows the rule of room for sandboxes: in order, fair between users. All is kept in memory only:
@@ -18,8 +18,7 @@ import msgspec
 
 from agentsvc.base import now
 from agentsvc.conversations.model import StartTask
-from agentsvc.sandboxes import Held, Limits, Load, Room
-from agentsvc.sandboxes.admission import capacity
+from agentsvc.sandboxes import Held, Limits, Load, Room, admit, in_turn
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +74,12 @@ class _Queue:
         """Give the free places away, and return to whom; the others have a place in the queue."""
         # Turns that ended take no room, and count when it is said who is next.
         held = [*self.held.values(), *self._ended()]
-        admitted = capacity.admit(self._limits, held, self._wanted())
+        admitted = admit(self._limits, held, self._wanted())
         for one in admitted:
             self.held[one.id] = one
             self.waiting.pop(one.id).is_over.set()
         held = [*self.held.values(), *self._ended()]
-        for place, one in enumerate(capacity.in_turn(self._wanted(), held), 1):
+        for place, one in enumerate(in_turn(self._wanted(), held), 1):
             self.waiting[one.id].place = place
         return [one.id for one in admitted]
 

@@ -1,4 +1,4 @@
-"""What people are told when a conversation did not start: the cause, and what to do. Pure."""
+"""Explains to users why a conversation failed to start, and what to do. Pure."""
 
 from typing import Final
 

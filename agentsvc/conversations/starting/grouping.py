@@ -1,4 +1,4 @@
-"""Which running sandbox a new conversation joins, if its user wants that. Pure."""
+"""Chooses the running sandbox a new conversation joins, by the user's grouping strategy. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""How far the start of one conversation has come: kept in the task's row, told to who follows it."""
+"""Progress of a start task: stored in its row and published to subscribers."""
 
 import contextlib
 import logging

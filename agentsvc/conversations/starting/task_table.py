@@ -52,7 +52,7 @@ class StartTaskTable:
 
     def __init__(self, db: Database, vault: Vault, event_bus: EventBus) -> None:
         self._db = db
-        self._announcements = event_bus
+        self._event_bus = event_bus
         self._vault = vault
 
     async def insert(self, tx: Transaction, task: StartTask) -> None:
@@ -165,7 +165,7 @@ class StartTaskTable:
             id=task.id,
             conversation_id=task.conversation_id,
         )
-        tx.after_commit(partial(self._announcements.announce, news))
+        tx.after_commit(partial(self._event_bus.announce, news))
 
     def _from_row(self, row: Row) -> StartTask:
         plain = self._vault.unseal(row["sealed"], _context(row["id"]))

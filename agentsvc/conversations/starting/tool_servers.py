@@ -1,4 +1,4 @@
-"""Which tool servers (MCP) of a new conversation do not start, and why.
+"""Finds tool servers (MCP) of a new conversation that fail to start.
 
 The agent server goes on without a tool server that does not start, and says so in its own log only.
 The agent's first event lists its tools: a server none of which is there is tried once more, one

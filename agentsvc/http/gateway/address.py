@@ -1,4 +1,4 @@
-"""Where a port of a sandbox is, as a connection to it is made: TCP, TLS, or a unix socket."""
+"""Addresses of sandbox ports: TCP, TLS or Unix socket."""
 
 import asyncio
 import ssl

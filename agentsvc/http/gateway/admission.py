@@ -1,4 +1,4 @@
-"""Who may pass to which sandbox, and when.
+"""Authorizes gateway requests, and resumes sandboxes for them.
 
 A key of the sandbox's owner or the sandbox's own session key opens all its ports. Whether the
 sandbox can take a request now is decided here, too.

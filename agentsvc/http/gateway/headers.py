@@ -1,4 +1,4 @@
-"""Which headers pass between a client and a sandbox, and how they change on the way. Pure.
+"""Forwards and rewrites headers between a client and a sandbox. Pure.
 
 What concerns one connection stays on it, as RFC 9110 (7.6.1) has it. Keys that open this server
 do not reach a sandbox; what a sandbox answers has no effect outside its own path.

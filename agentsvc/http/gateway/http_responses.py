@@ -1,4 +1,4 @@
-"""How the bytes that a sandbox answers with are read as HTTP/1.1 (RFC 9112). Pure.
+"""Parses HTTP/1.1 responses of sandboxes (RFC 9112). Pure.
 
 Whatever leaves a doubt about where an answer ends is refused.
 """

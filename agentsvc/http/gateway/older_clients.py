@@ -1,4 +1,4 @@
-"""Which clients of agent servers are older than these, and what they get in another form.
+"""Converts responses for clients of older agent server versions.
 
 A client says at the end of its key which version of the Python SDK it has. Where it does not, the
 start of a conversation shows it: the SDK writes all fields it has. The answer to that sets a

@@ -1,4 +1,4 @@
-"""How long a request that is passed on lives: as long as its client, and not beyond the server."""
+"""Ties a proxied request to its client's connection and to the server's shutdown."""
 
 import asyncio
 from collections.abc import Iterator

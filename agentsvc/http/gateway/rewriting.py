@@ -1,4 +1,4 @@
-"""What becomes of the path and the query of a request on its way into a sandbox. Pure.
+"""Rewrites the path and query of a proxied request. Pure.
 
 Published clients of several years call the agent server. Forms that newer ones dropped become the
 forms of today, and a key in the query does not reach the sandbox.

@@ -26,7 +26,7 @@ from agentsvc.http.gateway.target import (
     shown_login,
 )
 from agentsvc.http.gateway.websocket_proxy import Client, Tunnels
-from agentsvc.http.middleware.websocket_auth import LARGEST_FIRST_BYTES, Doorstep
+from agentsvc.http.middleware.websocket_auth import LARGEST_FIRST_BYTES, FirstMessageAuth
 from agentsvc.http.port_origins import EDITOR_PORT
 from agentsvc.http.routes import IS_ELSEWHERE, Handler
 from agentsvc.http.server.connections import show_key
@@ -46,9 +46,11 @@ _TERMINALS: Final = "/sockets/bash-events"
 class Gateway:
     """Passes requests on to sandboxes."""
 
-    def __init__(self, admission: Admission, doorstep: Doorstep, *, connect_seconds: float) -> None:
+    def __init__(
+        self, admission: Admission, first_message_auth: FirstMessageAuth, *, connect_seconds: float
+    ) -> None:
         self._admission = admission
-        self._doorstep = doorstep
+        self._first_message_auth = first_message_auth
         self._older = OlderClients()
         self._lifetimes = Lifetimes()
         self._forwarder = Forwarder(self._lifetimes, connect_seconds=connect_seconds)
@@ -132,7 +134,9 @@ class Gateway:
         try:
             async with life:
                 with self._lifetimes.endless(life):
-                    key = await self._doorstep.key_from(client.request, _first_text(client))
+                    key = await self._first_message_auth.key_from(
+                        client.request, _first_text(client)
+                    )
                     login = shown_login(client.request, place, page_part=key)
                     shown = Shown(keys=(key,), sandbox_keys=(), others=(), login=login)
                     return await self._admission.identify(shown)

@@ -1,4 +1,4 @@
-"""Where a request goes, and what it says there: the request of a client, made one for a sandbox."""
+"""Turns a client's request into one for a sandbox."""
 
 import re
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Who makes a request: the keys it carries, in whichever place, and whose they are.
+"""Authenticates requests by API key, session key or login cookie.
 
 This is the one place that reads a key header.
 """

@@ -1,4 +1,4 @@
-"""Which host names the server goes by.
+"""Checks the Host header against the names of this server.
 
 A page can have a name of its own lead to this machine, and a browser takes the server for a part of
 that page then. So a request for another name than the server's gets nothing, unless a key in it says

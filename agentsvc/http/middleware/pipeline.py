@@ -63,7 +63,14 @@ from agentsvc.http.middleware.rate_limit import (
 from agentsvc.http.request_problems import name_all_problems
 from agentsvc.http.routes import Handler, Scope, check_scope, is_page, route_of
 from agentsvc.http.server.connections import ask_for_body, count_request, is_last, show_key
-from agentsvc.http.server.delayed_refusal import BENCH, IS_HELD, SELDOM, CoreRig, Seldom, hold_back
+from agentsvc.http.server.delayed_refusal import (
+    IS_HELD,
+    LOG_THROTTLE,
+    REFUSAL_DELAY,
+    LogThrottle,
+    RefusalDelay,
+    hold_back,
+)
 from agentsvc.http.server.metrics_registry import Measures, Refusal
 from agentsvc.http.urls import address_of, is_from_proxy
 from agentsvc.http.wire import CALLBACK_BODY_BYTES, ON_MORE_BODY, OnMoreBody, error_body
@@ -153,7 +160,7 @@ def install(
     app[ACTIVITY] = Activity()
     app[MEASURES] = Measures()
     app[LIMITS] = Limits(limits)
-    app[BENCH], app[SELDOM] = CoreRig(most_held), Seldom()
+    app[REFUSAL_DELAY], app[LOG_THROTTLE] = RefusalDelay(most_held), LogThrottle()
     app[_CORS_ORIGINS] = frozenset(cors_origins)
     app[_REQUEST_SECONDS] = request_seconds
     app[_KNOWN_HOSTS] = hosts
@@ -449,7 +456,7 @@ def _write_failure(error: AgentsvcError, failure: Exception) -> None:
 def _write_sandbox_line(request: web.Request, error: AgentsvcError, reason: Refusal) -> None:
     """Say of a sandbox that it is turned away, now and then."""
     sandbox_id = _sandbox_of(request)
-    if sandbox_id and request.app[SELDOM].is_due(sandbox_id):
+    if sandbox_id and request.app[LOG_THROTTLE].is_due(sandbox_id):
         extra = {"sandbox_id": sandbox_id, "why": str(reason), "reason": error.message}
         log.warning("sandbox is turned away", extra=extra)
 
@@ -478,7 +485,7 @@ def _note_end(request: web.Request, status: int, seconds: float) -> None:
         seconds=None if is_forwarded or (route is not None and route.is_stream) else seconds,
     )
     is_dull = request.path in _HEALTH_PATHS or (
-        request.get(IS_HELD, False) and not app[SELDOM].is_due(address_of(request))
+        request.get(IS_HELD, False) and not app[LOG_THROTTLE].is_due(address_of(request))
     )
     facts = {
         "method": request.method,

@@ -1,4 +1,4 @@
-"""How much one key, one sandbox, and one address without a good key, may send.
+"""Rate limits per key, per sandbox and per address.
 
 What is left of a limit is told in the headers of the IETF's draft, `RateLimit` and
 `RateLimit-Policy`. What is counted is bounded: who was not seen for longest is forgotten.

@@ -30,7 +30,7 @@ class AuthMessage(msgspec.Struct, frozen=True, kw_only=True):
 _AUTH = msgspec.json.Decoder(AuthMessage)
 
 
-class Doorstep:
+class FirstMessageAuth:
     """Reads the keys of those who have not shown one yet."""
 
     def __init__(self, *, time_limit: float) -> None:
@@ -54,7 +54,9 @@ class Doorstep:
         return key
 
 
-DOORSTEP: Final[web.AppKey[Doorstep]] = web.AppKey("doorstep", Doorstep)
+FIRST_MESSAGE_AUTH: Final[web.AppKey[FirstMessageAuth]] = web.AppKey(
+    "first_message_auth", FirstMessageAuth
+)
 
 
 def wants_socket(request: web.Request) -> bool:

@@ -1,4 +1,4 @@
-"""What an operation answers: to what is right, and to what is not."""
+"""Responses of operations in the OpenAPI document."""
 
 from collections import defaultdict
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What describes the server to others: the OpenAPI document, and a page that shows it.
+"""Handlers of the OpenAPI document and its viewer.
 
 The document needs a key, as everything does. The page is made of the files in `viewer`, which are the
 same for everybody, works without any other server, and brings no code of its own into the document.

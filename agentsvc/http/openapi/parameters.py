@@ -1,4 +1,4 @@
-"""What stands in paths: the types of their parts, what they mean, and values for examples."""
+"""Path parameters in the OpenAPI document: types, descriptions, examples."""
 
 import re
 from collections.abc import Mapping

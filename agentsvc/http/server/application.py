@@ -1,4 +1,4 @@
-"""How requests reach the application, and what is answered to those that never do.
+"""The server's runner, and answers to requests that cannot be parsed.
 
 Some requests are refused below the application: by the parser, since they are not HTTP, or for
 an `Expect` header nobody knows. aiohttp answers and logs these with the offending line, and the

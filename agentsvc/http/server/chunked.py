@@ -1,4 +1,4 @@
-"""Where the parts of a body in chunks are, and the trailers behind it (RFC 9112, 7.1). Pure."""
+"""Parses chunked bodies and their trailers (RFC 9112, 7.1). Pure."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How many connections there may be: in all, of each origin without a good key, and of each sandbox. Pure.
+"""Connection limits: total, per address, per sandbox. Pure.
 
 An origin is where connections come from: an address, the way that one sandbox has to the server, or
 the client that a trusted proxy names. Connections that have shown no good key share half of the room.

@@ -15,7 +15,7 @@ from agentsvc.base import AgentsvcError, TooManyRequests
 from agentsvc.config import ServerConfig
 from agentsvc.http.keys import AWAITS_CONTINUE, ON_LOST, REFUSED_FOR
 from agentsvc.http.server.connection_limit import Connection, ConnectionLimit
-from agentsvc.http.server.delayed_refusal import Seldom
+from agentsvc.http.server.delayed_refusal import LogThrottle
 from agentsvc.http.server.metrics_registry import Measures, Refusal
 from agentsvc.http.wire import refusal_of
 
@@ -85,12 +85,12 @@ class Shared:
         self.measures = measures
         self.refused = 0
         """How many were refused and are still open."""
-        self._seldom = Seldom()
+        self._log_throttle = LogThrottle()
 
     def note_refusal(self, reason: Refusal, address: str) -> None:
         """Count a connection that was refused, and say so now and then."""
         self.measures.refuse(reason)
-        if self._seldom.is_due(f"{reason} {address}"):
+        if self._log_throttle.is_due(f"{reason} {address}"):
             extra = {"reason": str(reason), "address": address, "connections": len(self.limit)}
             log.info("connection refused", extra=extra)
 

@@ -19,14 +19,14 @@ _TOLD_EVERY_SECONDS: Final = 60.0
 _MOST_CALLERS: Final = 1000
 
 
-class CoreRig:
+class RefusalDelay:
     """Where those sit who wait to be refused; there are so many places."""
 
     def __init__(self, most: int, *, seconds: float = HOLD_SECONDS) -> None:
         self._free = most
         self._seconds = seconds
 
-    async def sit(self) -> bool:
+    async def hold(self) -> bool:
         """Wait, and return True; return False at once if there is no place."""
         if not self._free:
             return False
@@ -38,7 +38,7 @@ class CoreRig:
         return True
 
 
-class Seldom:
+class LogThrottle:
     """Says of a caller now and then only, so that a flood does not fill the log."""
 
     def __init__(self, *, every_seconds: float = _TOLD_EVERY_SECONDS) -> None:
@@ -57,13 +57,13 @@ class Seldom:
         return True
 
 
-BENCH: Final[web.AppKey[CoreRig]] = web.AppKey("bench", CoreRig)
-SELDOM: Final[web.AppKey[Seldom]] = web.AppKey("seldom", Seldom)
+REFUSAL_DELAY: Final[web.AppKey[RefusalDelay]] = web.AppKey("refusal_delay", RefusalDelay)
+LOG_THROTTLE: Final[web.AppKey[LogThrottle]] = web.AppKey("log_throttle", LogThrottle)
 IS_HELD: Final[web.RequestKey[bool]] = web.RequestKey("is_held", bool)
 """Whether the answer to a request is to be kept back."""
 
 
 async def hold_back(request: web.Request, response: web.StreamResponse) -> None:
     """Keep an answer back for a while; where there is no place for it, the connection ends with it."""
-    if not await request.app[BENCH].sit():
+    if not await request.app[REFUSAL_DELAY].hold():
         response.force_close()

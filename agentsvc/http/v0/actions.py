@@ -1,4 +1,4 @@
-"""How the use of a tool looks as an action of the older generation. Pure functions."""
+"""Converts tool calls to V0 actions. Pure."""
 
 from collections.abc import Callable
 from typing import Any, Final

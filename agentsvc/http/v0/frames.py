@@ -1,4 +1,4 @@
-"""What the event socket sends: which events of a history, and the frames that are no events. Pure.
+"""Frames of the V0 event socket. Pure.
 
 Frames are JSON already. Events have the numbers they have over HTTP.
 """

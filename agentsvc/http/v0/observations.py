@@ -1,4 +1,4 @@
-"""How the outcome of a tool looks as an observation of the older generation. Pure functions."""
+"""Converts tool results to V0 observations. Pure."""
 
 from collections.abc import Callable
 from typing import Any, Final

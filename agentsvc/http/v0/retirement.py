@@ -1,4 +1,4 @@
-"""How the older generation says that it goes: in the headers of its answers, or by 404.
+"""Deprecation headers of the V0 API, and 404 where it is switched off.
 
 The headers are those of RFC 9745 and RFC 8288.
 """

@@ -1,4 +1,4 @@
-"""Where clients of the event socket knock: what speaks their protocol is loaded for the first one.
+"""Loads the Socket.IO server when its first client connects.
 
 It brings some hundred modules along, which a server that nobody asks for it has no use for.
 """

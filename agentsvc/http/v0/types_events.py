@@ -1,4 +1,4 @@
-"""What clients of the older generation send to and ask of a conversation's history."""
+"""V0 types of events."""
 
 from typing import Annotated, Any, Final
 

@@ -1,4 +1,4 @@
-"""What clients of the older generation send and get when they start and stop a conversation."""
+"""V0 types for starting and stopping conversations."""
 
 from typing import Annotated, Final
 

@@ -1,4 +1,4 @@
-"""What clients of the event socket say when they connect."""
+"""V0 types for connecting to the event socket."""
 
 from collections import Counter
 from typing import Annotated, Final

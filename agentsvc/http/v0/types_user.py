@@ -1,4 +1,4 @@
-"""What git providers have, on the wire of the older generation."""
+"""V0 types of users and repositories at git hosts."""
 
 from typing import Annotated, Final, Literal
 

@@ -1,4 +1,4 @@
-"""What a user tells the agent in the words of the older generation, and how it is passed on."""
+"""Converts V0 user actions to requests to the agent."""
 
 from typing import Annotated, Any, Final
 

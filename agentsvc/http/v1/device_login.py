@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.accounts import Claim, ClaimState, Login, Principal
+from agentsvc.accounts import Claim, ClaimState, DeviceLogin, Principal
 from agentsvc.base import (
     AgentsvcError,
     BadRequest,
@@ -190,7 +190,7 @@ async def _decide(request: web.Request, caller: Principal, decision: Decision) -
         await request.app[DEVICES].deny(decision.user_code)
 
 
-def _from_login(login: Login, base: str) -> Authorization:
+def _from_login(login: DeviceLogin, base: str) -> Authorization:
     address = f"{base}{PREFIX}/verify"
     return Authorization(
         device_code=login.device_code.reveal(),

@@ -6,8 +6,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from agentsvc.accounts import LoginToken
-from agentsvc.accounts.logins import Login
+from agentsvc.accounts import Login, LoginToken
 from agentsvc.base import (
     InvalidRequest,
     NotAllowed,

@@ -1,4 +1,4 @@
-"""Which settings there are, for pages that show them: written by hand, each one has an effect.
+"""The settings schema for user interfaces: sections, fields, labels, choices.
 
 The defaults are what a user without settings has, and are not repeated here.
 """

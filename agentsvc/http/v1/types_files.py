@@ -1,4 +1,4 @@
-"""What is read out of a conversation's sandbox, on the V1 wire."""
+"""V1 types of workspace files and git changes."""
 
 from typing import Annotated, Any, Final
 

@@ -1,4 +1,4 @@
-"""What git providers have, on the wire of V1."""
+"""V1 types of repositories, branches and tasks at git hosts."""
 
 from enum import StrEnum
 from typing import Annotated, Final

@@ -1,4 +1,4 @@
-"""What a web front end asks for before it shows anything or starts a conversation."""
+"""Configuration that web front ends read before login."""
 
 from typing import Annotated, Any, Final, Literal
 

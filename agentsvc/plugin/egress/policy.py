@@ -1,4 +1,4 @@
-"""Where a sandbox may connect to: the list, its patterns, and the decision.
+"""Egress policies: allowed hosts, their patterns, and the decision.
 
 Pure: names are resolved elsewhere, and what they resolved to is asked about here.
 """

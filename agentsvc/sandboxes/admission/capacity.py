@@ -1,4 +1,4 @@
-"""How much may run at the same time, who waits for room, and who makes room. Pure.
+"""Capacity: what may run at the same time, who waits, and who is paused to make room. Pure.
 
 The one notion of capacity for all who need one: limits of the server, of a backend and of a user
 are a `Room`, what runs is a `Load`. Whoever places sandboxes asks `roomiest`.

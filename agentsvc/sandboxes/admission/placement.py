@@ -1,4 +1,4 @@
-"""Where a sandbox goes whose spec names a group of backends. Pure."""
+"""Chooses the backend of a sandbox whose spec names several. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
--- Generated from the migrations by agentsvc.dbfile.write_schema; do not edit.
+-- Generated from the migrations by agentsvc.storage.database_file.write_schema; do not edit.
 
 CREATE TABLE users (
     id TEXT NOT NULL PRIMARY KEY,

@@ -10,8 +10,8 @@ import pytest
 from agentsvc.accounts.device_logins import (
     BEGINNINGS_A_MINUTE,
     QUESTIONS_A_MINUTE,
+    DeviceLogin,
     DeviceLogins,
-    Login,
 )
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.storage.database import Database
@@ -40,7 +40,7 @@ async def ask(program: Client, device_code: str) -> Answer:
     return await program.post(TOKEN, data={"device_code": device_code})
 
 
-async def expired_login(service: Service) -> Login:
+async def expired_login(service: Service) -> DeviceLogin:
     database = await Database.open(DataDirectory(path=service.data_dir).database)
     try:
         return await DeviceLogins(database, lifetime=timedelta(0)).begin()

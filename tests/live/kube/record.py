@@ -46,8 +46,9 @@ def _code(file: Path) -> str:
     lines = file.read_text(encoding="utf-8").splitlines()
     if file.suffix == ".py":
         for node in ast.walk(ast.parse(file.read_bytes())):
-            is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            if not isinstance(node, ast.Expr | ast.Import | ast.ImportFrom):
+                continue
+            if not isinstance(node, ast.Expr) or isinstance(node.value, ast.Constant):
                 first, last = node.lineno - 1, node.end_lineno or node.lineno
                 lines[first:last] = [""] * (last - first)
     return "\n".join(line for line in lines if line.strip())
