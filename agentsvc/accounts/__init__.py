@@ -1,4 +1,8 @@
-"""Users, API keys, logins, quotas and the audit log."""
+"""Users, API keys, logins, quotas, the audit log and stored responses of idempotent requests.
+
+Begin with `keys`. How a request is authenticated is in `http.middleware`. Imports `storage`, `config` and
+`base`.
+"""
 
 from agentsvc.accounts.audit import (
     COMMAND_LINE,

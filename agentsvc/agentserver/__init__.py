@@ -1,4 +1,7 @@
-"""The HTTP client of agent servers inside sandboxes."""
+"""The HTTP client of agent servers inside sandboxes, and the connector that never calls private addresses.
+
+Begin with `client`. What is done with the answers is in `conversations`. Imports `base` and `plugin`.
+"""
 
 from agentsvc.agentserver.client import AgentClient, AgentServer
 from agentsvc.agentserver.responses import (

@@ -1,4 +1,8 @@
-"""Small parts that every other package uses: errors, values, logs, background tasks, the event bus."""
+"""Errors, values, logs, background tasks, validation and the event bus: used by every other package.
+
+Begin with `errors` and `values`. Nothing here knows users, sandboxes or HTTP; it imports nothing else
+of the server.
+"""
 
 from agentsvc.base.bus import EventBus, Notice, Overflow, Subject, Subscription
 from agentsvc.base.errors import (

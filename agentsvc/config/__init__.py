@@ -1,4 +1,9 @@
-"""The configuration: every key with its default, read from file, environment and command line; the layout of the data directory."""
+"""The configuration: every key with its default, read from file, environment and command line.
+
+Begin with `schema`, which has the sections. `layers` merges the sources, `file` writes `config.toml`, and
+`data_directory` says where the server keeps things. What users set for themselves is in `settings`.
+Imports `base`, `domain` and `plugin`.
+"""
 
 from agentsvc.config.conversations import ConversationsConfig
 from agentsvc.config.data_directory import DataDirectory

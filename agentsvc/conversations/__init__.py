@@ -1,7 +1,8 @@
-"""Conversations: asked for, started step by step, kept up to date, found again, deleted.
+"""Conversations: started step by step, kept up to date, found again, deleted.
 
-`model` holds the structs, `table` the SQL, `start` the steps of a start, `recorder` what sandboxes
-report, and `service` the class that others use.
+Begin with `model` (structs), then `service`, the class that others use; `table` has the SQL, `starting` the
+steps of a start, `message_queue` what agents are told, `event_ingestor` what sandboxes report,
+`event_log` the stored events. Nothing here knows HTTP. Imports `sandboxes` and what stands below it.
 """
 
 from agentsvc.conversations.archives.model import Archive, ArchiveState

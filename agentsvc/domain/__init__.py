@@ -1,4 +1,8 @@
-"""Requests in the server's own terms: orders, agent options, tool servers (MCP), repositories."""
+"""Requests in the server's own terms: orders, agent options, tool servers (MCP), repositories.
+
+Begin with `orders`. Both generations of the API translate to these values; nothing here does I/O.
+Imports `base` only.
+"""
 
 from agentsvc.domain.agent_options import (
     SECRET_OPTIONS,

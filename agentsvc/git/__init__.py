@@ -1,7 +1,8 @@
-"""The APIs of git hosting services: one module for each provider, behind one service.
+"""Git hosting services: one module for each provider, behind one service.
 
-No other module knows a provider's paths or words. `client` sends the requests, `hosting` says
-what a provider can be asked, `model` what is answered.
+Begin with `service`. `client` sends the requests, `hosting` is the interface of a provider, `model` what is
+answered; GitHub and GitLab are here, others are in the plugin `githosts`. Cloning is in
+`conversations.starting.workspace`. Imports `settings`, `agentserver`, `domain` and `base`.
 """
 
 from agentsvc.git.client import ANSWER_MAX, Answer, page_in, refused

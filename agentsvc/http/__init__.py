@@ -1,8 +1,9 @@
-"""The HTTP faces: what is on the wire, and nothing that decides anything.
+"""The HTTP API: what is on the wire, and nothing that decides anything.
 
-`wire` reads and writes JSON, `middleware` surrounds every request, `authentication` finds out whose
-it is, `routes` says what a route is, `v0` and `v1` are the two generations and never import each
-other, `ops` is for whoever operates the server.
+Begin with `routes` (what a route is) and `middleware` (what every request passes through). `v0` and `v1` are
+the two generations and never import each other, `gateway` passes requests on to sandboxes, `web` is the
+console, `server` the connections, `openapi` the description. Imports everything but `extension`, `app`
+and `cli`.
 """
 
 from agentsvc.http.gateway.admission import Admission

@@ -1,4 +1,8 @@
-"""Language models: catalogue, reachability checks, and the proxy that holds the real key."""
+"""Language models: catalogue, reachability checks, and the proxy that holds the real key.
+
+Begin with `proxy`. The tokens that let a sandbox use it are in `conversations.model_tokens`. Imports
+`agentserver`, `domain` and `base`.
+"""
 
 from agentsvc.models.catalogue import Catalogue, Model, ModelProvider
 from agentsvc.models.check import Checked, check_model

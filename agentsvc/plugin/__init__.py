@@ -1,4 +1,9 @@
-"""The public interface for plugins: runtime backends, hooks, and the values both sides exchange."""
+"""The public interface for plugins: runtime backends, hooks, and the values both sides exchange.
+
+Begin with `backend` (the contract) and `hookspecs` (the hooks). `egress` holds network policies and the
+proxy that enforces them; `files` finds plugins on disk. How plugins are loaded is in
+`sandboxes.plugin_loader`; additions to the server itself are in `extension`. Imports `base` only.
+"""
 
 from agentsvc.plugin.backend import (
     API_VERSION,
@@ -14,7 +19,15 @@ from agentsvc.plugin.backend import (
     fill,
     no_key,
 )
-from agentsvc.plugin.files import PluginFile, bundled, import_file, is_needed, plugins_in, sections
+from agentsvc.plugin.files import (
+    PluginFile,
+    bundled,
+    import_file,
+    is_needed,
+    keep_old_names,
+    plugins_in,
+    sections,
+)
 from agentsvc.plugin.helpers import choose_ports, finish, is_below, working_dir
 from agentsvc.plugin.hookspecs import NAME, Event, hookimpl
 from agentsvc.plugin.values import (
@@ -82,6 +95,7 @@ __all__ = [
     "import_file",
     "is_below",
     "is_needed",
+    "keep_old_names",
     "no_key",
     "plugins_in",
     "sections",

@@ -4,6 +4,7 @@ A plugin that is a directory may have a manifest, `plugin.toml`: it tells the se
 before it imports any of the plugin, so that one which is not needed costs nothing.
 """
 
+import importlib
 import importlib.util
 import os
 import stat
@@ -23,6 +24,15 @@ PACKAGE: Final = "agentsvc_plugins"
 """The package that plugins are imported into, whatever their files are called."""
 
 MANIFEST: Final = "plugin.toml"
+
+_OLD_NAMES: Final = {
+    "agentsvc.backend": "agentsvc.plugin.backend",
+    "agentsvc.backendparts": "agentsvc.plugin.helpers",
+    "agentsvc.errors": "agentsvc.base.errors",
+    "agentsvc.hookspecs": "agentsvc.plugin.hookspecs",
+    "agentsvc.values": "agentsvc.base.values",
+}
+"""Public modules by their names before 0.2, which plugins may use for one more release."""
 
 _SWITCH: Final = "enabled"
 
@@ -142,6 +152,12 @@ def import_file(name: str, file: Path) -> ModuleType:
         del sys.modules[full_name]
         raise
     return module
+
+
+def keep_old_names() -> None:
+    """Let plugins import the public modules by their former names."""
+    for old, new in _OLD_NAMES.items():
+        sys.modules.setdefault(old, importlib.import_module(new))
 
 
 def _known_kinds() -> frozenset[str]:

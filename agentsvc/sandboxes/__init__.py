@@ -1,6 +1,9 @@
-"""Sandboxes: what is wanted of each, what was last seen of it, and the step between the two.
+"""Sandboxes: the wanted and the last seen state of each, and the steps between the two.
 
-`state` holds the structs and the decision, `table` the SQL, `service` the class that others use.
+Begin with `state` (structs and the decision), then `service`, the class that others use; `table` has the
+SQL, `reconciler` does the steps, `admission` decides what may run, `plugin_loader` and `registry` know the
+backends. Nothing here knows conversations or HTTP. Imports `accounts`, `settings`, `models`, `storage`
+and what they import.
 """
 
 from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room, admit, in_turn

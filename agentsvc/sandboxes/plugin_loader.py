@@ -33,6 +33,7 @@ from agentsvc.plugin import (
     hookspecs,
     import_file,
     is_needed,
+    keep_old_names,
     plugins_in,
 )
 
@@ -107,6 +108,7 @@ class PluginHost:
         With `kinds`, those of the backends that are configured, the plugins are left out whose
         manifests say that a server with these settings and this environment needs them not.
         """
+        keep_old_names()
         host = cls(is_traced=is_traced)
         if "process" not in disable:
             host.add("process", process, version="", origin=BUILT_IN)

@@ -1,4 +1,8 @@
-"""Per-user settings, model profiles and secrets."""
+"""Per-user settings, model profiles and secrets.
+
+Begin with `store`. The configuration of the server is in `config`. Imports `storage`, `models` and what
+they import.
+"""
 
 from agentsvc.settings.profiles import (
     NAME_PATTERN,

@@ -1,4 +1,8 @@
-"""Durable storage: the SQLite database, its migrations, the vault for secrets."""
+"""Durable storage: the SQLite database, its migrations, the vault for secrets.
+
+Begin with `database`. The SQL of a table stands with the package that owns it. Imports `base` and
+`config`.
+"""
 
 from agentsvc.storage.database import Database, IntegrityError, Queryable, Reader, Row, Transaction
 from agentsvc.storage.database_file import (

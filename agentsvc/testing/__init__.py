@@ -1,6 +1,7 @@
 """For tests: a fake backend, a fake agent, a scripted model, and the conformance kit for backends.
 
-Public: plugin authors import from here. Nothing in the server does.
+Public: plugin authors import from here; begin with `kit`. Nothing in the server imports it but commands
+that check or show something. Imports `plugin`, `agentserver` and `base`.
 """
 
 from agentsvc.testing.backend import FAKE_SPEC, FakeBackend, FakeConfig, FakeWorld

@@ -121,6 +121,22 @@ def test_a_plugin_directory_with_init_is_loaded(tmp_path: Path) -> None:
     assert list(load(tmp_path).backend_types()) == ["cloud"]
 
 
+def test_a_plugin_may_still_use_the_former_names_of_public_modules(tmp_path: Path) -> None:
+    source = """
+from agentsvc import errors, values
+from agentsvc.backend import Port, Spec
+from agentsvc.hookspecs import hookimpl
+
+@hookimpl
+def agentsvc_register_specs():
+    assert errors.Conflict and values.now
+    return [Spec(id="former", backend="process", ports=(Port(name="agent", number=0),))]
+"""
+    (tmp_path / "older.py").write_text(source)
+    [plugin] = [one for one in PluginHost.load(dirs=[tmp_path]).plugins() if one.name == "older"]
+    assert [spec.id for spec in plugin.specs] == ["former"]
+
+
 def test_a_disabled_plugin_is_not_even_imported(tmp_path: Path) -> None:
     write(tmp_path, broken="1 / 0")
     host = PluginHost.load(dirs=[tmp_path], disable=[*OURS, "broken"])

@@ -1,1 +1,4 @@
-"""Middleware: what surrounds every request."""
+"""What every request passes through: request id, access log, errors, authentication, limits.
+
+Begin with `pipeline`.
+"""

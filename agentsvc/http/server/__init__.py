@@ -1,1 +1,4 @@
-"""The HTTP server: connections, limits and the application that requests reach."""
+"""Connections to the server: limits, timeouts, and answers to what cannot be parsed.
+
+Begin with `application`.
+"""
