@@ -44,7 +44,7 @@ type Url = Annotated[
 type Description = Annotated[str, Meta(max_length=255)]
 type Kind = Annotated[str, Meta(min_length=1, max_length=255)]
 type Kinds = Annotated[list[Kind], Meta(max_length=100)] | None
-type ChangeListeners = Annotated[list[Change], Meta(max_length=len(Change))] | None
+type Changes = Annotated[list[Change], Meta(max_length=len(Change))] | None
 
 
 class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class WebhookOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What it is for; shown only"""
     event_kinds: Kinds = None
     """Kinds of events to tell of, such as `MessageEvent`; null: all kinds, empty: none"""
-    changes: ChangeListeners = None
+    changes: Changes = None
     """Kinds of things whose changes to tell of; null: all, empty: none"""
     is_enabled: bool = True
     """Whether anything is delivered"""
@@ -71,7 +71,7 @@ class WebhookUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """What it is for; left out: unchanged"""
     event_kinds: Kinds | UnsetType = UNSET
     """Kinds of events to tell of; null: all kinds, empty: none, left out: unchanged"""
-    changes: ChangeListeners | UnsetType = UNSET
+    changes: Changes | UnsetType = UNSET
     """Kinds of things whose changes to tell of; null: all, empty: none, left out: unchanged"""
     is_enabled: bool | UnsetType = UNSET
     """Whether anything is delivered; true also clears `disabled_reason`. Left out: unchanged"""
