@@ -297,8 +297,8 @@ def to_facts(info: Json, version: Json, *, is_beside: bool) -> Facts:
     # Podman says there that it has limits, and keeps none.
     is_powerless = is_rootless and (is_old or info.get("CgroupDriver") == "none")
     status = {name: value for name, value, *_ in info.get("DriverStatus") or []}
-    has_quota = info.get("Reconciler") in ("btrfs", "zfs") or (
-        status.get("Backing Filesystem") == "xfs" and info.get("Reconciler") == "overlay2"
+    has_quota = info.get("Driver") in ("btrfs", "zfs") or (
+        status.get("Backing Filesystem") == "xfs" and info.get("Driver") == "overlay2"
     )
     return Facts(
         kind=kind,

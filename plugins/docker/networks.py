@@ -60,7 +60,7 @@ def body(name: str, part: Network, *, is_inner: bool, labels: dict[str, str]) ->
         options["com.docker.network.bridge.inhibit_ipv4"] = "true"
     return {
         "Name": name,
-        "Reconciler": "bridge",
+        "Driver": "bridge",
         "CheckDuplicate": True,
         "Internal": is_inner,
         "EnableIPv6": False,

@@ -224,7 +224,7 @@ def test_a_sandbox_without_a_way_back_says_so() -> None:
 INFO = {
     "SecurityOptions": ["name=seccomp,profile=default"],
     "CgroupVersion": "2",
-    "Reconciler": "overlay2",
+    "Driver": "overlay2",
     "DriverStatus": [["Backing Filesystem", "extfs"]],
     "Runtimes": {"runc": {}, "runsc": {}},
     "DefaultRuntime": "runc",

@@ -272,7 +272,7 @@ async def test_files_and_changes_of_the_workspace_are_shown(console: Console) ->
     page = await console.page("new")
     await start(page, run("mkdir -p sub && echo first >sub/new.txt && git status --short"))
     await expect(the_end(page)).to_be_visible()
-    await page.get_by_role("link", name="ChangeListeners").click()
+    await page.get_by_role("link", name="Changes").click()
     files = page.locator(".files")
     await files.get_by_role("button", name="sub/new.txt").click()
     await expect(page.locator(".diff-line.added", has_text="first")).to_be_visible()

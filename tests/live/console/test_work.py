@@ -44,7 +44,7 @@ async def test_changes_are_beside_the_conversation_and_are_commented_on(console:
         ),
     )
     await expect(the_end(page)).to_be_visible()
-    await page.get_by_role("link", name="ChangeListeners").click()
+    await page.get_by_role("link", name="Changes").click()
     await expect(page.get_by_label(FIELD)).to_be_visible()
     await page.get_by_role("button", name="raw.bin").click()
     await expect(page.get_by_text("This file is binary")).to_be_visible()
