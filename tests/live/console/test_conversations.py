@@ -127,8 +127,8 @@ async def test_a_conversation_is_interrupted_and_goes_on_and_its_sandbox_sleeps_
 
     await page.get_by_role("link", name="Sandboxes").click()
     card = page.locator("li.card", has=page.get_by_role("button", name="Delete")).first
-    await expect(card.get_by_text("Memory")).to_be_visible()
-    await expect(card.get_by_text("CPU time")).to_be_visible()
+    await expect(card.get_by_text("Memory", exact=True)).to_be_visible()
+    await expect(card.get_by_text("CPU time", exact=True)).to_be_visible()
     inside = card.get_by_role("list", name="Conversations in it")
     await expect(inside.locator(f"a[href='#{address.partition('#')[2]}']")).to_be_visible()
     await card.get_by_role("button", name="Log", exact=True).click()

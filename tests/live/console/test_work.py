@@ -106,6 +106,8 @@ async def test_what_waits_is_on_top_and_is_answered_by_keys(console: Console) ->
 
 async def test_every_action_is_found_by_its_name(console: Console) -> None:
     page = await console.page("new")
+    # Nothing heeds keys before the page is loaded.
+    await expect(page.get_by_label("Message")).to_be_visible()
     await page.keyboard.press("Control+k")
     await page.get_by_role("combobox", name="What to do").fill("secrets")
     assert await serious(page) == []
@@ -115,6 +117,7 @@ async def test_every_action_is_found_by_its_name(console: Console) -> None:
     await page.locator("body").press("?")
     await expect(page.get_by_role("heading", name="Keyboard shortcuts")).to_be_visible()
     await page.keyboard.press("Escape")
+    await expect(page.get_by_role("heading", name="Keyboard shortcuts")).to_have_count(0)
     await page.keyboard.press("Control+k")
     await page.get_by_role("combobox", name="What to do").fill("colours dark")
     await page.keyboard.press("Enter")
