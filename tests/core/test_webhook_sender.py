@@ -85,7 +85,7 @@ async def test_a_name_that_leads_inside_is_not_connected_to(
 async def test_an_address_inside_is_not_connected_to(receiver: Receiver, host: str) -> None:
     names = Names()
     outcome = await send(names, f"http://{host}:{receiver.port}/", allows_private=False)
-    assert outcome.reason == "The host should be a public address"
+    assert outcome.reason == "The host should be a public address: the operator allows no other"
     assert (names.asked, receiver.received) == ([], [])
 
 

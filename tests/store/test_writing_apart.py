@@ -60,7 +60,9 @@ async def test_a_body_that_is_apart_can_wait_for_nothing_else(db: Database) -> N
         await adding("bad")(tx)
         await asyncio.sleep(0)
 
-    with pytest.raises(RuntimeError, match="can wait for nothing but its transaction"):
+    with pytest.raises(
+        RuntimeError, match="can wait for nothing but the queries of its transaction"
+    ):
         await db.write_apart(waiting)
     await db.write_apart(adding("a"))
     assert await user_ids(db) == ["a"]

@@ -113,7 +113,7 @@ def test_a_note_says_when_and_who() -> None:
                     }
                 },
             ),
-            [(Tone.STATE, "1,034 tokens used, 0.75 dollars")],
+            [],
         ),
         (event("AgentErrorEvent", error="no such tool"), [(Tone.ERROR, "no such tool")]),
         (event("ConversationErrorEvent", code="X", detail="it broke"), [(Tone.ERROR, "it broke")]),
@@ -138,7 +138,7 @@ def test_what_could_disturb_a_terminal_is_left_out() -> None:
 
 def test_of_a_long_text_the_beginning_is_shown() -> None:
     text = "\n".join(["x" * 500, *map(str, range(40))])
-    shown = told(event("MessageEvent", llm_message={"content": texts(text)}))[0][1].split("\n")
+    shown = told(event("ObservationEvent", observation={"content": texts(text)}))[0][1].split("\n")
     assert shown[0] == "x" * 160 + "…"
     assert shown[-1] == "… 29 more lines"
     assert len(shown) == 13
@@ -182,11 +182,11 @@ def test_plain_text_is_aligned_and_has_no_colour(capsys: pytest.CaptureFixture[s
         "\nTitle\n\n"
         "a line\n"
         "  working                     0.10 s\n"
-        "  19:15:05  agent    I look.\n"
-        "                     $ ls\n"
-        "                     -l\n"
-        "  19:15:05  sandbox  | a\n"
-        "                     | b\n"
+        "  19:15:05  agent        I look.\n"
+        "                         $ ls\n"
+        "                         -l\n"
+        "  19:15:05  sandbox      | a\n"
+        "                         | b\n"
         "  /w/a.py\n"
         "  | x = 1\n"
         "  |\n"

@@ -10,8 +10,8 @@ import msgspec
 from tests.bench.installed import closure
 
 MOST_DISTRIBUTIONS: Final = 40
-MOST_MODULES: Final = 740
-"""Those of the standard library and our own included; it was 640 when this was written."""
+MOST_MODULES: Final = 760
+"""Those of the standard library and our own included; each package and plugin of ours is one more."""
 
 PACKAGES: Final = frozenset(
     {
@@ -20,6 +20,7 @@ PACKAGES: Final = frozenset(
         "aiohappyeyeballs",
         "aiohttp",
         "aiosignal",
+        "aiosqlite",
         "attr",
         "attrs",
         "backports",
