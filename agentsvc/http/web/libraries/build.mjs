@@ -50,7 +50,7 @@ copyFileSync(join(HERE, "node_modules/@xterm/xterm/css/xterm.css"), join(OUT, "x
 rows.push("| `xterm.css` | `@xterm/xterm`, its style sheet | MIT, `LICENSE-xterm-xterm.txt` |");
 writeFileSync(join(OUT, "README.md"), `# Libraries of the console
 
-Written by \`npm ci && npm run build\` in \`agentsvc/console/libraries\`.
+Written by \`npm ci && npm run build\` in \`agentsvc/http/web/libraries\`.
 
 | file | package of the npm registry | licence |
 |---|---|---|
