@@ -127,8 +127,13 @@ async def test_every_action_is_found_by_its_name(console: Console) -> None:
     await picture(page, "dark")
 
 
-async def test_files_are_attached_and_put_into_the_workspace(console: Console) -> None:
+async def test_files_are_attached_and_put_into_the_workspace(
+    console: Console, shared: Installation
+) -> None:
+    # Images are for models that are known to see.
+    await usual_settings(console.client, llm_model="openai/gpt-4o")
     page = await opened(console)
+    await expect(page.get_by_label(FIELD)).to_be_visible()
     await page.evaluate(DROP, [".composer", PICTURE])
     attached = page.get_by_role("list", name="Attached files")
     await expect(attached).to_contain_text("a-picture.png")
@@ -140,6 +145,7 @@ async def test_files_are_attached_and_put_into_the_workspace(console: Console) -
     await expect(said.locator("img")).to_be_visible()
     await expect(said).to_contain_text("-a-picture.png")
     await expect(page.locator(".bubble.agent", has_text="Hello.")).to_have_count(2)
+    assert any(PICTURE in str(one["messages"]) for one in shared.model.requests)
     await page.get_by_role("link", name="Files", exact=True).click()
     await page.get_by_role("button", name="uploads").first.click()
     await expect(page.get_by_role("button", name=re.compile("a-picture.png"))).to_be_visible()

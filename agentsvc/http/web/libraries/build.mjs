@@ -33,17 +33,24 @@ for (const [file, contents] of Object.entries(MODULES)) {
   const inside = [...new Set(Object.keys(metafile.inputs).map(packageOf).filter(Boolean))].sort();
   for (const name of inside) rows.push(`| \`${file}\` | \`${name}\` ${about(name)} |`);
 }
-// The page allows no inline styles, and styles that are set as objects are none.
+// The page allows no inline styles, and styles that are set as objects are none. A missing pair of parentheses in the
+// library has it make some of its elements by the document itself, whatever `documentOverride` is.
+const PATCHES = [
+  [/(\w+)\.setAttribute\("style",`\$\{\1\.getAttribute\("style"\)\|\|""\}\$\{(\w+)\};`\)/g, "$1.style.cssText+=`${$2};`"],
+  [/this\._document\?\?typeof window<"u"\?window\.document:null/g, 'this._document??(typeof window<"u"?window.document:null)'],
+];
 const terminal = join(OUT, "xterm.js");
-const [before, after] = [/(\w+)\.setAttribute\("style",`\$\{\1\.getAttribute\("style"\)\|\|""\}\$\{(\w+)\};`\)/g, '$1.style.cssText+=`${$2};`'];
-const text = readFileSync(terminal, "utf8");
-if (text.match(before)?.length !== 1) throw new Error("xterm.js sets inline styles elsewhere than expected");
-writeFileSync(terminal, text.replace(before, after));
+let text = readFileSync(terminal, "utf8");
+for (const [before, after] of PATCHES) {
+  if (text.match(before)?.length !== 1) throw new Error(`xterm.js is not as expected: ${before}`);
+  text = text.replace(before, after);
+}
+writeFileSync(terminal, text);
 copyFileSync(join(HERE, "node_modules/@xterm/xterm/css/xterm.css"), join(OUT, "xterm.css"));
 rows.push("| `xterm.css` | `@xterm/xterm`, its style sheet | MIT, `LICENSE-xterm-xterm.txt` |");
 writeFileSync(join(OUT, "README.md"), `# Libraries of the console
 
-Written by \`npm ci && npm run build\` in \`agentsvc/console/libraries\`.
+Written by \`npm ci && npm run build\` in \`agentsvc/http/web/libraries\`.
 
 | file | package of the npm registry | licence |
 |---|---|---|

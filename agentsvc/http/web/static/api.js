@@ -88,7 +88,12 @@ export function onKept(tell) {
 /** Return a new id. Browsers make UUIDs on secure origins only. */
 export const newId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
+let isLeaving = false;
+
+/** Go to the page to log in, once: the end of a login is told in several ways at the same time. */
 export function goToLogin() {
+  if (isLeaving) return;
+  isLeaving = true;
   location.assign(url("login"));
 }
 
