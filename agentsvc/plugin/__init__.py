@@ -29,7 +29,7 @@ from agentsvc.plugin.files import (
     sections,
 )
 from agentsvc.plugin.helpers import choose_ports, finish, is_below, working_dir
-from agentsvc.plugin.hookspecs import NAME, Event, hookimpl
+from agentsvc.plugin.hookspecs import EVENT_KINDS, NAME, Event, hookimpl
 from agentsvc.plugin.values import (
     Capability,
     Cause,
@@ -55,6 +55,7 @@ from agentsvc.plugin.values import (
 
 __all__ = [
     "API_VERSION",
+    "EVENT_KINDS",
     "HANDLE_BYTES_MAX",
     "NAME",
     "NOT_CALLING",

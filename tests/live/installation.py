@@ -151,7 +151,7 @@ class Installation:
         return [
             process.pid
             for process in self.processes(sandbox_id)
-            if b"openhands.agent_server" in command_line(process.pid).split(b"\0")
+            if _is_agent_server(command_line(process.pid))
         ]
 
     def sandbox_dir(self, sandbox_id: str) -> Path:
@@ -311,3 +311,8 @@ async def eventually[T](look: Callable[[], T], what: str, *, time_limit: float =
 def secret(name: str) -> Secret:
     """Return a secret that is found wherever it should not be."""
     return new_key(f"{name}_")
+
+
+def _is_agent_server(command: bytes) -> bool:
+    # A fork shows the arguments of the fork server.
+    return b"openhands.agent_server" in command.split(b"\0") or b"agentsvc.backends.warm" in command

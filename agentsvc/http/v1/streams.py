@@ -43,8 +43,7 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     """Tell what comes behind the event of this number, which is the `id` of a message; left out:
     from the first event on. The header `Last-Event-ID` wins over it"""
     latest: EventNumber | UnsetType = UNSET
-    """Begin with so many of the last events; without effect where it is said behind which event to
-    begin"""
+    """Begin with so many of the last events; left out: with the first one. `after` wins over it"""
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:

@@ -93,7 +93,7 @@ async def test_every_field_is_echoed_and_secrets_are_masked(client: Client) -> N
         ({"secrets": {"1A": "x"}}, ["secrets", "1A"], "letters, digits and `_`"),
         ({"secrets": {"LLM_KEY": "x"}}, ["secrets", "LLM_KEY"], "reserved"),
         ({"secrets": {"WORKER_1": "x"}}, ["secrets", "WORKER_1"], "reserved"),
-        ({"initial_message": {}}, ["initial_message", "content"], "a text or an image"),
+        ({"initial_message": {}}, ["initial_message", "content"], "Field required"),
         (
             {"initial_message": {"content": [{"type": "text", "text": " "}]}},
             ["initial_message", "content"],
