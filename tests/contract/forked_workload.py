@@ -1,27 +1,6 @@
-"""The kit's workload as a module of its own, with nothing but the standard library."""
+"""The kit's workload as a module of its own, which a fork of what is loaded ahead runs."""
 
-import importlib.util
-from pathlib import Path
-
-import agentsvc
-
-_PATH = Path(agentsvc.__file__).parent / "testing" / "workload.py"
-_SPEC = importlib.util.spec_from_file_location("workload", _PATH)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-workload = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(workload)
-
-READ_AGAIN = ()
-
-
-def load() -> None:
-    """All is loaded already."""
-
-
-def set_up() -> None:
-    """Nothing is to be set up."""
-
+from tests.contract.loaded_workload import workload
 
 if __name__ == "__main__":
     workload.main()

@@ -50,7 +50,7 @@ class LoadedBackend(ProcessBackend):
     """Makes sandboxes that are forks of a process that has loaded the kit's program."""
 
     program: ClassVar[str] = "tests.contract.forked_workload"
-    preload: ClassVar[str] = program
+    preload: ClassVar[str] = "tests.contract.loaded_workload"
 
 
 FORKED = KitOptions(
