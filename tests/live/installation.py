@@ -138,13 +138,16 @@ class Installation:
     # What there is of it
 
     def processes(self, sandbox_id: str = "") -> list[Process]:
-        """Return the processes of a sandbox, or of all."""
+        """Return the processes of a sandbox, or of all: those that carry its mark, and their children.
+
+        A fork has the environment of the fork server in /proc, and so no mark.
+        """
         mark = f"{self.instance_id}/{sandbox_id}"
-        return [
-            process
-            for pid, process in snapshot().items()
-            if any(one.startswith(mark) for one in marks(pid)) and process.state not in ("Z", "X")
-        ]
+        table = snapshot()
+        found = {pid for pid in table if any(one.startswith(mark) for one in marks(pid))}
+        while more := {pid for pid, one in table.items() if one.parent in found} - found:
+            found |= more
+        return [table[pid] for pid in found if table[pid].state not in ("Z", "X")]
 
     def agent_servers(self, sandbox_id: str = "") -> list[int]:
         """Return the pids of the agent servers of a sandbox, or of all."""
