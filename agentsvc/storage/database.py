@@ -176,8 +176,9 @@ class _Readers:
             return await body(Reader(connection.execute_fetchall))
 
     async def close(self) -> None:
-        """Wait for the threads and disconnect."""
-        for other in self._others:
+        """Wait for the reads that have begun and disconnect."""
+        for _ in self._others:
+            other = await self._idle.get()
             await other.close()
         self._raw.close()
 
@@ -202,11 +203,13 @@ class _Readers:
     async def _lend(self) -> AsyncIterator[aiosqlite.Connection]:
         connection = await self._idle.get()
         try:
-            if connection.in_transaction:
-                await connection.rollback()
             yield connection
         finally:
-            self._idle.put_nowait(connection)
+            # A snapshot that stays open keeps the log of writes from being taken into the file.
+            try:
+                await asyncio.shield(connection.rollback())
+            finally:
+                self._idle.put_nowait(connection)
 
 
 class Transaction(Reader):

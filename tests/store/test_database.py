@@ -5,38 +5,18 @@ import contextlib
 import contextvars
 import logging
 import sqlite3
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from agentsvc.base.errors import CapacityExceeded
-from agentsvc.base.values import monotonic
 from agentsvc.storage.database import Database, IntegrityError, Reader, Row, Transaction
-
-INSERT = """
-    INSERT INTO users (id, name, role, created_at)
-    VALUES (:id, :name, 'admin', '2025-01-01T00:00:00.000000Z')
-"""
-
-
-def adding(*ids: str) -> Callable[[Transaction], Awaitable[None]]:
-    """Return a body that adds users of these ids, one statement each."""
-
-    async def body(tx: Transaction) -> None:
-        for user_id in ids:
-            await tx.run(INSERT, {"id": user_id, "name": f"name of {user_id}"})
-
-    return body
+from tests.store.users import COUNT, INSERT, LONG, adding, user_ids
 
 
 def names_in(directory: Path) -> list[str]:
     return sorted(file.name for file in directory.iterdir())
-
-
-async def user_ids(db: Database) -> list[str]:
-    return [row["id"] for row in await db.all("SELECT id FROM users ORDER BY id")]
 
 
 async def test_what_is_written_can_be_read(db: Database) -> None:
@@ -458,100 +438,6 @@ async def test_a_database_locked_by_another_program_is_heard_and_got_over(db_pat
 async def test_more_writers_than_a_batch_holds_are_all_served(db: Database) -> None:
     await asyncio.gather(*(db.write(adding(f"{number:03}")) for number in range(300)))
     assert await user_ids(db) == [f"{number:03}" for number in range(300)]
-
-
-COUNT = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :to) SELECT count(*) FROM n"
-LONG = {"to": 2_000_000}
-
-
-async def test_a_read_sees_one_state_from_beginning_to_end(db: Database) -> None:
-    await db.write(adding("a"))
-    begun = threading.Event()
-
-    async def body(reader: Reader) -> list[int]:
-        first = await reader.all("SELECT id FROM users")
-        begun.set()
-        # It takes longer than a query may on the event loop, so that this goes on in a thread.
-        await reader.all(COUNT, LONG)
-        second = await reader.all("SELECT id FROM users")
-        return [len(first), len(second)]
-
-    reading = asyncio.get_running_loop().create_task(db.read(body))
-    await asyncio.to_thread(begun.wait)
-    await db.write(adding("b"))
-    assert await reading == [1, 1]
-    assert await user_ids(db) == ["a", "b"]
-
-
-async def test_a_long_query_does_not_keep_the_event_loop(db: Database) -> None:
-    reading = asyncio.get_running_loop().create_task(db.one(COUNT, LONG))
-    turns, longest = 0, 0.0
-    while not reading.done():
-        began = monotonic()
-        await asyncio.sleep(0)
-        longest = max(longest, monotonic() - began)
-        turns += 1
-    row = await reading
-    assert row is not None
-    assert row[0] == LONG["to"]
-    assert turns > 10
-    assert longest < 0.2
-
-
-async def test_a_body_that_waits_for_something_else_than_its_reader_is_refused(
-    db: Database,
-) -> None:
-    async def body(reader: Reader) -> None:
-        await asyncio.sleep(0)
-
-    with pytest.raises(RuntimeError, match="can wait for nothing but"):
-        await db.read(body)
-
-
-async def test_readers_do_not_wait_for_a_writer(db: Database) -> None:
-    await db.write(adding("a"))
-    go = asyncio.Event()
-
-    async def slow(tx: Transaction) -> None:
-        await adding("b")(tx)
-        await go.wait()
-
-    writing = asyncio.get_running_loop().create_task(db.write(slow))
-    await asyncio.sleep(0.01)
-    seen = await user_ids(db)
-    go.set()
-    await writing
-
-    assert seen == ["a"]
-
-
-async def test_a_reader_cannot_write(db: Database) -> None:
-    with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        await db.read(lambda reader: reader.all("DELETE FROM users"))
-
-
-async def test_500_cancelled_reads_leave_every_connection_fit_for_use(db: Database) -> None:
-    async def reading() -> None:
-        await db.read(lambda reader: reader.all("SELECT id FROM users"))
-
-    for number in range(500):
-        task = asyncio.get_running_loop().create_task(reading())
-        for _ in range(number % 12):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-
-    await db.write(adding("a"))
-    results = await asyncio.gather(
-        *(db.read(lambda reader: reader.all("SELECT id FROM users")) for _ in range(9))
-    )
-    assert [len(rows) for rows in results] == [1] * 9
-
-
-async def test_many_reads_at_once_share_the_connections(db: Database) -> None:
-    await db.write(adding("a"))
-    results = await asyncio.gather(*(user_ids(db) for _ in range(100)))
-    assert results == [["a"]] * 100
 
 
 async def test_integers_beyond_64_bits_fail_their_body_only(db: Database) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from agentsvc.base.errors import CapacityExceeded, Conflict
 from agentsvc.storage.database import Database
-from tests.store.test_database import adding, names_in, user_ids
+from tests.store.test_database import names_in
+from tests.store.users import adding, user_ids
 
 
 async def test_a_backup_is_whole_private_and_opens(db: Database, tmp_path: Path) -> None:

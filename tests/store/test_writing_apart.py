@@ -8,7 +8,8 @@ import pytest
 
 from agentsvc.base.errors import CapacityExceeded
 from agentsvc.storage.database import Database, IntegrityError, Transaction
-from tests.store.test_database import adding, fill, set_page_limit, user_ids
+from tests.store.test_database import fill, set_page_limit
+from tests.store.users import adding, user_ids
 
 
 async def test_a_body_that_is_apart_runs_elsewhere_and_is_durable(db: Database) -> None:

@@ -233,7 +233,7 @@ function Talk({ conversation, run, text, setText, find, setFind, live: { timelin
   return html`
     ${!isLoaded && !timeline.items.length && html`<${Spinner} label="Loading the events" />`}
     ${find !== null && html`<${Find} items=${items} words=${find} onWords=${setFind} onGo=${(key) => list.current?.(key)} onOpen=${setOpen} />`}
-    <${VirtualList} items=${items} goTo=${list} onTop=${hasMore ? loadOlder : null} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
+    <${VirtualList} items=${items} goTo=${list} loadAbove=${hasMore ? loadOlder : null} label="What happened" show=${(item) => html`<${Card} item=${item} run=${run} open=${open} onToggle=${toggle} />`}>
       <${Draft} timeline=${timeline} />
       <${Pending} outbox=${outbox} conversation=${conversation} setText=${setText} />
       ${run === "running" && !timeline.draft && html`<p class="working" aria-hidden="true"><span></span><span></span><span></span></p>`}

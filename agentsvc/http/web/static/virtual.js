@@ -39,9 +39,9 @@ class Heights {
 /**
  * Show items, each with a `key`. Who is at the end stays there as items are added; who reads further up
  * stays where they are. `goTo`, a reference, gets what brings the item of a key into sight. With
- * `onTop` there are items before the first: it is called when that comes near, and promises that they are there.
+ * `loadAbove` there are items before the first: it is called when that comes near, and promises that they are there.
  */
-export function VirtualList({ items, show, label, goTo, onTop, children }) {
+export function VirtualList({ items, show, label, goTo, loadAbove, children }) {
   const box = useRef(null);
   const heights = useRef(new Heights()).current;
   const isAtEnd = useRef(true);
@@ -127,7 +127,7 @@ export function VirtualList({ items, show, label, goTo, onTop, children }) {
     seen.current.top = scrollTop;
     seen.current.height = scrollHeight;
     setAway(!isAtEnd.current);
-    if (onTop && isNearTop()) redraw((count) => count + 1);
+    if (loadAbove && isNearTop()) redraw((count) => count + 1);
     const range = findRange();
     if (range[0] !== first || range[1] !== last) redraw((count) => count + 1);
   };
@@ -135,10 +135,10 @@ export function VirtualList({ items, show, label, goTo, onTop, children }) {
   const isOlder = useRef(false);
   const isNearTop = () => box.current && !isAtEnd.current && box.current.scrollTop < NEAR_TOP;
   useLayoutEffect(() => {
-    if (!onTop || isAsked.current || !isNearTop()) return;
+    if (!loadAbove || isAsked.current || !isNearTop()) return;
     isAsked.current = isOlder.current = true;
     // What is read stays where it is: its distance to the end is the same, also where the browser has no anchors.
-    onTop().finally(() => {
+    loadAbove().finally(() => {
       isAsked.current = false;
     });
   });
