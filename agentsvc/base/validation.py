@@ -253,7 +253,8 @@ class _Search:
                 self._add("missing", "Field required", (*loc, name))
         if config.forbid_unknown_fields:
             for name in value.keys() - fields.keys() - {config.tag_field}:
-                self._add("extra_forbidden", "Extra inputs are not permitted", (*loc, name))
+                text = f"Extra inputs are not permitted, only {_listed(tuple(fields))}"
+                self._add("extra_forbidden", text, (*loc, name))
 
     def _look_at_map(
         self, value: dict[str, Any], option: _Option, options: list[_Option], loc: Loc

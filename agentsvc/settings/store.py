@@ -22,6 +22,7 @@ from agentsvc.base import (
     Problems,
     Secret,
     SentSecret,
+    checked_by,
     has_control,
     stated,
     values,
@@ -82,13 +83,52 @@ _MAX_TEXT: Final = 4096
 _MAX_SKILLS: Final = 1000
 _BASE_URL: Final = re.compile(HTTP_URL)
 
+
+def check_base_url(url: str | None, *, loc: Sequence[str | int]) -> None:
+    """Raise InvalidRequest unless a language model can be at a URL; none is fine."""
+    if url and not _BASE_URL.fullmatch(url):
+        raise InvalidRequest(
+            "Input should be a URL of http or https, such as `http://localhost:11434/v1`",
+            loc=loc,
+            kind="url_parsing",
+        )
+
+
+def _check_agent(name: str | None, *, loc: Sequence[str | int]) -> None:
+    _check_choice(name, AGENTS, loc)
+
+
+def _check_analyzer(name: str | None, *, loc: Sequence[str | int]) -> None:
+    _check_choice(name, SECURITY_ANALYZERS, loc)
+
+
+def _check_choice(name: str | None, choices: tuple[str, ...], loc: Sequence[str | int]) -> None:
+    if name and name not in choices:
+        known = " or ".join(f"`{one}`" for one in choices)
+        raise InvalidRequest(f"Input should be {known}", loc=loc, kind="enum")
+
+
+_CHECKS: Final[dict[str, Callable[..., None]]] = {
+    "agent": _check_agent,
+    "security_analyzer": _check_analyzer,
+    "llm_base_url": check_base_url,
+}
+"""By field, what raises InvalidRequest for a value that fits, and that nothing could be done with."""
+
 # As clients send it
 
 type FlatText = Annotated[str, Meta(max_length=_MAX_TEXT), stated(pattern=NO_CONTROL)]
 type FlatSecret = Annotated[SentSecret, Meta(max_length=_MAX_TEXT), stated(pattern=NO_CONTROL)]
-type BaseUrl = Annotated[str, Meta(max_length=_MAX_TEXT), stated(pattern=rf"\A(?:{HTTP_URL})?\Z")]
-type AgentName = Annotated[str, stated(enum=[*AGENTS, ""])]
-type AnalyzerName = Annotated[str, stated(enum=[*SECURITY_ANALYZERS, ""])]
+type BaseUrl = Annotated[
+    str,
+    Meta(max_length=_MAX_TEXT),
+    stated(pattern=rf"\A(?:{HTTP_URL})?\Z"),
+    checked_by(check_base_url),
+]
+type AgentName = Annotated[str, stated(enum=[*AGENTS, ""]), checked_by(_check_agent)]
+type AnalyzerName = Annotated[
+    str, stated(enum=[*SECURITY_ANALYZERS, ""]), checked_by(_check_analyzer)
+]
 type Iterations = Annotated[int, Meta(ge=LEAST["max_iterations"], le=MAX_INT)]
 type CondenserSize = Annotated[int, Meta(ge=LEAST["condenser_max_size"], le=MAX_INT)]
 type ResourceFactor = Annotated[int, Meta(ge=LEAST["remote_runtime_resource_factor"], le=MAX_INT)]
@@ -221,37 +261,14 @@ def merge(old: Settings, patch: SettingsPatch) -> Settings:
             continue
         empty = given is None or (isinstance(given, str | Secret) and not given)
         changes[name] = getattr(_DEFAULTS, name) if empty else given
-        if not empty:
+        if not empty and name in _CHECKS:
             with problems.noted():
-                _check_use(name, given)
+                _CHECKS[name](given, loc=("body", name))
     problems.refuse()
     mcp_config = changes.get("mcp_config")
     if mcp_config is not None:
         changes["mcp_config"] = restore_secrets(mcp_config, old.mcp_config)
     return msgspec.structs.replace(old, **changes)
-
-
-def check_base_url(url: str | None, *, loc: Sequence[str | int]) -> None:
-    """Raise InvalidRequest unless a language model can be at a URL; none is fine."""
-    if url and not _BASE_URL.fullmatch(url):
-        raise InvalidRequest(
-            "Input should be a URL of http or https, such as `http://localhost:11434/v1`",
-            loc=loc,
-            kind="url_parsing",
-        )
-
-
-def _check_use(name: str, given: object) -> None:
-    """Raise InvalidRequest for a value that fits its field, and that nothing could be done with."""
-    if name == "llm_base_url":
-        check_base_url(str(given), loc=("body", name))
-    choices = _CHOICES.get(name)
-    if choices is not None and given not in choices:
-        known = " or ".join(f"`{one}`" for one in choices)
-        raise InvalidRequest(f"Input should be {known}", loc=("body", name), kind="enum")
-
-
-_CHOICES: Final = {"agent": AGENTS, "security_analyzer": SECURITY_ANALYZERS}
 
 
 def check_patch(patch: SettingsPatch, *, loc: Sequence[str | int] = ("body",)) -> None:

@@ -437,6 +437,33 @@ INSIDE: list[tuple[str, str, Any, set[Loc]]] = [
             ("body", "selected_branch"),
         },
     ),
+    (
+        "POST",
+        "/api/settings",
+        {"agent": "Nope", "security_analyzer": "nope", "llm_base_url": "x", "max_iterations": 0},
+        {
+            ("body", "agent"),
+            ("body", "security_analyzer"),
+            ("body", "llm_base_url"),
+            ("body", "max_iterations"),
+        },
+    ),
+    (
+        "POST",
+        "/api/v1/app-conversations",
+        {"agent_profile_id": "nope", "initial_message": {"content": []}, "secrets": {"LLM_X": "x"}},
+        {
+            ("body", "agent_profile_id"),
+            ("body", "initial_message", "content"),
+            ("body", "secrets", "LLM_X"),
+        },
+    ),
+    (
+        "POST",
+        "/api/v1/app-conversations",
+        {"agent_profile_id": "nope", "title": 1},
+        {("body", "agent_profile_id"), ("body", "title")},
+    ),
 ]
 """What is decoded in a second step, by itself and beside what is not."""
 

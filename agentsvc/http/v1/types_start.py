@@ -1,12 +1,21 @@
 """The start of a conversation on the V1 wire: the request, its echo, the task."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 from uuid import UUID
 
 import msgspec
 
-from agentsvc.base import MASK, InvalidRequest, Problems, Secret, SentSecret, matching, to_stored
+from agentsvc.base import (
+    MASK,
+    InvalidRequest,
+    Problems,
+    Secret,
+    SentSecret,
+    checked_by,
+    matching,
+    to_stored,
+)
 from agentsvc.conversations import Stage, StartTask
 from agentsvc.domain import (
     AgentPlugin,
@@ -39,7 +48,22 @@ type SecretName = Annotated[
         max_length=256,
     ),
 ]
-type NoProfile = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [""]})]
+
+
+def _refuse_profile(
+    given: str | None, *, loc: Sequence[str | int] = ("body", "agent_profile_id")
+) -> None:
+    if given:
+        raise InvalidRequest(
+            "There is no such agent profile, and no other one here: leave `agent_profile_id` out",
+            loc=loc,
+            kind="enum",
+        )
+
+
+type NoProfile = Annotated[
+    str, msgspec.Meta(extra_json_schema={"enum": [""]}), checked_by(_refuse_profile)
+]
 type SecretValue = Annotated[SentSecret, msgspec.Meta(max_length=65536)]
 
 
@@ -254,11 +278,19 @@ class StartTaskQuery(StartTaskFilter, frozen=True, kw_only=True):
 def to_order(body: StartBody) -> StartOrder:
     """Return what is asked for in the core's words; raises InvalidRequest."""
     parent, chosen = body.parent_conversation_id, body.conversation_id
-    _refuse_profile(body.agent_profile_id)
+    message, secrets = None, dict[str, Secret]()
+    problems = Problems()
+    with problems.noted():
+        _refuse_profile(body.agent_profile_id)
+    with problems.noted():
+        message = _to_first_message(body)
+    with problems.noted():
+        secrets = _to_secrets(body.secrets or {})
+    problems.refuse()
     return StartOrder(
         sandbox_id=body.sandbox_id,
         conversation_id=chosen.hex if chosen else None,
-        initial_message=_to_first_message(body),
+        initial_message=message,
         system_message_suffix=body.system_message_suffix,
         llm_model=body.llm_model,
         repository=body.selected_repository,
@@ -274,7 +306,7 @@ def to_order(body: StartBody) -> StartOrder:
         plugins=tuple(_to_plugin(plugin) for plugin in body.plugins or ()),
         when_full=body.when_full,
         archive_id=body.archive_id.hex if body.archive_id else None,
-        secrets=_to_secrets(body.secrets or {}),
+        secrets=secrets,
     )
 
 
@@ -354,15 +386,6 @@ def _to_first_message(body: StartBody) -> Message | None:
         )
     # Front ends that say what made them start it send the message of a form nobody filled in.
     return None
-
-
-def _refuse_profile(given: str | None) -> None:
-    if given:
-        raise InvalidRequest(
-            "There is no such agent profile, and no other one here: leave `agent_profile_id` out",
-            loc=("body", "agent_profile_id"),
-            kind="enum",
-        )
 
 
 def _to_secrets(given: Mapping[str, str]) -> dict[str, Secret]:
