@@ -67,7 +67,7 @@ class AuditLog:
             await self._db.write_apart(lambda tx: AuditTable.insert(tx, entry))
         except CapacityExceeded as exc:
             log.warning(
-                "change is not in the audit log",
+                "change not written to the audit log",
                 extra={"action": entry.action, "user_id": entry.user_id, "reason": exc.detail},
             )
 

@@ -254,7 +254,7 @@ class KeyRing:
             await self._db.write(lambda tx: KeyTable.note_use(tx, key_id, now))
         except CapacityExceeded as exc:
             # A full disk must not lock everybody out.
-            log.warning("use of a key not noted", extra={"reason": exc.detail})
+            log.warning("last use of a key not stored", extra={"reason": exc.detail})
 
 
 async def insert_key(

@@ -164,7 +164,7 @@ class Logins:
             await self._db.write(lambda tx: LoginTable.note_use(tx, login_id))
         except CapacityExceeded as exc:
             # A full disk must not lock everybody out.
-            log.warning("use of a login not noted", extra={"reason": exc.detail})
+            log.warning("last use of a login not stored", extra={"reason": exc.detail})
 
 
 class LoginTable:

@@ -52,7 +52,7 @@ class Doors:
             reason = f"its way out cannot be opened: {_line(exc)}"
             if self._stuck.get(place.sandbox_id) != reason:
                 log.warning(
-                    "a sandbox has no way out",
+                    "sandbox has no network access",
                     extra={"sandbox_id": place.sandbox_id, "reason": reason},
                     exc_info=exc,
                 )

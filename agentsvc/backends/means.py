@@ -142,7 +142,7 @@ class Means:
             )
         elif way_out is WayOut.PROXY:
             log.warning(
-                "open sandboxes have no way out but HTTP and HTTPS by a proxy",
+                "sandboxes with the network `open` reach other hosts by HTTP and HTTPS through a proxy only",
                 extra={"reason": self._why_no_uplink()},
             )
 

@@ -346,7 +346,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         try:
             await self.give_way(())
         except BackendUnavailable as exc:
-            log.warning("sandboxes may still give way", extra={"reason": exc.detail})
+            log.warning("sandboxes cannot be paused yet to make room", extra={"reason": exc.detail})
 
     def _running_state(self, sandbox_id: str) -> places.State | None:
         place = places.find_place(self.context.state_dir, sandbox_id)

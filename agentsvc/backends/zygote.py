@@ -120,7 +120,10 @@ class Zygote:
         """Say how it is to be kept, before anything else; a refusal is logged once."""
         self._confinement = how
         if how.refusal and self._rules.is_wanted:
-            log.warning("no zygote: each agent server loads itself", extra={"reason": how.refusal})
+            log.warning(
+                "fork server not used: each agent server imports its packages itself",
+                extra={"reason": how.refusal},
+            )
 
     def begin(self) -> None:
         """Have it loaded some time after this, unless somebody asks before."""
@@ -211,7 +214,7 @@ class Zygote:
             self._failures, self._reason = 0, ""
             run.find()
             run.let_others_first(0)
-            log.info("zygote loaded", extra={"pid": run.pid, "duration_ms": run.age_ms()})
+            log.info("fork server ready", extra={"pid": run.pid, "duration_ms": run.age_ms()})
             run.is_ready = True
             self._begin_idling()
             run.settled.set()
@@ -219,7 +222,7 @@ class Zygote:
         asyncio.get_running_loop().remove_reader(run.number)
         self._reason = (said.failed if said else "") or ENDED
         self._failures += 1
-        log.warning("zygote ended", extra={"pid": run.pid, "reason": self._reason})
+        log.warning("fork server ended", extra={"pid": run.pid, "reason": self._reason})
         if self._run is run:
             self._run = None
         run.end()
@@ -243,7 +246,7 @@ class Zygote:
         if run is None or not run.is_ready:
             return
         self._reason = f"ended after {self._rules.idle_seconds:g} s without a start"
-        log.info("zygote ended", extra={"pid": run.pid, "reason": self._reason})
+        log.info("fork server ended", extra={"pid": run.pid, "reason": self._reason})
         self._let_go(run)
         self._ending = asyncio.get_running_loop().run_in_executor(None, run.end)
 

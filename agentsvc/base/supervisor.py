@@ -35,7 +35,7 @@ class Supervisor:
         if self.is_running(name):
             return
         if self._is_stopping:
-            log.debug("task not started, the supervisor is stopping", extra={"task": name})
+            log.debug("task not started, the server is stopping", extra={"task": name})
             return
         task = asyncio.create_task(_guard(name, work), name=name)
         self._tasks[name] = task
@@ -136,12 +136,12 @@ async def _succeeds(name: str, body: Callable[[], Awaitable[None]]) -> bool:
         # like any other, unless it is this loop that somebody cancels.
         if is_cancelled():
             raise
-        log.warning("loop body was cancelled from inside", extra={"task": name})
+        log.warning("background loop cancelled itself, restarting it", extra={"task": name})
         return False
     except AgentsvcError as exc:
-        _tell("loop body failed", name, exc)
+        _tell("background loop failed, restarting it", name, exc)
         return False
     except Exception:
-        log.exception("loop body failed", extra={"task": name})
+        log.exception("background loop failed, restarting it", extra={"task": name})
         return False
     return True

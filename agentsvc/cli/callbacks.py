@@ -41,7 +41,7 @@ def remember(file: Path, current: Address, *, has_sandboxes: bool) -> list[Addre
         new.write_text(text)
         new.replace(file)
     except OSError as exc:
-        log.warning("address of the server not noted", extra={"reason": str(exc)})
+        log.warning("server address not written to the data directory", extra={"reason": str(exc)})
     return former
 
 
@@ -58,12 +58,15 @@ def bound(
                 listener.listen()
             except (StartFailed, OSError) as exc:
                 log.warning(
-                    "sandboxes of before cannot call back, a start on their port would help",
+                    "sandboxes that run already cannot reach the server: start it on its former port",
                     extra={"port": port, "reason": str(exc)},
                 )
             else:
                 listeners.append(listener)
-                log.info("listening for sandboxes of before", extra={"port": port})
+                log.info(
+                    "listening on the former port for sandboxes that run already",
+                    extra={"port": port},
+                )
         yield listeners
 
 

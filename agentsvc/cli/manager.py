@@ -41,7 +41,7 @@ class Manager:
                 sender.connect(f"\0{name[1:]}" if name.startswith("@") else name)
                 sender.send("\n".join(lines).encode())
         except OSError as exc:
-            log.warning("service manager not told", extra={"reason": str(exc)})
+            log.warning("service manager not notified", extra={"reason": str(exc)})
 
 
 class Reload:
@@ -66,7 +66,7 @@ class Reload:
             left = [key for key in changed if key != _RELOADED]
             log.info("configuration reloaded", extra={"keys": changed})
             if left:
-                log.warning("these keys count from the next start on", extra={"keys": left})
+                log.warning("settings changed that need a restart", extra={"keys": left})
             self._config = config
         self._manager.tell("READY=1")
 

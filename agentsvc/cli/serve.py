@@ -134,7 +134,7 @@ def _warn_of_holes() -> None:
     """Say in the log which known holes the running Python has; `agentsvc doctor` says more."""
     if found := known_vulnerabilities():
         log.warning(
-            "this version of Python has known holes, unless its distributor has mended them",
+            "Python has known vulnerabilities, unless its distributor has patched them",
             extra={
                 "version": ".".join(map(str, sys.version_info[:3])),
                 "holes": "; ".join(f"{hole.cve}: {hole.matters}" for hole in found),
@@ -407,7 +407,7 @@ def note_url(places: DataDirectory, url: str) -> None:
     try:
         places.url.write_text(f"{url}\n")
     except OSError as exc:
-        log.warning("URL of the server not noted", extra={"reason": str(exc)})
+        log.warning("server URL not written to the data directory", extra={"reason": str(exc)})
 
 
 async def _former_addresses(

@@ -199,7 +199,7 @@ class ConversationDeletion:
             await agent.delete_conversation(conversation_id)
         except AgentsvcError as exc:
             log.info(
-                "agent server cannot be told of a deleted conversation now",
+                "conversation not yet deleted at its agent server",
                 extra={"conversation_id": conversation_id, "reason": str(exc)},
             )
             return

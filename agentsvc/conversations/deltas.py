@@ -86,7 +86,7 @@ class DeltaSubscriptions:
                     wait_seconds = _FIRST_WAIT_SECONDS
             except AgentsvcError as exc:
                 log.debug(
-                    "no subscription to the agent server",
+                    "streaming deltas not available from the agent server",
                     extra={"conversation_id": conversation_id, "reason": str(exc)},
                 )
             with contextlib.suppress(TimeoutError):

@@ -279,7 +279,7 @@ class EventIngestor:
         if conversation_id not in self._failing:
             self._failing.add(conversation_id)
             log.info(
-                "conversation cannot be synced now",
+                "conversation events cannot be fetched now",
                 extra={"conversation_id": conversation_id, "reason": str(exc)},
             )
 
@@ -303,9 +303,14 @@ class EventIngestor:
                 await self.record(conversation.id, page, sandbox_id=conversation.sandbox_id)
                 synced_to = max(synced_to, _read_timestamp(page[-1]))
         except NotFound:
-            log.warning("no events to fetch", extra={"conversation_id": conversation.id})
+            log.warning(
+                "conversation has no events at its agent server",
+                extra={"conversation_id": conversation.id},
+            )
         except QuotaExceeded as exc:
-            log.debug("no more events are kept", extra={"reason": exc.message})
+            log.debug(
+                "event limit reached, further events are dropped", extra={"reason": exc.message}
+            )
         await self._store_synced(conversation.id, synced_to)
 
     async def _store_synced(self, conversation_id: str, synced_to: str) -> None:

@@ -224,7 +224,8 @@ class EventLog:
         state = await EventTable.find_state(tx, conversation_id, batch.found)
         if state is None:
             log.warning(
-                "events of an unknown conversation", extra={"conversation_id": conversation_id}
+                "events reported for an unknown conversation",
+                extra={"conversation_id": conversation_id},
             )
             return []
         new = [pair for event_id, pair in batch.found.items() if event_id not in state.known]

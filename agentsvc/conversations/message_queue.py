@@ -251,7 +251,10 @@ class MessageQueue:
         finally:
             is_taken = self._callers.pop(pending.id, None) is not None
         if is_taken and not outcome.done():
-            log.info("message waits for a tool", extra={"conversation_id": view.conversation.id})
+            log.info(
+                "message waits for the running tool call",
+                extra={"conversation_id": view.conversation.id},
+            )
         else:
             await outcome
 
@@ -405,7 +408,7 @@ class MessageQueue:
 
     async def _give_up(self, user_id: str, pending: Pending, error: AgentsvcError) -> None:
         log.warning(
-            "pending message given up",
+            "pending message not delivered, attempts exhausted",
             extra={
                 "conversation_id": pending.conversation_id,
                 "kind": str(pending.kind),

@@ -453,7 +453,7 @@ class Conversations:
         waiting = [one for one in unfinished if not self._supervisor.is_running(_start_name(one))]
         self._starter.turns.expect(waiting)
         for task_id in waiting:
-            log.info("going on with a start", extra={"task_id": task_id})
+            log.info("conversation start resumed", extra={"task_id": task_id})
             self._run(task_id)
         await self._remover.tell_all()
 

@@ -65,7 +65,10 @@ class BackendCalls:
             async with self.to(name) as backend:
                 await backend.give_way(handles)
         except AgentsvcError as exc:
-            log.info("sandboxes give no way", extra={"backend": name, "reason": str(exc)})
+            log.info(
+                "sandboxes cannot be paused to make room",
+                extra={"backend": name, "reason": str(exc)},
+            )
             return False
         return True
 

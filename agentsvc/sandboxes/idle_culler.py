@@ -85,7 +85,7 @@ class IdleCuller:
             return await agent.count_running(time_limit=_ASK_SECONDS) > 0
         except AgentsvcError as exc:
             log.info(
-                "agent server cannot be asked, its sandbox does not count as idle",
+                "agent server not reachable, its sandbox is not counted as idle",
                 extra={"sandbox_id": sandbox.id, "reason": str(exc)},
             )
             return True

@@ -101,7 +101,7 @@ class OrphanCollector:
             return None
         if name in self._silent:
             self._silent.discard(name)
-            log.info("backend can be scanned again", extra={"backend": name})
+            log.info("backend can be listed again", extra={"backend": name})
         return _Scan(found=_by_id(found))
 
     def _tell(self, name: str, exc: AgentsvcError) -> None:
@@ -109,7 +109,7 @@ class OrphanCollector:
             return
         self._silent.add(name)
         log.warning(
-            "backend cannot be scanned, keeping what is known",
+            "backend cannot be listed, known sandboxes are kept",
             extra={"backend": name, "reason": f"{exc.message} {exc.detail}".strip()},
             exc_info=exc if isinstance(exc, BackendBroken) else None,
         )
@@ -150,7 +150,7 @@ class OrphanCollector:
     async def _remove_orphan(self, key: _Key, orphan: Found) -> None:
         name, sandbox_id = key
         extra = {"backend": name, "sandbox_id": sandbox_id}
-        log.warning("removing a sandbox that no record knows", extra=extra)
+        log.warning("removing orphaned sandbox", extra=extra)
         try:
             async with self._calls.to(name) as backend:
                 await backend.delete(orphan.handle)
@@ -167,7 +167,7 @@ class OrphanCollector:
                 tries=1 + (earlier.tries if earlier else 0),
                 due_at=now() + self._grace,
             )
-            log.warning("it could not be removed", extra={**extra, "reason": str(exc)})
+            log.warning("orphaned sandbox not removed", extra={**extra, "reason": str(exc)})
 
 
 def _by_id(found: Iterable[Found]) -> dict[str, Found]:

@@ -264,7 +264,7 @@ class _Listener:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
             log.warning(
-                "plugin is too slow, an event is not told",
+                "event dropped, plugin is too slow",
                 extra={"plugin": self._name, "event": event.kind},
             )
 
@@ -362,7 +362,7 @@ def _trace_result(
     outcome: pluggy.Result[Any], hook: str, _impls: Sequence[Any], _arguments: Mapping[str, Any]
 ) -> None:
     result = repr(outcome.exception) if outcome.exception else repr(outcome.get_result())
-    log.info("hook answered", extra={"hook": hook, "result": result})
+    log.info("hook returned", extra={"hook": hook, "result": result})
 
 
 def listed(names: Iterable[str]) -> str:

@@ -206,7 +206,7 @@ class Reconciler:
             order = await self._order(backend, sandbox)
             return await self._started(await backend.create(order, self._save_handle), sandbox)
         if action is Action.RESTART or (action is Action.RESUME and _needs_start(backend, sandbox)):
-            log.info("starting sandbox again", extra={"sandbox_id": sandbox.id})
+            log.info("restarting sandbox", extra={"sandbox_id": sandbox.id})
             order = await self._order(backend, sandbox)
             handle = await backend.restart(order, handle, self._save_handle)
             return await self._started(handle, sandbox)
@@ -293,7 +293,7 @@ class Reconciler:
         if not has_failed or not await self._spares.is_untold(sandbox.id):
             return False
         extra = {"sandbox_id": sandbox.id, "reason": report.reason.partition("\n")[0]}
-        log.warning("spare sandbox is no good, another is made", extra=extra)
+        log.warning("warm pool sandbox failed, replacing it", extra=extra)
         async with self._calls.to(sandbox.backend) as backend:
             if sandbox.handle is not None:
                 await backend.delete(sandbox.handle)
@@ -352,7 +352,7 @@ class Reconciler:
                     await backend.pause(found.handle)
         except AgentsvcError as exc:
             log.warning(
-                "failed sandbox goes on at its backend",
+                "failed sandbox still running at its backend",
                 extra={"sandbox_id": found.id, "reason": f"{exc.message} {exc.detail}".strip()},
             )
 

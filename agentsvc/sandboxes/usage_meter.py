@@ -66,7 +66,10 @@ class Meter:
                 async with self._calls.to(name) as backend:
                     usage = await backend.usage(sandbox.handle)
             except AgentsvcError as exc:
-                log.debug("use not known", extra={"sandbox_id": sandbox.id, "reason": str(exc)})
+                log.debug(
+                    "resource usage not available",
+                    extra={"sandbox_id": sandbox.id, "reason": str(exc)},
+                )
                 if exc.retryable:
                     # What does not answer now is not asked about each sandbox.
                     queue.clear()

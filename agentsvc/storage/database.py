@@ -527,7 +527,7 @@ def _settle(attempt: _Attempt) -> None:
 def _log_lost(lost: Sequence[_Job], cause: sqlite3.Error) -> None:
     """Say once what was lost for whom; who waits for it hears of it, the others do not."""
     log.error(
-        "transaction lost",
+        "transaction failed, its changes are lost",
         extra={
             "reason": f"{cause}: {cause.__cause__}" if cause.__cause__ else str(cause),
             "writes": len(lost),
@@ -539,7 +539,7 @@ def _log_lost(lost: Sequence[_Job], cause: sqlite3.Error) -> None:
 
 def _fail(job: _Job, failure: BaseException) -> None:
     if job.done.done():
-        log.warning("write failed after its caller had left", extra={"reason": repr(failure)})
+        log.warning("write failed after its caller was cancelled", extra={"reason": repr(failure)})
     else:
         job.done.set_exception(failure)
 

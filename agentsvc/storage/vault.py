@@ -52,7 +52,9 @@ class Vault:
             if not key_file.exists():
                 _make_key_file(key_file)
             if stat.S_IMODE(key_file.stat().st_mode) & 0o077:
-                log.warning("master key can be read by others", extra={"path": str(key_file)})
+                log.warning(
+                    "master key file is readable by other users", extra={"path": str(key_file)}
+                )
             text = key_file.read_bytes()
         except OSError as exc:
             raise StartFailed(
@@ -116,4 +118,4 @@ def _make_key_file(key_file: Path) -> None:
         file.flush()
         os.fsync(descriptor)
     draft.replace(key_file)
-    log.info("master key made", extra={"path": str(key_file)})
+    log.info("master key created", extra={"path": str(key_file)})

@@ -160,7 +160,7 @@ class Courier:
             reason = "the receiver answered 410 Gone"
             if await self._db.write(lambda tx: SubscriptionTable.disable(tx, told, reason, now)):
                 extra = {"subscription_id": told.id, "reason": reason}
-                log.warning("webhook disabled, since its receiver wants nothing more", extra=extra)
+                log.warning("webhook disabled, its receiver answered 410 Gone", extra=extra)
         elif outcome.wait_seconds > 0:
             longest = self._config.longest_retry_seconds
             until = now + timedelta(seconds=min(outcome.wait_seconds, longest))
@@ -180,7 +180,7 @@ class Courier:
 
         if given_up := await self._db.write(body):
             log.warning(
-                "webhook deliveries given up",
+                "webhook deliveries failed, attempts exhausted",
                 extra={
                     "subscription_id": noted.subscription_id,
                     "delivery_id": noted.id,

@@ -25,7 +25,7 @@ _ENVIRONMENT: Final = {
     "AGENTSVC_SANDBOXES__CALL_SECONDS": "150",
     "AGENTSVC_SANDBOXES__START_SECONDS": "200",
 }
-_LOADED: Final = "zygote loaded"
+_LOADED: Final = "fork server ready"
 _LOAD_SECONDS: Final = 120.0
 _LOOK_SECONDS: Final = 0.01
 _LOOK_AT_ALL_SECONDS: Final = 0.05

@@ -318,7 +318,7 @@ async def test_a_full_disk_does_not_lock_users_out(
         principal = await ring.identify(secret.reveal())
 
     assert principal.user_id == user_id
-    assert "use of a key not noted" in caplog.text
+    assert "last use of a key not stored" in caplog.text
 
 
 async def test_times_survive_storage(ring: KeyRing, tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ async def test_events_of_an_unknown_conversation_are_skipped_and_logged(
     db: Database, events: EventLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await append(db, events, [event(1)], "nobody") == []
-    assert "events of an unknown conversation" in caplog.text
+    assert "events reported for an unknown conversation" in caplog.text
 
 
 async def test_an_empty_batch_is_nothing(db: Database, events: EventLog) -> None:

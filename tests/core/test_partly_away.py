@@ -33,10 +33,10 @@ async def test_what_is_at_the_other_hosts_is_looked_at_and_nothing_counts_as_gon
     await fake_world.sweeps(2)
     await client.wait_for_sandbox(second, "RUNNING")
     assert set(fake_world.sandboxes) == {first, second}
-    [said] = messages(caplog, "backend cannot be scanned, keeping what is known")
+    [said] = messages(caplog, "backend cannot be listed, known sandboxes are kept")
     assert AWAY in said.__dict__["reason"]
     del fake_world.always["scan"]
-    await eventually(lambda: bool(messages(caplog, "backend can be scanned again")))
+    await eventually(lambda: bool(messages(caplog, "backend can be listed again")))
 
 
 async def test_an_orphan_at_another_host_is_removed_and_one_out_of_sight_is_not_forgotten(
@@ -46,7 +46,7 @@ async def test_an_orphan_at_another_host_is_removed_and_one_out_of_sight_is_not_
     fake_world.always["delete"] = BackendUnavailable("not now")
     ours = DataDirectory(path=service.data_dir).instance_id.read_text()
     far, near = await make_orphan(fake_world, ours), await make_orphan(fake_world, ours)
-    await eventually(lambda: len(messages(caplog, "it could not be removed")) > 1)
+    await eventually(lambda: len(messages(caplog, "orphaned sandbox not removed")) > 1)
     fake_world.always["scan"] = found(near)
     del fake_world.always["delete"]
     await eventually(lambda: near not in fake_world.sandboxes)

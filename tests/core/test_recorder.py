@@ -304,7 +304,9 @@ async def test_an_agent_server_that_does_not_answer_is_asked_again_and_logged_on
     before = len(sandbox.requests)
     await service.start()
     await eventually(lambda: len(sandbox.requests) >= before + 3)
-    logged = [one for one in caplog.records if one.message == "conversation cannot be synced now"]
+    logged = [
+        one for one in caplog.records if one.message == "conversation events cannot be fetched now"
+    ]
     assert len(logged) == 1
     sandbox.is_down = False
     await client.wait_for_execution(conversation.id, "error")

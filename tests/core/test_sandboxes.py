@@ -197,7 +197,7 @@ async def test_a_failed_sandbox_that_cannot_be_stopped_has_failed_all_the_same(
     fake_world.always["pause"] = BackendUnavailable("not now")
     await reconfigure(service, sandboxes={"start_seconds": 0.3})
     await client.wait_for_sandbox(await order(client), "ERROR")
-    assert "failed sandbox goes on at its backend" in caplog.messages
+    assert "failed sandbox still running at its backend" in caplog.messages
 
 
 async def test_without_its_last_output_a_sandbox_fails_at_its_deadline_all_the_same(

@@ -174,10 +174,10 @@ async def test_unreachable_never_becomes_gone(
     sandbox = await client.sandbox(sandbox_id)
     assert sandbox is not None
     assert sandbox["status"] == "RUNNING"
-    assert len(messages(caplog, "backend cannot be scanned, keeping what is known")) == 1
+    assert len(messages(caplog, "backend cannot be listed, known sandboxes are kept")) == 1
     fake_world.unreachable = False
     await fake_world.sweeps(2)
-    assert len(messages(caplog, "backend can be scanned again")) == 1
+    assert len(messages(caplog, "backend can be listed again")) == 1
     await client.wait_for_sandbox(sandbox_id, "RUNNING")
 
 
@@ -276,10 +276,10 @@ async def test_an_orphan_that_cannot_be_removed_is_not_tried_at_each_sweep(
     orphan = await make_orphan(
         fake_world, DataDirectory(path=service.data_dir).instance_id.read_text()
     )
-    await eventually(lambda: bool(messages(caplog, "it could not be removed")))
-    tries = len(messages(caplog, "removing a sandbox that no record knows"))
+    await eventually(lambda: bool(messages(caplog, "orphaned sandbox not removed")))
+    tries = len(messages(caplog, "removing orphaned sandbox"))
     await fake_world.sweeps(1)
-    assert len(messages(caplog, "removing a sandbox that no record knows")) == tries
+    assert len(messages(caplog, "removing orphaned sandbox")) == tries
     del fake_world.always["delete"]
     await eventually(lambda: orphan not in fake_world.sandboxes)
 

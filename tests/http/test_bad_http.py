@@ -200,7 +200,7 @@ async def test_a_broken_body_that_nobody_reads_leaves_no_traceback(
     )
     heard = await _send(service.url, raw)
     assert heard.status == 404
-    assert "rest of a request refused" in caplog.messages
+    assert "remaining request body refused" in caplog.messages
     assert all(record.exc_info is None for record in caplog.records)
 
 

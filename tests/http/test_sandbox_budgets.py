@@ -122,7 +122,11 @@ async def test_no_more_bytes_of_events_are_stored_of_a_sandbox(
     assert int(answers[-1].headers["Retry-After"]) > 60
     assert (await report(other, 30_000)).status == 200
     assert await refused(client, "sandbox_quota") == 2
-    told = [one for one in caplog.records if one.message == "sandbox is turned away"]
+    told = [
+        one
+        for one in caplog.records
+        if one.message == "request of a sandbox refused, its limit is reached"
+    ]
     assert [one.levelno for one in told] == [logging.WARNING]
 
 

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-_READY = re.compile(r"spare sandbox ready .*?sandbox_id=([0-9a-f]{32})")
+_READY = re.compile(r"warm pool sandbox ready .*?sandbox_id=([0-9a-f]{32})")
 
 
 async def test_a_conversation_gets_an_agent_server_that_waited_for_it(

@@ -274,7 +274,7 @@ async def test_a_failure_whose_caller_has_left_is_logged(
     await db.write(adding("a"))
 
     [record] = caplog.records
-    assert record.message == "write failed after its caller had left"
+    assert record.message == "write failed after its caller was cancelled"
     assert "nobody listens" in record.__dict__["reason"]
 
 
@@ -298,7 +298,9 @@ async def test_a_full_disk_reaches_its_caller_and_later_writes_work(
     await db.write(fill)
 
     assert await user_ids(db) == ["big"]
-    [said] = [one for one in caplog.records if one.message == "transaction lost"]
+    [said] = [
+        one for one in caplog.records if one.message == "transaction failed, its changes are lost"
+    ]
     task = asyncio.current_task()
     assert task is not None
     facts = vars(said)
@@ -415,7 +417,9 @@ async def test_a_lost_transaction_whose_caller_has_left_is_logged(
     with contextlib.suppress(CapacityExceeded):  # it may share the transaction that is lost
         await db.write(adding("a"))
 
-    [said] = [one for one in caplog.records if one.message == "transaction lost"]
+    [said] = [
+        one for one in caplog.records if one.message == "transaction failed, its changes are lost"
+    ]
     assert vars(said)["untold"] == [f"break_commit for {task.get_name()}"]
 
 

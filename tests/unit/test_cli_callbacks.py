@@ -49,7 +49,7 @@ def test_what_cannot_be_noted_does_not_stop_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert remember(tmp_path / "none" / "addresses", OLD, has_sandboxes=True) == []
-    assert "address of the server not noted" in caplog.messages
+    assert "server address not written to the data directory" in caplog.messages
 
 
 def test_an_address_that_is_taken_is_told_and_the_others_are_had(

@@ -34,7 +34,7 @@ def look(path: Path, **environment: str) -> dict[str, tuple[str, str, str]]:
     found = {
         one["name"]: (one["grade"], one["text"], one["remedy"]) for one in json.loads(result.stdout)
     }
-    assert result.exit_code == int("bad" in {grade for grade, _, _ in found.values()})
+    assert result.exit_code == int("error" in {grade for grade, _, _ in found.values()})
     return found
 
 
@@ -74,19 +74,19 @@ def data_dir(tmp_path: Path) -> Path:
 def test_a_machine_without_an_installation_is_told_what_is_there(tmp_path: Path) -> None:
     found = look(tmp_path / "none")
     assert {"python", "extra agent", "bubblewrap", "cgroups", "container engine"} <= found.keys()
-    assert found["data directory"][0] == "fine"
-    assert found["proxies"][0] == "fine"
-    assert found["port"][0] == "fine"
+    assert found["data directory"][0] == "ok"
+    assert found["proxies"][0] == "ok"
+    assert found["port"][0] == "ok"
 
 
-def test_people_read_what_is_wrong_and_what_mends_it(data_dir: Path, tmp_path: Path) -> None:
+def test_people_read_what_is_wrong_and_how_to_fix_it(data_dir: Path, tmp_path: Path) -> None:
     (data_dir / "master.key").chmod(0o644)
     result = call(data_dir, NO_COLOR="1", SSL_CERT_FILE=str(tmp_path / "none.pem"))
     assert result.exit_code == 1
-    assert f"bad   data directory: others can read {data_dir}/master.key\n" in result.stdout
-    assert f"      mend it: chmod -R go= {data_dir}\n" in result.stdout
-    assert "bad   SSL_CERT_FILE: " in result.stdout
-    assert "error: things to mend: " in result.stderr
+    assert f"error data directory: others can read {data_dir}/master.key\n" in result.stdout
+    assert f"      fix: chmod -R go= {data_dir}\n" in result.stdout
+    assert "error SSL_CERT_FILE: " in result.stdout
+    assert "error: problems found: " in result.stderr
     assert "\x1b" not in result.output
 
 
@@ -104,12 +104,12 @@ def test_a_proxy_has_to_answer_and_to_leave_this_machine_out(data_dir: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         url = f"http://127.0.0.1:{proxy.getsockname()[1]}"
         found = look(data_dir, HTTPS_PROXY=url, NO_PROXY="example.org")
-    assert found["HTTPS_PROXY"][0] == "fine"
-    assert found["NO_PROXY"][0] == "bad"
+    assert found["HTTPS_PROXY"][0] == "ok"
+    assert found["NO_PROXY"][0] == "error"
     assert found["NO_PROXY"][2] == "export NO_PROXY=localhost,127.0.0.1,example.org"
     gone = look(data_dir, HTTPS_PROXY=url, NO_PROXY="localhost")
-    assert gone["HTTPS_PROXY"][0] == "bad"
-    assert gone["NO_PROXY"][0] == "fine"
+    assert gone["HTTPS_PROXY"][0] == "error"
+    assert gone["NO_PROXY"][0] == "ok"
 
 
 def test_a_model_that_answers_tells_how_wrong_the_clock_is(data_dir: Path) -> None:
@@ -118,10 +118,10 @@ def test_a_model_that_answers_tells_how_wrong_the_clock_is(data_dir: Path) -> No
         address = f"127.0.0.1:{model.getsockname()[1]}"
         with answering(model, answer):
             found = look(data_dir, LLM_BASE_URL=f"http://{address}/v1")
-    assert found["model"] == ("fine", f"{address} answers", "")
-    assert (found["clock"][0], found["clock"][2]) == ("bad", "timedatectl set-ntp true")
+    assert found["model"] == ("ok", f"{address} answers", "")
+    assert (found["clock"][0], found["clock"][2]) == ("error", "timedatectl set-ntp true")
     away = look(data_dir, LLM_BASE_URL=f"http://{address}/v1")
-    assert away["model"][0] == "bad"
+    assert away["model"][0] == "error"
     assert away["clock"] == (
         "note",
         "no model has told the time, so there is nothing to compare it with",
@@ -139,17 +139,17 @@ def test_a_container_engine_is_asked(
         engine.bind(path)
         engine.listen()
         with answering(engine, b"HTTP/1.0 200 OK\r\n\r\nOK"):
-            assert look(data_dir, DOCKER_HOST=f"unix://{path}")["container engine"][0] == "fine"
+            assert look(data_dir, DOCKER_HOST=f"unix://{path}")["container engine"][0] == "ok"
     assert look(data_dir, DOCKER_HOST=f"unix://{path}")["container engine"][0] == "note"
     assert look(data_dir, DOCKER_HOST="tcp://far:1")["container engine"][0] == "note"
 
 
 def test_less_isolation_than_the_default_is_an_error(tmp_path: Path) -> None:
     grade, text, _ = look(tmp_path)["isolation of `process`"]
-    assert (grade, text) == ("fine", "bubblewrap")
+    assert (grade, text) == ("ok", "bubblewrap")
     found = look(tmp_path, PATH=str(tmp_path), AGENTSVC_SANDBOXES__ISOLATION="none")
     grade, text, remedy = found["isolation of `process`"]
-    assert grade == "bad"
+    assert grade == "error"
     assert "instead of `bubblewrap`: bubblewrap is not installed" in text
     assert remedy.startswith("apt install bubblewrap")
     grade, text, _ = found["fork server of `process`"]
@@ -158,7 +158,7 @@ def test_less_isolation_than_the_default_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_network_of_the_host_is_noted(tmp_path: Path) -> None:
-    assert look(tmp_path)["network"][0] == "fine"
+    assert look(tmp_path)["network"][0] == "ok"
     grade, text, _ = look(tmp_path, AGENTSVC_BACKENDS__PROCESS__NETWORK="host")["network"]
     assert grade == "note"
     assert '`network = "host"`' in text

@@ -107,7 +107,7 @@ def test_a_key_file_others_can_read_is_reported(
     key_file.chmod(0o644)
     with caplog.at_level(logging.WARNING):
         Vault.open(key_file)
-    assert "master key can be read by others" in caplog.text
+    assert "master key file is readable by other users" in caplog.text
 
 
 def test_the_key_is_not_logged_nor_shown(key_file: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""`agentsvc doctor`: looks at all that a server needs of its machine, and says how to mend it."""
+"""`agentsvc doctor`: checks all that a server needs of its machine, and names the fix for each problem."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -47,10 +47,10 @@ _CHECKS: Final[tuple[Check, ...]] = (
 @data_dir_option
 @config_option
 def command(*, as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
-    """Check this machine: what is fine, what is wrong, and the command that mends it.
+    """Check this machine for problems, and name the command that fixes each of them.
 
     Models are looked for at the addresses in the settings of all users, and at LLM_BASE_URL; nothing
-    is asked of them. The exit code is 1 if something has to be mended.
+    is asked of them. The exit code is 1 if there is an error.
     """
     loaded = load_config(config_file, server__data_dir=data_dir)
     places = data_dir_of(loaded)
@@ -64,7 +64,7 @@ def command(*, as_json: bool, data_dir: str | None, config_file: Path | None) ->
         click.echo(json_text(msgspec.to_builtins(found)))
     bad = sum(finding.grade is Grade.BAD for finding in found)
     if bad:
-        raise CommandFailed(f"things to mend: {bad}", "each has its remedy beside it")
+        raise CommandFailed(f"problems found: {bad}", "each is listed with its fix")
 
 
 def _show(finding: Finding) -> None:
@@ -73,4 +73,4 @@ def _show(finding: Finding) -> None:
     grade = click.style(f"{finding.grade:<5}", fg=colour) if has_colour else f"{finding.grade:<5}"
     click.echo(f"{grade} {finding.name}: {finding.text}")
     if finding.remedy:
-        click.echo(f"      mend it: {finding.remedy}")
+        click.echo(f"      fix: {finding.remedy}")

@@ -106,7 +106,7 @@ def _check_proxy(name: str, url: str) -> Finding:
         with closing(socket.create_connection((host, port), timeout=_ANSWER_SECONDS)):
             return fine(name, f"{host}:{port} answers")
     except (OSError, ValueError) as exc:
-        return bad(name, f"the proxy does not answer: {exc}", f"mend it, or unset {name}")
+        return bad(name, f"the proxy does not answer: {exc}", f"repair the proxy, or unset {name}")
 
 
 async def _model_hosts(places: DataDirectory) -> set[str]:

@@ -6,15 +6,15 @@ import msgspec
 
 
 class Grade(StrEnum):
-    """How it is: fine, worth knowing, or to be mended."""
+    """Severity of a finding."""
 
-    FINE = "fine"
+    FINE = "ok"
     NOTE = "note"
-    BAD = "bad"
+    BAD = "error"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at; `remedy` is a command or an action where there is one."""
+    """One thing that was checked; `remedy` is a command or an action where there is one."""
 
     name: str
     grade: Grade
@@ -23,15 +23,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fine(name: str, text: str) -> Finding:
-    """Return that nothing is wrong."""
+    """Return a check that passed."""
     return Finding(name=name, grade=Grade.FINE, text=text)
 
 
 def note(name: str, text: str, remedy: str = "") -> Finding:
-    """Return what a server does without."""
+    """Return something a server can do without."""
     return Finding(name=name, grade=Grade.NOTE, text=text, remedy=remedy)
 
 
 def bad(name: str, text: str, remedy: str) -> Finding:
-    """Return what a server cannot do without."""
+    """Return a problem that keeps a server from working or from being safe."""
     return Finding(name=name, grade=Grade.BAD, text=text, remedy=remedy)

@@ -48,7 +48,7 @@ def check_python(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
     for hole in known_vulnerabilities():
         yield note(
             "python",
-            f"{version} has {hole.cve}, unless its distributor has mended it: {hole.matters}",
+            f"{version} has {hole.cve}, unless its distributor has patched it: {hole.matters}",
             f"update Python to {'.'.join(map(str, hole.mended[sys.version_info[:2]]))} or later",
         )
 
@@ -92,7 +92,7 @@ def check_network(config: Config, _places: DataDirectory) -> Iterator[Finding]:
             )
             return
     if reason := uplink.why_not():
-        consequence = "open sandboxes have no way out but HTTP and HTTPS by a proxy"
+        consequence = "sandboxes with the network `open` reach other hosts by HTTP and HTTPS through a proxy only"
         yield note("network", f"{consequence}: {reason}", "apt-get install slirp4netns")
         return
     yield fine("network", "open sandboxes that bubblewrap holds have one of their own")

@@ -193,7 +193,7 @@ class Archives:
             return _failed(archive, f"it took longer than {self._config.save_seconds:g} s")
         except AgentsvcError as exc:
             log.warning(
-                "workspace could not be saved",
+                "workspace not archived",
                 extra={"archive_id": archive.id, "reason": f"{exc.message} {exc.detail}".strip()},
             )
             return _failed(archive, exc.message)
@@ -239,7 +239,7 @@ class Archives:
                 if not exc.retryable:
                     raise
                 log.info(
-                    "workspace cannot be saved now",
+                    "workspace cannot be archived now",
                     extra={"archive_id": archive.id, "reason": str(exc)},
                 )
             await asyncio.sleep(pause)

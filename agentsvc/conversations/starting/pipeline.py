@@ -155,7 +155,7 @@ class StartPipeline:
             tail = await self._log_tail(start.sandbox)
             await self._fail(start, explain_error(exc, tail), exc.detail or exc.code)
         except Exception:
-            log.exception("start failed", extra={"task_id": task_id})
+            log.exception("conversation start failed", extra={"task_id": task_id})
             text = reason_of("An unexpected error; the server's log has the details", ANEW)
             await self._fail(start, text, "")
         finally:
@@ -512,7 +512,7 @@ class StartPipeline:
                 if exc.message != reason:
                     reason = exc.message
                     log.info(
-                        "start step is tried again",
+                        "conversation start step retried",
                         extra={"task_id": start.task.id, "reason": f"{reason} {exc.detail}"},
                     )
                 await self._check_sandbox(start)

@@ -114,7 +114,7 @@ class Progress:
         if problem is None:
             return
         log.warning(
-            "start goes on without",
+            "conversation start continues without an optional step",
             extra={"task_id": start.task.id, "reason": problem.partition("\n")[0]},
         )
         *earlier, last = start.task.stages

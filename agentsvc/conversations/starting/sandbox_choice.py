@@ -130,7 +130,7 @@ class SandboxChooser:
             try:
                 return self._sandboxes.get_spec(usual)
             except NotFound:
-                log.warning("sandbox spec of the settings is not known", extra={"spec_id": usual})
+                log.warning("sandbox spec of the settings does not exist", extra={"spec_id": usual})
         return self._sandboxes.get_spec(wanted)
 
     async def base_dir(self, start: Start, sandbox: Sandbox) -> str:

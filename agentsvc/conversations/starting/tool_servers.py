@@ -62,7 +62,7 @@ async def find_failures(
         return await _try_all(agent, tried)
     except AgentsvcError as exc:
         log.info(
-            "tool servers cannot be looked at",
+            "tool servers cannot be checked",
             extra={"conversation_id": conversation_id, "reason": str(exc)},
         )
         return []
@@ -120,7 +120,7 @@ async def _try(agent: AgentServer, name: str, server: Mapping[str, Any], output:
             return ""
         lines = await _last_lines(agent, output) if is_watched else ""
     except AgentsvcError as exc:
-        log.info("tool server cannot be tried", extra={"reason": str(exc)})
+        log.info("tool server cannot be checked", extra={"reason": str(exc)})
         return ""
     text = (
         f"The tool server `{name}` does not start, so the agent has none of its tools:"

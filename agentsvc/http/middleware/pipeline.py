@@ -447,7 +447,7 @@ def _foreseen(failure: Exception) -> AgentsvcError:
 def _write_failure(error: AgentsvcError, failure: Exception) -> None:
     is_ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     if is_ours and error is not failure:
-        log.error("request failed on a bug", exc_info=failure)
+        log.error("request failed with an unexpected error", exc_info=failure)
     elif error.detail:
         level = logging.WARNING if is_ours else logging.DEBUG
         log.log(level, "request refused", extra={"code": error.code, "reason": error.detail})
@@ -458,13 +458,13 @@ def _write_sandbox_line(request: web.Request, error: AgentsvcError, reason: Refu
     sandbox_id = _sandbox_of(request)
     if sandbox_id and request.app[LOG_THROTTLE].is_due(sandbox_id):
         extra = {"sandbox_id": sandbox_id, "why": str(reason), "reason": error.message}
-        log.warning("sandbox is turned away", extra=extra)
+        log.warning("request of a sandbox refused, its limit is reached", extra=extra)
 
 
 def _break_off(request: web.Request, failure: Exception) -> NoReturn:
     """End a connection whose client has gone, or whose response had begun: there is no other answer."""
     if not isinstance(failure, ConnectionError):
-        log.error("response broke off", exc_info=failure)
+        log.error("response aborted", exc_info=failure)
     if request.transport is not None:
         request.transport.abort()
     raise ConnectionResetError("the response broke off") from failure

@@ -180,14 +180,14 @@ class _Handler(web.RequestHandler):
             error = MalformedBody("The request is not well-formed HTTP")
             return _refuse(request, error, status, exc)
         response = _answer(request, AgentsvcError("Internal Server Error"), status)
-        log.error("request failed on a bug", exc_info=exc)
+        log.error("request failed with an unexpected error", exc_info=exc)
         return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a failure; that of a body nobody wanted is the client's, and may quote it."""
         failure = kw.get("exc_info")
         if isinstance(failure, HttpProcessingError | web.RequestPayloadError):
-            log.debug("rest of a request refused", extra={"problem": type(failure).__name__})
+            log.debug("remaining request body refused", extra={"problem": type(failure).__name__})
         else:
             super().log_exception(*args, **kw)
 

@@ -52,7 +52,9 @@ async def _run(arguments: argparse.Namespace) -> None:
         try:
             proxy.policy = from_json(arguments.policy.read_bytes())
         except (OSError, ValueError) as exc:
-            logging.getLogger(__name__).warning("policy kept as it was", extra={"reason": str(exc)})
+            logging.getLogger(__name__).warning(
+                "egress policy not changed", extra={"reason": str(exc)}
+            )
 
     loop.add_signal_handler(signal.SIGHUP, reread)
     if arguments.unix:

@@ -282,7 +282,10 @@ class Proxy:
         }
         log.info(message, extra=facts | ({"reason": reason} if reason else {}))
         if self._log_lines == _LOG_LINES_MAX:
-            log.warning("egress is counted only, for a minute", extra={"sandbox_id": self._name})
+            log.warning(
+                "egress log limit reached, connections are only counted for a minute",
+                extra={"sandbox_id": self._name},
+            )
 
 
 class _Clock:

@@ -139,7 +139,7 @@ class AdmissionQueue:
         await self._uses.set_queued(tx, wanted.id, wanted.since, may_pause_idle=makes_room)
         await self._show_places(tx, held, [*waiting, wanted])
         self._may_wait = True
-        log.info("sandbox waits for room", extra={"sandbox_id": wanted.id, "reason": cause})
+        log.info("sandbox waits for capacity", extra={"sandbox_id": wanted.id, "reason": cause})
         if makes_room:
             for listener in self._on_wanted:
                 tx.after_commit(listener)
@@ -211,7 +211,7 @@ class AdmissionQueue:
         for one in admitted:
             await self._uses.clear_queued(tx, one.id)
             await self._let_in(tx, one.id)
-            log.info("sandbox has got room", extra={"sandbox_id": one.id})
+            log.info("sandbox admitted", extra={"sandbox_id": one.id})
         rest = [one for one in waiting if one not in admitted]
         await self._show_places(tx, [*held, *admitted], rest)
 

@@ -150,7 +150,7 @@ class WarmPool:
                 rules = msgspec.structs.replace(self._callbacks, internal_url=url)
                 identity = make_identity(sandbox.session_key, rules)
                 await agent.initialize(identity, hide=(sandbox.session_key,))
-                log.info("spare sandbox told for whom it is", extra={"sandbox_id": sandbox.id})
+                log.info("warm pool sandbox assigned", extra={"sandbox_id": sandbox.id})
             elif state is InitState.INITIALIZING:
                 return _not_yet(report, "its agent server is being told for whom it is")
         except AgentRefused as exc:
@@ -212,7 +212,7 @@ class WarmPool:
             if reason := self._why_not(whole):
                 if spec.id not in self._refused:
                     extra = {"spec": spec.id, "reason": reason}
-                    log.warning("no sandboxes of this spec are kept ready", extra=extra)
+                    log.warning("warm pool disabled for this spec", extra=extra)
                 self._refused.add(spec.id)
                 continue
             self._refused.discard(spec.id)
@@ -283,7 +283,7 @@ class WarmPool:
         except AgentsvcError as exc:
             # What cannot be reached now is looked at again.
             extra = {"sandbox_id": spare.id, "reason": f"{exc.message} {exc.detail}".strip()}
-            log.info("spare sandbox cannot be looked at", extra=extra)
+            log.info("warm pool sandbox cannot be checked", extra=extra)
             if not exc.retryable or (
                 spare.state is WarmSandboxState.MAKING and self._is_late(spare)
             ):
@@ -340,7 +340,7 @@ class WarmPool:
             return
         self._failures.pop(spare.spec.id, None)
         await self._db.write(lambda tx: self.table.set_ready(tx, spare.id, report.endpoints))
-        log.info("spare sandbox ready", extra={"sandbox_id": spare.id, "spec": spare.spec.id})
+        log.info("warm pool sandbox ready", extra={"sandbox_id": spare.id, "spec": spare.spec.id})
         self.look_soon()
 
     async def _give_up(self, spare: WarmSandbox, reason: str) -> None:
@@ -348,7 +348,7 @@ class WarmPool:
         pause = min(_FIRST_PAUSE_SECONDS * 2 ** min(count, 20), _LAST_PAUSE_SECONDS)
         self._failures[spare.spec.id] = _Failures(count=count, until=monotonic() + pause)
         extra = {"sandbox_id": spare.id, "spec": spare.spec.id, "reason": reason}
-        log.warning("spare sandbox given up", extra=extra)
+        log.warning("warm pool sandbox discarded", extra=extra)
         await self._db.write(lambda tx: self.table.let_go(tx, spare.id))
 
     async def _remove(self, spare: WarmSandbox) -> None:
@@ -359,7 +359,7 @@ class WarmPool:
                     await backend.delete(handle)
         except AgentsvcError as exc:
             extra = {"sandbox_id": spare.id, "reason": f"{exc.message} {exc.detail}".strip()}
-            log.warning("spare sandbox could not be removed, and will be tried again", extra=extra)
+            log.warning("warm pool sandbox not removed, will be retried", extra=extra)
             return
         await self._db.write(lambda tx: self.table.delete(tx, spare.id))
         self._seen.pop(spare.id, None)

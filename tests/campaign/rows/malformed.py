@@ -290,7 +290,7 @@ async def _store_tokens(user: Client, hosts: GitHosts) -> None:
 
 def _bugs(log: str) -> list[str]:
     """Return what a server has written of each of its own faults, with where it was."""
-    return [said[:4000] for said in log.split("request failed on a bug")[1:]]
+    return [said[:4000] for said in log.split("request failed with an unexpected error")[1:]]
 
 
 def _shares(total: int, parts: int) -> Iterator[int]:

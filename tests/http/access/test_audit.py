@@ -209,7 +209,7 @@ async def test_a_full_disk_stops_nobody(service: Service, caplog: pytest.LogCapt
     await service.app[DATABASE].write(refuse_entries)
     with caplog.at_level(logging.WARNING):
         assert (await admin.post("/api/settings", json={"language": "en"})).status == 200
-    assert "change is not in the audit log" in caplog.text
+    assert "change not written to the audit log" in caplog.text
 
 
 async def test_entries_are_found_by_words_outcome_and_time_and_everybody_sees_their_own(

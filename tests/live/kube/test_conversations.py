@@ -126,7 +126,7 @@ async def test_a_conversation_gets_a_pod_that_was_there_before_it(
     async def wait_for(is_so: Callable[[], bool], what: str) -> None:
         await asyncio.to_thread(engines.wait, is_so, START_SECONDS, what)
 
-    await wait_for(lambda: "spare sandbox ready" in own.log, "a pod waits for somebody")
+    await wait_for(lambda: "warm pool sandbox ready" in own.log, "a pod waits for somebody")
     [waiting] = spares()
     conversation_id = await client.start_conversation(
         run("echo $((6 * 7))"), time_limit=START_SECONDS
