@@ -15,6 +15,7 @@ import pytest
 
 from agentsvc.base.values import monotonic
 from agentsvc.config.schema import Config
+from agentsvc.http.server.delayed_refusal import HOLD_SECONDS
 from agentsvc.plugin.backend import Network, Phase
 from tests.core.bench import core_rig
 from tests.http.gateway.steps import until
@@ -172,3 +173,36 @@ async def test_a_key_as_first_message_is_heard_among_a_thousand_without_one(
         await flood.communicate()
     # Nobody is refused or cut off; who comes with all of the flood at once waits for all of it.
     assert min(took) < IN_TIME / 2, took
+
+
+async def test_a_connection_too_many_waits_for_its_refusal(
+    client: Client, service: Service
+) -> None:
+    server = msgspec.structs.replace(service.config.server, max_connections=4)
+    service.config = msgspec.structs.replace(service.config, server=server)
+    await service.restart()
+    host, port = place_of(service)
+    headers = {"X-Session-API-Key": str(client.key)}
+    async with aiohttp.ClientSession(headers=headers) as session, AsyncExitStack() as opened:
+        for _ in range(4):
+            await opened.enter_async_context(session.get(f"{service.url}{CHANGES}"))
+        began = monotonic()
+        answers = await asyncio.gather(*(_answer_of(host, port) for _ in range(4)))
+        assert {answer.split()[1] for answer in answers} == {b"503"}
+        assert monotonic() - began >= HOLD_SECONDS
+        # As many as may be connected may wait; others are refused at once.
+        waiting = [asyncio.ensure_future(_answer_of(host, port)) for _ in range(4)]
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(HOLD_SECONDS / 2):
+            assert (await _answer_of(host, port)).split()[1] == b"503"
+        assert not any(task.done() for task in waiting)
+        await service.stop()
+        assert await asyncio.gather(*waiting) == [b""] * 4
+
+
+async def _answer_of(host: str, port: int) -> bytes:
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(HEAD + b"\r\n")
+    with closing(writer), contextlib.suppress(ConnectionError):
+        return await reader.readline()
+    return b""

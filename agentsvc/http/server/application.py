@@ -81,7 +81,7 @@ class Runner:
         self._grace_seconds = grace_seconds
         self._prefix = prefix
         self._server: web.Server | None = None
-        self._listening: list[asyncio.Server] = []
+        self._listening: list[tuple[asyncio.Server, Shared]] = []
 
     @property
     def connections(self) -> int:
@@ -132,13 +132,14 @@ class Runner:
         )
         # To asyncio this is also how many it accepts in one turn; the system may hold more.
         listener.listen(_BACKLOG)
-        self._listening.append(listening)
+        self._listening.append((listening, shared))
         self.addresses.append(listener.getsockname())
 
     async def cleanup(self) -> None:
         """Let nobody in any more, let requests end, and clean the application up."""
-        for listening in self._listening:
+        for listening, shared in self._listening:
             listening.close()
+            shared.close()
         if self._server is not None:
             # Those who are in already have their requests begun.
             await asyncio.sleep(0)

@@ -11,11 +11,11 @@ from typing import Final, cast
 
 from aiohttp import hdrs, web
 
-from agentsvc.base import AgentsvcError, TooManyRequests
+from agentsvc.base import AgentsvcError, TooManyRequests, spread
 from agentsvc.config import ServerConfig
 from agentsvc.http.keys import AWAITS_CONTINUE, ON_LOST, REFUSED_FOR
 from agentsvc.http.server.connection_limit import Connection, ConnectionLimit
-from agentsvc.http.server.delayed_refusal import LogThrottle
+from agentsvc.http.server.delayed_refusal import HOLD_SECONDS, LogThrottle
 from agentsvc.http.server.metrics_registry import Measures, Refusal
 from agentsvc.http.wire import refusal_of
 
@@ -83,9 +83,24 @@ class Shared:
         self.limits = limits
         self.limit = limit
         self.measures = measures
-        self.refused = 0
-        """How many were refused and are still open."""
+        self._refused: set[asyncio.Transport] = set()
         self._log_throttle = LogThrottle()
+
+    def hold_refused(self, transport: asyncio.Transport) -> bool:
+        """Keep a refused connection open until `drop_refused`; return False if too many are."""
+        if len(self._refused) >= self.limits.max_connections:
+            return False
+        self._refused.add(transport)
+        return True
+
+    def drop_refused(self, transport: asyncio.Transport) -> None:
+        """Forget a refused connection; fine if it is none."""
+        self._refused.discard(transport)
+
+    def close(self) -> None:
+        """End the refused connections, of which no handler knows."""
+        for transport in self._refused:
+            transport.abort()
 
     def note_refusal(self, reason: Refusal, address: str) -> None:
         """Count a connection that was refused, and say so now and then."""
@@ -107,7 +122,6 @@ class ClientConnection(asyncio.Protocol):
         self._counted: Connection | None = None
         self._address = ""
         self._has_asked = False
-        self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         self._has_sent = self._has_received = False
@@ -159,8 +173,8 @@ class ClientConnection(asyncio.Protocol):
             self._timer.cancel()
         if self._counted is not None:
             self._shared.limit.leave(self._counted)
-        if self._is_refused:
-            self._shared.refused -= 1
+        if self._transport is not None:
+            self._shared.drop_refused(self._transport)
         tell = self.request.get(ON_LOST) if self.request is not None else None
         if self._handler is not None:
             self._handler.connection_lost(exc)
@@ -187,7 +201,9 @@ class ClientConnection(asyncio.Protocol):
             return
         unsent = self._transport.get_write_buffer_size()
         if 0 < self._unsent_bytes <= unsent and not self._has_sent:
-            log.info("client does not take its answer, connection ended", extra={"bytes": unsent})
+            log.info(
+                "connection closed, the client does not read the response", extra={"bytes": unsent}
+            )
             self._transport.abort()
             return
         if self.request is not None and not self._has_received:
@@ -209,14 +225,20 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _refuse(self, transport: asyncio.Transport, error: AgentsvcError, reason: Refusal) -> None:
+        """Tell a client that it cannot have a connection, after a while: at once it would come back at once."""
         shared = self._shared
         shared.note_refusal(reason, self._address)
-        transport.write(refusal_of(error))
-        self._is_refused = True
-        shared.refused += 1
-        if shared.refused > shared.limits.max_connections or not transport.can_write_eof():
+        if not transport.can_write_eof() or not shared.hold_refused(transport):
+            transport.write(refusal_of(error))
             transport.close()
             return
+        transport.pause_reading()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(spread(HOLD_SECONDS), self._tell_refusal, transport, error)
+
+    def _tell_refusal(self, transport: asyncio.Transport, error: AgentsvcError) -> None:
+        transport.resume_reading()
+        transport.write(refusal_of(error))
         transport.write_eof()
         self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, transport.close)
 
