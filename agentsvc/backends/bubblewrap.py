@@ -20,11 +20,10 @@ from typing import Final, Self
 
 import msgspec
 
-import agentsvc
 from agentsvc.backends import seccomp, uplink
 from agentsvc.backends.spaces import INSIDE
 from agentsvc.backends.tree import MARK
-from agentsvc.plugin import Network
+from agentsvc.plugin import PACKAGE_DIR, Network
 
 DOORS: Final = Path("/run/agentsvc")
 """Where a sandbox without a network of the machine's finds the way out."""
@@ -207,7 +206,7 @@ def environment() -> tuple[Path, ...]:
         found += [hop.parent.parent] if hop.parent.name == "bin" else []
     found += [path.resolve() for path in found]
     # With an editable installation this package is somewhere else.
-    found.append(Path(agentsvc.__file__).parent)
+    found.append(PACKAGE_DIR)
     alone: list[Path] = []
     for path in dict.fromkeys(found):
         if not any(path.is_relative_to(one) for one in (Path("/usr"), *alone)):
@@ -217,7 +216,7 @@ def environment() -> tuple[Path, ...]:
 
 def running(name: str) -> list[str]:
     """Return the command that runs a module of this package, with the standard library alone."""
-    top = str(Path(agentsvc.__file__).parents[1])
+    top = str(PACKAGE_DIR.parent)
     code = (
         f"import sys; sys.path.append({top!r}); from agentsvc.backends.{name} import main; main()"
     )

@@ -16,16 +16,15 @@ from typing import Any
 
 import msgspec
 
-import agentsvc
-from agentsvc.backends import bubblewrap, doors, landlock, openfiles, places, uplink
+from agentsvc.backends import bubblewrap, doors, landlock, places, uplink
 from agentsvc.backends.groups import Groups
 from agentsvc.backends.places import Place, Record, WayOut
-from agentsvc.backends.specs import AGENT_SERVER, DEFAULT_SPEC, OUTPUT, passed_port
+from agentsvc.backends.specs import AGENT_SERVER, DEFAULT_SPEC, current, passed_port
 from agentsvc.backends.tree import MARK
 from agentsvc.backends.users import Users
 from agentsvc.backends.zygote import Loan
-from agentsvc.base import BackendUnavailable
-from agentsvc.plugin import Isolation, Order
+from agentsvc.base import INITIAL_OPEN_FILES, BackendUnavailable
+from agentsvc.plugin import AGENT_OUTPUT, PACKAGE_DIR, Isolation, Order
 from agentsvc.plugin.egress import relay
 
 _LOCALE = "C.UTF-8"
@@ -112,7 +111,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def _orders(self, mark: str, record: Record, temp: Path) -> dict[str, Any]:
         is_boxed = bool(self.held_by.program)
         inside: dict[str, Any] = {
-            "argv": [_with_python(part) for part in self.order.command or ()],
+            "argv": [_with_python(part) for part in current(self.order.command or ())],
             "env": self._environment(mark, record, temp),
             "ports": [[port.name, port.number] for port in self.order.ports],
             "passed": passed_port(self.order.command or ()),
@@ -156,14 +155,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "disk_bytes": limits.disk_bytes,
             "directories": [str(path) for path in (*self._own(), temp)],
             "rlimits": {name: size for name, size in sizes.items() if size is not None},
-            "usual_files": openfiles.FOUND,
+            "usual_files": INITIAL_OPEN_FILES,
         }
 
     def _confined(self, argv: list[str], temp: Path) -> dict[str, Any]:
         if self.readable is None:
             return {}
         write = [str(path) for path in (*self._own(), temp)]
-        names = str(Path(agentsvc.__file__).parents[1])
+        names = str(PACKAGE_DIR.parent)
         rules = landlock.rules(map(str, self.readable), write, [names])
         prefix = landlock.wrapped(rules, [])
         return {"argv": [*prefix, *argv], "wrap": prefix}
@@ -309,7 +308,7 @@ def bare_environment(configured: str) -> dict[str, str]:
     places = {"HOME": bubblewrap.HOME, "TMPDIR": bubblewrap.TEMP}
     path = search_path(configured)
     found = {**_trusted(), **_browser(path), **_IN_BUBBLEWRAP}
-    return {"PATH": path, **locale, **places, **OUTPUT, **own, **found}
+    return {"PATH": path, **locale, **places, **AGENT_OUTPUT, **own, **found}
 
 
 def search_path(configured: str) -> str:

@@ -3,7 +3,7 @@
 import logging
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from agentsvc.backends.look import NETWORKS
 from agentsvc.backends.places import WayOut
 from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
 from agentsvc.backends.zygote import Confinement
-from agentsvc.plugin import Fences, Isolation, Network
+from agentsvc.plugin import Advice, Fences, Isolation, Network
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,20 @@ class Means:
             "users": self.users.describe(),
             "open network": self._open_network(),
         }
+
+    def advice(self) -> Iterator[Advice]:
+        """Say what the network of open sandboxes lacks."""
+        way_out = self.way_out()
+        if way_out is WayOut.HOST and self.bubblewrap.program:
+            text = (
+                '`network = "host"`: open sandboxes reach all that listens on this machine\'s'
+                " loopback interface, and each other"
+            )
+            yield Advice(subject="network", text=text, remedy="remove that line")
+        elif way_out is WayOut.PROXY:
+            text = "open sandboxes have no way out but HTTP and HTTPS by a proxy"
+            text = f"{text}: {self._why_no_uplink()}"
+            yield Advice(subject="network", text=text, remedy="apt-get install slirp4netns")
 
     def _has_doors(self) -> bool:
         return not self._callback or doors.is_loopback(self._callback)

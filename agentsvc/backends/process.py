@@ -370,7 +370,8 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
         hint = (
             "" if agent else "the agent server is not installed: run `pip install agentsvc[agent]`"
         )
-        return Health(ok=True, reason=hint, facts=facts)
+        advice = (*self._means.advice(), *self._zygote.advice())
+        return Health(ok=True, reason=hint, facts=facts, advice=advice)
 
     async def _start(self, order: Order, save: SaveHandle) -> Handle:
         place = places.find_place(self.context.state_dir, order.sandbox_id)

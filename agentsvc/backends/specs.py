@@ -15,16 +15,11 @@ ZYGOTE: Final = "zygote"
 AGENT_SERVER: Final = "openhands.agent_server"
 """The module that is the agent server."""
 
-GUEST: Final = "agentsvc.backends.guest"
+GUEST: Final = "agentsvc.guest"
 """What an agent server imports that listens on a socket which it is passed."""
 
-OUTPUT: Final = {
-    # The agent server breaks its log lines at this width, and may stop for seconds to print
-    # a coloured traceback.
-    "COLUMNS": "200",
-    "LOG_RICH_TRACEBACKS": "false",
-}
-"""What every agent server is told of its output."""
+_OLD_GUEST: Final = "agentsvc.backends.guest"
+"""Its name before 0.2, which configured specs and sandboxes from before have for one more release."""
 
 _HOST: Final = "127.0.0.1"
 
@@ -57,12 +52,22 @@ DEFAULT_SPEC: Final = Spec(
 """The spec that exists without any configuration."""
 
 
+def current(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command with today's name of what the agent server imports first."""
+    return tuple(
+        ",".join(GUEST if name == _OLD_GUEST else name for name in part.split(","))
+        if before == "--import-modules"
+        else part
+        for before, part in zip(("", *command), command, strict=False)
+    )
+
+
 def passed_port(command: Sequence[str]) -> str:
     """Return the name of the port whose socket the command is to be passed; empty for none.
 
     It is the one that is to be listened at by an agent server that takes one.
     """
-    options = dict(itertools.pairwise(command))
+    options = dict(itertools.pairwise(current(command)))
     port = options.get("--port", "")
     takes_one = GUEST in options.get("--import-modules", "").split(",")
     is_named = port.startswith("{port.") and port.endswith("}")

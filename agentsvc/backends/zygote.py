@@ -15,17 +15,17 @@ import signal
 import socket
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-import agentsvc
 from agentsvc.backends import bubblewrap
 from agentsvc.backends.threads import reach
 from agentsvc.backends.users import Users
 from agentsvc.base import CapacityExceeded, monotonic, new_id
+from agentsvc.plugin import PACKAGE_DIR, Advice
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +159,12 @@ class Zygote:
         if self._run is None:
             return self._reason or "not loaded yet"
         return f"pid {self._run.pid}" if self._run.is_ready else "being loaded"
+
+    def advice(self) -> Iterator[Advice]:
+        """Say why there can be none although it is wanted."""
+        if self._rules.is_wanted and self._confinement.refusal:
+            text = f"{self.describe()}: agents start some seconds slower"
+            yield Advice(subject="fork server", text=text)
 
     async def close(self) -> None:
         """End it; what it was forked into goes on."""
@@ -361,7 +367,7 @@ def fingerprint() -> Fingerprint:
     # Other places where modules are looked for, such as the working directory, change all the time.
     installed = [path for path in map(Path, sys.path) if path.name in _INSTALLED]
     found = []
-    for path in dict.fromkeys((*installed, Path(agentsvc.__file__).parent / "backends")):
+    for path in dict.fromkeys((*installed, Path(__file__).parent)):
         with contextlib.suppress(OSError):
             found.append((str(path), path.stat().st_mtime_ns))
     return tuple(found)
@@ -392,7 +398,7 @@ def _high(number: int) -> int:
 
 
 def _code() -> str:
-    package = str(Path(agentsvc.__file__).parents[1])
+    package = str(PACKAGE_DIR.parent)
     return (
         f"import sys; sys.path += [{package!r}] * ({package!r} not in sys.path); "
         "from agentsvc.backends.warm import main; main()"

@@ -59,7 +59,7 @@ async def look(top: Path) -> dict[str, Any]:
         trials = {
             "own file": "echo x > new && cat new",
             "temporary file": 'echo x > "$TMPDIR/new" && cat "$TMPDIR/new"',
-            "this package": f"{sys.executable} -Ic 'import agentsvc.backends.guest'",
+            "this package": f"{sys.executable} -Ic 'import agentsvc.guest'",
             "git": "git init -q . && git status --porcelain | head -c 2",
             "the server's database": f"cat {secret}",
             "the server's directory": f"ls {top}",

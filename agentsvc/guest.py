@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, Final
 
-from agentsvc.backends.children import LISTENER
+LISTENER: Final = "AGENTSVC_LISTENER"
+"""Names the descriptor of the socket that an agent server is to listen on."""
 
 _CONFIG: Final = "openhands.agent_server.config"
 _TEMP: Final = "/tmp"  # noqa: S108  # where the browser package puts downloads
