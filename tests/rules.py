@@ -18,13 +18,12 @@ CODE: Final = ("agentsvc", "plugins")
 
 MOST_LINES: Final = 64_500
 """Lines of code without blank lines, comments and docstrings. The aim is 40,000: lower this, never raise it."""
-MOST_PACKAGES: Final = 17
+MOST_PACKAGES: Final = 16
 MOST_MODULES: Final = 4
 MOST_COLLABORATORS: Final = 7
 MOST_FUNCTION_LINES: Final = 60
 
 OPEN: Final = (
-    "agentsvc.backends",
     "agentsvc.cli",
     "agentsvc.extension",
     "agentsvc.http.openapi",

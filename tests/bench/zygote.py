@@ -13,11 +13,11 @@ from typing import Final
 
 import click
 import msgspec
+from process.backend import ProcessBackend
+from process.settings import ProcessConfig
+from process.specs import DEFAULT_SPEC
 
 from agentsvc.agentserver.client import AgentClient
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.base.errors import AgentsvcError
 from agentsvc.base.values import Secret, monotonic, new_id, new_key
 from agentsvc.plugin import AGENT_OUTPUT

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
+from process.backend import ProcessBackend
+from process.settings import ProcessConfig
+
 from agentsvc.base.values import new_id
 from agentsvc.plugin.backend import BackendContext, Handle, Isolation, Order, Phase, Port
 

@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from process import groups
+from process.files import remove_directory
+from process.programs import watch
 
-from agentsvc.backends import groups, watch
-from agentsvc.backends.files import remove_directory
 from agentsvc.base import INITIAL_OPEN_FILES
 from agentsvc.base.errors import OrderRejected
 from agentsvc.plugin.backend import Cause, Limits, Order, Phase, Spec

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from process import landlock
 
-from agentsvc.backends import landlock
 from tests.users import ordinary_user
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from process import places, tree
+from process.backend import ProcessBackend
+from process.programs.shim import ZYGOTE
+from process.settings import OpenNetwork, ProcessConfig
+from process.specs import DEFAULT_SPEC
 
 from agentsvc.agentserver.client import AgentClient, AgentServer
-from agentsvc.backends import places, tree
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
-from agentsvc.backends.shim import ZYGOTE
-from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.base.values import Secret, new_id, new_key
 from agentsvc.plugin import AGENT_OUTPUT
 from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase, Report

@@ -3,9 +3,9 @@
 import signal
 
 import pytest
+from process.look import describe_exit
+from process.specs import current, passed_port
 
-from agentsvc.backends.look import describe_exit
-from agentsvc.backends.specs import current, passed_port
 from agentsvc.base.errors import OrderRejected
 from agentsvc.plugin.backend import fill
 

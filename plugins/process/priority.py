@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from agentsvc.backends.meter import groups_of, processes_of
-from agentsvc.backends.places import State
+from .meter import groups_of, processes_of
+from .places import State
 
 _LEAST: Final = 19
 """The niceness of those that give way; it is a sixtieth of the weight of others."""

@@ -3,11 +3,12 @@
 import asyncio
 from typing import Final
 
-from agentsvc.backends import control, launch, peers
-from agentsvc.backends.look import Look
-from agentsvc.backends.threads import reach
-from agentsvc.backends.tree import Tree
 from agentsvc.base import monotonic
+
+from . import control, launch, peers
+from .look import Look
+from .threads import reach
+from .tree import Tree
 
 LOOPBACK: Final = "127.0.0.1"
 """Where ports are that no network of the sandbox's own hides."""

@@ -1,6 +1,6 @@
 """The agent server: loaded once in the fork server, and set up for its sandbox in each fork.
 
-Imported by `agentsvc.backends.warm`, which calls `load` before it forks and `set_up` in each fork once
+Imported by `programs.warm`, which calls `load` before it forks and `set_up` in each fork once
 that has the environment of its sandbox. Public names of the agent server, FastAPI and uvicorn only;
 `agentsvc/docs/explanation/fork-server.md` says what each part saves, and `tests/live/test_preload.py` what has
 changed in these packages when it fails.

@@ -21,11 +21,12 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backends import bubblewrap
-from agentsvc.backends.threads import reach
-from agentsvc.backends.users import Users
 from agentsvc.base import CapacityExceeded, monotonic, new_id
 from agentsvc.plugin import PACKAGE_DIR, Advice
+
+from . import bubblewrap
+from .threads import reach
+from .users import Users
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     program: str
     preload: str
-    """The module that loads it; see `agentsvc.backends.preload`."""
+    """The module that loads it; see `preload`."""
     is_wanted: bool
     delay_seconds: float
     wait_seconds: float
@@ -366,8 +367,9 @@ def fingerprint() -> Fingerprint:
     """Return what changes when something is installed, replaced or removed."""
     # Other places where modules are looked for, such as the working directory, change all the time.
     installed = [path for path in map(Path, sys.path) if path.name in _INSTALLED]
+    here = Path(__file__).parent
     found = []
-    for path in dict.fromkeys((*installed, Path(__file__).parent)):
+    for path in dict.fromkeys((*installed, here, here / "programs")):
         with contextlib.suppress(OSError):
             found.append((str(path), path.stat().st_mtime_ns))
     return tuple(found)
@@ -399,10 +401,8 @@ def _high(number: int) -> int:
 
 def _code() -> str:
     package = str(PACKAGE_DIR.parent)
-    return (
-        f"import sys; sys.path += [{package!r}] * ({package!r} not in sys.path); "
-        "from agentsvc.backends.warm import main; main()"
-    )
+    found = f"import sys\nsys.path += [{package!r}] * ({package!r} not in sys.path)\n"
+    return found + bubblewrap.code_of("warm")
 
 
 def _confined(

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
-from agentsvc.backends import spaces
-from agentsvc.backends.landlock import put_away
+from ..landlock import put_away
+from . import spaces
 
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36

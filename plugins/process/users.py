@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from agentsvc.backends.bubblewrap import Found
 from agentsvc.base import CapacityExceeded
+
+from .bubblewrap import Found
 
 _HIGHEST: Final = 2**32 - 3
 """The two numbers above mean nobody and no change."""

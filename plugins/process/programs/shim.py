@@ -1,10 +1,10 @@
 """The parent of everything that runs in one process sandbox.
 
-Run as a program, by `agentsvc.backends.process`, with the standard library alone. It reads its
+Run as a program, by `backend`, with the standard library alone. It reads its
 orders from standard input, so that no secret is in an argument list; holds the sandbox's ports;
 starts the command; writes its output to a log; takes further commands over a socket; and records
 how the command ended. Where bubblewrap is used it stays outside and believes nothing that comes
-from within: ports and commands are then the matter of `agentsvc.backends.inside`, to which it
+from within: ports and commands are then the matter of `inside`, to which it
 hands what connects. Whatever a sandbox starts stays its descendant, even what daemonises. It
 outlives the server that started it: a later one finds all it needs in the state file.
 """
@@ -24,8 +24,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from agentsvc.backends import spaces
-from agentsvc.backends.children import (
+from ..uplink import Uplink
+from . import spaces
+from .children import (
     FILES_AT_MOST,
     Command,
     Execution,
@@ -43,9 +44,8 @@ from agentsvc.backends.children import (
     told_of,
     wake_on_child,
 )
-from agentsvc.backends.joining import let_in, pid_of, way_in
-from agentsvc.backends.uplink import Uplink
-from agentsvc.backends.watch import Watch, be_expendable, expendable, hold
+from .joining import let_in, pid_of, way_in
+from .watch import Watch, be_expendable, expendable, hold
 
 VERSION: Final = 1
 """Of the orders, the state file and the socket's language."""

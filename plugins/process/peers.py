@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backends.tree import Tree
 from agentsvc.base import monotonic
+
+from .tree import Tree
 
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTENING: Final = "0A"

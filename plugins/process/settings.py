@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from agentsvc.backends import users
+from . import users
 
 type Positive = Annotated[float, msgspec.Meta(gt=0)]
 

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from agentsvc.backends.bubblewrap import DOORS
-from agentsvc.backends.places import Place, Record, WayOut
-from agentsvc.backends.threads import finish
 from agentsvc.base import AgentsvcError
 from agentsvc.plugin import Network
 from agentsvc.plugin.egress import (
@@ -27,6 +24,10 @@ from agentsvc.plugin.egress import (
     proxy_environment,
     source_of,
 )
+
+from .bubblewrap import DOORS
+from .places import Place, Record, WayOut
+from .threads import finish
 
 log = logging.getLogger(__name__)
 

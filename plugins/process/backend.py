@@ -12,33 +12,13 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 from urllib.parse import quote
 
 import msgspec
 
-from agentsvc.backends import (
-    bubblewrap,
-    cgroup,
-    control,
-    doors,
-    launch,
-    listening,
-    peers,
-    places,
-    zygote,
-)
-from agentsvc.backends.look import Look, look_at, state_of_this_boot
-from agentsvc.backends.means import Means
-from agentsvc.backends.meter import Meter
-from agentsvc.backends.places import LogFile, Pause, Place, mark_of
-from agentsvc.backends.priority import Priorities
-from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
-from agentsvc.backends.specs import AGENT_SERVER, DEFAULT_SPEC, ZYGOTE, agent_version, check
-from agentsvc.backends.threads import finish, reach, until_none
-from agentsvc.backends.tree import Tree, marks, reap, snapshot
 from agentsvc.base import BackendUnavailable, Conflict, HandleTooNew, OrderRejected, now
 from agentsvc.plugin import (
     API_VERSION,
@@ -59,8 +39,18 @@ from agentsvc.plugin import (
     SaveHandle,
     Spec,
     Usage,
-    hookimpl,
 )
+
+from . import bubblewrap, cgroup, control, doors, launch, listening, peers, places, zygote
+from .look import Look, look_at, state_of_this_boot
+from .means import Means
+from .meter import Meter
+from .places import LogFile, Pause, Place, mark_of
+from .priority import Priorities
+from .settings import OpenNetwork, ProcessConfig
+from .specs import AGENT_SERVER, ZYGOTE, agent_version, check
+from .threads import finish, reach, until_none
+from .tree import Tree, marks, reap, snapshot
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +80,7 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
     default_isolation: ClassVar[Isolation] = Isolation.BUBBLEWRAP
     program: ClassVar[str] = AGENT_SERVER
     """What is loaded ahead for sandboxes whose command is to run it as a module."""
-    preload: ClassVar[str] = "agentsvc.backends.preload"
+    preload: ClassVar[str] = f"{__package__}.preload"
     """The module that does that."""
 
     def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
@@ -548,18 +538,6 @@ class ProcessBackend(RuntimeBackend[ProcessConfig]):
             raise BackendUnavailable("Processes of the sandbox do not end", detail=tree.mark)
         if (root := tree.root) is not None:
             await reach(lambda: reap(root))
-
-
-@hookimpl
-def agentsvc_register_backends() -> Iterable[type[RuntimeBackend[Any]]]:
-    """Offer the process backend."""
-    return [ProcessBackend]
-
-
-@hookimpl
-def agentsvc_register_specs() -> Iterable[Spec]:
-    """Offer the published agent server, run by the Python that runs this server."""
-    return [DEFAULT_SPEC]
 
 
 def _to_handle(place: Place, record: places.Record | None) -> Handle:

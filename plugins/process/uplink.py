@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NoReturn
 
-from agentsvc.backends import spaces
+from .programs import spaces
 
 PROGRAM: Final = "slirp4netns"
 DEVICE: Final = Path("/dev/net/tun")

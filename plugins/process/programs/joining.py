@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agentsvc.backends import spaces
-from agentsvc.backends.landlock import leave_abstract_sockets, leave_processes
-from agentsvc.backends.watch import be_expendable
+from ..landlock import leave_abstract_sockets, leave_processes
+from . import spaces
+from .watch import be_expendable
 
 _NAMESPACES: Final = {
     "mnt": os.CLONE_NEWNS,

@@ -16,16 +16,17 @@ from typing import Any
 
 import msgspec
 
-from agentsvc.backends import bubblewrap, doors, landlock, places, uplink
-from agentsvc.backends.groups import Groups
-from agentsvc.backends.places import Place, Record, WayOut
-from agentsvc.backends.specs import AGENT_SERVER, DEFAULT_SPEC, current, passed_port
-from agentsvc.backends.tree import MARK
-from agentsvc.backends.users import Users
-from agentsvc.backends.zygote import Loan
 from agentsvc.base import INITIAL_OPEN_FILES, BackendUnavailable
 from agentsvc.plugin import AGENT_OUTPUT, PACKAGE_DIR, Isolation, Order
 from agentsvc.plugin.egress import relay
+
+from . import bubblewrap, doors, landlock, places, uplink
+from .groups import Groups
+from .places import Place, Record, WayOut
+from .specs import AGENT_SERVER, DEFAULT_SPEC, current, passed_port
+from .tree import MARK
+from .users import Users
+from .zygote import Loan
 
 _LOCALE = "C.UTF-8"
 _CERTIFICATES = "/etc/ssl/certs"

@@ -1,7 +1,7 @@
 """Control groups (version 2) as a way to hold, freeze and end the processes of a sandbox.
 
 Only what needs no controller is used, so it works beside version 1, too; where groups can be made,
-and what limits them, is in `agentsvc.backends.groups`. All functions block for a moment; call them from a thread.
+and what limits them, is in `groups`. All functions block for a moment; call them from a thread.
 """
 
 import contextlib
@@ -10,8 +10,9 @@ import os
 import time
 from pathlib import Path
 
-from agentsvc.backends.files import read_whole
 from agentsvc.base import monotonic
+
+from .files import read_whole
 
 _POLL_SECONDS = 0.002
 _LEAVE_SECONDS = 2.0

@@ -20,10 +20,11 @@ from typing import Final, Self
 
 import msgspec
 
-from agentsvc.backends import seccomp, uplink
-from agentsvc.backends.spaces import INSIDE
-from agentsvc.backends.tree import MARK
 from agentsvc.plugin import PACKAGE_DIR, Network
+
+from . import seccomp, uplink
+from .programs.spaces import INSIDE
+from .tree import MARK
 
 DOORS: Final = Path("/run/agentsvc")
 """Where a sandbox without a network of the machine's finds the way out."""
@@ -205,8 +206,8 @@ def environment() -> tuple[Path, ...]:
         hop = Path(os.path.normpath(hop.parent / hop.readlink()))
         found += [hop.parent.parent] if hop.parent.name == "bin" else []
     found += [path.resolve() for path in found]
-    # With an editable installation this package is somewhere else.
-    found.append(PACKAGE_DIR)
+    # With an editable installation the server and this plugin are somewhere else.
+    found += [PACKAGE_DIR, Path(__file__).parent]
     alone: list[Path] = []
     for path in dict.fromkeys(found):
         if not any(path.is_relative_to(one) for one in (Path("/usr"), *alone)):
@@ -215,12 +216,21 @@ def environment() -> tuple[Path, ...]:
 
 
 def running(name: str) -> list[str]:
-    """Return the command that runs a module of this package, with the standard library alone."""
-    top = str(PACKAGE_DIR.parent)
-    code = (
-        f"import sys; sys.path.append({top!r}); from agentsvc.backends.{name} import main; main()"
+    """Return the command that runs one of the programs, with the standard library alone."""
+    return [sys.executable, "-I", "-S", "-c", code_of(name)]
+
+
+def code_of(name: str) -> str:
+    """Return the Python that runs one of the programs, imported without the `__init__` of this plugin."""
+    packages = {__package__.partition(".")[0]: [], __package__: [str(Path(__file__).parent)]}
+    return (
+        "import sys\n"
+        f"for name, path in {packages!r}.items():\n"
+        "    sys.modules[name] = type(sys)(name)\n"
+        "    sys.modules[name].__path__ = path\n"
+        f"from {__package__}.programs.{name} import main\n"
+        "main()"
     )
-    return [sys.executable, "-I", "-S", "-c", code]
 
 
 def orders(program: str, view: View) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """The fork server: a process that has loaded the agent server, and of which each fork becomes one.
 
-Run as a program by `agentsvc.backends.zygote`. It has one thread, no event loop, no socket but the
+Run as a program by `zygote`. It has one thread, no event loop, no socket but the
 one to the server, and nothing that belongs to a sandbox. The server sends it sockets; for each it
 forks, and the fork alone hears on that socket what it is to be: a process inside a sandbox that
 bubblewrap holds, to which it is given away. From then on neither knows of the other. It has no rights,
@@ -29,9 +29,9 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Final
 
-from agentsvc.backends import joining
-from agentsvc.backends.children import FILES_AT_MOST, take_name, told_of
-from agentsvc.backends.watch import hold
+from . import joining
+from .children import FILES_AT_MOST, take_name, told_of
+from .watch import hold
 
 _SHARE: Final = 0.5
 """How much of a processor it takes to load as long as nobody waits."""

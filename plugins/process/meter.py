@@ -11,11 +11,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from agentsvc.backends import cgroup
-from agentsvc.backends.files import read_whole
-from agentsvc.backends.places import State
-from agentsvc.backends.tree import Identity, Process, is_alive, look_up
 from agentsvc.plugin import Usage
+
+from . import cgroup
+from .files import read_whole
+from .places import State
+from .tree import Identity, Process, is_alive, look_up
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")

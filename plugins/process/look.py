@@ -12,12 +12,13 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backends import cgroup
-from agentsvc.backends.places import Exit, Place, Record, State, WayOut
-from agentsvc.backends.shim import ZYGOTE
-from agentsvc.backends.tree import Tree, boot_id, is_alive, is_stopped, reap
 from agentsvc.base import monotonic
 from agentsvc.plugin import Cause, Isolation, Limits, PausedAs, Phase
+
+from . import cgroup
+from .places import Exit, Place, Record, State, WayOut
+from .programs.shim import ZYGOTE
+from .tree import Tree, boot_id, is_alive, is_stopped, reap
 
 MACHINES_NETWORK: Final = "the machine's, with its loopback interface"
 """What a sandbox has whose network is open."""

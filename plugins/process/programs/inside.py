@@ -1,6 +1,6 @@
 """The first process in a sandbox that bubblewrap holds: ports, ways in and out, commands.
 
-Run as a program by `agentsvc.backends.shim`, with the standard library alone; it sees what the
+Run as a program by `shim`, with the standard library alone; it sees what the
 sandbox sees and can do no more than anything else in it. The shim sends it the orders, sockets on
 which the server connects to the sandbox's ports, and later a connection for each further command.
 When it ends, the kernel ends all that is left inside.
@@ -17,7 +17,8 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any, Final
 
-from agentsvc.backends.children import (
+from ..landlock import leave_abstract_sockets
+from .children import (
     FILES_AT_MOST,
     Command,
     Execution,
@@ -31,8 +32,7 @@ from agentsvc.backends.children import (
     told_of,
     wake_on_child,
 )
-from agentsvc.backends.joining import lose_capabilities
-from agentsvc.backends.landlock import leave_abstract_sockets
+from .joining import lose_capabilities
 
 _MESSAGE_MAX: Final = 64
 _FILES_MAX: Final = 200

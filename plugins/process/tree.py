@@ -17,9 +17,10 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backends import cgroup
-from agentsvc.backends.files import read_whole
 from agentsvc.base import monotonic
+
+from . import cgroup
+from .files import read_whole
 
 MARK: Final = "AGENTSVC_SANDBOX"
 """The environment variable that says to which sandbox a process belongs."""

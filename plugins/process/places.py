@@ -17,11 +17,12 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from agentsvc.backends.files import read_whole, remove_directory
-from agentsvc.backends.tree import MARK, Identity
-from agentsvc.backends.users import give
 from agentsvc.base import now
 from agentsvc.plugin import Isolation, Limits, LogLine, Network, Order, Port
+
+from .files import read_whole, remove_directory
+from .tree import MARK, Identity
+from .users import give
 
 SOCKET_PATH_MAX: Final = 107
 """Bytes a unix socket's path may have; the kernel's limit."""

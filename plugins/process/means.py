@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from agentsvc.backends import bubblewrap, doors, groups, landlock, seccomp, uplink, users
-from agentsvc.backends.look import NETWORKS
-from agentsvc.backends.places import WayOut
-from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
-from agentsvc.backends.zygote import Confinement
 from agentsvc.plugin import Advice, Fences, Isolation, Network
+
+from . import bubblewrap, doors, groups, landlock, seccomp, uplink, users
+from .look import NETWORKS
+from .places import WayOut
+from .settings import OpenNetwork, ProcessConfig
+from .zygote import Confinement
 
 log = logging.getLogger(__name__)
 
