@@ -118,6 +118,7 @@ from agentsvc.sandboxes import (
     PluginHost,
     Sandbox,
     Sandboxes,
+    SandboxStores,
     Target,
     check_isolation,
     kinds_of,
@@ -299,17 +300,16 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
     callbacks = CallbackRules(
         internal_url=config.server.internal_url.rstrip("/"),
         flush_seconds=config.conversations.webhook_flush_seconds,
+        git_hosts=tuple(config.git.private_hosts),
     )
     app[SANDBOXES] = sandboxes = Sandboxes(
-        db=app[DATABASE],
-        vault=app[_VAULT],
+        SandboxStores(app[DATABASE], app[_VAULT]),
         registry=app[BACKENDS],
         supervisor=app[SUPERVISOR],
         config=config.sandboxes,
         callbacks=callbacks,
         settings=app[SETTINGS],
         agents=app[_AGENTS],
-        git_hosts=config.git.private_hosts,
     )
     app[ARCHIVES] = archives = Archives(
         db=app[DATABASE],

@@ -28,6 +28,7 @@ from agentsvc.sandboxes.registry import BackendRegistry, kinds_of
 from agentsvc.sandboxes.runtime_clients import ClientOrder
 from agentsvc.sandboxes.service import Sandboxes
 from agentsvc.sandboxes.state import AGENT_PORT, Sandbox, SandboxStatus, Target, status_of
+from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.sandboxes.usage_meter import Measured, Meter
 
@@ -55,6 +56,7 @@ __all__ = [
     "Room",
     "Sandbox",
     "SandboxStatus",
+    "SandboxStores",
     "SandboxTable",
     "Sandboxes",
     "Target",

@@ -29,6 +29,8 @@ class CallbackRules(msgspec.Struct, frozen=True, kw_only=True):
     """How long an event may wait for company before it is sent."""
     buffer_size: int = 50
     """How many events are sent together at the most."""
+    git_hosts: tuple[str, ...] = ()
+    """Private git hosts; those on this machine's loopback interface are reached from sandboxes."""
 
 
 def with_models(

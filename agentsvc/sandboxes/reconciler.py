@@ -27,16 +27,13 @@ from agentsvc.plugin import (
     Report,
     StillFetching,
 )
-from agentsvc.sandboxes.admission.table import UseTable
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.backend_calls import Backend, BackendCalls, find_handle
-from agentsvc.sandboxes.change_listeners import ChangeListeners
 from agentsvc.sandboxes.isolation import as_now, with_floor
 from agentsvc.sandboxes.orders import CallbackRules, make_order
-from agentsvc.sandboxes.runtime_clients import ClientTable
 from agentsvc.sandboxes.state import Action, Sandbox, Target, is_settled, next_action
-from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.storage import Database, Transaction
+from agentsvc.sandboxes.stores import SandboxStores
+from agentsvc.storage import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -67,25 +64,21 @@ class Reconciler:
 
     def __init__(
         self,
+        stores: SandboxStores,
         *,
-        db: Database,
-        table: SandboxTable,
-        uses: UseTable,
-        clients: ClientTable,
         calls: BackendCalls,
-        changes: ChangeListeners,
         supervisor: Supervisor,
         config: SandboxesConfig,
         callbacks: CallbackRules,
         spares: WarmPool,
     ) -> None:
         self._spares = spares
-        self._db = db
-        self._table = table
-        self._uses = uses
-        self._clients = clients
+        self._db = stores.db
+        self._table = stores.sandboxes
+        self._uses = stores.uses
+        self._clients = stores.clients
         self._calls = calls
-        self._changes = changes
+        self._changes = stores.changes
         self._supervisor = supervisor
         self._config = config
         self._callbacks = callbacks

@@ -11,13 +11,14 @@ from datetime import datetime
 import msgspec
 
 from agentsvc.accounts import UserTable
-from agentsvc.agentserver import AgentClient
+from agentsvc.agentserver import AgentClient, AgentServer
 from agentsvc.base import (
     Conflict,
     Gone,
     NotAuthenticated,
     NotFound,
     SandboxNotUsable,
+    Secret,
     Supervisor,
     monotonic,
     new_id,
@@ -28,14 +29,14 @@ from agentsvc.base import (
 )
 from agentsvc.config import SandboxesConfig
 from agentsvc.domain import WhenFull
-from agentsvc.plugin import Capability, Phase, Spec
+from agentsvc.plugin import Capability, Endpoint, Handle, Phase, Spec
 from agentsvc.sandboxes.admission.capacity import Load
 from agentsvc.sandboxes.admission.placement import Place, choose, places_of
 from agentsvc.sandboxes.admission.queue import AdmissionQueue
-from agentsvc.sandboxes.admission.table import Removal, Unused, UseTable
+from agentsvc.sandboxes.admission.table import Removal, Unused
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.backend_calls import BackendCalls
-from agentsvc.sandboxes.change_listeners import ChangeListeners, OnChange
+from agentsvc.sandboxes.change_listeners import OnChange
 from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.operations import is_pausable, possible, require
@@ -44,13 +45,13 @@ from agentsvc.sandboxes.orphan_collector import OrphanCollector
 from agentsvc.sandboxes.priority import PriorityManager
 from agentsvc.sandboxes.reconciler import LOG_LINES, IsHeldBack, Reconciler
 from agentsvc.sandboxes.registry import BackendRegistry
-from agentsvc.sandboxes.runtime_clients import ClientOrder, ClientTable
+from agentsvc.sandboxes.runtime_clients import ClientOrder
 from agentsvc.sandboxes.state import Sandbox, Target, is_settled
-from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.sandboxes.targets import Targets
 from agentsvc.sandboxes.usage_meter import Meter
 from agentsvc.settings import SettingsStore
-from agentsvc.storage import Database, Page, Queryable, Transaction, Vault, cut, note_effect
+from agentsvc.storage import Page, Queryable, Transaction, cut, note_effect
 
 
 class Sandboxes:
@@ -58,38 +59,34 @@ class Sandboxes:
 
     def __init__(
         self,
+        stores: SandboxStores,
         *,
-        db: Database,
-        vault: Vault,
         registry: BackendRegistry,
         supervisor: Supervisor,
         config: SandboxesConfig,
         callbacks: CallbackRules,
         settings: SettingsStore,
         agents: AgentClient,
-        git_hosts: Sequence[str] = (),
     ) -> None:
-        self._db = db
-        self._git_hosts = git_hosts
+        self._db = stores.db
+        self._table = stores.sandboxes
+        self._clients = stores.clients
+        self._changes = stores.changes
+        self._uses = stores.uses
         self._settings = settings
         self._callbacks = callbacks
-        self._table = SandboxTable(db, vault)
-        self._clients = ClientTable(db, vault)
         self._registry = registry
         self._config = config
-        self._changes = ChangeListeners()
-        self._calls = BackendCalls(registry, config.call_seconds)
-        self._uses = UseTable(db)
-        self.confirmer = IdentityVerifier(self._calls, self._table)
+        self._supervisor = supervisor
+        self._agents = agents
+        self._calls = calls = BackendCalls(registry, config.call_seconds)
+        self.confirmer = IdentityVerifier(calls, self._table)
         """Who finds out whether connections lead to the sandboxes they are meant for."""
         agents.confirming = self.confirmer.of_key
         self.usage = Usage()
         """When each was last used."""
         self.gate = AdmissionQueue(
-            db=db,
-            table=self._table,
-            uses=self._uses,
-            changes=self._changes,
+            stores,
             supervisor=supervisor,
             config=config,
             rooms=registry.rooms(),
@@ -98,55 +95,36 @@ class Sandboxes:
         )
         """Who may run, and who waits."""
         self.spares = WarmPool(
-            db=db,
-            vault=vault,
-            registry=registry,
-            calls=self._calls,
-            confirmer=self.confirmer,
-            agents=agents,
+            stores,
+            calls=calls,
             supervisor=supervisor,
             config=config,
             callbacks=callbacks,
+            connect=self._connect_spare,
             fits=self.gate.has_room,
         )
         """What is there before anybody asks for it."""
-        self.yielding = PriorityManager(self._calls)
+        self.yielding = PriorityManager(calls)
         """Which of them have less of this machine for a moment."""
-        self._driver = Reconciler(
-            spares=self.spares,
-            db=db,
-            table=self._table,
-            uses=self._uses,
-            clients=self._clients,
-            calls=self._calls,
-            changes=self._changes,
+        self.meter = Meter(calls)
+        """What each was last seen to use."""
+        self._driver = driver = Reconciler(
+            stores,
+            calls=calls,
             supervisor=supervisor,
             config=config,
             callbacks=callbacks,
+            spares=self.spares,
         )
         self._targets = Targets(
-            db=db,
-            table=self._table,
-            uses=self._uses,
-            changes=self._changes,
+            stores,
             config=config,
             usage=self.usage,
             gate=self.gate,
             spares=self.spares,
-            driver=self._driver,
+            driver=driver,
         )
-        self._supervisor = supervisor
-        self.meter = Meter(self._calls)
-        """What each was last seen to use."""
-        self._sweeper = OrphanCollector(
-            db=db,
-            table=self._table,
-            registry=registry,
-            calls=self._calls,
-            driver=self._driver,
-            config=config,
-            spares=self.spares.table,
-        )
+        self._sweeper = OrphanCollector(stores, calls=calls, driver=driver, config=config)
 
     # What there is
 
@@ -251,7 +229,7 @@ class Sandboxes:
         settings = await self._settings.find(user_id)
         of_admin = await UserTable.is_admin(self._db, user_id)
         spec = with_models(spec, settings, self._config.model_hosts, of_admin=of_admin)
-        spec = with_local_hosts(spec, (*self._git_hosts, *self._config.model_hosts))
+        spec = with_local_hosts(spec, (*self._callbacks.git_hosts, *self._config.model_hosts))
         name = spec.backend or self._config.default_backend
         places = places_of(self._registry, name, spec, self._config)
         moment = now()
@@ -568,6 +546,12 @@ class Sandboxes:
         if sandbox.phase is Phase.GONE:
             raise Gone("The sandbox does not exist any more; its stored events can still be read")
         return sandbox
+
+    def _connect_spare(
+        self, backend: str, handle: Handle | None, end: Endpoint, key: Secret
+    ) -> AgentServer:
+        confirm = self.confirmer.of(backend, handle, end)
+        return self._agents.at(end.url, key, confirm=confirm)
 
     async def _let_in(self, tx: Transaction, sandbox_id: str) -> None:
         await self._targets.let_in(tx, sandbox_id)

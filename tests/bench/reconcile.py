@@ -23,7 +23,7 @@ from agentsvc.base.values import monotonic, new_id, new_key, now
 from agentsvc.config.sandboxes import SandboxesConfig
 from agentsvc.config.schema import Config
 from agentsvc.plugin.backend import Endpoint, Handle, Order, Phase
-from agentsvc.sandboxes import Sandboxes
+from agentsvc.sandboxes import Sandboxes, SandboxStores
 from agentsvc.sandboxes.orders import CallbackRules
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.sandboxes.registry import BackendRegistry
@@ -152,8 +152,7 @@ async def _sandboxes(
     registry = BackendRegistry.build(host, config, instance_id=_INSTANCE, state_dir=directory)
     await registry.open()
     return Sandboxes(
-        db=db,
-        vault=vault,
+        SandboxStores(db, vault),
         registry=registry,
         supervisor=supervisor,
         config=config.sandboxes,
