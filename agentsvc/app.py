@@ -6,7 +6,7 @@ decides anything.
 
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
@@ -30,15 +30,36 @@ from agentsvc.agentserver import AgentClient
 from agentsvc.base import EventBus, Notice, Subject, Supervisor
 from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config, DataDirectory, OnShutdown
 from agentsvc.conversations import (
+    AgentRequests,
     Archives,
+    ConversationDeletion,
     ConversationFiles,
     Conversations,
+    ConversationStores,
+    DeltaSubscriptions,
+    Ending,
+    EventIngestor,
     EventLog,
     Exports,
+    FileSteps,
+    HistoryTransfer,
+    Hosting,
     LiveSettings,
+    LookupTokens,
     MessageQueue,
     ModelTokens,
+    Opening,
+    Progress,
     Replays,
+    RequestChecks,
+    SandboxCallbacks,
+    SandboxChecks,
+    SandboxChooser,
+    StartFollowers,
+    StartOrders,
+    StartPipeline,
+    Starts,
+    Steps,
     Streams,
     UserDeletions,
     keep_to_age,
@@ -57,6 +78,7 @@ from agentsvc.http import (
     ARCHIVES,
     AUDIT,
     BACKENDS,
+    CALLBACKS,
     CATALOGUE,
     CONFIG,
     CONVERSATIONS,
@@ -119,6 +141,7 @@ from agentsvc.sandboxes import (
     Sandbox,
     Sandboxes,
     SandboxStores,
+    StartSlots,
     Target,
     check_isolation,
     kinds_of,
@@ -142,6 +165,13 @@ _HOST: Final = web.AppKey("plugin_host", PluginHost)
 _EXTENSIONS: Final = web.AppKey("extensions", list[tuple[str, Extension[Any]]])
 _AGENTS: Final = web.AppKey("agents", AgentClient)
 _CULLER: Final = web.AppKey("culler", IdleCuller)
+
+
+_STORES: Final = web.AppKey("conversation_stores", ConversationStores)
+_DELTAS: Final = web.AppKey("deltas", DeltaSubscriptions)
+
+type _Loop = tuple[str, float, Callable[[], Awaitable[None]]]
+"""Name, interval in seconds, and body."""
 
 
 async def build_app(
@@ -178,8 +208,13 @@ async def build_app(
             _agents,
             _git_providers,
             _supervisor,
-            _core,
+            _sandboxes,
+            _models,
+            _conversations,
+            _messages,
+            _recovery,
             _extensions,
+            _plugin_events,
             _loops,
             _gateway,
         )
@@ -241,6 +276,7 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     app[SECRETS] = SecretStore(database, vault)
     app[EVENT_BUS] = event_bus = EventBus()
     app[EVENTS] = EventLog(database, event_bus, store_deltas=app[CONFIG].events.store_deltas)
+    app[_STORES] = ConversationStores(database, vault, event_bus)
     yield
     await installation.close()
 
@@ -295,23 +331,24 @@ async def _supervisor(app: web.Application) -> AsyncIterator[None]:
     await supervisor.stop(app[CONFIG].server.shutdown_grace_seconds)
 
 
-async def _core(app: web.Application) -> AsyncIterator[None]:
+async def _sandboxes(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG]
-    callbacks = CallbackRules(
-        internal_url=config.server.internal_url.rstrip("/"),
-        flush_seconds=config.conversations.webhook_flush_seconds,
-        git_hosts=tuple(config.git.private_hosts),
-    )
     app[SANDBOXES] = sandboxes = Sandboxes(
-        SandboxStores(app[DATABASE], app[_VAULT]),
+        SandboxStores(app[DATABASE], app[_VAULT], app[SETTINGS]),
         registry=app[BACKENDS],
         supervisor=app[SUPERVISOR],
         config=config.sandboxes,
-        callbacks=callbacks,
-        settings=app[SETTINGS],
+        callbacks=CallbackRules(
+            internal_url=config.server.internal_url.rstrip("/"),
+            flush_seconds=config.conversations.webhook_flush_seconds,
+            git_hosts=tuple(config.git.private_hosts),
+        ),
         agents=app[_AGENTS],
+        slots=StartSlots(
+            config.conversations.starts_at_once, lapse_seconds=config.conversations.turn_seconds
+        ),
     )
-    app[ARCHIVES] = archives = Archives(
+    app[ARCHIVES] = Archives(
         db=app[DATABASE],
         directory=app[_PLACES].archives,
         sandboxes=sandboxes,
@@ -319,77 +356,6 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[SUPERVISOR],
         config=config.archives,
     )
-    app[MODELS] = models = ModelProxy(
-        config.sandboxes.model_hosts,
-        silence_seconds=config.models.silence_seconds,
-        own=config.server.own_urls(),
-    )
-    app[MODEL_TOKENS] = grants = ModelTokens(
-        db=app[DATABASE],
-        vault=app[_VAULT],
-        sandboxes=sandboxes,
-        may_reach=models.may_reach,
-        is_on=config.models.proxy,
-        event_bus=app[EVENT_BUS],
-    )
-    app[CONVERSATIONS] = conversations = Conversations(
-        db=app[DATABASE],
-        vault=app[_VAULT],
-        sandboxes=sandboxes,
-        agents=app[_AGENTS],
-        events=app[EVENTS],
-        settings=app[SETTINGS],
-        secrets=app[SECRETS],
-        supervisor=app[SUPERVISOR],
-        config=config.conversations,
-        archives=archives,
-        event_bus=app[EVENT_BUS],
-        grants=grants,
-        limits=config.limits,
-    )
-    app[FILES] = ConversationFiles(
-        conversations=conversations,
-        agents=app[_AGENTS],
-        settings=app[SETTINGS],
-        has_public_skills=config.conversations.public_skills,
-    )
-    app[LIVE_SETTINGS] = LiveSettings(
-        conversations=conversations,
-        sandboxes=sandboxes,
-        agents=app[_AGENTS],
-        settings=app[SETTINGS],
-        has_public_skills=config.conversations.public_skills,
-        grants=grants,
-    )
-    app[PENDING] = pending = MessageQueue(
-        db=app[DATABASE],
-        conversations=conversations,
-        sandboxes=sandboxes,
-        agents=app[_AGENTS],
-        events=app[EVENTS],
-        supervisor=app[SUPERVISOR],
-        event_bus=app[EVENT_BUS],
-        wait_seconds=config.conversations.hand_over_seconds,
-    )
-    app[REPLAYS] = Replays(
-        db=app[DATABASE],
-        vault=app[_VAULT],
-        event_bus=app[EVENT_BUS],
-        agents=app[_AGENTS],
-        settings=app[SETTINGS],
-        grants=grants,
-        say_later=pending.say_later,
-    )
-    app[EXPORTS] = Exports(app[EVENTS])
-    app[STREAMS] = Streams(
-        event_bus=app[EVENT_BUS],
-        events=app[EVENTS],
-        conversations=conversations,
-        sandboxes=sandboxes,
-        beat_seconds=config.events.heartbeat_seconds,
-    )
-    sandboxes.on_change(pending.sandbox_changed)
-    sandboxes.on_change(lambda before, after: app[EVENT_BUS].announce(_news(before, after)))
     app[_CULLER] = IdleCuller(
         db=app[DATABASE],
         sandboxes=sandboxes,
@@ -398,20 +364,216 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
         supervisor=app[SUPERVISOR],
         config=config.sandboxes,
     )
+    yield
+
+
+async def _models(app: web.Application) -> AsyncIterator[None]:
+    config = app[CONFIG]
+    app[MODELS] = models = ModelProxy(
+        config.sandboxes.model_hosts,
+        silence_seconds=config.models.silence_seconds,
+        own=config.server.own_urls(),
+    )
+    app[MODEL_TOKENS] = ModelTokens(
+        app[_STORES],
+        vault=app[_VAULT],
+        sandboxes=app[SANDBOXES],
+        may_reach=models.may_reach,
+        is_on=config.models.proxy,
+    )
+    yield
+
+
+async def _conversations(app: web.Application) -> AsyncIterator[None]:
+    config = app[CONFIG]
+    recorder = EventIngestor(
+        app[_STORES],
+        events=app[EVENTS],
+        sandboxes=app[SANDBOXES],
+        agents=app[_AGENTS],
+        supervisor=app[SUPERVISOR],
+        config=config.conversations,
+        most_event_bytes=config.limits.event_bytes_per_sandbox,
+    )
+    remover = ConversationDeletion(
+        app[_STORES],
+        sandboxes=app[SANDBOXES],
+        agents=app[_AGENTS],
+        archives=app[ARCHIVES],
+        supervisor=app[SUPERVISOR],
+        keep_failed_seconds=config.conversations.keep_failed_seconds,
+    )
+    app[CALLBACKS] = SandboxCallbacks(
+        app[_STORES],
+        lookup_tokens=LookupTokens(app[_VAULT]),
+        sandboxes=app[SANDBOXES],
+        secrets=app[SECRETS],
+        recorder=recorder,
+        remover=remover,
+        most_adopted=config.limits.adopted_per_sandbox,
+    )
+    app[CONVERSATIONS] = Conversations(
+        app[_STORES],
+        sandboxes=app[SANDBOXES],
+        agents=app[_AGENTS],
+        archives=app[ARCHIVES],
+        recorder=recorder,
+        remover=remover,
+        starts=_starts(app, recorder, remover),
+    )
+    app[_DELTAS] = DeltaSubscriptions(
+        app[_STORES],
+        sandboxes=app[SANDBOXES],
+        agents=app[_AGENTS],
+        events=app[EVENTS],
+        recorder=recorder,
+        supervisor=app[SUPERVISOR],
+    )
+    yield
+
+
+def _starts(app: web.Application, recorder: EventIngestor, remover: ConversationDeletion) -> Starts:
+    stores, sandboxes, config = app[_STORES], app[SANDBOXES], app[CONFIG].conversations
+    followers = StartFollowers()
+    progress = Progress(stores, followers.announce)
+    checks = SandboxChecks(sandboxes, start_seconds=config.start_seconds)
+    chooser = SandboxChooser(stores, sandboxes=sandboxes, progress=progress, checks=checks)
+    ending = Ending(
+        stores,
+        sandboxes=sandboxes,
+        recorder=recorder,
+        remover=remover,
+        on_change=followers.announce,
+    )
+    return Starts(
+        stores,
+        orders=StartOrders(
+            stores, sandboxes=sandboxes, settings=app[SETTINGS], archives=app[ARCHIVES]
+        ),
+        chooser=chooser,
+        pipeline=StartPipeline(
+            stores,
+            _steps(app, progress, checks, chooser, ending),
+            sandboxes=sandboxes,
+            checks=checks,
+            progress=progress,
+            ending=ending,
+            start_seconds=config.start_seconds,
+        ),
+        followers=followers,
+        events=app[EVENTS],
+        supervisor=app[SUPERVISOR],
+    )
+
+
+def _steps(
+    app: web.Application,
+    progress: Progress,
+    checks: SandboxChecks,
+    chooser: SandboxChooser,
+    ending: Ending,
+) -> Steps:
+    config = app[CONFIG].conversations
+    hosting = Hosting(
+        sandboxes=app[SANDBOXES],
+        agents=app[_AGENTS],
+        chooser=chooser,
+        checks=checks,
+        progress=progress,
+        config=config,
+    )
+    files = FileSteps(archives=app[ARCHIVES], chooser=chooser, progress=progress, config=config)
+    opening = Opening(
+        requests=AgentRequests(
+            sandboxes=app[SANDBOXES],
+            secrets=app[SECRETS],
+            lookup_tokens=LookupTokens(app[_VAULT]),
+            grants=app[MODEL_TOKENS],
+            progress=progress,
+            has_public_skills=config.public_skills,
+        ),
+        carrier=HistoryTransfer(app[EVENTS], time_limit=config.start_seconds),
+        health=app[MODEL_TOKENS].memory,
+        checks=checks,
+        progress=progress,
+        ending=ending,
+        first_answer_seconds=config.first_answer_seconds,
+    )
+    return Steps(
+        check=RequestChecks(app[SETTINGS], app[SECRETS]).check,
+        get_sandbox=hosting.host,
+        prepare_files=files.prepare,
+        run_setup_script=files.run_setup_script,
+        install_hooks=files.install_hooks,
+        load_hooks=files.load_hooks,
+        open_conversation=opening.open,
+    )
+
+
+async def _messages(app: web.Application) -> AsyncIterator[None]:
+    conversations, sandboxes = app[CONVERSATIONS], app[SANDBOXES]
+    has_public_skills = app[CONFIG].conversations.public_skills
+    app[PENDING] = pending = MessageQueue(
+        app[_STORES],
+        conversations=conversations,
+        sandboxes=sandboxes,
+        agents=app[_AGENTS],
+        events=app[EVENTS],
+        supervisor=app[SUPERVISOR],
+        wait_seconds=app[CONFIG].conversations.hand_over_seconds,
+    )
+    app[REPLAYS] = Replays(
+        app[_STORES],
+        agents=app[_AGENTS],
+        settings=app[SETTINGS],
+        grants=app[MODEL_TOKENS],
+        say_later=pending.say_later,
+    )
+    app[FILES] = ConversationFiles(
+        conversations=conversations,
+        agents=app[_AGENTS],
+        settings=app[SETTINGS],
+        has_public_skills=has_public_skills,
+    )
+    app[LIVE_SETTINGS] = LiveSettings(
+        conversations=conversations,
+        sandboxes=sandboxes,
+        agents=app[_AGENTS],
+        settings=app[SETTINGS],
+        has_public_skills=has_public_skills,
+        grants=app[MODEL_TOKENS],
+    )
+    app[EXPORTS] = Exports(app[EVENTS])
+    app[STREAMS] = Streams(
+        event_bus=app[EVENT_BUS],
+        events=app[EVENTS],
+        conversations=conversations,
+        sandboxes=sandboxes,
+        deltas=app[_DELTAS],
+        beat_seconds=app[CONFIG].events.heartbeat_seconds,
+    )
+    sandboxes.on_change(pending.sandbox_changed)
+    sandboxes.on_change(lambda before, after: app[EVENT_BUS].announce(_news(before, after)))
+    yield
+
+
+async def _recovery(app: web.Application) -> AsyncIterator[None]:
+    """Go on with what was unfinished when the last server ended; stop sandboxes at the end if told to."""
+    conversations, sandboxes = app[CONVERSATIONS], app[SANDBOXES]
     app[USER_DELETIONS] = UserDeletions(
         db=app[DATABASE],
         conversations=conversations,
         sandboxes=sandboxes,
-        archives=archives,
+        archives=app[ARCHIVES],
         supervisor=app[SUPERVISOR],
     )
-    await grants.recover()
-    await sandboxes.recover()
-    await archives.go_on()
+    await app[MODEL_TOKENS].recover()
+    await sandboxes.recover(await conversations.starts.waiting())
+    await app[ARCHIVES].go_on()
     await conversations.recover()
     yield
     await sandboxes.spares.drain()
-    match config.sandboxes.on_shutdown:
+    match app[CONFIG].sandboxes.on_shutdown:
         case OnShutdown.PAUSE:
             await sandboxes.stop_all(Target.PAUSED)
         case OnShutdown.DELETE:
@@ -439,68 +601,57 @@ async def _extensions(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
-async def _loops(app: web.Application) -> AsyncIterator[None]:
-    config, supervisor = app[CONFIG], app[SUPERVISOR]
-    registry, conversations = app[BACKENDS], app[CONVERSATIONS]
+async def _plugin_events(app: web.Application) -> AsyncIterator[None]:
     notifier = Notifier(app[_HOST])
     publish_to(
         notifier,
         event_bus=app[EVENT_BUS],
-        conversations=conversations,
+        conversations=app[CONVERSATIONS],
         sandboxes=app[SANDBOXES],
     )
-    supervisor.spawn("plugin events", notifier.run)
-    sweep_seconds = config.sandboxes.sweep_seconds
-    supervisor.loop("backends", registry.open, every_seconds=sweep_seconds)
-    supervisor.loop(
-        "health of backends",
-        lambda: registry.check_health(config.sandboxes.call_seconds),
-        every_seconds=sweep_seconds,
-    )
-    supervisor.loop(
-        "events out of reach",
-        conversations.poll,
-        every_seconds=config.conversations.poll_seconds,
-    )
-    supervisor.loop(
-        "silent agents",
-        conversations.watch,
-        every_seconds=config.conversations.silent_seconds / _LOOKS_IN_SILENCE,
-    )
-    supervisor.loop("open connections", app[OPEN_CONNECTIONS].look, every_seconds=LOOK_SECONDS)
-    supervisor.loop("sandboxes", app[SANDBOXES].sweep, every_seconds=sweep_seconds)
-    look_seconds = min(sweep_seconds, SPARES_SECONDS)
-    supervisor.loop("spare sandboxes", app[SANDBOXES].spares.look, every_seconds=look_seconds)
-    supervisor.loop("idle sandboxes", app[_CULLER].look, every_seconds=sweep_seconds)
-    supervisor.loop("users who go", app[USER_DELETIONS].look, every_seconds=sweep_seconds)
-    supervisor.loop("events", conversations.sync, every_seconds=config.conversations.sync_seconds)
-    supervisor.loop(
-        "old archives", app[ARCHIVES].forget_old, every_seconds=_FORGET_ARCHIVES_SECONDS
-    )
-    supervisor.loop(
-        "kept answers", app[IDEMPOTENCY].forget_old, every_seconds=_FORGET_ANSWERS_SECONDS
-    )
-    if age_seconds := config.events.delete_after_seconds:
-        supervisor.loop(
-            "old events",
-            lambda: keep_to_age(app[DATABASE], timedelta(seconds=age_seconds)),
-            every_seconds=_FORGET_EVENTS_SECONDS,
-        )
-    if audit_seconds := config.audit.delete_after_seconds:
-        supervisor.loop(
-            "old entries of the audit log",
-            lambda: app[AUDIT].keep_to_age(timedelta(seconds=audit_seconds)),
-            every_seconds=_FORGET_AUDIT_SECONDS,
-        )
-    supervisor.loop(
-        "pending messages",
-        app[PENDING].deliver_all,
-        every_seconds=config.conversations.sync_seconds,
-    )
-    supervisor.loop(
-        "failed starts", conversations.remove_failed, every_seconds=_REMOVE_FAILED_SECONDS
-    )
+    app[SUPERVISOR].spawn("plugin events", notifier.run)
     yield
+
+
+async def _loops(app: web.Application) -> AsyncIterator[None]:
+    for name, every_seconds, body in (*_loops_of_sandboxes(app), *_loops_of_conversations(app)):
+        app[SUPERVISOR].loop(name, body, every_seconds=every_seconds)
+    for name, every_seconds, body in _loops_that_forget(app):
+        app[SUPERVISOR].loop(name, body, every_seconds=every_seconds)
+    yield
+
+
+def _loops_of_sandboxes(app: web.Application) -> Iterator[_Loop]:
+    config, registry, sandboxes = app[CONFIG].sandboxes, app[BACKENDS], app[SANDBOXES]
+    every = config.sweep_seconds
+    yield "backends", every, registry.open
+    yield "health of backends", every, lambda: registry.check_health(config.call_seconds)
+    yield "sandboxes", every, sandboxes.sweep
+    yield "spare sandboxes", min(every, SPARES_SECONDS), sandboxes.spares.look
+    yield "idle sandboxes", every, app[_CULLER].look
+    yield "users who go", every, app[USER_DELETIONS].look
+
+
+def _loops_of_conversations(app: web.Application) -> Iterator[_Loop]:
+    config, conversations = app[CONFIG].conversations, app[CONVERSATIONS]
+    yield "events out of reach", config.poll_seconds, conversations.poll
+    yield "silent agents", config.silent_seconds / _LOOKS_IN_SILENCE, conversations.watch
+    yield "open connections", LOOK_SECONDS, app[OPEN_CONNECTIONS].look
+    yield "events", config.sync_seconds, conversations.sync
+    yield "pending messages", config.sync_seconds, app[PENDING].deliver_all
+    yield "failed starts", _REMOVE_FAILED_SECONDS, conversations.remove_failed
+
+
+def _loops_that_forget(app: web.Application) -> Iterator[_Loop]:
+    yield "old archives", _FORGET_ARCHIVES_SECONDS, app[ARCHIVES].forget_old
+    yield "kept answers", _FORGET_ANSWERS_SECONDS, app[IDEMPOTENCY].forget_old
+    if event_seconds := app[CONFIG].events.delete_after_seconds:
+        age = timedelta(seconds=event_seconds)
+        yield "old events", _FORGET_EVENTS_SECONDS, lambda: keep_to_age(app[DATABASE], age)
+    if audit_seconds := app[CONFIG].audit.delete_after_seconds:
+        oldest = timedelta(seconds=audit_seconds)
+        forget = partial(app[AUDIT].keep_to_age, oldest)
+        yield "old entries of the audit log", _FORGET_AUDIT_SECONDS, forget
 
 
 def _news(before: Sandbox, after: Sandbox | None) -> Notice:

@@ -8,11 +8,15 @@ steps of a start, `message_queue` what agents are told, `event_ingestor` what sa
 from agentsvc.conversations.archives.model import Archive, ArchiveState
 from agentsvc.conversations.archives.service import Archives
 from agentsvc.conversations.archives.tarball import Bounds, check
-from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED
+from agentsvc.conversations.callbacks import SandboxCallbacks
+from agentsvc.conversations.deletion import ConversationDeletion
+from agentsvc.conversations.deltas import DeltaSubscriptions
+from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED, EventIngestor
 from agentsvc.conversations.event_log import IMPORTED_KEY, WISH_KEY, EventLog
 from agentsvc.conversations.event_table import EventQuery, StoredEvent
 from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import USUAL_ROOT, ConversationFiles, HookEvent, Skill
+from agentsvc.conversations.history_transfer import HistoryTransfer
 from agentsvc.conversations.live_settings import LiveSettings, UserSkill
 from agentsvc.conversations.message_queue import MessageQueue, Queued
 from agentsvc.conversations.message_queue_table import PendingKind
@@ -43,15 +47,27 @@ from agentsvc.conversations.retention import (
     give_up_idle,
     keep_to_age,
 )
-from agentsvc.conversations.secret_lookup import ProviderPass
+from agentsvc.conversations.secret_lookup import LookupTokens, ProviderPass
 from agentsvc.conversations.service import Conversations
 from agentsvc.conversations.starting.agent_request import (
     DEFAULT_CONDENSER_SIZE,
     DEFAULT_MAX_ITERATIONS,
 )
+from agentsvc.conversations.starting.checks import RequestChecks
+from agentsvc.conversations.starting.ending import Ending
+from agentsvc.conversations.starting.files import FileSteps
+from agentsvc.conversations.starting.hosting import Hosting
+from agentsvc.conversations.starting.opening import Opening
+from agentsvc.conversations.starting.pipeline import StartPipeline, Steps
+from agentsvc.conversations.starting.progress import Progress
 from agentsvc.conversations.starting.prompts import first_message
+from agentsvc.conversations.starting.requests import AgentRequests
+from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
+from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
+from agentsvc.conversations.starting.service import StartFollowers, StartOrders, Starts
 from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.statistics import Figures, quantile, read_figures
+from agentsvc.conversations.stores import ConversationStores
 from agentsvc.conversations.streams import (
     Change,
     ConversationStream,
@@ -72,44 +88,65 @@ __all__ = [
     "TOOL_SERVER_FAILED",
     "USUAL_ROOT",
     "WISH_KEY",
+    "AgentRequests",
     "Archive",
     "ArchiveState",
     "Archives",
     "Bounds",
     "Change",
     "Conversation",
+    "ConversationDeletion",
     "ConversationFiles",
     "ConversationPatch",
     "ConversationQuery",
+    "ConversationStores",
     "ConversationStream",
     "ConversationTable",
     "ConversationView",
     "Conversations",
     "Delta",
+    "DeltaSubscriptions",
+    "Ending",
+    "EventIngestor",
     "EventLog",
     "EventQuery",
     "Exports",
     "Facts",
     "Figures",
+    "FileSteps",
     "Generation",
+    "HistoryTransfer",
     "HookEvent",
+    "Hosting",
     "IdleSandbox",
     "LiveSettings",
+    "LookupTokens",
     "Mark",
     "MessageQueue",
     "Metrics",
     "ModelToken",
     "ModelTokens",
+    "Opening",
     "PendingKind",
     "PendingUserDeletion",
+    "Progress",
     "ProviderPass",
     "Question",
     "Queued",
     "Replays",
+    "RequestChecks",
+    "SandboxCallbacks",
+    "SandboxChecks",
+    "SandboxChooser",
     "Skill",
     "Stage",
+    "StartFollowers",
+    "StartOrders",
+    "StartPipeline",
     "StartTask",
     "StartTaskTable",
+    "Starts",
+    "Steps",
     "StoredEvent",
     "Streams",
     "TitleSource",

@@ -27,6 +27,7 @@ from agentsvc.plugin import (
     Report,
     StillFetching,
 )
+from agentsvc.sandboxes.admission.slots import StartSlots
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.backend_calls import Backend, BackendCalls, find_handle
 from agentsvc.sandboxes.isolation import as_now, with_floor
@@ -36,8 +37,6 @@ from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.storage import Transaction
 
 log = logging.getLogger(__name__)
-
-type IsHeldBack = Callable[[Sandbox], Awaitable[bool]]
 
 LOG_LINES: Final = 15
 """How much of what a sandbox wrote goes with the news that it failed."""
@@ -71,8 +70,10 @@ class Reconciler:
         config: SandboxesConfig,
         callbacks: CallbackRules,
         spares: WarmPool,
+        slots: StartSlots,
     ) -> None:
         self._spares = spares
+        self._slots = slots
         self._db = stores.db
         self._table = stores.sandboxes
         self._uses = stores.uses
@@ -85,11 +86,6 @@ class Reconciler:
         self._wakes: dict[str, asyncio.Event] = {}
         self._unseen: set[str] = set()
         self._has_seen = asyncio.Event()
-        self._on_making: list[IsHeldBack] = []
-
-    def on_making(self, is_held_back: IsHeldBack) -> None:
-        """Ask before a sandbox is made; one that is held back is asked for again when woken."""
-        self._on_making.append(is_held_back)
 
     def wake(self, sandbox_id: str) -> None:
         """Bring a sandbox to its target in the background; one that waits goes on at once."""
@@ -164,11 +160,9 @@ class Reconciler:
         if sandbox.target is Target.DELETED:
             due_at = await self._uses.find_removal_due(sandbox.id)
             return None if due_at is None or due_at <= now() else _Progress.BLOCKED
-        if sandbox.handle is None:
-            for is_held_back in self._on_making:
-                if await is_held_back(sandbox):
-                    return _Progress.SETTLED
-        return None
+        # It is made when it is the turn of the start that asked for it.
+        is_held = sandbox.handle is None and self._slots.is_held(sandbox.id)
+        return _Progress.SETTLED if is_held else None
 
     async def _fail(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
         if sandbox.target is Target.DELETED:

@@ -1,4 +1,4 @@
-"""Limits how many conversations start at the same time; fair between users.
+"""Limits how many conversations start on this machine at the same time; fair between users.
 
 More at once than there are processors would all be ready late, and none early. Whose turn it is
 follows the rule of room for sandboxes: in order, fair between users. All is kept in memory only:
@@ -11,14 +11,14 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
 from agentsvc.base import now
-from agentsvc.conversations.model import StartTask
-from agentsvc.sandboxes import Held, Limits, Load, Room, admit, in_turn
+from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room, admit, in_turn
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,20 @@ class StartSlots:
         self._expected: set[str] = set()
         self._lapses: dict[str, asyncio.TimerHandle] = {}
         self._served: set[str] = set()
+        self._unmade: dict[str, str] = {}
+        """By start, the sandbox that is not made before its turn."""
+
+    def hold(self, start_id: str, sandbox_id: str) -> None:
+        """Have a sandbox not be made until `release`, or until the start leaves."""
+        self._unmade[start_id] = sandbox_id
+
+    def release(self, sandbox_id: str) -> None:
+        """Let a sandbox be made, whoever waits for it."""
+        self._unmade = {key: held for key, held in self._unmade.items() if held != sandbox_id}
+
+    def is_held(self, sandbox_id: str) -> bool:
+        """Whether a sandbox is not to be made now."""
+        return sandbox_id in self._unmade.values()
 
     def expect(self, task_ids: Iterable[str]) -> None:
         """Give nobody a turn until each of these has asked for one, left, or taken too long."""
@@ -110,18 +124,22 @@ class StartSlots:
             loop = asyncio.get_running_loop()
             loop.call_later(self._lapse_seconds, self._expect_no_more, expected)
 
-    async def take(self, task: StartTask, lane: Lane | None, tell: TellPlace) -> bool:
+    async def take(
+        self, start_id: str, user_id: str, since: datetime, lane: Lane | None, tell: TellPlace
+    ) -> bool:
         """Wait for a turn, told each place meanwhile; says whether there was a wait.
 
         Without a lane none is needed, and whoever has had one goes on at once. It is theirs until
         `give_back`, `leave`, or it lapses. Who is made to leave meanwhile goes on and has none.
         """
-        waiting = _Waiting(wanted=_held_of(task), is_over=asyncio.Event())
-        if lane is not None and not self.has_had(task.id):
+        place = Load(sandboxes=1)  # one, as a sandbox would take
+        wanted = Held(id=start_id, user_id=user_id, backend="", load=place, since=since)
+        waiting = _Waiting(wanted=wanted, is_over=asyncio.Event())
+        if lane is not None and not self.has_had(start_id):
             self._queues[lane].join(waiting)
         else:
             waiting.is_over.set()
-        self._expect_no_more({task.id})
+        self._expect_no_more({start_id})
         if waiting.is_over.is_set():
             return False
         while not waiting.is_over.is_set():
@@ -153,6 +171,7 @@ class StartSlots:
     def leave(self, task_id: str) -> None:
         """Forget a start, whether it waits, works, or is done; later it may ask again."""
         self.give_back(task_id)
+        self._unmade.pop(task_id, None)
         self._served.discard(task_id)
         self._expected.discard(task_id)
         self._drop(task_id)
@@ -179,17 +198,6 @@ class StartSlots:
         if any(queue.waiting for queue in self._queues.values()):
             log.info("start goes on beside others", extra={"task_id": task_id})
         self.give_back(task_id)
-
-
-def _held_of(task: StartTask) -> Held:
-    """Return what a start takes: one place, as a sandbox would."""
-    return Held(
-        id=task.id,
-        user_id=task.user_id,
-        backend="",
-        load=Load(sandboxes=1),
-        since=task.created_at,
-    )
 
 
 def _places_of_machine() -> int:
