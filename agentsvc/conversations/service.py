@@ -1,9 +1,7 @@
 """The conversations of all users, as both API generations use them."""
 
 import contextlib
-import logging
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import msgspec
 
@@ -17,7 +15,6 @@ from agentsvc.base import (
     SandboxNotUsable,
     parse_uuid,
 )
-from agentsvc.config import LimitsConfig
 from agentsvc.conversations.archives import Archive, Archives
 from agentsvc.conversations.deletion import ConversationDeletion, archive_of
 from agentsvc.conversations.event_ingestor import EventIngestor, refusal_event
@@ -31,19 +28,12 @@ from agentsvc.conversations.model import (
     StartTask,
 )
 from agentsvc.conversations.model_tokens import ModelToken
-from agentsvc.conversations.records import (
-    patched,
-    shown,
-)
+from agentsvc.conversations.records import patched, shown
 from agentsvc.conversations.starting.service import Starts
 from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import StartOrder, check_branch, check_repository
 from agentsvc.sandboxes import Sandboxes, SandboxStatus
 from agentsvc.storage import Transaction, note_effect
-
-log = logging.getLogger(__name__)
-
-_LIMITS: Final = LimitsConfig()
 
 
 class Conversations:

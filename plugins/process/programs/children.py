@@ -70,30 +70,27 @@ class Command:
         cwd: str,
         umask: int,
         keep: Sequence[int] = (),
-        is_deaf: bool = False,
-        out: int | None = None,
-        err: int | None = None,
+        streams: tuple[int, int] | None = None,
         become: "Become | None" = None,
     ) -> None:
-        """Start it; `keep` are files that it gets, too, and a deaf one ignores SIGTERM.
+        """Start it; `keep` are files that it gets, too.
 
-        With `out` and `err` it writes there, and has no pipes. A child becomes it in the usual way
+        With `streams` it writes to these, and has no pipes. A child becomes it in the usual way
         unless there is another one.
         """
         self.exit_code: int | None = None
         self.watched = 0
         """Another child whose end is of interest; 0 once it has ended."""
         self.out = self.err = -1
-        if out is None or err is None:
+        if streams is None:
             self.out, out = os.pipe()
             self.err, err = os.pipe()
+        else:
+            out, err = streams
         self.pid = os.fork()
         if self.pid == 0:
             for number in keep:
                 os.set_inheritable(number, True)
-            if is_deaf:
-                _DEFAULTS.remove(signal.SIGTERM)
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             (become or execute)(argv, env, cwd=cwd, umask=umask, out=out, err=err)
         if self.out >= 0:
             os.close(out)
@@ -383,6 +380,19 @@ def execute(
         os._exit(126 if getattr(exc, "errno", 0) == errno.EACCES else 127)
     finally:
         os._exit(127)
+
+
+def deaf(become: Become) -> Become:
+    """Return what becomes a command that ignores SIGTERM."""
+
+    def start(
+        argv: Sequence[str], env: Mapping[str, str], *, cwd: str, umask: int, out: int, err: int
+    ) -> None:
+        _DEFAULTS.remove(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        become(argv, env, cwd=cwd, umask=umask, out=out, err=err)
+
+    return start
 
 
 def starting_as(user: int, around: int | None = None) -> Become:

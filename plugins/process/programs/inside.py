@@ -102,8 +102,7 @@ class Inside:
             cwd=self.orders["cwd"],
             umask=self.orders["umask"],
             keep=passed,
-            out=1,
-            err=2,
+            streams=(1, 2),
         )
 
     def _adopt(self, channel: socket.socket, passed: Sequence[int]) -> Command | None:

@@ -33,8 +33,10 @@ from .children import (
     Json,
     Ports,
     become_reaper,
+    deaf,
     descendants,
     environment,
+    execute,
     fill,
     kill,
     kill_descendants,
@@ -173,8 +175,7 @@ class Shim:
                 cwd="/",
                 umask=self.umask,
                 keep=[*files.values(), *made.pair, theirs.fileno()],
-                is_deaf=True,
-                become=starting_as(user, made.around) if is_elsewhere else None,
+                become=deaf(starting_as(user, made.around) if is_elsewhere else execute),
             )
         if user:
             # What is written to by name, such as /dev/stdout, has to be its own.
