@@ -8,8 +8,6 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
 
-from agentsvc.plugin import bundled, import_file
-
 _PLUGIN = "process"
 
 
@@ -25,6 +23,8 @@ class _ByOwnName(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         name = f"agentsvc_plugins.{spec.name}"
         if spec.name == _PLUGIN and name not in sys.modules:
+            from agentsvc.plugin import bundled, import_file  # noqa: PLC0415  # what runs in sandboxes needs none of it
+
             [file] = [plugin.path for plugin in bundled() if plugin.name == _PLUGIN]
             import_file(_PLUGIN, file)
         module = importlib.import_module(name)

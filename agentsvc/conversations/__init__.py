@@ -16,7 +16,6 @@ from agentsvc.conversations.event_log import IMPORTED_KEY, WISH_KEY, EventLog
 from agentsvc.conversations.event_table import EventQuery, StoredEvent
 from agentsvc.conversations.export import Exports
 from agentsvc.conversations.files import USUAL_ROOT, ConversationFiles, HookEvent, Skill
-from agentsvc.conversations.history_transfer import HistoryTransfer
 from agentsvc.conversations.live_settings import LiveSettings, UserSkill
 from agentsvc.conversations.message_queue import MessageQueue, Queued
 from agentsvc.conversations.message_queue_table import PendingKind
@@ -53,18 +52,8 @@ from agentsvc.conversations.starting.agent_request import (
     DEFAULT_CONDENSER_SIZE,
     DEFAULT_MAX_ITERATIONS,
 )
-from agentsvc.conversations.starting.checks import RequestChecks
-from agentsvc.conversations.starting.ending import Ending
-from agentsvc.conversations.starting.files import FileSteps
-from agentsvc.conversations.starting.hosting import Hosting
-from agentsvc.conversations.starting.opening import Opening
-from agentsvc.conversations.starting.pipeline import StartPipeline, Steps
-from agentsvc.conversations.starting.progress import Progress
+from agentsvc.conversations.starting.assembly import make_starts
 from agentsvc.conversations.starting.prompts import first_message
-from agentsvc.conversations.starting.requests import AgentRequests
-from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
-from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
-from agentsvc.conversations.starting.service import StartFollowers, StartOrders, Starts
 from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.statistics import Figures, quantile, read_figures
 from agentsvc.conversations.stores import ConversationStores
@@ -88,7 +77,6 @@ __all__ = [
     "TOOL_SERVER_FAILED",
     "USUAL_ROOT",
     "WISH_KEY",
-    "AgentRequests",
     "Archive",
     "ArchiveState",
     "Archives",
@@ -106,18 +94,14 @@ __all__ = [
     "Conversations",
     "Delta",
     "DeltaSubscriptions",
-    "Ending",
     "EventIngestor",
     "EventLog",
     "EventQuery",
     "Exports",
     "Facts",
     "Figures",
-    "FileSteps",
     "Generation",
-    "HistoryTransfer",
     "HookEvent",
-    "Hosting",
     "IdleSandbox",
     "LiveSettings",
     "LookupTokens",
@@ -126,27 +110,17 @@ __all__ = [
     "Metrics",
     "ModelToken",
     "ModelTokens",
-    "Opening",
     "PendingKind",
     "PendingUserDeletion",
-    "Progress",
     "ProviderPass",
     "Question",
     "Queued",
     "Replays",
-    "RequestChecks",
     "SandboxCallbacks",
-    "SandboxChecks",
-    "SandboxChooser",
     "Skill",
     "Stage",
-    "StartFollowers",
-    "StartOrders",
-    "StartPipeline",
     "StartTask",
     "StartTaskTable",
-    "Starts",
-    "Steps",
     "StoredEvent",
     "Streams",
     "TitleSource",
@@ -164,6 +138,7 @@ __all__ = [
     "give_up_idle",
     "keep_to_age",
     "let_go",
+    "make_starts",
     "quantile",
     "read_figures",
 ]
