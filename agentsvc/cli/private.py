@@ -6,6 +6,7 @@ started.
 """
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -22,7 +23,7 @@ from agentsvc.cli import CommandFailed
 from agentsvc.cli.plugins import load_plugins, opened
 from agentsvc.cli.secretoutput import replace_private
 from agentsvc.config import BOOTSTRAP_KEY_FILE_VARIABLE, PREFIX, Config, MinimumIsolation
-from agentsvc.plugin import Isolation
+from agentsvc.plugin import PACKAGE, Isolation
 from agentsvc.sandboxes import find_protections
 
 _READY: Final = re.compile(r"is ready: (\S+)")
@@ -119,8 +120,14 @@ async def choose_isolation(directory: Path) -> MinimumIsolation:
     Raises CommandFailed, with what to install, where nothing holds them.
     """
     config = Config(backends={"process": {"zygote": False}})
-    async with opened(load_plugins(config), config, within=directory) as registry:
-        [found] = find_protections(registry, config.sandboxes)
+    host = load_plugins(config)
+    # What a backend logs of this is said here, in the words of this command.
+    logging.getLogger(PACKAGE).addHandler(logging.NullHandler())
+    async with opened(host, config, within=directory) as registry:
+        protections = find_protections(registry, config.sandboxes)
+    if not protections:
+        raise CommandFailed("sandboxes cannot be isolated: no backend can be opened")
+    found = protections[0]
     if not found.is_below_default:
         return MinimumIsolation.DEFAULT
     if os.geteuid() == 0:

@@ -20,6 +20,7 @@ from agentsvc.plugin.backend import (
     no_key,
 )
 from agentsvc.plugin.files import (
+    PACKAGE,
     PluginFile,
     bundled,
     import_file,
@@ -68,6 +69,7 @@ __all__ = [
     "HANDLE_BYTES_MAX",
     "NAME",
     "NOT_CALLING",
+    "PACKAGE",
     "PACKAGE_DIR",
     "Advice",
     "BackendContext",
