@@ -121,8 +121,6 @@ _HOST: Final = web.AppKey("plugin_host", PluginHost)
 _EXTENSIONS: Final = web.AppKey("extensions", list[tuple[str, Extension[Any]]])
 _AGENTS: Final = web.AppKey("agents", AgentClient)
 _CULLER: Final = web.AppKey("culler", IdleCuller)
-
-
 _STORES: Final = web.AppKey("conversation_stores", ConversationStores)
 _DELTAS: Final = web.AppKey("deltas", DeltaSubscriptions)
 

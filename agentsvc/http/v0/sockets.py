@@ -168,7 +168,7 @@ class Sockets:
     ) -> None:
         self._services = services
         self._followers = followers
-        self._by = callers
+        self._auth = callers
         self._supervisor = supervisor
         self._most_bytes = most_bytes
         self._patience_seconds = patience_seconds
@@ -184,7 +184,7 @@ class Sockets:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request of either transport."""
-        request[_CALLER] = caller = await self._by.identify(request)
+        request[_CALLER] = caller = await self._auth.identify(request)
         query = parse_qs(request.query_string)
         if "j" in query:
             raise BadRequest("JSONP is not supported")
@@ -273,11 +273,11 @@ class Sockets:
             line,
             view,
             latest_event_id=wish.latest_event_id,
-            check_key=lambda: self._by.check(principal),
-            note=lambda status: self._by.note(request, principal, view.conversation.id, status),
+            check_key=lambda: self._auth.check(principal),
+            note=lambda status: self._auth.note(request, principal, view.conversation.id, status),
             most_bytes=self._most_bytes,
         )
-        hold = self._by.held(
+        hold = self._auth.held(
             principal, lambda: self._supervisor.spawn(f"socket {sid} ends", line.hang_up)
         )
         hold.__enter__()
