@@ -6,7 +6,7 @@ decides anything.
 
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
@@ -31,17 +31,24 @@ from agentsvc.base import EventBus, Notice, Subject, Supervisor
 from agentsvc.config import TRACE_PLUGINS_VARIABLE, Config, DataDirectory, OnShutdown
 from agentsvc.conversations import (
     Archives,
+    ConversationDeletion,
     ConversationFiles,
     Conversations,
+    ConversationStores,
+    DeltaSubscriptions,
+    EventIngestor,
     EventLog,
     Exports,
     LiveSettings,
+    LookupTokens,
     MessageQueue,
     ModelTokens,
     Replays,
+    SandboxCallbacks,
     Streams,
     UserDeletions,
     keep_to_age,
+    make_starts,
 )
 from agentsvc.extension.publishing import publish_to
 from agentsvc.extension.server import (
@@ -54,45 +61,16 @@ from agentsvc.extension.server import (
 from agentsvc.extension.tables import migrate
 from agentsvc.git import GitProviders
 from agentsvc.http import (
-    ARCHIVES,
-    AUDIT,
-    BACKENDS,
-    CATALOGUE,
-    CONFIG,
-    CONVERSATIONS,
-    DATABASE,
-    DEVICES,
-    EVENT_BUS,
-    EVENTS,
-    EXPORTS,
-    FILES,
     FIRST_MESSAGE_AUTH,
-    GIT_PROVIDERS,
-    IDEMPOTENCY,
-    KEYRING,
     LIVE,
-    LIVE_SETTINGS,
-    LOGINS,
-    MODEL_TOKENS,
-    MODELS,
-    OPEN_CONNECTIONS,
-    PENDING,
-    QUOTAS,
-    REPLAYS,
-    SANDBOXES,
-    SECRETS,
-    SETTINGS,
-    STREAMS,
-    SUPERVISOR,
     TRUSTED,
-    USER_DELETIONS,
-    USERS,
     Admission,
     FirstMessageAuth,
     LiveAnswers,
     Route,
     gateway,
     install,
+    keys,
     known_hosts,
     metrics,
     mount,
@@ -118,6 +96,8 @@ from agentsvc.sandboxes import (
     PluginHost,
     Sandbox,
     Sandboxes,
+    SandboxStores,
+    StartSlots,
     Target,
     check_isolation,
     kinds_of,
@@ -141,6 +121,11 @@ _HOST: Final = web.AppKey("plugin_host", PluginHost)
 _EXTENSIONS: Final = web.AppKey("extensions", list[tuple[str, Extension[Any]]])
 _AGENTS: Final = web.AppKey("agents", AgentClient)
 _CULLER: Final = web.AppKey("culler", IdleCuller)
+_STORES: Final = web.AppKey("conversation_stores", ConversationStores)
+_DELTAS: Final = web.AppKey("deltas", DeltaSubscriptions)
+
+type _Loop = tuple[str, float, Callable[[], Awaitable[None]]]
+"""Name, interval in seconds, and body."""
 
 
 async def build_app(
@@ -153,9 +138,9 @@ async def build_app(
     StartFailed when something it needs cannot be had.
     """
     app = web.Application(client_max_size=config.server.max_body_bytes)
-    app[CONFIG] = config
+    app[keys.CONFIG] = config
     app[TRUSTED] = to_networks(config.server.trusted_proxies)
-    app[CATALOGUE] = Catalogue()
+    app[keys.CATALOGUE] = Catalogue()
     app[LIVE] = LiveAnswers()
     app[FIRST_MESSAGE_AUTH] = FirstMessageAuth(time_limit=config.server.first_message_seconds)
     app[_PLACES] = DataDirectory(path=data_dir)
@@ -177,8 +162,13 @@ async def build_app(
             _agents,
             _git_providers,
             _supervisor,
-            _core,
+            _sandboxes,
+            _models,
+            _conversations,
+            _messages,
+            _recovery,
             _extensions,
+            _plugin_events,
             _loops,
             _gateway,
         )
@@ -226,37 +216,40 @@ async def _database(app: web.Application) -> AsyncIterator[None]:
     places.prepare()
     app[_INSTALLATION] = installation = await Installation.open(places)
     app[_VAULT] = vault = installation.vault
-    app[DATABASE] = database = installation.database
-    app[KEYRING] = KeyRing(database)
-    app[USERS] = Users(database)
-    app[QUOTAS] = QuotaStore(database)
-    app[AUDIT] = AuditLog(database)
-    app[IDEMPOTENCY] = IdempotencyStore(database, vault, app[CONFIG].idempotency)
-    app[DEVICES] = DeviceLogins(database)
-    lifetime = timedelta(seconds=app[CONFIG].server.login_seconds)
-    app[LOGINS] = Logins(database, app[KEYRING], lifetime=lifetime)
-    app[OPEN_CONNECTIONS] = OpenConnections(app[KEYRING], app[LOGINS])
-    app[SETTINGS] = SettingsStore(database, vault)
-    app[SECRETS] = SecretStore(database, vault)
-    app[EVENT_BUS] = event_bus = EventBus()
-    app[EVENTS] = EventLog(database, event_bus, store_deltas=app[CONFIG].events.store_deltas)
+    app[keys.DATABASE] = database = installation.database
+    app[keys.KEYRING] = KeyRing(database)
+    app[keys.USERS] = Users(database)
+    app[keys.QUOTAS] = QuotaStore(database)
+    app[keys.AUDIT] = AuditLog(database)
+    app[keys.IDEMPOTENCY] = IdempotencyStore(database, vault, app[keys.CONFIG].idempotency)
+    app[keys.DEVICES] = DeviceLogins(database)
+    lifetime = timedelta(seconds=app[keys.CONFIG].server.login_seconds)
+    app[keys.LOGINS] = Logins(database, app[keys.KEYRING], lifetime=lifetime)
+    app[keys.OPEN_CONNECTIONS] = OpenConnections(app[keys.KEYRING], app[keys.LOGINS])
+    app[keys.SETTINGS] = SettingsStore(database, vault)
+    app[keys.SECRETS] = SecretStore(database, vault)
+    app[keys.EVENT_BUS] = event_bus = EventBus()
+    app[keys.EVENTS] = EventLog(
+        database, event_bus, store_deltas=app[keys.CONFIG].events.store_deltas
+    )
+    app[_STORES] = ConversationStores(database, vault, event_bus)
     yield
     await installation.close()
 
 
 async def _backends(app: web.Application) -> AsyncIterator[None]:
     places = app[_PLACES]
-    app[BACKENDS] = registry = BackendRegistry.build(
+    app[keys.BACKENDS] = registry = BackendRegistry.build(
         app[_HOST],
-        app[CONFIG],
+        app[keys.CONFIG],
         instance_id=app[_INSTALLATION].read_id(),
         state_dir=places.backends,
-        owner_key=Owners(app[DATABASE], app[_VAULT], app[SETTINGS]).find_key,
+        owner_key=Owners(app[keys.DATABASE], app[_VAULT], app[keys.SETTINGS]).find_key,
     )
     try:
         await registry.open()
-        check_isolation(registry, app[CONFIG].sandboxes)
-        await registry.check_health(app[CONFIG].sandboxes.call_seconds)
+        check_isolation(registry, app[keys.CONFIG].sandboxes)
+        await registry.check_health(app[keys.CONFIG].sandboxes.call_seconds)
         yield
     finally:
         await registry.close()
@@ -270,16 +263,16 @@ async def _agents(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _is_admin(app: web.Application, user_id: str) -> bool:
-    return (await app[USERS].get(user_id)).is_active_admin
+    return (await app[keys.USERS].get(user_id)).is_active_admin
 
 
 async def _git_providers(app: web.Application) -> AsyncIterator[None]:
-    app[GIT_PROVIDERS] = providers = GitProviders(
-        app[SECRETS],
-        time_limit=app[CONFIG].git.api_seconds,
-        checks_tokens=app[CONFIG].git.check_tokens,
-        private_hosts=app[CONFIG].git.private_hosts,
-        own=app[CONFIG].server.own_urls(),
+    app[keys.GIT_PROVIDERS] = providers = GitProviders(
+        app[keys.SECRETS],
+        time_limit=app[keys.CONFIG].git.api_seconds,
+        checks_tokens=app[keys.CONFIG].git.check_tokens,
+        private_hosts=app[keys.CONFIG].git.private_hosts,
+        own=app[keys.CONFIG].server.own_urls(),
         trusts=partial(_is_admin, app),
         more=git_hosts_of(app[_EXTENSIONS]),
     )
@@ -289,129 +282,190 @@ async def _git_providers(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _supervisor(app: web.Application) -> AsyncIterator[None]:
-    app[SUPERVISOR] = supervisor = Supervisor()
+    app[keys.SUPERVISOR] = supervisor = Supervisor()
     yield
-    await supervisor.stop(app[CONFIG].server.shutdown_grace_seconds)
+    await supervisor.stop(app[keys.CONFIG].server.shutdown_grace_seconds)
 
 
-async def _core(app: web.Application) -> AsyncIterator[None]:
-    config = app[CONFIG]
-    callbacks = CallbackRules(
-        internal_url=config.server.internal_url.rstrip("/"),
-        flush_seconds=config.conversations.webhook_flush_seconds,
-    )
-    app[SANDBOXES] = sandboxes = Sandboxes(
-        db=app[DATABASE],
-        vault=app[_VAULT],
-        registry=app[BACKENDS],
-        supervisor=app[SUPERVISOR],
+async def _sandboxes(app: web.Application) -> AsyncIterator[None]:
+    config = app[keys.CONFIG]
+    app[keys.SANDBOXES] = sandboxes = Sandboxes(
+        SandboxStores(app[keys.DATABASE], app[_VAULT], app[keys.SETTINGS]),
+        registry=app[keys.BACKENDS],
+        supervisor=app[keys.SUPERVISOR],
         config=config.sandboxes,
-        callbacks=callbacks,
-        settings=app[SETTINGS],
+        callbacks=CallbackRules(
+            internal_url=config.server.internal_url.rstrip("/"),
+            flush_seconds=config.conversations.webhook_flush_seconds,
+            git_hosts=tuple(config.git.private_hosts),
+        ),
         agents=app[_AGENTS],
-        git_hosts=config.git.private_hosts,
+        slots=StartSlots(
+            config.conversations.starts_at_once, lapse_seconds=config.conversations.turn_seconds
+        ),
     )
-    app[ARCHIVES] = archives = Archives(
-        db=app[DATABASE],
+    app[keys.ARCHIVES] = Archives(
+        db=app[keys.DATABASE],
         directory=app[_PLACES].archives,
         sandboxes=sandboxes,
         agents=app[_AGENTS],
-        supervisor=app[SUPERVISOR],
+        supervisor=app[keys.SUPERVISOR],
         config=config.archives,
     )
-    app[MODELS] = models = ModelProxy(
+    app[_CULLER] = IdleCuller(
+        db=app[keys.DATABASE],
+        sandboxes=sandboxes,
+        agents=app[_AGENTS],
+        settings=app[keys.SETTINGS],
+        supervisor=app[keys.SUPERVISOR],
+        config=config.sandboxes,
+    )
+    yield
+
+
+async def _models(app: web.Application) -> AsyncIterator[None]:
+    config = app[keys.CONFIG]
+    app[keys.MODELS] = models = ModelProxy(
         config.sandboxes.model_hosts,
         silence_seconds=config.models.silence_seconds,
         own=config.server.own_urls(),
     )
-    app[MODEL_TOKENS] = grants = ModelTokens(
-        db=app[DATABASE],
+    app[keys.MODEL_TOKENS] = ModelTokens(
+        app[_STORES],
         vault=app[_VAULT],
-        sandboxes=sandboxes,
+        sandboxes=app[keys.SANDBOXES],
         may_reach=models.may_reach,
         is_on=config.models.proxy,
-        event_bus=app[EVENT_BUS],
     )
-    app[CONVERSATIONS] = conversations = Conversations(
-        db=app[DATABASE],
-        vault=app[_VAULT],
-        sandboxes=sandboxes,
+    yield
+
+
+async def _conversations(app: web.Application) -> AsyncIterator[None]:
+    config = app[keys.CONFIG]
+    recorder = EventIngestor(
+        app[_STORES],
+        events=app[keys.EVENTS],
+        sandboxes=app[keys.SANDBOXES],
         agents=app[_AGENTS],
-        events=app[EVENTS],
-        settings=app[SETTINGS],
-        secrets=app[SECRETS],
-        supervisor=app[SUPERVISOR],
+        supervisor=app[keys.SUPERVISOR],
         config=config.conversations,
-        archives=archives,
-        event_bus=app[EVENT_BUS],
-        grants=grants,
-        limits=config.limits,
+        most_event_bytes=config.limits.event_bytes_per_sandbox,
     )
-    app[FILES] = ConversationFiles(
-        conversations=conversations,
+    remover = ConversationDeletion(
+        app[_STORES],
+        sandboxes=app[keys.SANDBOXES],
         agents=app[_AGENTS],
-        settings=app[SETTINGS],
-        has_public_skills=config.conversations.public_skills,
+        archives=app[keys.ARCHIVES],
+        supervisor=app[keys.SUPERVISOR],
+        keep_failed_seconds=config.conversations.keep_failed_seconds,
     )
-    app[LIVE_SETTINGS] = LiveSettings(
+    app[keys.CALLBACKS] = SandboxCallbacks(
+        app[_STORES],
+        lookup_tokens=LookupTokens(app[_VAULT]),
+        sandboxes=app[keys.SANDBOXES],
+        secrets=app[keys.SECRETS],
+        recorder=recorder,
+        remover=remover,
+        most_adopted=config.limits.adopted_per_sandbox,
+    )
+    app[keys.CONVERSATIONS] = Conversations(
+        app[_STORES],
+        sandboxes=app[keys.SANDBOXES],
+        agents=app[_AGENTS],
+        archives=app[keys.ARCHIVES],
+        recorder=recorder,
+        remover=remover,
+        starts=make_starts(
+            app[_STORES],
+            app[_VAULT],
+            sandboxes=app[keys.SANDBOXES],
+            agents=app[_AGENTS],
+            archives=app[keys.ARCHIVES],
+            settings=app[keys.SETTINGS],
+            secrets=app[keys.SECRETS],
+            events=app[keys.EVENTS],
+            grants=app[keys.MODEL_TOKENS],
+            recorder=recorder,
+            remover=remover,
+            supervisor=app[keys.SUPERVISOR],
+            config=config.conversations,
+        ),
+    )
+    app[_DELTAS] = DeltaSubscriptions(
+        app[_STORES],
+        sandboxes=app[keys.SANDBOXES],
+        agents=app[_AGENTS],
+        events=app[keys.EVENTS],
+        recorder=recorder,
+        supervisor=app[keys.SUPERVISOR],
+    )
+    yield
+
+
+async def _messages(app: web.Application) -> AsyncIterator[None]:
+    conversations, sandboxes = app[keys.CONVERSATIONS], app[keys.SANDBOXES]
+    has_public_skills = app[keys.CONFIG].conversations.public_skills
+    app[keys.PENDING] = pending = MessageQueue(
+        app[_STORES],
         conversations=conversations,
         sandboxes=sandboxes,
         agents=app[_AGENTS],
-        settings=app[SETTINGS],
-        has_public_skills=config.conversations.public_skills,
-        grants=grants,
+        events=app[keys.EVENTS],
+        supervisor=app[keys.SUPERVISOR],
+        wait_seconds=app[keys.CONFIG].conversations.hand_over_seconds,
     )
-    app[PENDING] = pending = MessageQueue(
-        db=app[DATABASE],
-        conversations=conversations,
-        sandboxes=sandboxes,
+    app[keys.REPLAYS] = Replays(
+        app[_STORES],
         agents=app[_AGENTS],
-        events=app[EVENTS],
-        supervisor=app[SUPERVISOR],
-        event_bus=app[EVENT_BUS],
-        wait_seconds=config.conversations.hand_over_seconds,
-    )
-    app[REPLAYS] = Replays(
-        db=app[DATABASE],
-        vault=app[_VAULT],
-        event_bus=app[EVENT_BUS],
-        agents=app[_AGENTS],
-        settings=app[SETTINGS],
-        grants=grants,
+        settings=app[keys.SETTINGS],
+        grants=app[keys.MODEL_TOKENS],
         say_later=pending.say_later,
     )
-    app[EXPORTS] = Exports(app[EVENTS])
-    app[STREAMS] = Streams(
-        event_bus=app[EVENT_BUS],
-        events=app[EVENTS],
+    app[keys.FILES] = ConversationFiles(
         conversations=conversations,
-        sandboxes=sandboxes,
-        beat_seconds=config.events.heartbeat_seconds,
+        agents=app[_AGENTS],
+        settings=app[keys.SETTINGS],
+        has_public_skills=has_public_skills,
     )
-    sandboxes.on_change(pending.sandbox_changed)
-    sandboxes.on_change(lambda before, after: app[EVENT_BUS].announce(_news(before, after)))
-    app[_CULLER] = IdleCuller(
-        db=app[DATABASE],
+    app[keys.LIVE_SETTINGS] = LiveSettings(
+        conversations=conversations,
         sandboxes=sandboxes,
         agents=app[_AGENTS],
-        settings=app[SETTINGS],
-        supervisor=app[SUPERVISOR],
-        config=config.sandboxes,
+        settings=app[keys.SETTINGS],
+        has_public_skills=has_public_skills,
+        grants=app[keys.MODEL_TOKENS],
     )
-    app[USER_DELETIONS] = UserDeletions(
-        db=app[DATABASE],
+    app[keys.EXPORTS] = Exports(app[keys.EVENTS])
+    app[keys.STREAMS] = Streams(
+        event_bus=app[keys.EVENT_BUS],
+        events=app[keys.EVENTS],
         conversations=conversations,
         sandboxes=sandboxes,
-        archives=archives,
-        supervisor=app[SUPERVISOR],
+        deltas=app[_DELTAS],
+        beat_seconds=app[keys.CONFIG].events.heartbeat_seconds,
     )
-    await grants.recover()
-    await sandboxes.recover()
-    await archives.go_on()
+    sandboxes.on_change(pending.sandbox_changed)
+    sandboxes.on_change(lambda before, after: app[keys.EVENT_BUS].announce(_news(before, after)))
+    yield
+
+
+async def _recovery(app: web.Application) -> AsyncIterator[None]:
+    """Go on with what was unfinished when the last server ended; stop sandboxes at the end if told to."""
+    conversations, sandboxes = app[keys.CONVERSATIONS], app[keys.SANDBOXES]
+    app[keys.USER_DELETIONS] = UserDeletions(
+        db=app[keys.DATABASE],
+        conversations=conversations,
+        sandboxes=sandboxes,
+        archives=app[keys.ARCHIVES],
+        supervisor=app[keys.SUPERVISOR],
+    )
+    await app[keys.MODEL_TOKENS].recover()
+    await sandboxes.recover(await conversations.starts.waiting())
+    await app[keys.ARCHIVES].go_on()
     await conversations.recover()
     yield
     await sandboxes.spares.drain()
-    match config.sandboxes.on_shutdown:
+    match app[keys.CONFIG].sandboxes.on_shutdown:
         case OnShutdown.PAUSE:
             await sandboxes.stop_all(Target.PAUSED)
         case OnShutdown.DELETE:
@@ -423,84 +477,77 @@ async def _core(app: web.Application) -> AsyncIterator[None]:
 async def _extensions(app: web.Application) -> AsyncIterator[None]:
     server = Server(
         app=app,
-        config=app[CONFIG],
-        database=app[DATABASE],
+        config=app[keys.CONFIG],
+        database=app[keys.DATABASE],
         vault=app[_VAULT],
-        supervisor=app[SUPERVISOR],
-        event_bus=app[EVENT_BUS],
-        events=app[EVENTS],
-        sandboxes=app[SANDBOXES],
-        conversations=app[CONVERSATIONS],
+        supervisor=app[keys.SUPERVISOR],
+        event_bus=app[keys.EVENT_BUS],
+        events=app[keys.EVENTS],
+        sandboxes=app[keys.SANDBOXES],
+        conversations=app[keys.CONVERSATIONS],
     )
     async with AsyncExitStack() as running:
         for name, extension in app[_EXTENSIONS]:
-            await migrate(app[DATABASE], name, extension.migrations)
+            await migrate(app[keys.DATABASE], name, extension.migrations)
             await running.enter_async_context(extension.run(server))
         yield
 
 
-async def _loops(app: web.Application) -> AsyncIterator[None]:
-    config, supervisor = app[CONFIG], app[SUPERVISOR]
-    registry, conversations = app[BACKENDS], app[CONVERSATIONS]
+async def _plugin_events(app: web.Application) -> AsyncIterator[None]:
     notifier = Notifier(app[_HOST])
     publish_to(
         notifier,
-        event_bus=app[EVENT_BUS],
-        conversations=conversations,
-        sandboxes=app[SANDBOXES],
+        event_bus=app[keys.EVENT_BUS],
+        conversations=app[keys.CONVERSATIONS],
+        sandboxes=app[keys.SANDBOXES],
     )
-    supervisor.spawn("plugin events", notifier.run)
-    sweep_seconds = config.sandboxes.sweep_seconds
-    supervisor.loop("backends", registry.open, every_seconds=sweep_seconds)
-    supervisor.loop(
-        "health of backends",
-        lambda: registry.check_health(config.sandboxes.call_seconds),
-        every_seconds=sweep_seconds,
-    )
-    supervisor.loop(
-        "events out of reach",
-        conversations.poll,
-        every_seconds=config.conversations.poll_seconds,
-    )
-    supervisor.loop(
-        "silent agents",
-        conversations.watch,
-        every_seconds=config.conversations.silent_seconds / _LOOKS_IN_SILENCE,
-    )
-    supervisor.loop("open connections", app[OPEN_CONNECTIONS].look, every_seconds=LOOK_SECONDS)
-    supervisor.loop("sandboxes", app[SANDBOXES].sweep, every_seconds=sweep_seconds)
-    look_seconds = min(sweep_seconds, SPARES_SECONDS)
-    supervisor.loop("spare sandboxes", app[SANDBOXES].spares.look, every_seconds=look_seconds)
-    supervisor.loop("idle sandboxes", app[_CULLER].look, every_seconds=sweep_seconds)
-    supervisor.loop("users who go", app[USER_DELETIONS].look, every_seconds=sweep_seconds)
-    supervisor.loop("events", conversations.sync, every_seconds=config.conversations.sync_seconds)
-    supervisor.loop(
-        "old archives", app[ARCHIVES].forget_old, every_seconds=_FORGET_ARCHIVES_SECONDS
-    )
-    supervisor.loop(
-        "kept answers", app[IDEMPOTENCY].forget_old, every_seconds=_FORGET_ANSWERS_SECONDS
-    )
-    if age_seconds := config.events.delete_after_seconds:
-        supervisor.loop(
-            "old events",
-            lambda: keep_to_age(app[DATABASE], timedelta(seconds=age_seconds)),
-            every_seconds=_FORGET_EVENTS_SECONDS,
-        )
-    if audit_seconds := config.audit.delete_after_seconds:
-        supervisor.loop(
-            "old entries of the audit log",
-            lambda: app[AUDIT].keep_to_age(timedelta(seconds=audit_seconds)),
-            every_seconds=_FORGET_AUDIT_SECONDS,
-        )
-    supervisor.loop(
-        "pending messages",
-        app[PENDING].deliver_all,
-        every_seconds=config.conversations.sync_seconds,
-    )
-    supervisor.loop(
-        "failed starts", conversations.remove_failed, every_seconds=_REMOVE_FAILED_SECONDS
-    )
+    app[keys.SUPERVISOR].spawn("plugin events", notifier.run)
     yield
+
+
+async def _loops(app: web.Application) -> AsyncIterator[None]:
+    for name, every_seconds, body in (*_loops_of_sandboxes(app), *_loops_of_conversations(app)):
+        app[keys.SUPERVISOR].loop(name, body, every_seconds=every_seconds)
+    for name, every_seconds, body in _loops_that_forget(app):
+        app[keys.SUPERVISOR].loop(name, body, every_seconds=every_seconds)
+    yield
+
+
+def _loops_of_sandboxes(app: web.Application) -> Iterator[_Loop]:
+    config, registry, sandboxes = (
+        app[keys.CONFIG].sandboxes,
+        app[keys.BACKENDS],
+        app[keys.SANDBOXES],
+    )
+    every = config.sweep_seconds
+    yield "backends", every, registry.open
+    yield "health of backends", every, lambda: registry.check_health(config.call_seconds)
+    yield "sandboxes", every, sandboxes.sweep
+    yield "spare sandboxes", min(every, SPARES_SECONDS), sandboxes.spares.look
+    yield "idle sandboxes", every, app[_CULLER].look
+    yield "users who go", every, app[keys.USER_DELETIONS].look
+
+
+def _loops_of_conversations(app: web.Application) -> Iterator[_Loop]:
+    config, conversations = app[keys.CONFIG].conversations, app[keys.CONVERSATIONS]
+    yield "events out of reach", config.poll_seconds, conversations.poll
+    yield "silent agents", config.silent_seconds / _LOOKS_IN_SILENCE, conversations.watch
+    yield "open connections", LOOK_SECONDS, app[keys.OPEN_CONNECTIONS].look
+    yield "events", config.sync_seconds, conversations.sync
+    yield "pending messages", config.sync_seconds, app[keys.PENDING].deliver_all
+    yield "failed starts", _REMOVE_FAILED_SECONDS, conversations.remove_failed
+
+
+def _loops_that_forget(app: web.Application) -> Iterator[_Loop]:
+    yield "old archives", _FORGET_ARCHIVES_SECONDS, app[keys.ARCHIVES].forget_old
+    yield "kept answers", _FORGET_ANSWERS_SECONDS, app[keys.IDEMPOTENCY].forget_old
+    if event_seconds := app[keys.CONFIG].events.delete_after_seconds:
+        age = timedelta(seconds=event_seconds)
+        yield "old events", _FORGET_EVENTS_SECONDS, lambda: keep_to_age(app[keys.DATABASE], age)
+    if audit_seconds := app[keys.CONFIG].audit.delete_after_seconds:
+        oldest = timedelta(seconds=audit_seconds)
+        forget = partial(app[keys.AUDIT].keep_to_age, oldest)
+        yield "old entries of the audit log", _FORGET_AUDIT_SECONDS, forget
 
 
 def _news(before: Sandbox, after: Sandbox | None) -> Notice:
@@ -510,12 +557,12 @@ def _news(before: Sandbox, after: Sandbox | None) -> Notice:
 
 
 async def _gateway(app: web.Application) -> AsyncIterator[None]:
-    config = app[CONFIG].gateway
+    config = app[keys.CONFIG].gateway
     admission = Admission(
-        keyring=app[KEYRING],
-        logins=app[LOGINS],
-        admitted=app[OPEN_CONNECTIONS],
-        sandboxes=app[SANDBOXES],
+        keyring=app[keys.KEYRING],
+        logins=app[keys.LOGINS],
+        admitted=app[keys.OPEN_CONNECTIONS],
+        sandboxes=app[keys.SANDBOXES],
         config=config,
     )
     app[gateway.GATEWAY] = made = gateway.Gateway(

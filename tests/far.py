@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from process.tree import marks, send, snapshot
 
-from agentsvc.backends.tree import marks, send, snapshot
 from agentsvc.base.values import Secret, monotonic, new_key
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.sandboxes.plugin_loader import PluginHost

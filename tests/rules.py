@@ -18,13 +18,12 @@ CODE: Final = ("agentsvc", "plugins")
 
 MOST_LINES: Final = 64_500
 """Lines of code without blank lines, comments and docstrings. The aim is 40,000: lower this, never raise it."""
-MOST_PACKAGES: Final = 17
+MOST_PACKAGES: Final = 16
 MOST_MODULES: Final = 4
 MOST_COLLABORATORS: Final = 7
 MOST_FUNCTION_LINES: Final = 60
 
 OPEN: Final = (
-    "agentsvc.backends",
     "agentsvc.cli",
     "agentsvc.extension",
     "agentsvc.http.openapi",
@@ -35,20 +34,6 @@ need, and the interface of extensions, of which each plugin needs another part."
 
 PRIVATE: Final[dict[str, str]] = {}
 """Uses of private members of other packages that there are reasons for, as `file:name`; at most 5."""
-
-LARGE_CONSTRUCTORS: Final = frozenset(
-    {
-        "AdmissionQueue", "Command", "Conversations", "EventIngestor", "MessageQueue", "Reconciler",
-        "SandboxCallbacks", "Sandboxes", "ScriptedModel", "Sockets", "StartPipeline", "Targets",
-        "WarmPool",
-    }
-)  # fmt: skip
-"""Classes that still take more collaborators than there should be; the list only gets shorter."""
-
-LONG_FUNCTIONS: Final = frozenset(
-    {"_core", "_loops", "Conversations.__init__", "Sandboxes.__init__"}
-)
-"""Functions that are still longer than they should be; the list only gets shorter."""
 
 WORDS: Final = {
     "doorstep": "websocket_auth",
@@ -201,7 +186,7 @@ def long_functions(tree: ast.AST, within: str = "") -> Iterator[str]:
         name = f"{within}{getattr(node, 'name', '')}"
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            if lines > MOST_FUNCTION_LINES and name not in LONG_FUNCTIONS:
+            if lines > MOST_FUNCTION_LINES:
                 yield f"{node.lineno}: {name} has {lines} lines"
         yield from long_functions(node, f"{name}." if isinstance(node, ast.ClassDef) else within)
 
@@ -246,11 +231,7 @@ def main() -> int:
         broken.append(f"more packages than {MOST_PACKAGES}: {', '.join(packages)}")
     if len(modules) > MOST_MODULES:
         broken.append(f"more modules than {MOST_MODULES}: {', '.join(modules)}")
-    broken += [f"{name} takes too many arguments" for name in sorted(large - LARGE_CONSTRUCTORS)]
-    broken += [
-        f"{name} is no longer large: take it off the list"
-        for name in sorted(LARGE_CONSTRUCTORS - large)
-    ]
+    broken += [f"{name} takes too many arguments" for name in sorted(large)]
     for one in broken:
         print(one)  # noqa: T201
     return 1 if broken else 0

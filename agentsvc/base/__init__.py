@@ -54,6 +54,7 @@ from agentsvc.base.errors import (
     reason_of,
 )
 from agentsvc.base.logs import CURRENT_REQUEST, Masker, write_fast
+from agentsvc.base.open_files import INITIAL_OPEN_FILES, MAX_OPEN_FILES, raise_open_files
 from agentsvc.base.python_holes import known_vulnerabilities
 from agentsvc.base.supervisor import Supervisor, back_off, is_cancelled
 from agentsvc.base.urls import CLONE_URL, HTTP_URL, TOOL_SERVER_URL, WEBHOOK_URL
@@ -91,8 +92,10 @@ __all__ = [
     "HINT_ACCESS",
     "HINT_ROOM",
     "HTTP_URL",
+    "INITIAL_OPEN_FILES",
     "MASK",
     "MAX_INT",
+    "MAX_OPEN_FILES",
     "NO_CONTROL",
     "TOOL_SERVER_URL",
     "WEBHOOK_URL",
@@ -170,6 +173,7 @@ __all__ = [
     "now",
     "parse_time",
     "parse_uuid",
+    "raise_open_files",
     "reason_of",
     "refusal",
     "sha256",

@@ -55,7 +55,7 @@ def _strangers(config: Config) -> Iterator[click.Command]:
     points = tuple(installed_points())
     if not points and not config.plugins.dirs:
         return
-    ours = {file.name for file in bundled()} | {"process"}
+    ours = {file.name for file in bundled()}
     host = PluginHost.load(
         dirs=[Path(folder) for folder in config.plugins.dirs],
         disable=ours | set(config.plugins.disable),

@@ -192,9 +192,14 @@ def _try(backend: Backend, options: KitOptions) -> None:
 
 
 @asynccontextmanager
-async def opened(host: PluginHost, config: Config) -> AsyncIterator[BackendRegistry]:
-    """Open the configured backends, without touching what a server has made with them."""
-    with tempfile.TemporaryDirectory(prefix="agentsvc-plugins-") as directory:
+async def opened(
+    host: PluginHost, config: Config, *, within: Path | None = None
+) -> AsyncIterator[BackendRegistry]:
+    """Open the configured backends, without touching what a server has made with them.
+
+    What they need a directory for is in one of its own, `within` another if that is given.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentsvc-plugins-", dir=within) as directory:
         registry = BackendRegistry.build(
             host, config, instance_id=new_id(), state_dir=Path(directory)
         )

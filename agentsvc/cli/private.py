@@ -6,6 +6,7 @@ started.
 """
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -17,11 +18,13 @@ from typing import Final
 
 import click
 
-from agentsvc.backends import bubblewrap, landlock
 from agentsvc.base import Secret, monotonic
 from agentsvc.cli import CommandFailed
+from agentsvc.cli.plugins import load_plugins, opened
 from agentsvc.cli.secretoutput import replace_private
-from agentsvc.config import BOOTSTRAP_KEY_FILE_VARIABLE, PREFIX, MinimumIsolation
+from agentsvc.config import BOOTSTRAP_KEY_FILE_VARIABLE, PREFIX, Config, MinimumIsolation
+from agentsvc.plugin import PACKAGE, Isolation
+from agentsvc.sandboxes import find_protections
 
 _READY: Final = re.compile(r"is ready: (\S+)")
 _LOG_LINES: Final = 15
@@ -41,12 +44,11 @@ class PrivateServer:
         """Holds the key, for its owner only."""
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self) -> None:
+    def start(self, isolation: MinimumIsolation) -> None:
         """Start the process; `wait_ready` tells when it answers.
 
-        Raises CommandFailed where its sandboxes could not be isolated at all.
+        Its sandboxes are isolated at least so far; see `choose_isolation`.
         """
-        isolation = choose_isolation(self._directory)
         command = [sys.executable, "-m", "agentsvc", "serve", "--host", "127.0.0.1"]
         command += ["--port", str(self._port), "--data-dir", str(self._directory / "data")]
         replace_private(self.key_file, self._key.reveal())
@@ -112,20 +114,28 @@ class PrivateServer:
         }
 
 
-def choose_isolation(directory: Path) -> MinimumIsolation:
+async def choose_isolation(directory: Path) -> MinimumIsolation:
     """Return what the sandboxes of a server in this directory are held by, and say so if it is little.
 
     Raises CommandFailed, with what to install, where nothing holds them.
     """
-    found = bubblewrap.find(directory)
-    if found.program:
+    config = Config(backends={"process": {"zygote": False}})
+    host = load_plugins(config)
+    # What a backend logs of this is said here, in the words of this command.
+    logging.getLogger(PACKAGE).addHandler(logging.NullHandler())
+    async with opened(host, config, within=directory) as registry:
+        protections = find_protections(registry, config.sandboxes)
+    if not protections:
+        raise CommandFailed("sandboxes cannot be isolated: no backend can be opened")
+    found = protections[0]
+    if not found.is_below_default:
         return MinimumIsolation.DEFAULT
     if os.geteuid() == 0:
         raise CommandFailed(
             f"sandboxes cannot be isolated: {found.reason}, and as root nothing else holds them",
-            f"{found.remedy}, or run this command as an ordinary user",
+            found.remedy,
         )
-    if not landlock.is_usable():
+    if found.isolation is not Isolation.LANDLOCK:
         raise CommandFailed(
             f"sandboxes cannot be isolated: {found.reason}, and this kernel has no Landlock",
             found.remedy,

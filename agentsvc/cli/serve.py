@@ -22,7 +22,6 @@ from aiohttp import web
 from agentsvc import __version__
 from agentsvc.accounts import LINK_LIFETIME, SHORTEST_KEY, KeyRing, Role
 from agentsvc.app import build_app
-from agentsvc.backends import openfiles
 from agentsvc.base import (
     HINT_ACCESS,
     Masker,
@@ -32,6 +31,7 @@ from agentsvc.base import (
     hint_against,
     known_vulnerabilities,
     logs,
+    raise_open_files,
 )
 from agentsvc.cli import callbacks
 from agentsvc.cli.manager import Manager, Reload
@@ -113,7 +113,7 @@ def command(
         masker.add(bootstrap_key)
     _warn_of_holes()
     places = data_dir_of(loaded)
-    openfiles.allow_many()
+    raise_open_files()
     with bind(loaded.config.server.host, loaded.config.server.port) as listener:
         places.prepare()
         with lock_data_dir(places.path):

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from agentsvc.backends.openfiles import AT_MOST
+from agentsvc.base import MAX_OPEN_FILES
 from agentsvc.cli.options import config_option, data_dir_of, data_dir_option, example, load_config
 
 _UNIT: Final = """\
@@ -81,7 +81,7 @@ def command(user: str | None, data_dir: str | None, config_file: Path | None) ->
             command=line,
             user=user or getpass.getuser(),
             data_dir=f'"{where}"',
-            open_files=AT_MOST,
+            open_files=MAX_OPEN_FILES,
         ),
         nl=False,
     )

@@ -8,7 +8,10 @@ steps of a start, `message_queue` what agents are told, `event_ingestor` what sa
 from agentsvc.conversations.archives.model import Archive, ArchiveState
 from agentsvc.conversations.archives.service import Archives
 from agentsvc.conversations.archives.tarball import Bounds, check
-from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED
+from agentsvc.conversations.callbacks import SandboxCallbacks
+from agentsvc.conversations.deletion import ConversationDeletion
+from agentsvc.conversations.deltas import DeltaSubscriptions
+from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED, EventIngestor
 from agentsvc.conversations.event_log import IMPORTED_KEY, WISH_KEY, EventLog
 from agentsvc.conversations.event_table import EventQuery, StoredEvent
 from agentsvc.conversations.export import Exports
@@ -43,15 +46,17 @@ from agentsvc.conversations.retention import (
     give_up_idle,
     keep_to_age,
 )
-from agentsvc.conversations.secret_lookup import ProviderPass
+from agentsvc.conversations.secret_lookup import LookupTokens, ProviderPass
 from agentsvc.conversations.service import Conversations
 from agentsvc.conversations.starting.agent_request import (
     DEFAULT_CONDENSER_SIZE,
     DEFAULT_MAX_ITERATIONS,
 )
+from agentsvc.conversations.starting.assembly import make_starts
 from agentsvc.conversations.starting.prompts import first_message
 from agentsvc.conversations.starting.task_table import StartTaskTable
 from agentsvc.conversations.statistics import Figures, quantile, read_figures
+from agentsvc.conversations.stores import ConversationStores
 from agentsvc.conversations.streams import (
     Change,
     ConversationStream,
@@ -78,14 +83,18 @@ __all__ = [
     "Bounds",
     "Change",
     "Conversation",
+    "ConversationDeletion",
     "ConversationFiles",
     "ConversationPatch",
     "ConversationQuery",
+    "ConversationStores",
     "ConversationStream",
     "ConversationTable",
     "ConversationView",
     "Conversations",
     "Delta",
+    "DeltaSubscriptions",
+    "EventIngestor",
     "EventLog",
     "EventQuery",
     "Exports",
@@ -95,6 +104,7 @@ __all__ = [
     "HookEvent",
     "IdleSandbox",
     "LiveSettings",
+    "LookupTokens",
     "Mark",
     "MessageQueue",
     "Metrics",
@@ -106,6 +116,7 @@ __all__ = [
     "Question",
     "Queued",
     "Replays",
+    "SandboxCallbacks",
     "Skill",
     "Stage",
     "StartTask",
@@ -127,6 +138,7 @@ __all__ = [
     "give_up_idle",
     "keep_to_age",
     "let_go",
+    "make_starts",
     "quantile",
     "read_figures",
 ]

@@ -13,11 +13,11 @@ from agentsvc.conversations.event_ingestor import EventIngestor
 from agentsvc.conversations.model import Facts
 from agentsvc.conversations.records import new_conversation, shown
 from agentsvc.conversations.secret_lookup import LookupTokens, ProviderPass
-from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import ExecutionStatus, Provider, StartOrder, token_variable
 from agentsvc.sandboxes import Sandbox, Sandboxes
 from agentsvc.settings import SecretStore, Settings
-from agentsvc.storage import Database, Transaction, Vault
+from agentsvc.storage import Transaction
 
 _FULL_SECONDS: Final = 3600
 
@@ -27,21 +27,20 @@ class SandboxCallbacks:
 
     def __init__(
         self,
+        stores: ConversationStores,
         *,
-        db: Database,
-        vault: Vault,
+        lookup_tokens: LookupTokens,
         sandboxes: Sandboxes,
         secrets: SecretStore,
-        table: ConversationTable,
         recorder: EventIngestor,
         remover: ConversationDeletion,
         most_adopted: int = 0,
     ) -> None:
-        self._db = db
-        self._passes = LookupTokens(vault)
+        self._db = stores.db
+        self._passes = lookup_tokens
         self._sandboxes = sandboxes
         self._secrets = secrets
-        self._table = table
+        self._table = stores.conversations
         self._recorder = recorder
         self._remover = remover
         self._most_adopted = most_adopted

@@ -16,10 +16,9 @@ from agentsvc.agentserver import AgentClient
 from agentsvc.base import AgentsvcError, NotFound, Supervisor, now, stored_or_none
 from agentsvc.conversations.archives import Archive, Archives, new_archive
 from agentsvc.conversations.model import Conversation, StartTask
-from agentsvc.conversations.starting.task_table import StartTaskTable
-from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.stores import ConversationStores
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus, Target
-from agentsvc.storage import Database, Queryable, Transaction
+from agentsvc.storage import Queryable, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -83,18 +82,18 @@ class ConversationDeletion:
 
     def __init__(
         self,
+        stores: ConversationStores,
         *,
-        db: Database,
-        table: ConversationTable,
-        tasks: StartTaskTable,
         sandboxes: Sandboxes,
         agents: AgentClient,
         archives: Archives,
         supervisor: Supervisor,
+        keep_failed_seconds: float,
     ) -> None:
-        self._db = db
-        self._table = table
-        self._tasks = tasks
+        self._db = stores.db
+        self._table = stores.conversations
+        self._tasks = stores.tasks
+        self._keep_failed = timedelta(seconds=keep_failed_seconds)
         self._removed = RemovedTable()
         self._sandboxes = sandboxes
         self._agents = agents
@@ -142,9 +141,9 @@ class ConversationDeletion:
         for conversation_id in await self._removed.all_untold(self._db):
             self._tell_soon(conversation_id)
 
-    async def remove_failed(self, keep: timedelta) -> None:
-        """Delete the sandboxes that were made for starts which failed as long ago as this."""
-        for conversation in await self._table.failed_before(now() - keep):
+    async def remove_failed(self) -> None:
+        """Delete the sandboxes that were made for starts which failed long ago."""
+        for conversation in await self._table.failed_before(now() - self._keep_failed):
             task = await self._tasks.find_of_conversation(conversation.id)
             order = task.request if task else None
             if order is None or order.sandbox_id or order.parent_conversation_id:

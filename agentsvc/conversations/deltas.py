@@ -16,7 +16,7 @@ from agentsvc.agentserver import AgentClient
 from agentsvc.base import AgentsvcError, Supervisor, back_off, monotonic
 from agentsvc.conversations.event_ingestor import EventIngestor
 from agentsvc.conversations.event_log import DELTA_KIND, EventLog, read_head
-from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.stores import ConversationStores
 from agentsvc.sandboxes import Sandbox, Sandboxes
 
 log = logging.getLogger(__name__)
@@ -34,15 +34,15 @@ class DeltaSubscriptions:
 
     def __init__(
         self,
+        stores: ConversationStores,
         *,
-        table: ConversationTable,
         sandboxes: Sandboxes,
         agents: AgentClient,
         events: EventLog,
         recorder: EventIngestor,
         supervisor: Supervisor,
     ) -> None:
-        self._table = table
+        self._table = stores.conversations
         self._sandboxes = sandboxes
         self._agents = agents
         self._events = events

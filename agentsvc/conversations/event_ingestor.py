@@ -17,7 +17,6 @@ from agentsvc.accounts import quotas
 from agentsvc.agentserver import AgentClient, AgentServer, ConversationInfo
 from agentsvc.base import (
     AgentsvcError,
-    EventBus,
     NotFound,
     QuotaExceeded,
     Supervisor,
@@ -40,10 +39,10 @@ from agentsvc.conversations.event_log import (
 from agentsvc.conversations.model import Conversation, Facts, TitleSource
 from agentsvc.conversations.model_usage import find_usage
 from agentsvc.conversations.state_masking import mask_state
-from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import ExecutionStatus
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
-from agentsvc.storage import Database, Transaction
+from agentsvc.storage import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -67,18 +66,17 @@ class EventIngestor:
 
     def __init__(
         self,
+        stores: ConversationStores,
         *,
-        db: Database,
         events: EventLog,
         sandboxes: Sandboxes,
         agents: AgentClient,
         supervisor: Supervisor,
         config: ConversationsConfig,
-        event_bus: EventBus,
         most_event_bytes: int = 0,
     ) -> None:
-        self._db = db
-        self._table = ConversationTable(db, event_bus)
+        self._db = stores.db
+        self._table = stores.conversations
         self._events = events
         self._sandboxes = sandboxes
         self._agents = agents
@@ -203,6 +201,14 @@ class EventIngestor:
         if conversation.facts.is_stop_due:
             # The server may have been killed between the note and the interrupt.
             await self._stop_for_budget(conversation, agent if is_running else None)
+
+    def was_told(self, conversation_id: str) -> None:
+        """Sync once the sandbox has had time to report what its agent does with what it was told."""
+        self.sync_soon(conversation_id, wait_seconds=self._config.webhook_flush_seconds)
+
+    async def has_events(self, conversation_id: str) -> bool:
+        """Whether anything is stored of what happened in a conversation."""
+        return (await self._events.find_last(conversation_id) or 0) > 0
 
     async def sync_all(self) -> None:
         """Sync every conversation in a running sandbox, in the background; called once after a start.

@@ -19,7 +19,6 @@ from agentsvc.base import (
     AgentsvcError,
     AgentUnavailable,
     Conflict,
-    EventBus,
     Gone,
     NotFound,
     Notice,
@@ -45,9 +44,10 @@ from agentsvc.conversations.message_queue_table import (
 from agentsvc.conversations.model import SANDBOX_GONE, ConversationView
 from agentsvc.conversations.service import Conversations
 from agentsvc.conversations.starting.agent_request import text_of, to_agent_message
+from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import Content, ContentKind, Message, StartStatus, WhenFull
 from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
-from agentsvc.storage import Database, IntegrityError, Transaction, is_watched, note_effect
+from agentsvc.storage import IntegrityError, Transaction, is_watched, note_effect
 
 log = logging.getLogger(__name__)
 
@@ -77,20 +77,19 @@ class MessageQueue:
 
     def __init__(
         self,
+        stores: ConversationStores,
         *,
-        db: Database,
         conversations: Conversations,
         sandboxes: Sandboxes,
         agents: AgentClient,
         events: EventLog,
         supervisor: Supervisor,
-        event_bus: EventBus,
         wait_seconds: float,
     ) -> None:
         """Have callers wait so long for what has become of what they told."""
-        self._db = db
+        self._db = stores.db
         self._table = PendingTable()
-        self._event_bus = event_bus
+        self._event_bus = stores.event_bus
         self._conversations = conversations
         self._sandboxes = sandboxes
         self._agents = agents
@@ -263,7 +262,7 @@ class MessageQueue:
     async def _resolve(self, user_id: str, reference: str) -> str:
         if reference.startswith(_TASK):
             task_id = parse_uuid(reference.removeprefix(_TASK))
-            tasks = await self._conversations.find_start_tasks(user_id, [task_id or ""])
+            tasks = await self._conversations.starts.find_many(user_id, [task_id or ""])
             found = tasks[0].conversation_id if tasks[0] else None
         else:
             found = await self._conversations.resolve(user_id, reference)
@@ -290,11 +289,11 @@ class MessageQueue:
                 return
 
     async def _wait_for_start(self, user_id: str, conversation_id: str) -> None:
-        tasks, _ = await self._conversations.search_start_tasks(
+        tasks, _ = await self._conversations.starts.search(
             user_id, conversation_id=conversation_id, limit=1
         )
         for task in tasks:
-            async for seen in self._conversations.follow(user_id, task.id):
+            async for seen in self._conversations.starts.follow(user_id, task.id):
                 if seen.status is StartStatus.READY:
                     return
 

@@ -17,7 +17,6 @@ import msgspec
 from agentsvc.accounts import UserTable, quotas
 from agentsvc.base import (
     AgentsvcError,
-    EventBus,
     ModelBudgetReached,
     NotAuthenticated,
     QuotaExceeded,
@@ -37,12 +36,12 @@ from agentsvc.conversations.model_usage import (
     note_call,
     open_calls,
 )
-from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import Llm
 from agentsvc.models import Upstream, Usage, guess_usage, through, upstream_of
 from agentsvc.plugin import NOT_CALLING
 from agentsvc.sandboxes import Sandbox, Sandboxes
-from agentsvc.storage import Database, Queryable, Row, Transaction, Vault
+from agentsvc.storage import Queryable, Row, Transaction, Vault
 
 PATH: Final = "/llm/v1"
 """Below which sandboxes find their models."""
@@ -89,20 +88,19 @@ class ModelTokens:
 
     def __init__(
         self,
+        stores: ConversationStores,
         *,
-        db: Database,
         vault: Vault,
         sandboxes: Sandboxes,
         may_reach: MayReach,
         is_on: bool,
-        event_bus: EventBus,
     ) -> None:
-        self._db = db
+        self._db = stores.db
         self._vault = vault
         self._sandboxes = sandboxes
         self._may_reach = may_reach
         self._is_on = is_on
-        self._table = ConversationTable(db, event_bus)
+        self._table = stores.conversations
         self._loads: defaultdict[str, _Load] = defaultdict(_Load)
         self.memory = ModelHealth()
 

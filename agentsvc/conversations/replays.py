@@ -12,7 +12,6 @@ from agentsvc.base import (
     AgentUnavailable,
     Conflict,
     ConversationDeleted,
-    EventBus,
     NotFound,
     StartRefused,
 )
@@ -33,11 +32,10 @@ from agentsvc.conversations.replay_script import (
     title_answer,
 )
 from agentsvc.conversations.starting.agent_request import chosen_model, to_agent_message
-from agentsvc.conversations.starting.task_table import StartTaskTable
+from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import ExecutionStatus, RecordedStep, llm_to_agent, secrets_of
 from agentsvc.sandboxes import Sandbox
 from agentsvc.settings import SettingsStore
-from agentsvc.storage import Database, Vault
 
 log = logging.getLogger(__name__)
 
@@ -60,17 +58,15 @@ class Replays:
 
     def __init__(
         self,
+        stores: ConversationStores,
         *,
-        db: Database,
-        vault: Vault,
-        event_bus: EventBus,
         agents: AgentClient,
         settings: SettingsStore,
         grants: ModelTokens,
         say_later: SayLater,
     ) -> None:
         self._grants = grants
-        self._tasks = StartTaskTable(db, vault, event_bus)
+        self._tasks = stores.tasks
         self._agents = agents
         self._settings = settings
         self._say_later = say_later

@@ -1,39 +1,23 @@
 """The conversations of all users, as both API generations use them."""
 
-import asyncio
 import contextlib
-import logging
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from datetime import datetime, timedelta
-from typing import Final
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from agentsvc.accounts import quotas
 from agentsvc.agentserver import AgentClient, AgentServer
 from agentsvc.base import (
     AgentsvcError,
-    BadRequest,
     Conflict,
-    EventBus,
     Gone,
     NotFound,
     QuotaExceeded,
     SandboxNotUsable,
-    Supervisor,
-    new_id,
-    now,
     parse_uuid,
 )
-from agentsvc.config import ConversationsConfig, LimitsConfig
-from agentsvc.conversations.archives import Archive, Archives, ArchiveState
-from agentsvc.conversations.callbacks import SandboxCallbacks
+from agentsvc.conversations.archives import Archive, Archives
 from agentsvc.conversations.deletion import ConversationDeletion, archive_of
-from agentsvc.conversations.deltas import DeltaSubscriptions
 from agentsvc.conversations.event_ingestor import EventIngestor, refusal_event
-from agentsvc.conversations.event_log import EventLog
-from agentsvc.conversations.history_transfer import HistoryTransfer
 from agentsvc.conversations.model import (
     SANDBOX_GONE,
     Conversation,
@@ -43,242 +27,47 @@ from agentsvc.conversations.model import (
     Generation,
     StartTask,
 )
-from agentsvc.conversations.model_tokens import ModelToken, ModelTokens
-from agentsvc.conversations.records import (
-    new_conversation,
-    new_task,
-    patched,
-    require_settings,
-    shown,
-)
-from agentsvc.conversations.starting.pipeline import StartPipeline
-from agentsvc.conversations.starting.progress import Start
-from agentsvc.conversations.starting.prompts import first_message
-from agentsvc.conversations.starting.task_table import StartTaskTable
-from agentsvc.conversations.table import ConversationTable
-from agentsvc.domain import StartOrder, StartSort, check_branch, check_repository, restore_secrets
+from agentsvc.conversations.model_tokens import ModelToken
+from agentsvc.conversations.records import patched, shown
+from agentsvc.conversations.starting.service import Starts
+from agentsvc.conversations.stores import ConversationStores
+from agentsvc.domain import StartOrder, check_branch, check_repository
 from agentsvc.sandboxes import Sandboxes, SandboxStatus
-from agentsvc.settings import SecretStore, Settings, SettingsStore
-from agentsvc.storage import Database, Queryable, Transaction, Vault, note_effect
-
-log = logging.getLogger(__name__)
-
-_LIMITS: Final = LimitsConfig()
+from agentsvc.storage import Transaction, note_effect
 
 
 class Conversations:
     """Starts, finds, changes and deletes conversations, and talks to their agents."""
 
+    starts: Starts
+    """The starts of conversations."""
+
     def __init__(
         self,
+        stores: ConversationStores,
         *,
-        db: Database,
-        vault: Vault,
         sandboxes: Sandboxes,
         agents: AgentClient,
-        events: EventLog,
-        settings: SettingsStore,
-        secrets: SecretStore,
-        supervisor: Supervisor,
-        config: ConversationsConfig,
         archives: Archives,
-        event_bus: EventBus,
-        grants: ModelTokens,
-        limits: LimitsConfig = _LIMITS,
+        recorder: EventIngestor,
+        remover: ConversationDeletion,
+        starts: Starts,
     ) -> None:
-        self._db = db
-        self._table = ConversationTable(db, event_bus)
-        self._tasks = StartTaskTable(db, vault, event_bus)
+        self._db = stores.db
+        self._table = stores.conversations
         self._sandboxes = sandboxes
-        self._archives = archives
         self._agents = agents
-        self._events = events
-        self._settings = settings
-        self._supervisor = supervisor
-        self._config = config
-        self._recorder = EventIngestor(
-            db=db,
-            events=events,
-            sandboxes=sandboxes,
-            agents=agents,
-            supervisor=supervisor,
-            config=config,
-            event_bus=event_bus,
-            most_event_bytes=limits.event_bytes_per_sandbox,
-        )
-        self.deltas = DeltaSubscriptions(
-            table=self._table,
-            sandboxes=sandboxes,
-            agents=agents,
-            events=events,
-            recorder=self._recorder,
-            supervisor=supervisor,
-        )
-        """What agent servers stream."""
-        self._remover = ConversationDeletion(
-            db=db,
-            table=self._table,
-            tasks=self._tasks,
-            sandboxes=sandboxes,
-            agents=agents,
-            archives=archives,
-            supervisor=supervisor,
-        )
-        self.reports = SandboxCallbacks(
-            db=db,
-            vault=vault,
-            sandboxes=sandboxes,
-            secrets=secrets,
-            table=self._table,
-            recorder=self._recorder,
-            remover=self._remover,
-            most_adopted=limits.adopted_per_sandbox,
-        )
-        """What the sandboxes call back."""
-        self._starter = StartPipeline(
-            db=db,
-            vault=vault,
-            sandboxes=sandboxes,
-            agents=agents,
-            settings=settings,
-            secrets=secrets,
-            recorder=self._recorder,
-            remover=self._remover,
-            config=config,
-            archives=archives,
-            carrier=HistoryTransfer(events, time_limit=config.start_seconds),
-            on_change=self._task_changed,
-            event_bus=event_bus,
-            grants=grants,
-        )
-        self._followers: defaultdict[str, list[asyncio.Queue[StartTask | None]]]
-        self._followers = defaultdict(list)
-        self._on_start_change: list[Callable[[StartTask], None]] = []
-        sandboxes.on_change(self._recorder.sandbox_changed)
-
-    # Starting
+        self._archives = archives
+        self._recorder = recorder
+        self._remover = remover
+        self.starts = starts
+        sandboxes.on_change(recorder.sandbox_changed)
 
     async def start(
         self, user_id: str, order: StartOrder, *, generation: Generation = Generation.V1
     ) -> StartTask:
-        """Ask for a conversation; what was asked is stored when this returns.
-
-        The same order for a known conversation id gives its task; another one is a Conflict.
-        Raises BadRequest or NotFound for what can never be started, SandboxLimitReached where
-        there is no room for it now, and QuotaExceeded where the user may start no more.
-        """
-        settings = await self._settings.find(user_id)
-        if order.settings_required:
-            require_settings(order, settings)
-        if order.mcp_config is not None:
-            stored = settings.mcp_config if settings else None
-            order = msgspec.structs.replace(
-                order, mcp_config=restore_secrets(order.mcp_config, stored)
-            )
-        if order.archive_id is not None:
-            await self._check_archive(user_id, order)
-        conversation_id = order.conversation_id or new_id()
-        earlier = await self._earlier_task(user_id, order)
-        if earlier is not None:
-            return earlier
-        first_message(order)
-        self._sandboxes.get_spec(order.spec_id)
-        if order.repository is not None and "://" not in order.repository:
-            check_repository(order.repository, order.provider)
-        if order.branch is not None:
-            check_branch(order.branch)
-        conversation = new_conversation(
-            user_id,
-            conversation_id,
-            order,
-            settings or Settings(),
-            await self._parent(user_id, order),
-            generation=generation,
-        )
-        task = new_task(user_id, conversation_id, order, generation)
-
-        async def body(tx: Transaction) -> StartTask:
-            earlier = await self._earlier_task(user_id, order, tx)
-            if earlier is not None:
-                return earlier
-            if order.alias and await self._table.find_by_alias(user_id, order.alias, tx):
-                raise Conflict("A conversation with this name exists")
-            await quotas.note_start(tx, user_id)
-            await self._insert(tx, conversation, order)
-            await self._tasks.insert(tx, task)
-            asked = Start(
-                task=task,
-                conversation=conversation,
-                deadline=now(),
-                settings=settings or Settings(),
-            )
-            await self._starter.reserve(tx, asked)
-            await note_effect(tx, asked.task)
-            tx.after_commit(lambda: self._run(task.id))
-            return asked.task
-
-        return await self._db.write(body)
-
-    async def find_start_tasks(self, user_id: str, ids: Sequence[str]) -> list[StartTask | None]:
-        """Return a user's start tasks in the order of the ids, None for each unknown one."""
-        found = await self._tasks.find_of_user(user_id, ids)
-        return [found.get(task_id) for task_id in ids]
-
-    async def search_start_tasks(
-        self,
-        user_id: str,
-        *,
-        conversation_id: str | None = None,
-        created_at_gte: datetime | None = None,
-        sort: StartSort = StartSort.CREATED_AT_DESC,
-        page_id: str | None = None,
-        limit: int = 100,
-    ) -> tuple[list[StartTask], str | None]:
-        """Return a page of a user's start tasks and the id of the next page."""
-        return await self._tasks.search(
-            user_id,
-            conversation_id=conversation_id,
-            created_at_gte=created_at_gte,
-            sort=sort,
-            page_id=page_id,
-            limit=limit,
-        )
-
-    async def count_start_tasks(
-        self,
-        user_id: str,
-        *,
-        conversation_id: str | None = None,
-        created_at_gte: datetime | None = None,
-    ) -> int:
-        """Return how many start tasks a user has."""
-        return await self._tasks.count(
-            user_id, conversation_id=conversation_id, created_at_gte=created_at_gte
-        )
-
-    async def follow(self, user_id: str, task_id: str) -> AsyncIterator[StartTask]:
-        """Yield a start task as it is now and after each change, until it is READY or ERROR.
-
-        Ends early if the conversation is deleted. Raises NotFound.
-        """
-        queue: asyncio.Queue[StartTask | None] = asyncio.Queue()
-        self._followers[task_id].append(queue)
-        try:
-            [task] = await self.find_start_tasks(user_id, [task_id])
-            if task is None:
-                raise NotFound
-            yield task
-            while not task.status.is_final:
-                changed = await queue.get()
-                if changed is None:
-                    return
-                if changed.status.is_final or changed.updated_at > task.updated_at:
-                    task = changed
-                    yield task
-        finally:
-            self._followers[task_id].remove(queue)
-            if not self._followers[task_id]:
-                del self._followers[task_id]
+        """Ask for a conversation; as `Starts.start`."""
+        return await self.starts.start(user_id, order, generation=generation)
 
     # Finding
 
@@ -350,9 +139,7 @@ class Conversations:
         The sandbox goes in the background, tried until it works. Raises NotFound.
         """
         await self.get(user_id, conversation_id, include_starting=True)
-        for task_id in await self._remover.remove(conversation_id):
-            self._starter.turns.leave(task_id)
-            self._tell_followers(task_id, None)
+        self.starts.forget(await self._remover.remove(conversation_id))
 
     async def save_workspace(self, user_id: str, conversation_id: str) -> Archive:
         """Ask for an archive of a conversation's workspace, which is saved in the background.
@@ -393,7 +180,7 @@ class Conversations:
 
     async def _without_files(self, conversation: Conversation, order: StartOrder) -> StartOrder:
         """Return the order of a fork of which there is no workspace to copy."""
-        if not (await self._events.find_last(conversation.id) or 0) > 0:
+        if not await self._recorder.has_events(conversation.id):
             raise Gone("Neither the sandbox nor the history of this conversation exists any more")
         return msgspec.structs.replace(
             order,
@@ -405,7 +192,7 @@ class Conversations:
 
     async def remove_failed(self) -> None:
         """Delete the sandboxes of starts that failed long ago, where nobody else lives."""
-        await self._remover.remove_failed(timedelta(seconds=self._config.keep_failed_seconds))
+        await self._remover.remove_failed()
 
     # Talking to the agent
 
@@ -421,21 +208,21 @@ class Conversations:
     def was_told(self, view: ConversationView) -> None:
         """Take in that an agent was told something: its sandbox is used, and there is news."""
         self._sandboxes.usage.note(view.conversation.sandbox_id)
-        self._recorder.sync_soon(
-            view.conversation.id, wait_seconds=self._config.webhook_flush_seconds
-        )
+        self._recorder.was_told(view.conversation.id)
 
     # What goes on by itself
 
     async def recover(self) -> None:
         """Fetch what was missed and go on with what was unfinished; called once at the start."""
         await self._recorder.sync_all()
-        await self._go_on()
+        await self.starts.go_on()
+        await self._remover.tell_all()
 
     async def sync(self) -> None:
         """Fetch what was not delivered and go on with what got stuck; called now and then."""
         await self._recorder.sync_stale()
-        await self._go_on()
+        await self.starts.go_on()
+        await self._remover.tell_all()
 
     async def poll(self) -> None:
         """Fetch the events of sandboxes that cannot reach this server."""
@@ -446,68 +233,6 @@ class Conversations:
         await self._recorder.watch()
 
     # Inside
-
-    async def _go_on(self) -> None:
-        """Go on with the starts and removals that a stop, a crash or a full disk interrupted."""
-        unfinished = await self._tasks.unfinished()
-        waiting = [one for one in unfinished if not self._supervisor.is_running(_start_name(one))]
-        self._starter.turns.expect(waiting)
-        for task_id in waiting:
-            log.info("conversation start resumed", extra={"task_id": task_id})
-            self._run(task_id)
-        await self._remover.tell_all()
-
-    def _run(self, task_id: str) -> None:
-        self._supervisor.spawn(_start_name(task_id), lambda: self._starter.run(task_id))
-
-    def on_start_change(self, tell: Callable[[StartTask], None]) -> None:
-        """Call this with each start that gets on, once that is stored."""
-        self._on_start_change.append(tell)
-
-    def _task_changed(self, task: StartTask) -> None:
-        self._tell_followers(task.id, task)
-        for tell in self._on_start_change:
-            tell(task)
-
-    def _tell_followers(self, task_id: str, task: StartTask | None) -> None:
-        for queue in self._followers.get(task_id, ()):
-            queue.put_nowait(task)
-
-    async def _earlier_task(
-        self, user_id: str, order: StartOrder, reader: Queryable | None = None
-    ) -> StartTask | None:
-        if order.conversation_id is None:
-            return None
-        known = await self._table.find(order.conversation_id, reader)
-        if known is None:
-            return None
-        task = await self._tasks.find_of_conversation(known.id, reader)
-        if known.user_id != user_id or task is None or task.request != order:
-            raise Conflict(
-                "A conversation with this id exists and was started differently; nothing of this"
-                " request was taken. Its messages go to `send-message` of that conversation"
-            )
-        return task
-
-    async def _insert(self, tx: Transaction, conversation: Conversation, order: StartOrder) -> None:
-        await self._table.insert(tx, conversation)
-        if order.fork_of is not None:
-            await self._events.copy(tx, order.fork_of, conversation.id)
-
-    async def _check_archive(self, user_id: str, order: StartOrder) -> None:
-        archive = await self._archives.get(user_id, order.archive_id or "")
-        if archive.state is ArchiveState.FAILED:
-            raise Conflict(f"The workspace could not be saved: {archive.reason}")
-        if order.repository or order.parent_conversation_id or order.sandbox_id:
-            raise BadRequest("An archive goes into a new sandbox, without a repository or a parent")
-
-    async def _parent(self, user_id: str, order: StartOrder) -> Conversation | None:
-        if order.parent_conversation_id is None:
-            return None
-        [view] = await self.find_many(user_id, [order.parent_conversation_id])
-        if view is None:
-            raise NotFound("Parent conversation not found")
-        return view.conversation
 
     async def _view(
         self, user_id: str, conversations: Iterable[Conversation]
@@ -545,7 +270,3 @@ class Conversations:
                 " to resume it first."
             )
         return self._agents.at(sandbox.agent_url, sandbox.session_key)
-
-
-def _start_name(task_id: str) -> str:
-    return f"start {task_id}"

@@ -67,10 +67,12 @@ class Streams:
         events: EventLog,
         conversations: Conversations,
         sandboxes: Sandboxes,
+        deltas: DeltaSubscriptions,
         beat_seconds: float,
     ) -> None:
         self._event_bus = event_bus
         self._events = events
+        self._deltas = deltas
         self._conversations = conversations
         self._sandboxes = sandboxes
         self._beat_seconds = beat_seconds
@@ -86,7 +88,7 @@ class Streams:
         return ConversationStream(
             self._event_bus,
             self._events,
-            self._conversations.deltas,
+            self._deltas,
             user_id=user_id,
             conversation_id=conversation_id,
             after=after,
@@ -245,7 +247,7 @@ class UserStream:
         found = [
             *zip(sandboxes, await self._sandboxes.find_many(*self._named(sandboxes)), strict=True),
             *zip(
-                tasks, await self._conversations.find_start_tasks(*self._named(tasks)), strict=True
+                tasks, await self._conversations.starts.find_many(*self._named(tasks)), strict=True
             ),
             *zip(
                 conversations,

@@ -47,5 +47,5 @@ def publish_to(
             tell(kind, news.id)
 
     sandboxes.on_change(on_sandbox)
-    conversations.on_start_change(on_start)
+    conversations.starts.on_change(on_start)
     event_bus.watch_all(on_news)

@@ -33,6 +33,7 @@ from agentsvc.conversations import (
     ModelTokens,
     ProviderPass,
     Replays,
+    SandboxCallbacks,
     Streams,
     UserDeletions,
 )
@@ -64,6 +65,7 @@ EVENT_BUS: Final[web.AppKey[EventBus]] = web.AppKey("event_bus")
 EVENTS: Final[web.AppKey[EventLog]] = web.AppKey("events")
 SANDBOXES: Final[web.AppKey[Sandboxes]] = web.AppKey("sandboxes")
 CONVERSATIONS: Final[web.AppKey[Conversations]] = web.AppKey("conversations")
+CALLBACKS: Final[web.AppKey[SandboxCallbacks]] = web.AppKey("callbacks")
 FILES: Final[web.AppKey[ConversationFiles]] = web.AppKey("files")
 LIVE_SETTINGS: Final[web.AppKey[LiveSettings]] = web.AppKey("live_settings")
 EXPORTS: Final[web.AppKey[Exports]] = web.AppKey("exports")

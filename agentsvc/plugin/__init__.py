@@ -20,6 +20,7 @@ from agentsvc.plugin.backend import (
     no_key,
 )
 from agentsvc.plugin.files import (
+    PACKAGE,
     PluginFile,
     bundled,
     import_file,
@@ -28,9 +29,17 @@ from agentsvc.plugin.files import (
     plugins_in,
     sections,
 )
-from agentsvc.plugin.helpers import choose_ports, finish, is_below, working_dir
+from agentsvc.plugin.helpers import (
+    AGENT_OUTPUT,
+    PACKAGE_DIR,
+    choose_ports,
+    finish,
+    is_below,
+    working_dir,
+)
 from agentsvc.plugin.hookspecs import EVENT_KINDS, NAME, Event, hookimpl
 from agentsvc.plugin.values import (
+    Advice,
     Capability,
     Cause,
     Endpoint,
@@ -54,11 +63,15 @@ from agentsvc.plugin.values import (
 )
 
 __all__ = [
+    "AGENT_OUTPUT",
     "API_VERSION",
     "EVENT_KINDS",
     "HANDLE_BYTES_MAX",
     "NAME",
     "NOT_CALLING",
+    "PACKAGE",
+    "PACKAGE_DIR",
+    "Advice",
     "BackendContext",
     "Capability",
     "Cause",

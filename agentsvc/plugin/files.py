@@ -162,7 +162,7 @@ def keep_old_names() -> None:
 
 def _known_kinds() -> frozenset[str]:
     offered = (plugin.manifest.backends for plugin in bundled() if plugin.manifest is not None)
-    return frozenset({"process"}).union(*offered)
+    return frozenset().union(*offered)
 
 
 def _settings_of(plugin: PluginFile) -> type[msgspec.Struct]:

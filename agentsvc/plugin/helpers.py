@@ -4,10 +4,23 @@ import asyncio
 import contextlib
 import posixpath
 from collections.abc import Coroutine, Iterable
+from pathlib import Path
 from typing import Any, Final
 
+import agentsvc
 from agentsvc.base import OrderRejected
 from agentsvc.plugin.backend import Port
+
+PACKAGE_DIR: Final = Path(agentsvc.__file__).parent
+"""The directory of the server's own package, for backends that show it to what they run."""
+
+AGENT_OUTPUT: Final = {
+    # The agent server breaks its log lines at this width, and may stop for seconds to print
+    # a coloured traceback.
+    "COLUMNS": "200",
+    "LOG_RICH_TRACEBACKS": "false",
+}
+"""What every agent server is told of its output."""
 
 _KNOWN_PORTS: Final = {"agent": 8000, "vscode": 8001, "worker_1": 8011, "worker_2": 8012}
 _FIRST_PORT: Final = 8100

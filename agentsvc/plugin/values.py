@@ -270,6 +270,16 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that sandboxes of a backend do without, and what an operator can do about it."""
+
+    subject: str
+    """A word or two, such as `network`."""
+    text: str
+    remedy: str = ""
+    """A command or an action, where there is one."""
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a backend could create a sandbox now."""
 
@@ -277,6 +287,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     facts: dict[str, str] = {}
     """Versions, free slots; shown to the operator."""
+    advice: tuple[Advice, ...] = ()
+    """What sandboxes do without on this machine, and how to change that; `agentsvc doctor` shows it."""
 
 
 class Fences(msgspec.Struct, frozen=True, kw_only=True):

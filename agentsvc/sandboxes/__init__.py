@@ -6,7 +6,7 @@ backends. Nothing here knows conversations or HTTP. Imports `accounts`, `setting
 and what they import.
 """
 
-from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room, admit, in_turn
+from agentsvc.sandboxes.admission.slots import Lane, StartSlots
 from agentsvc.sandboxes.admission.table import Removal, UseTable
 from agentsvc.sandboxes.admission.warm_pool import SPARES_SECONDS
 from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
@@ -28,6 +28,7 @@ from agentsvc.sandboxes.registry import BackendRegistry, kinds_of
 from agentsvc.sandboxes.runtime_clients import ClientOrder
 from agentsvc.sandboxes.service import Sandboxes
 from agentsvc.sandboxes.state import AGENT_PORT, Sandbox, SandboxStatus, Target, status_of
+from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.sandboxes.table import SandboxTable
 from agentsvc.sandboxes.usage_meter import Measured, Meter
 
@@ -40,10 +41,8 @@ __all__ = [
     "BackendRegistry",
     "CallbackRules",
     "ClientOrder",
-    "Held",
     "IdleCuller",
-    "Limits",
-    "Load",
+    "Lane",
     "Measured",
     "Meter",
     "Notifier",
@@ -52,20 +51,19 @@ __all__ = [
     "PluginHost",
     "Protection",
     "Removal",
-    "Room",
     "Sandbox",
     "SandboxStatus",
+    "SandboxStores",
     "SandboxTable",
     "Sandboxes",
+    "StartSlots",
     "Target",
     "UseTable",
     "WarmPoolTable",
-    "admit",
     "check_isolation",
     "defaults_of",
     "due",
     "find_protections",
-    "in_turn",
     "installed_points",
     "kinds_of",
     "listed",

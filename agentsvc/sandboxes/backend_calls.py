@@ -20,7 +20,7 @@ class BackendCalls:
     """Lends backends for a few calls at a time."""
 
     def __init__(self, registry: BackendRegistry, time_limit: float) -> None:
-        self._registry = registry
+        self.registry = registry
         self._time_limit = time_limit
 
     @contextlib.asynccontextmanager
@@ -30,7 +30,7 @@ class BackendCalls:
         No answer in time is BackendUnavailable, since nothing is known then; an error that the
         contract does not allow is BackendBroken.
         """
-        backend = self._registry.get(name)
+        backend = self.registry.get(name)
         try:
             async with asyncio.timeout(self._time_limit):
                 yield backend

@@ -8,7 +8,7 @@ its sandboxes otherwise than by their addresses, is asked about each new connect
 from functools import partial
 from urllib.parse import urlsplit
 
-from agentsvc.agentserver import Confirm
+from agentsvc.agentserver import AgentClient, AgentServer, Confirm
 from agentsvc.base import PortUnavailable, Secret, sha256
 from agentsvc.plugin import Endpoint, Handle
 from agentsvc.sandboxes.backend_calls import BackendCalls
@@ -22,9 +22,19 @@ _OURS = "http+unix"
 class IdentityVerifier:
     """Asks backends whose peers are."""
 
-    def __init__(self, calls: BackendCalls, table: SandboxTable) -> None:
+    def __init__(self, calls: BackendCalls, table: SandboxTable, agents: AgentClient) -> None:
+        """Have all calls to the agent servers of sandboxes confirmed, too."""
         self._calls = calls
         self._table = table
+        self._agents = agents
+        agents.confirming = self.of_key
+
+    def connect(
+        self, backend: str, handle: Handle | None, endpoint: Endpoint, key: Secret
+    ) -> AgentServer:
+        """Return the calls to an agent server that nobody has yet; its connections are confirmed."""
+        confirm = self.of(backend, handle, endpoint)
+        return self._agents.at(endpoint.url, key, confirm=confirm)
 
     def of(self, backend: str, handle: Handle | None, endpoint: Endpoint) -> Confirm | None:
         """Return what confirms new connections to an endpoint; None where none needs to be."""

@@ -5,10 +5,9 @@ from typing import Final
 
 import msgspec
 
-from agentsvc.backends.specs import OUTPUT
 from agentsvc.base import Secret, sha256
 from agentsvc.models import host_of
-from agentsvc.plugin import Network, Order, Spec
+from agentsvc.plugin import AGENT_OUTPUT, Network, Order, Spec
 from agentsvc.plugin.egress import Address, BadHost, Mode, parse_host, parse_policy, split_port
 from agentsvc.sandboxes.state import Sandbox
 from agentsvc.settings import Settings, llm_of
@@ -30,6 +29,8 @@ class CallbackRules(msgspec.Struct, frozen=True, kw_only=True):
     """How long an event may wait for company before it is sent."""
     buffer_size: int = 50
     """How many events are sent together at the most."""
+    git_hosts: tuple[str, ...] = ()
+    """Private git hosts; those on this machine's loopback interface are reached from sandboxes."""
 
 
 def with_models(
@@ -97,7 +98,7 @@ def make_dormant_order(spare_id: str, spec: Spec, key: Secret, rules: CallbackRu
     """
     env = {
         "TZ": "UTC",
-        **OUTPUT,
+        **AGENT_OUTPUT,
         "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
         "OH_LEASE_TTL_SECONDS": "0",
         **spec.env,
@@ -135,7 +136,7 @@ def make_order(sandbox: Sandbox, rules: CallbackRules, client_env: Mapping[str, 
     env = {
         # Events carry the sandbox's local time without a zone.
         "TZ": "UTC",
-        **OUTPUT,
+        **AGENT_OUTPUT,
         "OH_ALLOW_CORS_ORIGINS_0": rules.internal_url,
         # There is one agent server on these files at a time. With leases, the next one could take
         # one that was killed for itself, and would leave its conversations alone for 45 s.

@@ -11,13 +11,10 @@ from agentsvc.base import AgentsvcError, BackendBroken, now
 from agentsvc.config import SandboxesConfig
 from agentsvc.plugin import Found, PartlyScanned
 from agentsvc.sandboxes.admission.table import Removal
-from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.reconciler import Reconciler
-from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.state import SandboxSummary
-from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.storage import Database
+from agentsvc.sandboxes.stores import SandboxStores
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +43,16 @@ class OrphanCollector:
 
     def __init__(
         self,
+        stores: SandboxStores,
         *,
-        db: Database,
-        table: SandboxTable,
-        registry: BackendRegistry,
         calls: BackendCalls,
         driver: Reconciler,
         config: SandboxesConfig,
-        spares: WarmPoolTable,
     ) -> None:
-        self._spares = spares
-        self._db = db
-        self._table = table
-        self._registry = registry
+        self._spares = stores.spares
+        self._db = stores.db
+        self._table = stores.sandboxes
+        self._registry = calls.registry
         self._calls = calls
         self._driver = driver
         self._grace = timedelta(seconds=config.orphan_grace_seconds)

@@ -20,7 +20,6 @@ from typing import Any, Final
 import msgspec
 import pluggy
 
-from agentsvc.backends import process
 from agentsvc.base import StartFailed, is_cancelled
 from agentsvc.plugin import (
     NAME,
@@ -110,8 +109,6 @@ class PluginHost:
         """
         keep_old_names()
         host = cls(is_traced=is_traced)
-        if "process" not in disable:
-            host.add("process", process, version="", origin=BUILT_IN)
         offered = installed_points() if points is None else points
         for point in sorted(offered, key=lambda point: point.name):
             if point.name not in disable:
@@ -150,7 +147,7 @@ class PluginHost:
 
     def add_file(self, file: PluginFile) -> None:
         """Import a plugin and register it; raises StartFailed."""
-        origin = str(file.path)
+        origin = BUILT_IN if file in bundled() else str(file.path)
         with _blame(file.name, origin):
             module = import_file(file.name, file.path)
         version = str(getattr(module, "__version__", ""))

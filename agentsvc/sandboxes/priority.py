@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
 
 from agentsvc.plugin import Handle
+from agentsvc.sandboxes.admission.slots import StartSlots
 from agentsvc.sandboxes.backend_calls import BackendCalls
 from agentsvc.sandboxes.state import Sandbox
 
@@ -12,13 +12,23 @@ from agentsvc.sandboxes.state import Sandbox
 class PriorityManager:
     """Tells backends, and remembers which of them have to be told when it is over."""
 
-    def __init__(self, calls: BackendCalls) -> None:
+    def __init__(self, calls: BackendCalls, slots: StartSlots) -> None:
         self._calls = calls
+        self._slots = slots
+        self._begun: dict[str, Sandbox] = {}
+        """What has begun since nobody started."""
         self._told: set[str] = set()
         self._lock = asyncio.Lock()
 
-    async def settle(self, sandboxes: Iterable[Sandbox]) -> None:
-        """Let these give way and no others; a backend that cannot be told is told the next time."""
+    def add(self, begun: Sandbox) -> None:
+        """Let this one give way, too, until nobody starts."""
+        self._begun[begun.id] = begun
+
+    async def settle(self) -> None:
+        """Tell backends who is to give way now; one that cannot be told is told the next time."""
+        if self._slots.is_over:
+            self._begun.clear()
+        sandboxes = list(self._begun.values())
         async with self._lock:
             handles: defaultdict[str, list[Handle]] = defaultdict(list)
             for sandbox in sandboxes:

@@ -27,20 +27,16 @@ from agentsvc.plugin import (
     Report,
     StillFetching,
 )
-from agentsvc.sandboxes.admission.table import UseTable
+from agentsvc.sandboxes.admission.slots import StartSlots
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.backend_calls import Backend, BackendCalls, find_handle
-from agentsvc.sandboxes.change_listeners import ChangeListeners
 from agentsvc.sandboxes.isolation import as_now, with_floor
 from agentsvc.sandboxes.orders import CallbackRules, make_order
-from agentsvc.sandboxes.runtime_clients import ClientTable
 from agentsvc.sandboxes.state import Action, Sandbox, Target, is_settled, next_action
-from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.storage import Database, Transaction
+from agentsvc.sandboxes.stores import SandboxStores
+from agentsvc.storage import Transaction
 
 log = logging.getLogger(__name__)
-
-type IsHeldBack = Callable[[Sandbox], Awaitable[bool]]
 
 LOG_LINES: Final = 15
 """How much of what a sandbox wrote goes with the news that it failed."""
@@ -67,36 +63,29 @@ class Reconciler:
 
     def __init__(
         self,
+        stores: SandboxStores,
         *,
-        db: Database,
-        table: SandboxTable,
-        uses: UseTable,
-        clients: ClientTable,
         calls: BackendCalls,
-        changes: ChangeListeners,
         supervisor: Supervisor,
         config: SandboxesConfig,
         callbacks: CallbackRules,
         spares: WarmPool,
+        slots: StartSlots,
     ) -> None:
         self._spares = spares
-        self._db = db
-        self._table = table
-        self._uses = uses
-        self._clients = clients
+        self._slots = slots
+        self._db = stores.db
+        self._table = stores.sandboxes
+        self._uses = stores.uses
+        self._clients = stores.clients
         self._calls = calls
-        self._changes = changes
+        self._changes = stores.changes
         self._supervisor = supervisor
         self._config = config
         self._callbacks = callbacks
         self._wakes: dict[str, asyncio.Event] = {}
         self._unseen: set[str] = set()
         self._has_seen = asyncio.Event()
-        self._on_making: list[IsHeldBack] = []
-
-    def on_making(self, is_held_back: IsHeldBack) -> None:
-        """Ask before a sandbox is made; one that is held back is asked for again when woken."""
-        self._on_making.append(is_held_back)
 
     def wake(self, sandbox_id: str) -> None:
         """Bring a sandbox to its target in the background; one that waits goes on at once."""
@@ -171,11 +160,9 @@ class Reconciler:
         if sandbox.target is Target.DELETED:
             due_at = await self._uses.find_removal_due(sandbox.id)
             return None if due_at is None or due_at <= now() else _Progress.BLOCKED
-        if sandbox.handle is None:
-            for is_held_back in self._on_making:
-                if await is_held_back(sandbox):
-                    return _Progress.SETTLED
-        return None
+        # It is made when it is the turn of the start that asked for it.
+        is_held = sandbox.handle is None and self._slots.is_held(sandbox.id)
+        return _Progress.SETTLED if is_held else None
 
     async def _fail(self, sandbox: Sandbox, action: Action, exc: AgentsvcError) -> _Progress:
         if sandbox.target is Target.DELETED:

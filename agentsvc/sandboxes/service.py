@@ -5,8 +5,10 @@ the sweep looks at all of them now and then and is the only thing that knows orp
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
@@ -32,121 +34,105 @@ from agentsvc.plugin import Capability, Phase, Spec
 from agentsvc.sandboxes.admission.capacity import Load
 from agentsvc.sandboxes.admission.placement import Place, choose, places_of
 from agentsvc.sandboxes.admission.queue import AdmissionQueue
-from agentsvc.sandboxes.admission.table import Removal, Unused, UseTable
+from agentsvc.sandboxes.admission.slots import StartSlots
+from agentsvc.sandboxes.admission.table import Removal, Unused
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.backend_calls import BackendCalls
-from agentsvc.sandboxes.change_listeners import ChangeListeners, OnChange
+from agentsvc.sandboxes.change_listeners import OnChange
 from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.operations import is_pausable, possible, require
 from agentsvc.sandboxes.orders import CallbackRules, with_local_hosts, with_models
 from agentsvc.sandboxes.orphan_collector import OrphanCollector
 from agentsvc.sandboxes.priority import PriorityManager
-from agentsvc.sandboxes.reconciler import LOG_LINES, IsHeldBack, Reconciler
+from agentsvc.sandboxes.reconciler import LOG_LINES, Reconciler
 from agentsvc.sandboxes.registry import BackendRegistry
-from agentsvc.sandboxes.runtime_clients import ClientOrder, ClientTable
+from agentsvc.sandboxes.runtime_clients import ClientOrder
 from agentsvc.sandboxes.state import Sandbox, Target, is_settled
-from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.sandboxes.stores import SandboxStores
 from agentsvc.sandboxes.targets import Targets
 from agentsvc.sandboxes.usage_meter import Meter
-from agentsvc.settings import SettingsStore
-from agentsvc.storage import Database, Page, Queryable, Transaction, Vault, cut, note_effect
+from agentsvc.storage import Page, Queryable, Transaction, cut, note_effect
+
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Sandboxes:
     """Starts, pauses, resumes, deletes and finds sandboxes."""
 
+    confirmer: IdentityVerifier
+    """Who finds out whether connections lead to the sandboxes they are meant for."""
+    gate: AdmissionQueue
+    """Who may run, and who waits for room."""
+    slots: StartSlots
+    """Who starts on this machine now, and who waits for that."""
+    spares: WarmPool
+    """What is there before anybody asks for it."""
+    usage: Usage
+    """When each was last used."""
+    meter: Meter
+    """What each was last seen to use."""
+
     def __init__(
         self,
+        stores: SandboxStores,
         *,
-        db: Database,
-        vault: Vault,
         registry: BackendRegistry,
         supervisor: Supervisor,
         config: SandboxesConfig,
         callbacks: CallbackRules,
-        settings: SettingsStore,
         agents: AgentClient,
-        git_hosts: Sequence[str] = (),
+        slots: StartSlots,
     ) -> None:
-        self._db = db
-        self._git_hosts = git_hosts
-        self._settings = settings
+        self._stores = stores
+        self._db = stores.db
+        self._table = stores.sandboxes
+        self._uses = stores.uses
         self._callbacks = callbacks
-        self._table = SandboxTable(db, vault)
-        self._clients = ClientTable(db, vault)
         self._registry = registry
         self._config = config
-        self._changes = ChangeListeners()
-        self._calls = BackendCalls(registry, config.call_seconds)
-        self._uses = UseTable(db)
-        self.confirmer = IdentityVerifier(self._calls, self._table)
-        """Who finds out whether connections lead to the sandboxes they are meant for."""
-        agents.confirming = self.confirmer.of_key
+        self._supervisor = supervisor
+        self._calls = calls = BackendCalls(registry, config.call_seconds)
+        self.confirmer = IdentityVerifier(calls, self._table, agents)
         self.usage = Usage()
-        """When each was last used."""
+        self.slots = slots
         self.gate = AdmissionQueue(
-            db=db,
-            table=self._table,
-            uses=self._uses,
-            changes=self._changes,
+            stores,
             supervisor=supervisor,
             config=config,
             rooms=registry.rooms(),
             usage=self.usage,
             let_in=self._let_in,
         )
-        """Who may run, and who waits."""
         self.spares = WarmPool(
-            db=db,
-            vault=vault,
-            registry=registry,
-            calls=self._calls,
-            confirmer=self.confirmer,
-            agents=agents,
+            stores,
+            calls=calls,
             supervisor=supervisor,
             config=config,
             callbacks=callbacks,
+            connect=self.confirmer.connect,
             fits=self.gate.has_room,
         )
-        """What is there before anybody asks for it."""
-        self.yielding = PriorityManager(self._calls)
-        """Which of them have less of this machine for a moment."""
-        self._driver = Reconciler(
-            spares=self.spares,
-            db=db,
-            table=self._table,
-            uses=self._uses,
-            clients=self._clients,
-            calls=self._calls,
-            changes=self._changes,
+        self.meter = Meter(calls)
+        self._priorities = PriorityManager(calls, slots)
+        self._driver = driver = Reconciler(
+            stores,
+            calls=calls,
             supervisor=supervisor,
             config=config,
             callbacks=callbacks,
+            spares=self.spares,
+            slots=slots,
         )
         self._targets = Targets(
-            db=db,
-            table=self._table,
-            uses=self._uses,
-            changes=self._changes,
+            stores,
             config=config,
             usage=self.usage,
             gate=self.gate,
             spares=self.spares,
-            driver=self._driver,
+            driver=driver,
         )
-        self._supervisor = supervisor
-        self.meter = Meter(self._calls)
-        """What each was last seen to use."""
-        self._sweeper = OrphanCollector(
-            db=db,
-            table=self._table,
-            registry=registry,
-            calls=self._calls,
-            driver=self._driver,
-            config=config,
-            spares=self.spares.table,
-        )
+        self._sweeper = OrphanCollector(stores, calls=calls, driver=driver, config=config)
 
     # What there is
 
@@ -225,11 +211,7 @@ class Sandboxes:
 
         Of a new sandbox both are the same.
         """
-        self._changes.listen(listener)
-
-    def on_making(self, is_held_back: IsHeldBack) -> None:
-        """Ask before a sandbox is made, and leave it until `make_now` where it is held back."""
-        self._driver.on_making(is_held_back)
+        self._stores.changes.listen(listener)
 
     # What is wanted
 
@@ -241,17 +223,19 @@ class Sandboxes:
         tx: Transaction | None = None,
         when_full: WhenFull | None = None,
         is_plain: bool = True,
+        start_id: str | None = None,
     ) -> Sandbox:
         """Ask for a new sandbox; it is stored and starting, or waiting, when this returns.
 
-        One that is not plain has an environment of its own, and is started for it.
+        One that is not plain has an environment of its own, and is started for it. With the id of a
+        start that is yet to have a slot it is left until `make_now`; see `hold`.
 
         Raises SandboxLimitReached where there is no room and it is not to wait.
         """
-        settings = await self._settings.find(user_id)
+        settings = await self._stores.settings.find(user_id)
         of_admin = await UserTable.is_admin(self._db, user_id)
         spec = with_models(spec, settings, self._config.model_hosts, of_admin=of_admin)
-        spec = with_local_hosts(spec, (*self._git_hosts, *self._config.model_hosts))
+        spec = with_local_hosts(spec, (*self._callbacks.git_hosts, *self._config.model_hosts))
         name = spec.backend or self._config.default_backend
         places = places_of(self._registry, name, spec, self._config)
         moment = now()
@@ -278,7 +262,10 @@ class Sandboxes:
         async def insert(tx: Transaction) -> Sandbox:
             placed = await self._placed(tx, ordered, places)
             spare = await self.spares.claim(tx, placed.spec, placed.backend) if is_plain else None
-            return await self._targets.enter(tx, placed, spare, when_full)
+            stored = await self._targets.enter(tx, placed, spare, when_full)
+            if start_id is not None:
+                tx.after_commit(lambda: self.hold(start_id, stored))
+            return stored
 
         async def body(tx: Transaction) -> Sandbox:
             stored = await insert(tx)
@@ -317,12 +304,12 @@ class Sandboxes:
         """
 
         async def body(tx: Transaction) -> Sandbox:
-            known = await self._clients.find(user_id, order.id, tx)
+            known = await self._stores.clients.find(user_id, order.id, tx)
             if known is None:
                 sandbox = await self.start(
                     user_id, spec, when_full=when_full, tx=tx, is_plain=not order.env
                 )
-                await self._clients.insert(tx, user_id, sandbox.id, order)
+                await self._stores.clients.insert(tx, user_id, sandbox.id, order)
                 made = msgspec.structs.replace(sandbox, client_id=order.id)
                 await note_effect(tx, made)
                 return made
@@ -341,7 +328,7 @@ class Sandboxes:
 
     async def all_of_clients(self, user_id: str) -> list[Sandbox]:
         """Return every sandbox that a user's clients know by ids of their own."""
-        found = await self.find_many(user_id, await self._clients.ids(user_id))
+        found = await self.find_many(user_id, await self._stores.clients.ids(user_id))
         return [sandbox for sandbox in found if sandbox is not None]
 
     async def pause(self, user_id: str, sandbox_id: str) -> None:
@@ -401,11 +388,17 @@ class Sandboxes:
         if wanted is not None:
             await self._wait(wanted, lambda seen: seen is None)
 
+    def hold(self, start_id: str, sandbox: Sandbox) -> None:
+        """Leave a sandbox of this machine unmade until `make_now`, or until the start has ended."""
+        if self.runs_here(sandbox.spec):
+            self.slots.hold(start_id, sandbox.id)
+
     async def make_now(self, sandbox_id: str) -> None:
         """Make a sandbox that was held back until now; it has all its time to start.
 
         One that there is already is fine.
         """
+        self.slots.release(sandbox_id)
 
         async def body(tx: Transaction) -> None:
             found = await self._table.find(sandbox_id, tx)
@@ -413,6 +406,12 @@ class Sandboxes:
                 await self._targets.let_in(tx, sandbox_id)
 
         await self._db.write(body)
+
+    async def yield_to_starts(self, begun: Sandbox | None = None) -> None:
+        """Let sandboxes that have begun leave this machine to those that start, until none does."""
+        if begun is not None and self.runs_here(begun.spec):
+            self._priorities.add(begun)
+        await self._priorities.settle()
 
     async def release(self, tx: Transaction, sandbox_id: str) -> None:
         """Ask for the removal of a sandbox in the caller's own transaction, whoever owns it.
@@ -429,7 +428,7 @@ class Sandboxes:
         time_limit: float,
     ) -> Sandbox | None:
         """Return the sandbox as soon as it is as wished, or as it is at the time limit."""
-        return await self._changes.wait_for(
+        return await self._stores.changes.wait_for(
             sandbox_id, lambda: self._table.find(sandbox_id), is_enough, time_limit=time_limit
         )
 
@@ -503,11 +502,15 @@ class Sandboxes:
 
     # What happens in the background
 
-    async def recover(self) -> None:
+    async def recover(self, waiting: Mapping[str, str] = _NONE) -> None:
         """Look at everything at once; called before the server listens.
 
-        The time in which no server ran does not count for those that are starting.
+        The time in which no server ran does not count for those that are starting. Those of
+        `waiting` starts, by the ids of these, are held until it is their turn.
         """
+        for start_id, sandbox_id in waiting.items():
+            if (found := await self._table.find(sandbox_id)) is not None:
+                self.hold(start_id, found)
         await self._db.write(lambda tx: self._table.set_deadlines(tx, self._targets.deadline()))
         await self._sweeper.sweep()
 

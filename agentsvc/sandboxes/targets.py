@@ -9,15 +9,13 @@ from agentsvc.config import SandboxesConfig
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import Phase
 from agentsvc.sandboxes.admission.queue import AdmissionQueue, held_of
-from agentsvc.sandboxes.admission.table import UseTable
 from agentsvc.sandboxes.admission.warm_pool import WarmPool
 from agentsvc.sandboxes.admission.warm_pool_table import WarmSandbox
-from agentsvc.sandboxes.change_listeners import ChangeListeners
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.reconciler import Reconciler
 from agentsvc.sandboxes.state import Sandbox, Target, holds_room
-from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.storage import Database, Transaction
+from agentsvc.sandboxes.stores import SandboxStores
+from agentsvc.storage import Transaction
 
 
 class Targets:
@@ -25,21 +23,18 @@ class Targets:
 
     def __init__(
         self,
+        stores: SandboxStores,
         *,
-        db: Database,
-        table: SandboxTable,
-        uses: UseTable,
-        changes: ChangeListeners,
         config: SandboxesConfig,
         usage: Usage,
         gate: AdmissionQueue,
         spares: WarmPool,
         driver: Reconciler,
     ) -> None:
-        self._db = db
-        self._table = table
-        self._uses = uses
-        self._changes = changes
+        self._db = stores.db
+        self._table = stores.sandboxes
+        self._uses = stores.uses
+        self._changes = stores.changes
         self._config = config
         self._usage = usage
         self._gate = gate

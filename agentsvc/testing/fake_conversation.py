@@ -291,8 +291,8 @@ class FakeConversation:
 
     def _charge(self, reply: Reply) -> None:
         llm = (self.body.get("agent") or {}).get("llm") or {}
-        prompt = 1000 if reply.prompt_tokens is None else reply.prompt_tokens
-        completion = 100 if reply.completion_tokens is None else reply.completion_tokens
+        prompt = reply.prompt_tokens
+        completion = reply.completion_tokens
         self.prompt_tokens += prompt
         self.completion_tokens += completion
         self.cost += prompt * (llm.get("input_cost_per_token") or 1e-5)

@@ -47,8 +47,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: int = 1000
+    completion_tokens: int = 100
     delay_seconds: float = 0.0
     piece_seconds: float = 0.0
     """How long a stream waits before each piece."""
@@ -169,16 +169,12 @@ class ScriptedModel:
         follow_up: Script | None = None,
         key: Secret | None = None,
         title: str = "✨ A scripted conversation",
-        prompt_tokens: int = 1000,
-        completion_tokens: int = 100,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
         self.playbook = make_playbook(script, scripts, follow_up)
         self.key = key or Secret("scripted-model-key")
         self.title = title
-        self.prompt_tokens = prompt_tokens
-        self.completion_tokens = completion_tokens
         self.requests: list[dict[str, Any]] = []
         self.refused = 0
         self._host = host
@@ -294,10 +290,7 @@ class ScriptedModel:
         }
         if reply.calls:
             message["tool_calls"] = [_to_wire(one, turn.tools) for one in reply.calls]
-        prompt = self.prompt_tokens if reply.prompt_tokens is None else reply.prompt_tokens
-        completion = (
-            self.completion_tokens if reply.completion_tokens is None else reply.completion_tokens
-        )
+        prompt, completion = reply.prompt_tokens, reply.completion_tokens
         return {
             "id": f"chatcmpl-{new_id()}",
             "object": "chat.completion",

@@ -73,7 +73,7 @@ class Tracing(Extension[NoSettings]):
     @contextlib.asynccontextmanager
     async def run(self, server: Server) -> AsyncIterator[None]:
         """Listen for starts that end; at the end, send what was not sent yet."""
-        server.conversations.on_start_change(self.note_start)
+        server.conversations.starts.on_change(self.note_start)
         yield
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_SECONDS):

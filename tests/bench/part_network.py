@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from process.backend import ProcessBackend
+from process.settings import OpenNetwork, ProcessConfig
+from process.specs import DEFAULT_SPEC
 
 from agentsvc.agentserver.client import AgentClient
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
-from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.base.values import monotonic, new_id
 from agentsvc.plugin.backend import BackendContext, Handle, Order
 from tests.bench.figures import Figure, Section, Target

@@ -23,7 +23,7 @@ from agentsvc.base.values import monotonic, new_id, new_key, now
 from agentsvc.config.sandboxes import SandboxesConfig
 from agentsvc.config.schema import Config
 from agentsvc.plugin.backend import Endpoint, Handle, Order, Phase
-from agentsvc.sandboxes import Sandboxes
+from agentsvc.sandboxes import Sandboxes, SandboxStores, StartSlots
 from agentsvc.sandboxes.orders import CallbackRules
 from agentsvc.sandboxes.plugin_loader import PluginHost
 from agentsvc.sandboxes.registry import BackendRegistry
@@ -152,14 +152,13 @@ async def _sandboxes(
     registry = BackendRegistry.build(host, config, instance_id=_INSTANCE, state_dir=directory)
     await registry.open()
     return Sandboxes(
-        db=db,
-        vault=vault,
+        SandboxStores(db, vault, SettingsStore(db, vault)),
         registry=registry,
         supervisor=supervisor,
         config=config.sandboxes,
         callbacks=CallbackRules(internal_url="http://127.0.0.1:3000", flush_seconds=1.0),
-        settings=SettingsStore(db, vault),
         agents=AgentClient(),
+        slots=StartSlots(0, lapse_seconds=60),
     )
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import aiohttp
 import msgspec
+from process.specs import DEFAULT_SPEC
 
-from agentsvc.backends.specs import DEFAULT_SPEC
 from tests.http.gateway.steps import session, until
 from tests.http.v1.streaming import Feeder
 from tests.live.nginx import free_port

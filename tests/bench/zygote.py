@@ -13,13 +13,14 @@ from typing import Final
 
 import click
 import msgspec
+from process.backend import ProcessBackend
+from process.settings import ProcessConfig
+from process.specs import DEFAULT_SPEC
 
 from agentsvc.agentserver.client import AgentClient
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
 from agentsvc.base.errors import AgentsvcError
 from agentsvc.base.values import Secret, monotonic, new_id, new_key
+from agentsvc.plugin import AGENT_OUTPUT
 from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase
 
 _KIB_IN_MIB: Final = 1024
@@ -96,7 +97,7 @@ class CoreRig:
             sandbox_id=new_id(),
             command=DEFAULT_SPEC.command,
             ports=DEFAULT_SPEC.ports,
-            env={**OUTPUT, **DEFAULT_SPEC.env},
+            env={**AGENT_OUTPUT, **DEFAULT_SPEC.env},
             secret_env={"OH_SESSION_API_KEYS_0": Secret(key.reveal())},
             options={"zygote": is_fork},
         )

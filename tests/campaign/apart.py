@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from process.tree import Process as Seen
+from process.tree import send, snapshot
 
-from agentsvc.backends.tree import Process as Seen
-from agentsvc.backends.tree import send, snapshot
 from agentsvc.base.values import monotonic
 from tests.campaign.book import Figure, Ground, Outcome, Row
 from tests.campaign.rows import ROWS

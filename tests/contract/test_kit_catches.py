@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from process.backend import ProcessBackend
+from process.settings import ProcessConfig
 
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.base.errors import BackendUnavailable
 from agentsvc.plugin.backend import (
     Capability,

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
+from process.backend import ProcessBackend
+from process.settings import ProcessConfig
+
 from agentsvc.plugin.backend import RuntimeBackend
 from agentsvc.testing import WORKLOAD, KitOptions, backend_contract
 

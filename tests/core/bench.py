@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process import places, tree
+from process.backend import ProcessBackend
+from process.settings import ProcessConfig
 
-from agentsvc.backends import places, tree
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.base.values import new_id
 from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase, Port, Report
 

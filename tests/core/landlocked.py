@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
+from process.backend import ProcessBackend
+from process.settings import ProcessConfig
+
 from agentsvc.base.values import new_id
 from agentsvc.plugin.backend import BackendContext, Handle, Isolation, Order, Phase, Port
 
@@ -59,7 +60,7 @@ async def look(top: Path) -> dict[str, Any]:
         trials = {
             "own file": "echo x > new && cat new",
             "temporary file": 'echo x > "$TMPDIR/new" && cat "$TMPDIR/new"',
-            "this package": f"{sys.executable} -Ic 'import agentsvc.backends.guest'",
+            "this package": f"{sys.executable} -Ic 'import agentsvc.guest'",
             "git": "git init -q . && git status --porcelain | head -c 2",
             "the server's database": f"cat {secret}",
             "the server's directory": f"ls {top}",

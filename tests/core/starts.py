@@ -19,7 +19,7 @@ async def admin_of(service: Service) -> str:
 
 
 async def stored_task(service: Service, task_id: str) -> StartTask:
-    tasks = await service.app[CONVERSATIONS].find_start_tasks(await admin_of(service), [task_id])
+    tasks = await service.app[CONVERSATIONS].starts.find_many(await admin_of(service), [task_id])
     assert tasks[0] is not None
     return tasks[0]
 

@@ -31,7 +31,7 @@ def write_profiles(sandbox: Path, text: str) -> None:
 
 def run(sandbox: Path, code: str, **env: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", f"import agentsvc.backends.guest;{code}"],
+        [sys.executable, "-c", f"import agentsvc.guest;{code}"],
         env={
             **{name: text for name, text in os.environ.items() if name.startswith("COVERAGE_")},
             "HOME": str(sandbox / "home"),

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from agentsvc.backends import landlock
+from process import landlock
 
 UID = 28657
 TOP = Path(__file__).parents[2]

@@ -11,9 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from process import groups
+from process.files import remove_directory
+from process.programs import watch
 
-from agentsvc.backends import groups, openfiles, watch
-from agentsvc.backends.files import remove_directory
+from agentsvc.base import INITIAL_OPEN_FILES
 from agentsvc.base.errors import OrderRejected
 from agentsvc.plugin.backend import Cause, Limits, Order, Phase, Spec
 from tests.core.bench import CoreRig, core_rig, no_save
@@ -139,12 +141,12 @@ async def test_a_sandbox_may_open_as_many_files_as_others_here_whatever_the_serv
     held: CoreRig,
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (openfiles.FOUND - 1, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (INITIAL_OPEN_FILES - 1, limits[1]))
     try:
         handle = await held.serve()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert await held.run(handle, "sh", "-c", "ulimit -n") == f"{openfiles.FOUND}\n"
+    assert await held.run(handle, "sh", "-c", "ulimit -n") == f"{INITIAL_OPEN_FILES}\n"
 
 
 async def test_a_sandbox_that_fills_the_disk_is_ended_and_can_be_tidied(held: CoreRig) -> None:

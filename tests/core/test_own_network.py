@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from process import uplink
+from process.backend import ProcessBackend
+from process.look import MACHINES_NETWORK, OWN_NETWORK, PROXIED_NETWORK
+from process.settings import OpenNetwork, ProcessConfig
+from process.specs import DEFAULT_SPEC
 
-from agentsvc.backends import uplink
-from agentsvc.backends.look import MACHINES_NETWORK, OWN_NETWORK, PROXIED_NETWORK
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
-from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.plugin.backend import Handle, Phase
 from tests.core.bench import CoreRig, core_rig, is_there, no_save, until
 from tests.core.egress.rig import open_target

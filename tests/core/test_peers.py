@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-
-from agentsvc.backends import peers
-from agentsvc.backends.tree import Process, Tree, look_up
+from process import peers
+from process.tree import Process, Tree, look_up
 
 LISTEN = (
     "import socket; one = socket.create_server(('127.0.0.1', 0));"

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process.specs import DEFAULT_SPEC
 
-from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.base.errors import StartFailed
 from agentsvc.config.sandboxes import SandboxesConfig, SpecConfig
 from agentsvc.config.schema import Config

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from process.specs import GUEST
 
 from agentsvc.accounts.keys import Role
-from agentsvc.backends.specs import GUEST
 from agentsvc.base.values import monotonic
 from agentsvc.config.schema import Config
 from agentsvc.http.keys import BACKENDS, SANDBOXES

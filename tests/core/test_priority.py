@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from process.places import State
+from process.priority import Priorities, weigh
 
-from agentsvc.backends.places import State
-from agentsvc.backends.priority import Priorities, weigh
 from agentsvc.base.errors import BackendUnavailable
 from agentsvc.plugin.backend import Phase
 from tests.core.bench import CoreRig, core_rig

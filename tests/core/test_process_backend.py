@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process import launch, tree
+from process.backend import ProcessBackend
+from process.settings import ProcessConfig
+from process.specs import DEFAULT_SPEC
 
-from agentsvc.backends import launch, tree
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.backends.specs import DEFAULT_SPEC
 from agentsvc.base.errors import BackendUnavailable, Conflict, OrderRejected
 from agentsvc.base.values import Secret, new_id
 from agentsvc.plugin.backend import BackendContext, Isolation, Order, Phase, Port, Spec

@@ -18,10 +18,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from process import bubblewrap, landlock, seccomp
+from process.backend import ProcessBackend
+from process.settings import OpenNetwork, ProcessConfig
 
-from agentsvc.backends import bubblewrap, landlock, seccomp
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
 from agentsvc.base.errors import OrderRejected
 from agentsvc.base.values import Secret
 from agentsvc.plugin.backend import BackendContext, Cause, Handle, Isolation, Network, Phase, Report

@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from process import places, tree
 
-from agentsvc.backends import places, tree
 from agentsvc.plugin.backend import Phase
 from tests.core.bench import (
     BOTH_WAYS,

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from process import places, tree
+from process.backend import HANDLE_VERSION, ProcessBackend
+from process.files import remove_directory
+from process.settings import ProcessConfig
 
-from agentsvc.backends import places, tree
-from agentsvc.backends.files import remove_directory
-from agentsvc.backends.process import HANDLE_VERSION, ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.base.errors import BackendUnavailable, Conflict
 from agentsvc.base.values import monotonic, new_id
 from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase
@@ -28,7 +28,8 @@ async def test_a_sandbox_outlives_a_killed_server_and_is_adopted(bench: CoreRig)
     script = (
         "import asyncio, sys, pathlib\n"
         "from agentsvc.plugin.backend import *\n"
-        "from agentsvc.backends.process import *\n"
+        "import tests\n"
+        "from process.backend import *\n"
         "async def save(handle): pass\n"
         "async def main():\n"
         "    context = BackendContext(instance_id=sys.argv[1], state_dir=pathlib.Path(sys.argv[2]))\n"

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+from process import meter
+from process.places import State
+from process.tree import boot_id, look_up
 
-from agentsvc.backends import meter
-from agentsvc.backends.places import State
-from agentsvc.backends.tree import boot_id, look_up
 from agentsvc.plugin.backend import Usage
 from tests.core.troubles import TroubledWorld, reconfigure
 from tests.service import WAIT_SECONDS, Client, Service
@@ -172,7 +172,7 @@ def test_processes_of_a_sandbox_that_rests_are_not_counted_again(tmp_path: Path)
 
 def test_a_machine_that_is_out_of_descriptors_is_asked_again_who_it_is() -> None:
     program = (
-        "import resource; from agentsvc.backends.tree import boot_id;"
+        "import resource, tests; from process.tree import boot_id;"
         "found = resource.getrlimit(resource.RLIMIT_NOFILE);"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, found[1]));"
         "\ntry: print(repr(boot_id()))\nexcept OSError as exc: print(exc.errno)\n"

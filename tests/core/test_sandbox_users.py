@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process import bubblewrap
+from process.backend import ProcessBackend
+from process.settings import ProcessConfig
 
-from agentsvc.backends import bubblewrap
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.base.errors import CapacityExceeded
 from agentsvc.plugin.backend import Handle, Limits, Network, Phase
 from tests.core.bench import CoreRig, core_rig, no_save, until

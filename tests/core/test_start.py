@@ -33,7 +33,7 @@ async def test_every_status_passes_in_order_and_is_timed(client: Client, service
     task = await client.start_task()
     user_id = await admin_of(service)
     seen: list[StartStatus] = []
-    async for one in service.app[CONVERSATIONS].follow(user_id, task["id"]):
+    async for one in service.app[CONVERSATIONS].starts.follow(user_id, task["id"]):
         if one.status not in seen[-1:]:
             seen.append(one.status)
     assert seen == IN_ORDER[-len(seen) :]

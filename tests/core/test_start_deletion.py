@@ -97,7 +97,7 @@ async def test_a_followed_start_ends_when_its_conversation_is_deleted(
 
 async def test_a_start_that_nobody_knows_cannot_be_followed(service: Service) -> None:
     with pytest.raises(NotFound):
-        async for _ in service.app[CONVERSATIONS].follow("nobody", "0" * 32):
+        async for _ in service.app[CONVERSATIONS].starts.follow("nobody", "0" * 32):
             pass
 
 

@@ -11,6 +11,7 @@ import pytest
 from agentsvc.accounts.keys import Role
 from agentsvc.base.errors import BackendUnavailable
 from agentsvc.config.schema import Config
+from agentsvc.sandboxes import StartSlots
 from tests.conftest import FAST
 from tests.core.troubles import TroubledAgent, TroubledWorld, eventually, reconfigure
 from tests.plugins import load_plugins
@@ -267,3 +268,13 @@ async def test_elsewhere_all_start_at_once(narrow: Service, fake_world: Troubled
     await eventually(lambda: len(fake_world.sandboxes) == 4)
     for task in tasks:
         assert (await finish(client, fake_world, task["id"]))["status"] == "READY"
+
+
+async def test_a_sandbox_is_held_until_the_first_turn_of_those_who_wait_for_it() -> None:
+    slots = StartSlots(1, lapse_seconds=NEVER_SECONDS)
+    for start in ("first", "second"):
+        slots.hold(start, "sandbox")
+    slots.leave("first")
+    assert slots.is_held("sandbox")
+    slots.release("sandbox")
+    assert not slots.is_held("sandbox")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process.backend import ProcessBackend
+from process.doors import Doors
+from process.places import Place, new_record
 
-from agentsvc.backends.doors import Doors
-from agentsvc.backends.places import Place, new_record
-from agentsvc.backends.process import ProcessBackend
 from agentsvc.base.errors import BackendUnavailable, OrderRejected
 from agentsvc.base.values import new_id
 from agentsvc.plugin.backend import Handle, Network, Order, Phase

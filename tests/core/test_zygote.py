@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from process import bubblewrap
+from process.backend import ProcessBackend
+from process.programs.shim import ZYGOTE
+from process.settings import ProcessConfig
 
 import tests
-from agentsvc.backends import bubblewrap
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
-from agentsvc.backends.shim import ZYGOTE
 from agentsvc.base.errors import Conflict, OrderRejected
 from agentsvc.base.values import Secret
 from agentsvc.plugin.backend import Handle, Order, Phase, Port, Report
@@ -403,7 +403,7 @@ def forks_among(pids: list[int]) -> list[int]:
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
-            found += [pid] * (b"agentsvc.backends.warm" in arguments)
+            found += [pid] * (b"process.programs.warm" in arguments)
     return found
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from process import landlock
+from process.programs.shim import ZYGOTE
 
-from agentsvc.backends import landlock
-from agentsvc.backends.shim import ZYGOTE
 from agentsvc.plugin.backend import Limits
 from tests.core.bench import CoreRig
 from tests.core.test_zygote import Probe, ProbeBackend, is_alive, probes

@@ -191,7 +191,7 @@ async def test_a_connection_too_many_waits_for_its_refusal(
         assert {answer.split()[1] for answer in answers} == {b"503"}
         assert monotonic() - began >= HOLD_SECONDS
         # As many as may be connected may wait; others are refused at once.
-        waiting = [asyncio.ensure_future(_answer_of(host, port)) for _ in range(4)]
+        waiting = [asyncio.get_running_loop().create_task(_answer_of(host, port)) for _ in range(4)]
         await asyncio.sleep(0.2)
         async with asyncio.timeout(HOLD_SECONDS / 2):
             assert (await _answer_of(host, port)).split()[1] == b"503"

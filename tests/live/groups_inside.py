@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentsvc.backends import groups, watch
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
+from process import groups
+from process.backend import ProcessBackend
+from process.programs import watch
+from process.settings import ProcessConfig
+
 from agentsvc.base.values import new_id
 from agentsvc.plugin.backend import BackendContext, Handle, Limits, Order, Phase
 from tests.live.uml import tell

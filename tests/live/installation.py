@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from agentsvc.backends.places import list_temps
-from agentsvc.backends.tree import Process, marks, send, snapshot
+from process.places import list_temps
+from process.tree import Process, marks, send, snapshot
+
 from agentsvc.base.values import Secret, monotonic, new_key
 from agentsvc.config.data_directory import DataDirectory
 from agentsvc.testing.llm import ScriptedModel
@@ -318,4 +319,4 @@ def secret(name: str) -> Secret:
 
 def _is_agent_server(command: bytes) -> bool:
     # A fork shows the arguments of the fork server.
-    return b"openhands.agent_server" in command.split(b"\0") or b"agentsvc.backends.warm" in command
+    return b"openhands.agent_server" in command.split(b"\0") or b"process.programs.warm" in command

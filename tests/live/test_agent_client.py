@@ -57,7 +57,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     }
     command = [sys.executable, "-m", "openhands.agent_server"]
     # It keeps to itself what would stay in /tmp.
-    command += ["--import-modules", "agentsvc.backends.guest"]
+    command += ["--import-modules", "agentsvc.guest"]
     with (path / "log").open("wb") as log:
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port)],

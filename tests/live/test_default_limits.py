@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from process import groups
 
-from agentsvc.backends import groups
 from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation, unavailable
 from tests.live.console.users import new_user

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from process import landlock
 
-from agentsvc.backends import landlock
 from tests.users import ordinary_user
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
@@ -120,7 +120,7 @@ def test_a_demo_of_root_without_bubblewrap_says_what_to_install(tmp_path: Path) 
     assert demo.process.returncode == 1
     assert stderr == (
         "error: sandboxes cannot be isolated: bubblewrap is not installed, and as root nothing else"
-        " holds them\nhint: apt install bubblewrap, or run this command as an ordinary user\n"
+        " holds them\nhint: apt install bubblewrap, or run the server as an ordinary user\n"
     )
     assert demo.leftovers() == []
 

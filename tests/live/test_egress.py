@@ -7,10 +7,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from process import launch, uplink
+from process.backend import ProcessBackend
+from process.settings import ProcessConfig
 
-from agentsvc.backends import launch, uplink
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.base.values import new_id
 from agentsvc.plugin.backend import BackendContext, Handle, Network, Order
 from agentsvc.plugin.egress.addresses import is_public

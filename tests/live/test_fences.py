@@ -4,8 +4,8 @@ import json
 from urllib.parse import urlsplit
 
 import pytest
+from process import groups
 
-from agentsvc.backends import groups
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.conftest import MakeInstallation, unavailable
 from tests.live.events import outputs

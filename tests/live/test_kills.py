@@ -32,7 +32,7 @@ import asyncio
 import os
 import pathlib
 
-from agentsvc.backends.process import ProcessBackend
+from process.backend import ProcessBackend
 from agentsvc.plugin.hookspecs import hookimpl
 
 

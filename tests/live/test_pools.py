@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from process.programs.shim import ZYGOTE
 
-from agentsvc.backends.shim import ZYGOTE
 from agentsvc.models.hosts import host_of_url
 from agentsvc.testing.llm import ScriptedModel
 from tests.live.conftest import MakeInstallation

@@ -1,6 +1,6 @@
 """The application of a fork is what the agent server itself makes of the environment.
 
-When one of these fails after an upgrade of the agent server, FastAPI or uvicorn, `agentsvc.backends.preload`
+When one of these fails after an upgrade of the agent server, FastAPI or uvicorn, `plugins/process/preload.py`
 relies on something that has changed: each message says on what. Setting `zygote = false` in
 `[backends.process]` is the way out until it is mended.
 """
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from agentsvc.backends.specs import DEFAULT_SPEC
+from process.specs import DEFAULT_SPEC
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
@@ -46,7 +45,7 @@ def told():
     }
 
 mine = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("OH_")}
-from agentsvc.backends import preload
+from process import preload
 preload.load()
 threads = len(list(Path("/proc/self/task").iterdir()))
 os.environ.update(mine)

@@ -12,14 +12,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from process import places, tree
+from process.backend import ProcessBackend
+from process.programs.shim import ZYGOTE
+from process.settings import OpenNetwork, ProcessConfig
+from process.specs import DEFAULT_SPEC
 
 from agentsvc.agentserver.client import AgentClient, AgentServer
-from agentsvc.backends import places, tree
-from agentsvc.backends.process import ProcessBackend
-from agentsvc.backends.processconfig import OpenNetwork, ProcessConfig
-from agentsvc.backends.shim import ZYGOTE
-from agentsvc.backends.specs import DEFAULT_SPEC, OUTPUT
 from agentsvc.base.values import Secret, new_id, new_key
+from agentsvc.plugin import AGENT_OUTPUT
 from agentsvc.plugin.backend import BackendContext, Handle, Order, Phase, Report
 from agentsvc.testing.llm import ScriptedModel, call, finish
 from tests.agent_checks import Rig
@@ -103,7 +104,7 @@ async def test_nobody_can_bind_the_port_of_an_agent_server_in_the_machines_netwo
         tmp_path, network=OpenNetwork.HOST, use_bubblewrap=use_bubblewrap, zygote_seconds=150
     ) as host:
         for is_fork in (True, False) if use_bubblewrap else (False,):
-            order = msgspec.structs.replace(host.order(**OUTPUT), options={"zygote": is_fork})
+            order = msgspec.structs.replace(host.order(**AGENT_OUTPUT), options={"zygote": is_fork})
 
             async def save(_handle: Handle) -> None: ...
 
@@ -190,7 +191,7 @@ def test_the_browser_package_makes_no_directory_outside_the_sandbox(tmp_path: Pa
     code = (
         "import sys; sys.addaudithook(lambda name, about:"
         " print(about[0]) if name == 'os.mkdir' else None);"
-        "import agentsvc.backends.guest, openhands.tools.browser_use.impl"
+        "import agentsvc.guest, openhands.tools.browser_use.impl"
     )
     env = {**DEFAULT_SPEC.env, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-Bc", code]

@@ -8,8 +8,8 @@ import socket
 
 import pytest
 import pytest_asyncio
+from process.tree import Process, send
 
-from agentsvc.backends.tree import Process, send
 from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation
 from tests.live.events import finishes, of_kind, outputs

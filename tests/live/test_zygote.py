@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from process import launch, uplink
+from process.look import OWN_NETWORK, PROXIED_NETWORK
+from process.programs.shim import ZYGOTE
 
-from agentsvc.backends import launch, uplink
-from agentsvc.backends.look import OWN_NETWORK, PROXIED_NETWORK
-from agentsvc.backends.shim import ZYGOTE
 from agentsvc.base.values import monotonic
 from tests.live.client import LiveClient
 from tests.live.conftest import MakeInstallation, unavailable

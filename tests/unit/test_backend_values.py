@@ -3,8 +3,9 @@
 import signal
 
 import pytest
+from process.look import describe_exit
+from process.specs import current, passed_port
 
-from agentsvc.backends.look import describe_exit
 from agentsvc.base.errors import OrderRejected
 from agentsvc.plugin.backend import fill
 
@@ -20,6 +21,13 @@ from agentsvc.plugin.backend import fill
 )
 def test_ports_are_filled_in_and_nothing_else(text: str, filled: str) -> None:
     assert fill(text, {"agent": 41233, "worker_1": 8011}) == filled
+
+
+def test_what_agent_servers_import_first_is_known_by_its_old_name() -> None:
+    options = ("--port", "{port.agent}", "--import-modules")
+    old = ("{python}", *options, "mine,agentsvc.backends.guest")
+    assert current(old) == ("{python}", *options, "mine,agentsvc.guest")
+    assert passed_port(old) == "agent"
 
 
 def test_a_port_that_does_not_exist_is_refused() -> None:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from process import landlock
 
-from agentsvc.backends import landlock
 from agentsvc.base.errors import StartFailed
 from agentsvc.base.values import new_id
 from agentsvc.cli.serve import bind, read_bootstrap_key, with_addresses

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from agentsvc.backends.children import Capture
-from agentsvc.backends.places import LogFile
-from agentsvc.backends.shim import Log
+from process.places import LogFile
+from process.programs.children import Capture
+from process.programs.shim import Log
 
 
 class Pipe:

@@ -6,9 +6,9 @@ import subprocess
 
 import msgspec
 import pytest
+from process import bubblewrap, users
+from process.settings import ProcessConfig
 
-from agentsvc.backends import bubblewrap, users
-from agentsvc.backends.processconfig import ProcessConfig
 from agentsvc.base.errors import CapacityExceeded
 
 

@@ -4,8 +4,7 @@ import errno
 import struct
 
 import pytest
-
-from agentsvc.backends.seccomp import MACHINES, compile_filter
+from process.seccomp import MACHINES, compile_filter
 
 ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 OTHER = {"x86_64": 0x40000003, "aarch64": 0x40000028}

@@ -19,7 +19,7 @@ from agentsvc.base import Secret, monotonic, new_key
 from agentsvc.cli import CommandFailed
 from agentsvc.cli.demo.api import KEY_HEADER, V0, V1, DemoApi
 from agentsvc.cli.options import example
-from agentsvc.cli.private import PrivateServer
+from agentsvc.cli.private import PrivateServer, choose_isolation
 from agentsvc.cli.show.notes import Event, find_created_file, find_outcome, to_note
 from agentsvc.cli.show.screen import Screen, open_screen
 from agentsvc.testing import MODEL, ScriptedModel
@@ -111,7 +111,7 @@ class _Demo:
         self._screen.title("A server of its own")
         server = PrivateServer(self._directory, key, port=self._port)
         self._key_file = server.key_file
-        server.start()
+        server.start(await choose_isolation(self._directory))
         try:
             with self._measured("server"):
                 self._screen.busy("starting")

@@ -28,8 +28,6 @@ type Check = Callable[[Config, DataDirectory], Iterator[Finding]]
 _CHECKS: Final[tuple[Check, ...]] = (
     machine.check_python,
     machine.check_extras,
-    machine.check_bubblewrap,
-    machine.check_network,
     machine.check_isolation,
     machine.check_cgroups,
     machine.check_engine,

@@ -7,18 +7,17 @@ import shutil
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from agentsvc.backends import bubblewrap, landlock, uplink
-from agentsvc.backends.processconfig import OpenNetwork
 from agentsvc.base import StartFailed, known_vulnerabilities
 from agentsvc.cli.doctor.finding import Finding, bad, fine, note
 from agentsvc.cli.plugins import load_plugins, opened
 from agentsvc.config import Config, DataDirectory
+from agentsvc.plugin import Health
 from agentsvc.sandboxes import Protection, find_protections
 
 _OLDEST_PYTHON: Final = (3, 12)
@@ -62,69 +61,32 @@ def check_extras(_config: Config, _places: DataDirectory) -> Iterator[Finding]:
             yield note(f"extra {extra}", consequence, f"pip install 'agentsvc[{extra}]'")
 
 
-def check_bubblewrap(_config: Config, places: DataDirectory) -> Iterator[Finding]:
-    """Try bubblewrap, and see what holds sandboxes without it."""
-    found = bubblewrap.find(places.backends)
-    if found.program:
-        yield fine("bubblewrap", found.program)
-        return
-    instead = (
-        "Landlock confines sandboxes instead"
-        if landlock.is_usable()
-        else "sandboxes have the rights of the server's user"
-    )
-    is_absent = shutil.which("bwrap") is None
-    remedy = "apt-get install bubblewrap" if is_absent else found.remedy
-    yield note("bubblewrap", f"{found.reason}; {instead}", remedy)
-
-
-def check_network(config: Config, _places: DataDirectory) -> Iterator[Finding]:
-    """See which network sandboxes have whose network is open."""
-    tables = {"process": {}, **config.backends}
-    kinds = {name: table.get("type", name) for name, table in tables.items()}
-    for name, table in tables.items():
-        if kinds[name] == "process" and table.get("network") == OpenNetwork.HOST:
-            yield note(
-                "network",
-                f'[backends.{name}] says `network = "host"`: open sandboxes reach all that listens'
-                " on this machine's loopback interface, and each other",
-                "remove that line",
-            )
-            return
-    if reason := uplink.why_not():
-        consequence = "sandboxes with the network `open` reach other hosts by HTTP and HTTPS through a proxy only"
-        yield note("network", f"{consequence}: {reason}", "apt-get install slirp4netns")
-        return
-    yield fine("network", "open sandboxes that bubblewrap holds have one of their own")
-
-
 def check_isolation(config: Config, _places: DataDirectory) -> Iterator[Finding]:
     """See whether each backend in use isolates and limits sandboxes as it is made to."""
     try:
-        found, reasons = asyncio.run(_protections(config))
+        found, told = asyncio.run(_protections(config))
     except StartFailed as exc:
         yield bad("isolation", exc.message, exc.hint or "agentsvc plugins list")
         return
     if not found:
         yield note("isolation", "no backend in use can be reached", "agentsvc plugins list")
-    for one in found:
-        yield _isolation(one)
-        if one.not_limited:
-            text = f"by default nothing limits: {', '.join(one.not_limited)}"
+    for held in found:
+        yield _isolation(held)
+        if held.not_limited:
+            text = f"by default nothing limits: {', '.join(held.not_limited)}"
             remedy = "run the server as root, or as a systemd service with Delegate=yes"
-            yield note(f"limits of `{one.backend}`", text, remedy)
+            yield note(f"limits of `{held.backend}`", text, remedy)
         else:
-            yield fine(f"limits of `{one.backend}`", ", ".join(one.limits) or "none are wanted")
-    for backend, reason in reasons.items():
-        yield note(f"fork server of `{backend}`", f"{reason}: agents start some seconds slower")
+            yield fine(f"limits of `{held.backend}`", ", ".join(held.limits) or "none are wanted")
+    for backend, health in told.items():
+        for one in health.advice:
+            yield note(f"{one.subject} of `{backend}`", one.text, one.remedy)
 
 
-async def _protections(config: Config) -> tuple[list[Protection], dict[str, str]]:
-    """Return how sandboxes are held, and by backend why it has no fork server although it could."""
+async def _protections(config: Config) -> tuple[list[Protection], Mapping[str, Health]]:
+    """Return how sandboxes are held, and what each backend says of its health."""
     async with opened(load_plugins(config), config) as registry:
-        told = {name: one.facts.get("zygote", "") for name, one in (await registry.probe()).items()}
-        reasons = {name: one for name, one in told.items() if one.startswith("none: ")}
-        return find_protections(registry, config.sandboxes), reasons
+        return find_protections(registry, config.sandboxes), await registry.probe()
 
 
 def _isolation(one: Protection) -> Finding:

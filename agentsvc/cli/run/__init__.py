@@ -1,5 +1,6 @@
 """`agentsvc run`: one conversation in the terminal, on a server that runs or on one made for it."""
 
+import asyncio
 import importlib
 import os
 import shutil
@@ -142,7 +143,7 @@ def _private_server() -> Iterator[Api]:
     server = private.PrivateServer(directory, key, port=0)
     try:
         click.echo("starting a server for this task …", err=True)
-        server.start()
+        server.start(asyncio.run(private.choose_isolation(directory)))
         url = server.read_url()
         if url is None:
             click.echo(server.last_log_lines(), err=True)

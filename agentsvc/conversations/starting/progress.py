@@ -3,21 +3,18 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
-from typing import Any, Final
+from datetime import timedelta
+from typing import Final
 
 import msgspec
 
-from agentsvc.agentserver import AgentServer
-from agentsvc.base import ConversationDeleted, NotFound, Secret, monotonic, now
-from agentsvc.conversations.model import Conversation, Stage, StartTask
-from agentsvc.conversations.starting.task_table import StartTaskTable
-from agentsvc.conversations.starting.workspace import Workspace
-from agentsvc.conversations.table import ConversationTable
-from agentsvc.domain import Provider, StartStatus
+from agentsvc.base import ConversationDeleted, monotonic, now
+from agentsvc.conversations.model import Stage, StartTask
+from agentsvc.conversations.starting.states import Start
+from agentsvc.conversations.stores import ConversationStores
+from agentsvc.domain import StartStatus
 from agentsvc.sandboxes import Sandbox
-from agentsvc.settings import Settings
-from agentsvc.storage import Database, Transaction
+from agentsvc.storage import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -26,37 +23,13 @@ _ORDER: Final = list(StartStatus)
 type OnTaskChange = Callable[[StartTask], None]
 
 
-class Start(msgspec.Struct, kw_only=True):
-    """What the steps of one start hand on to each other."""
-
-    task: StartTask
-    conversation: Conversation
-    deadline: datetime
-    """Until when steps are tried again; the time the server was down does not count."""
-    settings: Settings = Settings()
-    tokens: dict[Provider, tuple[str, Secret]] = {}
-    sandbox: Sandbox | None = None
-    agent: AgentServer | None = None
-    workspace: Workspace | None = None
-    hook_config: dict[str, Any] | None = None
-    failed_tool_servers: list[str] = []
-    """What is told of each tool server that does not start."""
-
-
 class Progress:
     """Stores each step that a start takes; a deleted conversation ends it."""
 
-    def __init__(
-        self,
-        *,
-        db: Database,
-        table: ConversationTable,
-        tasks: StartTaskTable,
-        on_change: OnTaskChange,
-    ) -> None:
-        self._db = db
-        self._table = table
-        self._tasks = tasks
+    def __init__(self, stores: ConversationStores, on_change: OnTaskChange) -> None:
+        self._db = stores.db
+        self._table = stores.conversations
+        self._tasks = stores.tasks
         self._on_change = on_change
 
     async def enter(self, start: Start, status: StartStatus) -> None:
@@ -77,6 +50,18 @@ class Progress:
             tx.after_commit(lambda: self._on_change(task))
 
         await self._db.write(body)
+
+    async def check_exists(self, start: Start) -> None:
+        """Raise ConversationDeleted where it was deleted meanwhile."""
+        if await self._tasks.find(start.task.id) is None:
+            raise ConversationDeleted
+
+    async def show_agent_url(self, start: Start, sandbox: Sandbox) -> None:
+        """Store where the agent server is."""
+        start.task = msgspec.structs.replace(
+            start.task, agent_server_url=sandbox.agent_url, updated_at=now()
+        )
+        await self.store(start)
 
     async def link_sandbox(self, tx: Transaction, start: Start, sandbox_id: str) -> None:
         """Store in which sandbox the conversation lives; raises ConversationDeleted."""
@@ -121,13 +106,6 @@ class Progress:
         stages = (*earlier, msgspec.structs.replace(last, note=problem))
         start.task = msgspec.structs.replace(start.task, stages=stages, updated_at=now())
         await self.store(start)
-
-
-def made[T](value: T | None) -> T:
-    """Return what an earlier step has made."""
-    if value is None:
-        raise NotFound("A step of the start ran before the one it needs")
-    return value
 
 
 def entered(task: StartTask, status: StartStatus) -> StartTask:

@@ -2,21 +2,21 @@
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from agentsvc.base import BackendUnavailable, NotFound, StartRefused
-from agentsvc.conversations.starting.concurrency import Lane
 from agentsvc.conversations.starting.failure import unknown_sandbox
 from agentsvc.conversations.starting.grouping import choose_sandbox
-from agentsvc.conversations.starting.progress import Progress, Start, made
-from agentsvc.conversations.table import ConversationTable
+from agentsvc.conversations.starting.progress import Progress
+from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
+from agentsvc.conversations.starting.states import Checked, Hosted
+from agentsvc.conversations.stores import ConversationStores
 from agentsvc.domain import WhenFull
 from agentsvc.plugin import Spec
-from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+from agentsvc.sandboxes import Lane, Sandbox, Sandboxes, SandboxStatus
 from agentsvc.settings import GroupingStrategy
-from agentsvc.storage import Database, Transaction
+from agentsvc.storage import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -26,106 +26,120 @@ class SandboxChooser:
 
     def __init__(
         self,
+        stores: ConversationStores,
         *,
-        db: Database,
-        table: ConversationTable,
         sandboxes: Sandboxes,
         progress: Progress,
-        explain: Callable[[Sandbox | None], Awaitable[str]],
+        checks: SandboxChecks,
     ) -> None:
-        self._db = db
-        self._table = table
+        self._db = stores.db
+        self._table = stores.conversations
         self._sandboxes = sandboxes
         self._progress = progress
-        self._explain = explain
+        self._checks = checks
 
-    async def reserve(self, tx: Transaction, start: Start) -> None:
+    async def reserve(self, tx: Transaction, asked: Checked) -> None:
         """Ask at once for the room a new start needs, where room is limited.
 
         So its caller hears of it: raises as `AdmissionQueue.enter`. A start that may join a running sandbox
         finds out later, and then waits for room if it needs some.
         """
+        start = asked.start
         user_id, order = start.task.user_id, start.task.request
         if not await self._sandboxes.gate.is_limited_for(tx, user_id):
             return
         named = order.sandbox_id or start.conversation.sandbox_id
         if named is not None:
             await self._sandboxes.resume_named(tx, user_id, named, order.when_full)
-        elif not await self._find_joinable(start):
+        elif not await self._find_joinable(asked):
             # A backend that is away is waited for in the background.
             with contextlib.suppress(BackendUnavailable):
-                await self._make(tx, start, order.when_full)
+                await self._make(tx, asked, order.when_full, start_id=start.task.id)
 
-    async def find_lane(self, start: Start) -> Lane | None:
+    async def find_lane(self, asked: Checked) -> Lane | None:
         """Return what a start would need of this machine now; None for nothing to speak of."""
-        task = start.task
+        start, task = asked.start, asked.start.task
         named = task.sandbox_id or task.request.sandbox_id or start.conversation.sandbox_id
         if named is None:
-            found = await self._find_joinable(start)
+            found = await self._find_joinable(asked)
         else:
             [found] = await self._sandboxes.find_many(task.user_id, [named])
             if found is None:
                 return None
-        if not self._sandboxes.runs_here(found.spec if found else self._spec(start)):
+        if not self._sandboxes.runs_here(found.spec if found else self._spec(asked)):
             return None
         is_running = found is not None and found.status is SandboxStatus.RUNNING
         return Lane.RUNNING if is_running else Lane.NEW
 
-    async def choose(self, start: Start) -> Sandbox:
+    async def choose(self, asked: Checked) -> Sandbox:
         """Return the sandbox, asked for and linked to the conversation; raises StartRefused."""
+        start = asked.start
         task, order = start.task, start.task.request
         wanted = task.sandbox_id or order.sandbox_id or start.conversation.sandbox_id
         if wanted is None:
-            return await self._join_sandbox(start) or await self._new_sandbox(start)
+            return await self._join_sandbox(asked) or await self._new_sandbox(asked)
         [sandbox] = await self._sandboxes.find_many(task.user_id, [wanted])
         if sandbox is None:
             is_lost = task.sandbox_id is not None
-            raise StartRefused(await self._explain(None) if is_lost else unknown_sandbox(wanted))
+            raise StartRefused(
+                await self._checks.explain(None) if is_lost else unknown_sandbox(wanted)
+            )
         # Not what the user has paused since, but what was paused when the server stopped.
-        is_resumable = sandbox.status is SandboxStatus.PAUSED and start.sandbox is None
+        is_resumable = sandbox.status is SandboxStatus.PAUSED and start.seen is None
         if is_resumable or (sandbox.status is SandboxStatus.ERROR and not task.sandbox_id):
             await self._sandboxes.resume(task.user_id, wanted, when_full=WhenFull.QUEUE)
         if task.sandbox_id is None:
             await self._db.write(lambda tx: self._progress.link_sandbox(tx, start, wanted))
         return sandbox
 
-    async def _join_sandbox(self, start: Start) -> Sandbox | None:
-        chosen = await self._find_joinable(start)
+    async def _join_sandbox(self, asked: Checked) -> Sandbox | None:
+        start = asked.start
+        chosen = await self._find_joinable(asked)
         if chosen is not None:
             sandbox_id = chosen.id
             await self._db.write(lambda tx: self._progress.link_sandbox(tx, start, sandbox_id))
         return chosen
 
-    async def _find_joinable(self, start: Start) -> Sandbox | None:
-        strategy, spec = start.settings.sandbox_grouping_strategy, self._spec(start)
+    async def _find_joinable(self, asked: Checked) -> Sandbox | None:
+        strategy, spec = asked.settings.sandbox_grouping_strategy, self._spec(asked)
         if strategy is GroupingStrategy.NO_GROUPING:
             return None
         running = [
             sandbox
-            for sandbox in await self._sandboxes.find_running(start.task.user_id)
+            for sandbox in await self._sandboxes.find_running(asked.start.task.user_id)
             if sandbox.spec_id == spec.id and sandbox.agent_url is not None
         ]
         occupancy = await self._table.occupancy([sandbox.id for sandbox in running])
         return choose_sandbox(strategy, running, occupancy)
 
-    async def _new_sandbox(self, start: Start) -> Sandbox:
+    async def _new_sandbox(self, asked: Checked) -> Sandbox:
         # Where room is limited, the caller was told when the start was asked for.
-        return await self._db.write(lambda tx: self._make(tx, start, WhenFull.QUEUE))
+        return await self._db.write(lambda tx: self._make(tx, asked, WhenFull.QUEUE))
 
-    async def _make(self, tx: Transaction, start: Start, when_full: WhenFull | None) -> Sandbox:
-        spec = self._spec(start)
-        factor = start.settings.remote_runtime_resource_factor
+    async def _make(
+        self,
+        tx: Transaction,
+        asked: Checked,
+        when_full: WhenFull | None,
+        *,
+        start_id: str | None = None,
+    ) -> Sandbox:
+        spec = self._spec(asked)
+        factor = asked.settings.remote_runtime_resource_factor
         if factor is not None:
             spec = msgspec.structs.replace(spec, resource_factor=factor)
         # One transaction: a sandbox that no task knows would be started twice.
-        user_id = start.task.user_id
-        sandbox = await self._sandboxes.start(user_id, spec, tx=tx, when_full=when_full)
-        await self._progress.link_sandbox(tx, start, sandbox.id)
+        user_id = asked.start.task.user_id
+        sandbox = await self._sandboxes.start(
+            user_id, spec, tx=tx, when_full=when_full, start_id=start_id
+        )
+        await self._progress.link_sandbox(tx, asked.start, sandbox.id)
         return sandbox
 
-    def _spec(self, start: Start) -> Spec:
+    def _spec(self, asked: Checked) -> Spec:
         """Return the spec that is asked for, else the user's usual one if there is one of that id."""
-        wanted, usual = start.task.request.spec_id, start.settings.default_sandbox_spec_id
+        wanted = asked.start.task.request.spec_id
+        usual = asked.settings.default_sandbox_spec_id
         if wanted is None and usual is not None:
             try:
                 return self._sandboxes.get_spec(usual)
@@ -133,17 +147,20 @@ class SandboxChooser:
                 log.warning("sandbox spec of the settings does not exist", extra={"spec_id": usual})
         return self._sandboxes.get_spec(wanted)
 
-    async def base_dir(self, start: Start, sandbox: Sandbox) -> str:
+    async def base_dir(self, host: Hosted) -> str:
         """Return the directory in which the conversation may make its project."""
+        start, sandbox = host.asked.start, host.sandbox
         parent_id = start.task.request.parent_conversation_id
         if parent_id is not None:
             parent = await self._table.find(parent_id)
             if parent is not None and parent.working_dir:
                 return parent.working_dir
-        base = sandbox.working_dir.rstrip("/") or f"{await made(start.agent).home()}/project"
+        base = sandbox.working_dir.rstrip("/") or f"{await host.agent.home()}/project"
         mates = await self._table.of_sandbox(sandbox.id)
         # The first one must leave room for those that join it.
-        is_grouped = start.settings.sandbox_grouping_strategy is not GroupingStrategy.NO_GROUPING
+        is_grouped = (
+            host.asked.settings.sandbox_grouping_strategy is not GroupingStrategy.NO_GROUPING
+        )
         if is_grouped or any(mate.id != start.conversation.id for mate in mates):
             return f"{base}/{start.conversation.id}"
         return base

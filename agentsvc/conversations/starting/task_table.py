@@ -109,14 +109,13 @@ class StartTaskTable:
         )
         return {row["id"]: self._from_row(row) for row in rows}
 
-    async def waiting_for(self, sandbox_id: str) -> list[str]:
-        """Return the ids of the tasks that wait for a sandbox to run."""
+    async def waiting(self) -> dict[str, str]:
+        """Return the sandboxes that tasks wait for, by the ids of the tasks."""
         rows = await self._db.all(
-            "SELECT id FROM start_tasks WHERE status IN ('WORKING', 'WAITING_FOR_SANDBOX')"
-            " AND sandbox_id = :sandbox_id",
-            {"sandbox_id": sandbox_id},
+            "SELECT id, sandbox_id FROM start_tasks WHERE sandbox_id IS NOT NULL"
+            " AND status IN ('WORKING', 'WAITING_FOR_SANDBOX')"
         )
-        return [row["id"] for row in rows]
+        return {row["id"]: row["sandbox_id"] for row in rows}
 
     async def unfinished(self) -> list[str]:
         """Return the ids of the tasks that are not at their end, oldest first."""

@@ -11,7 +11,7 @@ from agentsvc.accounts import Principal
 from agentsvc.base import NotAuthenticated
 from agentsvc.conversations import ModelToken, ProviderPass
 from agentsvc.http.keys import (
-    CONVERSATIONS,
+    CALLBACKS,
     KEYRING,
     LOGINS,
     MODEL_TOKEN,
@@ -71,7 +71,7 @@ async def has_good_key(request: web.Request) -> bool:
         for identify in (
             app[KEYRING].identify,
             app[MODEL_TOKENS].identify,
-            app[CONVERSATIONS].reports.identify_pass,
+            app[CALLBACKS].identify_pass,
         ):
             with contextlib.suppress(NotAuthenticated):
                 await identify(key)
@@ -139,7 +139,7 @@ async def _identify_sandbox(request: web.Request) -> Sandbox:
 async def _identify_pass(request: web.Request) -> ProviderPass:
     for key in keys_of(request):
         try:
-            return await request.app[CONVERSATIONS].reports.identify_pass(key)
+            return await request.app[CALLBACKS].identify_pass(key)
         except NotAuthenticated:
             continue
     raise NotAuthenticated

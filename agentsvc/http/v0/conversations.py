@@ -139,7 +139,7 @@ async def get_view(request: web.Request) -> ConversationView:
 
 async def _known(request: web.Request, order: StartOrder, view: ConversationView) -> StartAnswer:
     """Answer for a conversation that exists; a message of an order that is repeated has been taken."""
-    tasks, _ = await request.app[CONVERSATIONS].search_start_tasks(
+    tasks, _ = await request.app[CONVERSATIONS].starts.search(
         request[PRINCIPAL].user_id, conversation_id=view.conversation.id, limit=1
     )
     taken = [first_message(task.request) for task in tasks]

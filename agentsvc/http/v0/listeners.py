@@ -230,7 +230,7 @@ class Listener:
     async def _stage(self, view: ConversationView) -> StartStatus | None:
         if view.conversation.is_ready:
             return None
-        tasks, _ = await self._services.conversations.search_start_tasks(
+        tasks, _ = await self._services.conversations.starts.search(
             self._user_id, conversation_id=self.conversation_id, limit=1
         )
         return tasks[0].status if tasks else None

@@ -100,6 +100,56 @@ class _Connection(msgspec.Struct, kw_only=True):
 _CALLER: Final[web.RequestKey[_Caller]] = web.RequestKey("socket_caller", _Caller)
 
 
+class SocketCallers:
+    """Knows who calls, what they may do now, and notes what they have asked for."""
+
+    def __init__(
+        self, *, keyring: KeyRing, logins: Logins, admitted: OpenConnections, audit: AuditLog
+    ) -> None:
+        self._keyring = keyring
+        self._logins = logins
+        self._admitted = admitted
+        self._audit = audit
+
+    async def identify(self, request: web.Request) -> _Caller:
+        """Return who sends a request; raises NotAuthenticated where it has no key at all."""
+        in_query = (key.strip() for key in query_keys(request))
+        keys = [*keys_of(request), *(key for key in in_query if key)]
+        for key in keys:
+            with contextlib.suppress(NotAuthenticated):
+                return _known(request, await self._keyring.identify(key))
+        if token := login_token(request):
+            return _known(request, await self._logins.identify(token))
+        if not keys:
+            raise NotAuthenticated
+        return _Caller(principal=None, came_at=monotonic())
+
+    def held(self, caller: Principal, end: Callable[[], None]) -> AbstractContextManager[None]:
+        """Have a connection end when the key of its caller has lost its worth."""
+        return self._admitted.held(caller, end)
+
+    async def check(self, caller: Principal) -> None:
+        """Raise NotAuthenticated, or NotAllowed where the caller may only read."""
+        now = await self._admitted.find(caller)
+        if now is None:
+            raise NotAuthenticated
+        check_scope(Scope.RUN, now)
+
+    async def note(
+        self, request: web.Request, caller: Principal, conversation_id: str, status: int
+    ) -> None:
+        """Note in the audit log what a caller has asked for, with the status it would have in HTTP."""
+        entry = of_caller(
+            caller,
+            _ACTION,
+            f"conversation_id={conversation_id}",
+            status=status,
+            address=address_of(request),
+            request_id=request[REQUEST_ID],
+        )
+        await self._audit.note(entry)
+
+
 class Sockets:
     """Every connection to the event socket of a server.
 
@@ -110,21 +160,15 @@ class Sockets:
         self,
         services: Services,
         followers: Counter[str],
+        callers: SocketCallers,
         *,
-        keyring: KeyRing,
-        logins: Logins,
-        admitted: OpenConnections,
-        audit: AuditLog,
         supervisor: Supervisor,
         most_bytes: int,
         patience_seconds: float,
     ) -> None:
         self._services = services
         self._followers = followers
-        self._keyring = keyring
-        self._logins = logins
-        self._admitted = admitted
-        self._audit = audit
+        self._auth = callers
         self._supervisor = supervisor
         self._most_bytes = most_bytes
         self._patience_seconds = patience_seconds
@@ -140,7 +184,7 @@ class Sockets:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request of either transport."""
-        request[_CALLER] = caller = await self._identify(request)
+        request[_CALLER] = caller = await self._auth.identify(request)
         query = parse_qs(request.query_string)
         if "j" in query:
             raise BadRequest("JSONP is not supported")
@@ -188,18 +232,6 @@ class Sockets:
             raise BadRequest(msgspec.json.decode(response.text or '""', type=str))
         return response
 
-    async def _identify(self, request: web.Request) -> _Caller:
-        in_query = (key.strip() for key in query_keys(request))
-        keys = [*keys_of(request), *(key for key in in_query if key)]
-        for key in keys:
-            with contextlib.suppress(NotAuthenticated):
-                return _known(request, await self._keyring.identify(key))
-        if token := login_token(request):
-            return _known(request, await self._logins.identify(token))
-        if not keys:
-            raise NotAuthenticated
-        return _Caller(principal=None, came_at=monotonic())
-
     def _check_session(self, eio_sid: str, caller: _Caller) -> None:
         opened = self._callers().get(eio_sid)
         socket = self._server.eio.sockets.get(eio_sid)
@@ -241,11 +273,11 @@ class Sockets:
             line,
             view,
             latest_event_id=wish.latest_event_id,
-            check_key=lambda: self._check(principal),
-            note=lambda status: self._note(request, principal, view.conversation.id, status),
+            check_key=lambda: self._auth.check(principal),
+            note=lambda status: self._auth.note(request, principal, view.conversation.id, status),
             most_bytes=self._most_bytes,
         )
-        hold = self._admitted.held(
+        hold = self._auth.held(
             principal, lambda: self._supervisor.spawn(f"socket {sid} ends", line.hang_up)
         )
         hold.__enter__()
@@ -290,27 +322,6 @@ class Sockets:
         if view is None:
             raise NotFound(f"Conversation {wish.name} not found")
         return wish, view
-
-    async def _check(self, caller: Principal) -> None:
-        """Raise NotAuthenticated, or NotAllowed where the caller may only read."""
-        now = await self._admitted.find(caller)
-        if now is None:
-            raise NotAuthenticated
-        check_scope(Scope.RUN, now)
-
-    async def _note(
-        self, request: web.Request, caller: Principal, conversation_id: str, status: int
-    ) -> None:
-        """Note in the audit log what a caller has asked for, with the status it would have in HTTP."""
-        entry = of_caller(
-            caller,
-            _ACTION,
-            f"conversation_id={conversation_id}",
-            status=status,
-            address=address_of(request),
-            request_id=request[REQUEST_ID],
-        )
-        await self._audit.note(entry)
 
     # Ends
 
@@ -445,10 +456,12 @@ def make_sockets(app: web.Application) -> Sockets:
     sockets = Sockets(
         services,
         app[FOLLOWERS],
-        keyring=app[KEYRING],
-        logins=app[LOGINS],
-        admitted=app[OPEN_CONNECTIONS],
-        audit=app[AUDIT],
+        SocketCallers(
+            keyring=app[KEYRING],
+            logins=app[LOGINS],
+            admitted=app[OPEN_CONNECTIONS],
+            audit=app[AUDIT],
+        ),
         supervisor=app[SUPERVISOR],
         most_bytes=config.max_body_bytes,
         patience_seconds=config.request_seconds,

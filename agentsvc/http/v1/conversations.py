@@ -191,7 +191,7 @@ def _answer_queued(_request: web.Request, queued: Queued) -> web.Response:
 
 async def _follow(request: web.Request, task_id: str) -> AsyncGenerator[StartTaskView]:
     user_id = request[PRINCIPAL].user_id
-    async for task in request.app[CONVERSATIONS].follow(user_id, task_id):
+    async for task in request.app[CONVERSATIONS].starts.follow(user_id, task_id):
         yield from_start_task(task, links_of(request))
 
 

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from agentsvc.accounts import Role
 from agentsvc.base import BadRequest, NotAllowed, NotFound, OrderRejected, SandboxLimitReached
-from agentsvc.http.keys import BACKENDS, CONFIG, CONVERSATIONS, PRINCIPAL, SANDBOX, SANDBOXES
+from agentsvc.http.keys import BACKENDS, CALLBACKS, CONFIG, PRINCIPAL, SANDBOX, SANDBOXES
 from agentsvc.http.middleware.pipeline import ACTIVITY
 from agentsvc.http.routes import EXAMPLE_ID, OF_SANDBOXES, TEXT, Effect, Example, Route, Scope
 from agentsvc.http.urls import links_of
@@ -160,7 +160,7 @@ async def get_secrets(request: web.Request) -> web.Response:
     The secrets of its user, and tokens of git providers under names such as `github_token`. The
     path has to name the sandbox whose key it is.
     """
-    secrets = await request.app[CONVERSATIONS].reports.sandbox_secrets(calling_sandbox(request))
+    secrets = await request.app[CALLBACKS].sandbox_secrets(calling_sandbox(request))
     names = [SecretName(name=name, description=text) for name, (text, _) in secrets.items()]
     return json_response(SecretNames(secrets=names))
 
@@ -170,7 +170,7 @@ async def get_secret(request: web.Request) -> web.Response:
 
     The value as plain text. The path has to name the sandbox whose key it is.
     """
-    secrets = await request.app[CONVERSATIONS].reports.sandbox_secrets(calling_sandbox(request))
+    secrets = await request.app[CALLBACKS].sandbox_secrets(calling_sandbox(request))
     found = secrets.get(path_text(request, "secret_name"))
     if found is None:
         raise NotFound("Secret not found")

@@ -27,7 +27,7 @@ async def get_start_tasks(request: web.Request) -> web.Response:
     A list of as many items as `ids`, in their order, null for each that is unknown.
     """
     ids = check_ids([each.hex for each in read_query(request, StartTaskIds).ids])
-    tasks = await request.app[CONVERSATIONS].find_start_tasks(request[PRINCIPAL].user_id, ids)
+    tasks = await request.app[CONVERSATIONS].starts.find_many(request[PRINCIPAL].user_id, ids)
     links = links_of(request)
     return json_response([from_start_task(task, links) if task else None for task in tasks])
 
@@ -38,7 +38,7 @@ async def search_start_tasks(request: web.Request) -> web.Response:
     Newest first unless `sort_order` says otherwise.
     """
     query = read_query(request, StartTaskQuery)
-    tasks, next_page_id = await request.app[CONVERSATIONS].search_start_tasks(
+    tasks, next_page_id = await request.app[CONVERSATIONS].starts.search(
         request[PRINCIPAL].user_id,
         sort=query.sort_order,
         page_id=query.page_id,
@@ -58,7 +58,7 @@ async def count_start_tasks(request: web.Request) -> web.Response:
     """
     wanted = read_query(request, StartTaskFilter).to_filter()
     return json_response(
-        await request.app[CONVERSATIONS].count_start_tasks(request[PRINCIPAL].user_id, **wanted)
+        await request.app[CONVERSATIONS].starts.count(request[PRINCIPAL].user_id, **wanted)
     )
 
 

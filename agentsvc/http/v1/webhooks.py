@@ -15,7 +15,7 @@ from agentsvc.base import (
     QuotaExceeded,
 )
 from agentsvc.conversations import Question
-from agentsvc.http.keys import CONVERSATIONS, PASS, REPLAYS
+from agentsvc.http.keys import CALLBACKS, PASS, REPLAYS
 from agentsvc.http.routes import EXAMPLE_ID, TEXT, Example, Route, Scope
 from agentsvc.http.v1.sandboxes import calling_sandbox
 from agentsvc.http.v1.types_events import EventsBody, to_raw_events
@@ -46,7 +46,7 @@ async def post_conversation(request: web.Request) -> web.Response:
     sandbox = calling_sandbox(request)
     info = await read_json(request, _RAW, wide_integers=True)
     decode(info, _INFO)
-    await request.app[CONVERSATIONS].reports.receive_conversation(sandbox, bytes(info))
+    await request.app[CALLBACKS].receive_conversation(sandbox, bytes(info))
     return json_response(SUCCESS)
 
 
@@ -59,7 +59,7 @@ async def post_events(request: web.Request) -> web.Response:
     sandbox = calling_sandbox(request)
     conversation_id = path_id(request, "conversation_id")
     events = to_raw_events(await read_json(request, _EVENTS, wide_integers=True))
-    await request.app[CONVERSATIONS].reports.receive_events(sandbox, conversation_id, events)
+    await request.app[CALLBACKS].receive_events(sandbox, conversation_id, events)
     return json_response(SUCCESS)
 
 
@@ -69,7 +69,7 @@ async def get_provider_token(request: web.Request) -> web.Response:
     The token as plain text. The pass names the user and the provider, and is in what agents know of
     their secrets.
     """
-    token = await request.app[CONVERSATIONS].reports.provider_token(request[PASS])
+    token = await request.app[CALLBACKS].provider_token(request[PASS])
     return text_response(token.reveal())
 
 

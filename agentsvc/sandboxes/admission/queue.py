@@ -18,12 +18,10 @@ from agentsvc.config import RoomConfig, SandboxesConfig
 from agentsvc.domain import WhenFull
 from agentsvc.sandboxes.admission import capacity
 from agentsvc.sandboxes.admission.capacity import Held, Limits, Load, Room
-from agentsvc.sandboxes.admission.table import UseTable
-from agentsvc.sandboxes.change_listeners import ChangeListeners
 from agentsvc.sandboxes.last_used import Usage
 from agentsvc.sandboxes.state import Sandbox
-from agentsvc.sandboxes.table import SandboxTable
-from agentsvc.storage import Database, Queryable, Transaction
+from agentsvc.sandboxes.stores import SandboxStores
+from agentsvc.storage import Queryable, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -37,21 +35,18 @@ class AdmissionQueue:
 
     def __init__(
         self,
+        stores: SandboxStores,
         *,
-        db: Database,
-        table: SandboxTable,
-        uses: UseTable,
-        changes: ChangeListeners,
         supervisor: Supervisor,
         config: SandboxesConfig,
         rooms: Mapping[str, RoomConfig],
         usage: Usage,
         let_in: LetIn,
     ) -> None:
-        self._db = db
-        self._table = table
-        self._uses = uses
-        self._changes = changes
+        self._db = stores.db
+        self._table = stores.sandboxes
+        self._uses = stores.uses
+        self._changes = stores.changes
         self._supervisor = supervisor
         self._config = config
         self._usage = usage
@@ -67,7 +62,7 @@ class AdmissionQueue:
         self._may_wait = True
         self._has_changed = False
         self._on_wanted: list[Callable[[], None]] = []
-        changes.listen(lambda _before, _after: self.look_soon())
+        self._changes.listen(lambda _before, _after: self.look_soon())
 
     @property
     def is_limited(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 import agentsvc
-from agentsvc.agentserver import AgentClient, InitState
+from agentsvc.agentserver import AgentServer, InitState
 from agentsvc.base import (
     AgentRefused,
     AgentsvcError,
@@ -34,16 +34,14 @@ from agentsvc.plugin import Endpoint, Handle, IdleRules, Network, Phase, Report,
 from agentsvc.sandboxes.admission.capacity import Held, Load
 from agentsvc.sandboxes.admission.placement import checked
 from agentsvc.sandboxes.admission.warm_pool_table import (
-    WarmPoolTable,
     WarmSandbox,
     WarmSandboxState,
 )
 from agentsvc.sandboxes.backend_calls import BackendCalls, find_handle
-from agentsvc.sandboxes.identity import IdentityVerifier
 from agentsvc.sandboxes.orders import CallbackRules, make_dormant_order, make_identity
-from agentsvc.sandboxes.registry import BackendRegistry
 from agentsvc.sandboxes.state import AGENT_PORT, Sandbox
-from agentsvc.storage import Database, Transaction, Vault
+from agentsvc.sandboxes.stores import SandboxStores
+from agentsvc.storage import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -66,32 +64,32 @@ class _Failures(msgspec.Struct, frozen=True, kw_only=True):
     until: float = 0.0
 
 
+type Connect = Callable[[str, Handle | None, Endpoint, Secret], AgentServer]
+"""Returns the calls to the agent server of a backend's sandbox, whose connections are verified."""
+
+
 class WarmPool:
     """Makes them, keeps them fresh, and gives them away."""
 
     def __init__(
         self,
+        stores: SandboxStores,
         *,
-        db: Database,
-        vault: Vault,
-        registry: BackendRegistry,
         calls: BackendCalls,
-        confirmer: IdentityVerifier,
-        agents: AgentClient,
         supervisor: Supervisor,
         config: SandboxesConfig,
         callbacks: CallbackRules,
+        connect: Connect,
         fits: Callable[[Transaction, Held], Awaitable[bool]],
     ) -> None:
-        self._db = db
-        self.table = WarmPoolTable(db, vault)
-        self._registry = registry
+        self._db = stores.db
+        self.table = stores.spares
+        self._registry = calls.registry
         self._calls = calls
-        self._confirmer = confirmer
-        self._agents = agents
         self._supervisor = supervisor
         self._config = config
         self._callbacks = callbacks
+        self._connect = connect
         self._fits = fits
         self._failures: dict[str, _Failures] = {}
         self._refused: set[str] = set()
@@ -140,8 +138,7 @@ class WarmPool:
         end = _agent_of(report)
         if spare is None or end is None:
             return report
-        confirm = self._confirmer.of(sandbox.backend, sandbox.handle, end)
-        agent = self._agents.at(end.url, spare.key, confirm=confirm)
+        agent = self._connect(sandbox.backend, sandbox.handle, end, spare.key)
         try:
             state = await agent.init_state()
             if state is InitState.DORMANT:
@@ -333,8 +330,7 @@ class WarmPool:
         if end is None:
             await self._give_up(spare, "it has no agent server")
             return
-        confirm = self._confirmer.of(spare.backend, handle, end)
-        agent = self._agents.at(end.url, spare.key, confirm=confirm)
+        agent = self._connect(spare.backend, handle, end, spare.key)
         if await agent.init_state() is not InitState.DORMANT:
             await self._give_up(spare, "its agent server does not wait to be told for whom it is")
             return

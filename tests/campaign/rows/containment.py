@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from process.tree import Process, snapshot
 
-from agentsvc.backends.tree import Process, snapshot
 from agentsvc.testing.llm import ScriptedModel
 from tests.campaign.book import Figure, Ground, Half, Outcome, Row, zero
 from tests.campaign.contained import engine_or_why_not, parts_of, server_of_containers

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import aiohttp
 import msgspec
+from process.files import remove_directory
+from process.places import make_temp, new_temp_name, temp_mark
+from process.tree import MARK, marks, send
 
-from agentsvc.backends.files import remove_directory
-from agentsvc.backends.places import make_temp, new_temp_name, temp_mark
-from agentsvc.backends.tree import MARK, marks, send
 from agentsvc.base.errors import BackendUnavailable
 from agentsvc.base.values import Secret, monotonic, new_id
 from agentsvc.plugin.backend import Handle, Order, Phase

@@ -1,0 +1,139 @@
+"""Makes all that starts consist of, once for a server."""
+
+from agentsvc.agentserver import AgentClient
+from agentsvc.base import Supervisor
+from agentsvc.config import ConversationsConfig
+from agentsvc.conversations.archives import Archives
+from agentsvc.conversations.deletion import ConversationDeletion
+from agentsvc.conversations.event_ingestor import EventIngestor
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations.history_transfer import HistoryTransfer
+from agentsvc.conversations.model_tokens import ModelTokens
+from agentsvc.conversations.secret_lookup import LookupTokens
+from agentsvc.conversations.starting.checks import RequestChecks
+from agentsvc.conversations.starting.ending import Ending
+from agentsvc.conversations.starting.files import FileSteps
+from agentsvc.conversations.starting.hosting import Hosting
+from agentsvc.conversations.starting.opening import Opening
+from agentsvc.conversations.starting.pipeline import StartPipeline, Steps
+from agentsvc.conversations.starting.progress import Progress
+from agentsvc.conversations.starting.requests import AgentRequests
+from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
+from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
+from agentsvc.conversations.starting.service import StartFollowers, StartOrders, Starts
+from agentsvc.conversations.stores import ConversationStores
+from agentsvc.sandboxes import Sandboxes
+from agentsvc.settings import SecretStore, SettingsStore
+from agentsvc.storage import Vault
+
+
+def make_starts(
+    stores: ConversationStores,
+    vault: Vault,
+    *,
+    sandboxes: Sandboxes,
+    agents: AgentClient,
+    archives: Archives,
+    settings: SettingsStore,
+    secrets: SecretStore,
+    events: EventLog,
+    grants: ModelTokens,
+    recorder: EventIngestor,
+    remover: ConversationDeletion,
+    supervisor: Supervisor,
+    config: ConversationsConfig,
+) -> Starts:
+    """Return the starts of conversations, with the steps that each of them takes."""
+    followers = StartFollowers()
+    progress = Progress(stores, followers.announce)
+    checks = SandboxChecks(sandboxes, start_seconds=config.start_seconds)
+    chooser = SandboxChooser(stores, sandboxes=sandboxes, progress=progress, checks=checks)
+    told = followers.announce
+    ending = Ending(stores, sandboxes=sandboxes, recorder=recorder, remover=remover, on_change=told)
+    steps = _make_steps(
+        vault,
+        sandboxes=sandboxes,
+        agents=agents,
+        archives=archives,
+        settings=settings,
+        secrets=secrets,
+        events=events,
+        grants=grants,
+        chooser=chooser,
+        checks=checks,
+        progress=progress,
+        ending=ending,
+        config=config,
+    )
+    pipeline = StartPipeline(
+        stores,
+        steps,
+        sandboxes=sandboxes,
+        checks=checks,
+        progress=progress,
+        ending=ending,
+        start_seconds=config.start_seconds,
+    )
+    orders = StartOrders(stores, sandboxes=sandboxes, settings=settings, archives=archives)
+    return Starts(
+        stores,
+        orders=orders,
+        chooser=chooser,
+        pipeline=pipeline,
+        followers=followers,
+        events=events,
+        supervisor=supervisor,
+    )
+
+
+def _make_steps(
+    vault: Vault,
+    *,
+    sandboxes: Sandboxes,
+    agents: AgentClient,
+    archives: Archives,
+    settings: SettingsStore,
+    secrets: SecretStore,
+    events: EventLog,
+    grants: ModelTokens,
+    chooser: SandboxChooser,
+    checks: SandboxChecks,
+    progress: Progress,
+    ending: Ending,
+    config: ConversationsConfig,
+) -> Steps:
+    hosting = Hosting(
+        sandboxes=sandboxes,
+        agents=agents,
+        chooser=chooser,
+        checks=checks,
+        progress=progress,
+        config=config,
+    )
+    files = FileSteps(archives=archives, chooser=chooser, progress=progress, config=config)
+    requests = AgentRequests(
+        sandboxes=sandboxes,
+        secrets=secrets,
+        lookup_tokens=LookupTokens(vault),
+        grants=grants,
+        progress=progress,
+        has_public_skills=config.public_skills,
+    )
+    opening = Opening(
+        requests=requests,
+        carrier=HistoryTransfer(events, time_limit=config.start_seconds),
+        health=grants.memory,
+        checks=checks,
+        progress=progress,
+        ending=ending,
+        first_answer_seconds=config.first_answer_seconds,
+    )
+    return Steps(
+        check=RequestChecks(settings, secrets).check,
+        get_sandbox=hosting.host,
+        prepare_files=files.prepare,
+        run_setup_script=files.run_setup_script,
+        install_hooks=files.install_hooks,
+        load_hooks=files.load_hooks,
+        open_conversation=opening.open,
+    )

@@ -1,0 +1,37 @@
+"""The first step of a start: whether its request can be carried out at all."""
+
+from agentsvc.conversations.starting.agent_request import check_secret_names, require_model
+from agentsvc.conversations.starting.prompts import first_message
+from agentsvc.conversations.starting.states import Checked, Start
+from agentsvc.domain import DEFAULT_HOSTS, Provider, check_branch, check_host
+from agentsvc.settings import SecretStore, SettingsStore
+
+
+class RequestChecks:
+    """Checks requests against what their users have set."""
+
+    def __init__(self, settings: SettingsStore, secrets: SecretStore) -> None:
+        self._settings = settings
+        self._secrets = secrets
+
+    async def check(self, start: Start) -> Checked:
+        """Return the start with the settings and git tokens of its user; raises StartRefused."""
+        order, user_id = start.task.request, start.task.user_id
+        settings = await self._settings.get(user_id)
+        require_model(order, settings)
+        check_secret_names(order)
+        first_message(order)
+        if order.branch:
+            check_branch(order.branch)
+        tokens = {}
+        for name, stored in (await self._secrets.provider_tokens(user_id)).items():
+            provider = Provider(name)
+            base_url = check_host(stored.host) if stored.host else _public_host(provider)
+            if base_url is not None:
+                tokens[provider] = (base_url, stored.token)
+        return Checked(start=start, settings=settings, tokens=tokens)
+
+
+def _public_host(provider: Provider) -> str | None:
+    host = DEFAULT_HOSTS.get(provider)
+    return check_host(host) if host else None

@@ -1,0 +1,89 @@
+"""The steps that put the files of a conversation in place: clone or archive, set-up script, hooks."""
+
+from agentsvc.config import ConversationsConfig
+from agentsvc.conversations.archives import Archives
+from agentsvc.conversations.starting.progress import Progress
+from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
+from agentsvc.conversations.starting.states import Equipped, Hosted, Prepared
+from agentsvc.conversations.starting.workspace import Clone, Workspace
+from agentsvc.domain import locate
+
+
+class FileSteps:
+    """Prepares workspaces through their agent servers; see `Workspace`."""
+
+    def __init__(
+        self,
+        *,
+        archives: Archives,
+        chooser: SandboxChooser,
+        progress: Progress,
+        config: ConversationsConfig,
+    ) -> None:
+        self._archives = archives
+        self._chooser = chooser
+        self._progress = progress
+        self._config = config
+
+    async def prepare(self, host: Hosted) -> Prepared:
+        """Put the files there, and the user's git credentials and identity."""
+        order, settings = host.asked.start.task.request, host.asked.settings
+        base = await self._chooser.base_dir(host)
+        if order.archive_id is not None:
+            prepared = await self._restore(host, order.archive_id, base)
+        else:
+            prepared = Prepared(host=host, workspace=await self._make(host, base))
+        name, email = settings.git_user_name, settings.git_user_email
+        await prepared.workspace.set_identity(name, email)
+        return prepared
+
+    async def run_setup_script(self, files: Prepared) -> Prepared:
+        """Run the repository's set-up script; its failure is noted and stops nothing."""
+        problem = await files.workspace.run_setup_script(self._config.setup_script_seconds)
+        await self._progress.note(files.host.asked.start, problem)
+        return files
+
+    async def install_hooks(self, files: Prepared) -> Prepared:
+        """Install the repository's git hooks; a failure is noted and stops nothing."""
+        await self._progress.note(files.host.asked.start, await files.workspace.install_hooks())
+        return files
+
+    async def load_hooks(self, files: Prepared) -> Equipped:
+        """Read the hooks of the agent; skills are loaded by the agent itself, in the sandbox."""
+        return Equipped(files=files, hook_config=await files.workspace.load_hooks())
+
+    async def _make(self, host: Hosted, base: str) -> Workspace:
+        start, tokens = host.asked.start, host.asked.tokens
+        conversation = start.conversation
+        repository = conversation.selected_repository
+        if start.task.request.parent_conversation_id:
+            workspace = Workspace(host.agent, base)
+            await workspace.set_credentials(tokens)
+            return workspace
+        if repository is None:
+            workspace = Workspace(host.agent, base)
+            await workspace.make_empty(tokens)
+            return workspace
+        hosts: dict[str, str | None] = {name: url for name, (url, _) in tokens.items()}
+        remote = locate(repository, conversation.git_provider, hosts)
+        workspace = Workspace(host.agent, f"{base}/{remote.directory}")
+        await workspace.set_credentials(tokens)
+        clone = Clone(
+            repository=repository,
+            url=remote.url,
+            branch=conversation.selected_branch,
+            work_branch=f"openhands-workspace-{conversation.id[:8]}",
+            is_full=host.asked.settings.git_full_clone,
+            time_limit=self._config.clone_seconds,
+        )
+        await workspace.clone(clone)
+        return workspace
+
+    async def _restore(self, host: Hosted, archive_id: str, base: str) -> Prepared:
+        """Begin with the files of an archive, in the directory they were in."""
+        archive = await self._archives.wait_ready(archive_id)
+        directory = f"{base}/{archive.directory}" if archive.directory else base
+        workspace = Workspace(host.agent, directory)
+        await workspace.set_credentials(host.asked.tokens)
+        await self._archives.restore(archive, host.agent, directory)
+        return Prepared(host=host, workspace=workspace, archived_dir=archive.working_dir)

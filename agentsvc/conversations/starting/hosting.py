@@ -1,0 +1,136 @@
+"""The step that gets a conversation its sandbox: its choice, the waits, and an agent server that answers."""
+
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from agentsvc.agentserver import AgentClient
+from agentsvc.base import AgentUnavailable, StartRefused, now, reason_of
+from agentsvc.config import ConversationsConfig
+from agentsvc.conversations.starting.failure import with_tail
+from agentsvc.conversations.starting.progress import Progress, timed
+from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
+from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
+from agentsvc.conversations.starting.states import Checked, Hosted, Start
+from agentsvc.sandboxes import Sandbox, Sandboxes, SandboxStatus
+
+_QUEUE_LOOK_SECONDS: Final = 10.0
+
+
+class Hosting:
+    """Waits until a sandbox runs; who may start, and when, is decided by the admission of sandboxes."""
+
+    def __init__(
+        self,
+        *,
+        sandboxes: Sandboxes,
+        agents: AgentClient,
+        chooser: SandboxChooser,
+        checks: SandboxChecks,
+        progress: Progress,
+        config: ConversationsConfig,
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._agents = agents
+        self._chooser = chooser
+        self._checks = checks
+        self._progress = progress
+        self._config = config
+
+    async def host(self, asked: Checked) -> Hosted:
+        """Return the start with its sandbox; raises StartRefused."""
+        start = asked.start
+        is_asked_for = start.task.sandbox_id is not None
+        if not is_asked_for:
+            await self._take_turn(asked)
+        with timed(start, "choice"):
+            sandbox = await self._chooser.choose(asked)
+        with timed(start, "room"):
+            has_waited = await self._wait_for_room(start, sandbox.id)
+        if is_asked_for or has_waited:
+            await self._take_turn(asked)
+            await self._sandboxes.make_now(sandbox.id)
+        with timed(start, "sandbox"):
+            waited = await self._wait_until_it_runs(start, sandbox.id)
+        if waited is None or waited.agent_url is None or waited.target.is_rest:
+            raise StartRefused(await self._checks.explain(waited))
+        start.seen = waited
+        agent = self._agents.at(waited.agent_url, waited.session_key)
+        try:
+            with timed(start, "agent"):
+                await agent.wait_ready(self._config.agent_seconds)
+        except AgentUnavailable as exc:
+            # Each further try would take as long again.
+            await self._checks.check(start)
+            remedy = "Raise `conversations.agent_seconds` in the server's config"
+            text = reason_of(exc.message, remedy)
+            raise StartRefused(with_tail(text, await self._checks.log_tail(waited))) from exc
+        return Hosted(asked=asked, sandbox=waited, agent=agent)
+
+    async def _wait_until_it_runs(self, start: Start, sandbox_id: str) -> Sandbox | None:
+        """Wait for a sandbox that is starting, and say meanwhile what it is waiting for."""
+        reason = ""
+        while True:
+            seen = await self._sandboxes.wait_for(
+                sandbox_id,
+                partial(_is_news, reason),
+                time_limit=max(0.0, (start.deadline - now()).total_seconds()),
+            )
+            if seen is None or _is_news(seen.reason, seen) or now() >= start.deadline:
+                break
+            reason = seen.reason
+            await self._progress.set_detail(start, reason or None)
+        await self._progress.set_detail(start, None)
+        return seen
+
+    async def _take_turn(self, asked: Checked) -> None:
+        """Wait until few enough work on this machine; only then the time for the start begins."""
+        start = asked.start
+        lane = await self._chooser.find_lane(asked)
+        with timed(start, "turn"):
+            has_waited = await self._sandboxes.slots.take(
+                start.task.id,
+                start.task.user_id,
+                start.task.created_at,
+                lane,
+                lambda place: self._progress.set_position(start, place, queue="its turn"),
+            )
+        await self._progress.set_position(start, None)
+        if has_waited:
+            start.deadline = now() + timedelta(seconds=self._config.start_seconds)
+
+    async def _wait_for_room(self, start: Start, sandbox_id: str) -> bool:
+        """Wait until there is room for the sandbox; says whether there was none at first.
+
+        Only then the time for the start begins.
+        """
+        has_waited = False
+        while True:
+            seen = await self._sandboxes.find_any(sandbox_id)
+            position = await self._sandboxes.gate.find_position(sandbox_id)
+            if seen is None or position is None:
+                break
+            has_waited = True
+            # It does not keep others from working meanwhile.
+            self._sandboxes.slots.leave(start.task.id)
+            self._sandboxes.hold(start.task.id, seen)
+            await self._progress.set_position(start, position)
+            await self._sandboxes.wait_for(
+                sandbox_id,
+                partial(_differs_from, seen.reason),
+                time_limit=_QUEUE_LOOK_SECONDS,
+            )
+        if start.task.queue_position is not None:
+            await self._progress.set_position(start, None)
+            start.deadline = now() + timedelta(seconds=self._config.start_seconds)
+        return has_waited
+
+
+def _differs_from(reason: str, seen: Sandbox | None) -> bool:
+    return seen is None or seen.reason != reason
+
+
+def _is_news(reason: str, seen: Sandbox | None) -> bool:
+    return _differs_from(reason, seen) or (
+        seen is not None and seen.status is not SandboxStatus.STARTING
+    )

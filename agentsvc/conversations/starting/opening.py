@@ -1,0 +1,115 @@
+"""The last step of a start: the conversation at the agent server, and whether it works there."""
+
+from agentsvc.agentserver import ConversationInfo
+from agentsvc.conversations.history_transfer import HistoryTransfer
+from agentsvc.conversations.message_delivery import check_first_message
+from agentsvc.conversations.model_health import ModelHealth
+from agentsvc.conversations.replays import play
+from agentsvc.conversations.starting.ending import Ending
+from agentsvc.conversations.starting.first_response import check_address, watch_first_answer
+from agentsvc.conversations.starting.progress import Progress, timed
+from agentsvc.conversations.starting.prompts import first_message
+from agentsvc.conversations.starting.requests import AgentRequest, AgentRequests
+from agentsvc.conversations.starting.sandbox_checks import SandboxChecks
+from agentsvc.conversations.starting.states import Equipped, Hosted, Prepared, Start
+from agentsvc.conversations.starting.tool_servers import Servers, find_failures
+
+
+class Opening:
+    """Has agent servers begin conversations."""
+
+    def __init__(
+        self,
+        *,
+        requests: AgentRequests,
+        carrier: HistoryTransfer,
+        health: ModelHealth,
+        checks: SandboxChecks,
+        progress: Progress,
+        ending: Ending,
+        first_answer_seconds: float,
+    ) -> None:
+        self._requests = requests
+        self._carrier = carrier
+        self._health = health
+        self._checks = checks
+        self._progress = progress
+        self._ending = ending
+        self._first_answer_seconds = first_answer_seconds
+
+    async def open(self, ready: Equipped) -> None:
+        """Begin the conversation, watch its first answer, and store that it is ready."""
+        host = ready.files.host
+        start = host.asked.start
+        await self._progress.show_agent_url(start, host.sandbox)
+        request = await self._requests.make(ready)
+        history = await self._bring_history(ready.files)
+        info = await self._begin(host, request)
+        await self._carrier.check(start.conversation.id, host.agent, history)
+        if request.inputs.first_message is not None:
+            await self._watch_first_answer(host, request)
+        failures = await self._try_tool_servers(host, request.body["agent"]["mcp_config"])
+        if request.steps:
+            info = await play(
+                host.agent, start.conversation.id, request.steps, lambda: self._check_replay(start)
+            )
+        # One that was started before a restart may work elsewhere than it would now.
+        working_dir = info.workspace.working_dir or ready.files.workspace.project_dir
+        await self._ending.finish(start, info, working_dir=working_dir, failed_servers=failures)
+
+    async def _begin(self, host: Hosted, request: AgentRequest) -> ConversationInfo:
+        start, agent = host.asked.start, host.agent
+        with timed(start, "conversation"):
+            is_known = await agent.find_conversation(start.conversation.id) is not None
+            info = await agent.start_conversation(request.body, hide=request.hidden)
+            if is_known and start.task.request.fork_of is None:
+                await check_first_message(agent, info, request.inputs.first_message)
+        return info
+
+    async def _watch_first_answer(self, host: Hosted, request: AgentRequest) -> None:
+        """Find out whether the model answers, unless it has just done so for this user."""
+        start, agent, model = host.asked.start, host.agent, request.model
+        user_id, conversation_id = start.task.user_id, start.conversation.id
+        if self._health.is_trusted(user_id, model):
+            return
+        limit, hide = self._first_answer_seconds, request.hidden
+        with (
+            timed(start, "first_answer"),
+            self._health.watching(conversation_id, model) as watched,
+        ):
+            if await watch_first_answer(agent, conversation_id, limit, watched, hide=hide):
+                self._health.trust(user_id, model)
+            elif not request.is_lent:
+                # The agent would repeat what it asks for more than a minute before it says so.
+                await check_address(agent, model)
+
+    async def _try_tool_servers(self, host: Hosted, servers: Servers) -> list[str]:
+        """Return what is told of each tool server that does not start; nothing waits for these."""
+        if not servers:
+            return []
+        start = host.asked.start
+        with timed(start, "tool_servers"):
+            failures = await find_failures(
+                host.agent,
+                start.conversation.id,
+                servers,
+                has_begun=first_message(start.task.request) is not None,
+            )
+        await self._progress.note(start, "\n".join(failures) or None)
+        return failures
+
+    async def _bring_history(self, files: Prepared) -> str | None:
+        """Give the agent of a copied conversation its history; returns as `HistoryTransfer.bring`."""
+        start = files.host.asked.start
+        if start.task.request.fork_of is None:
+            return None
+        return await self._carrier.bring(
+            start.conversation.id,
+            files.host.agent,
+            old_dir=files.archived_dir,
+            new_dir=files.workspace.project_dir,
+        )
+
+    async def _check_replay(self, start: Start) -> None:
+        await self._progress.check_exists(start)
+        await self._checks.check(start)

@@ -1,0 +1,116 @@
+"""Puts together what an agent server is asked to start: model, secrets, tools, replay."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from agentsvc.base import AgentRefused, Conflict, NotFound, Secret
+from agentsvc.conversations.model_tokens import ModelTokens
+from agentsvc.conversations.replay_script import recording_of
+from agentsvc.conversations.secret_lookup import LookupTokens, make_lookups
+from agentsvc.conversations.starting.agent_request import (
+    AgentInputs,
+    chosen_model,
+    make_agent_body,
+)
+from agentsvc.conversations.starting.progress import Progress
+from agentsvc.conversations.starting.prompts import first_message
+from agentsvc.conversations.starting.states import Equipped, Hosted
+from agentsvc.domain import Llm, RecordedStep, llm_to_agent, secrets_of
+from agentsvc.sandboxes import Sandboxes
+from agentsvc.settings import SecretStore
+
+
+class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent server is asked, and what counts for the answer."""
+
+    body: dict[str, Any]
+    inputs: AgentInputs
+    model: Llm
+    """The model that is asked for, of which the body may have a token only."""
+    hidden: Sequence[Secret]
+    """What no error may show."""
+    steps: Sequence[RecordedStep]
+    """The recording that is replayed; none in a conversation of its own."""
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the agent asks its model through this server."""
+        return self.inputs.model is not None
+
+
+class AgentRequests:
+    """Makes requests to agent servers out of starts."""
+
+    def __init__(
+        self,
+        *,
+        sandboxes: Sandboxes,
+        secrets: SecretStore,
+        lookup_tokens: LookupTokens,
+        grants: ModelTokens,
+        progress: Progress,
+        has_public_skills: bool,
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._secrets = secrets
+        self._lookup_tokens = lookup_tokens
+        self._grants = grants
+        self._progress = progress
+        self._has_public_skills = has_public_skills
+
+    async def make(self, ready: Equipped) -> AgentRequest:
+        """Return what is asked; brings the model that makes titles into the sandbox."""
+        host = ready.files.host
+        start, settings, sandbox = host.asked.start, host.asked.settings, host.sandbox
+        order, conversation_id = start.task.request, start.conversation.id
+        steps = recording_of(order)
+        title_profile = await self._share_title_profile(host)
+        model = chosen_model(order, settings)
+        lent = await self._grants.lend(sandbox, conversation_id, model)
+        server = self._sandboxes.inside_url(sandbox)
+        replay_url = f"{server}/api/v1/webhooks/replays/{conversation_id}"
+        inputs = AgentInputs(
+            conversation_id=conversation_id,
+            order=order,
+            settings=settings,
+            working_dir=ready.files.workspace.project_dir,
+            first_message=steps[0].message if steps else first_message(order),
+            lookups=await make_lookups(sandbox, self._secrets, self._lookup_tokens, server),
+            usable_tools=await host.agent.usable_tools(),
+            has_public_skills=self._has_public_skills,
+            hook_config=ready.hook_config,
+            model=None if lent is model else lent,
+            title_profile=title_profile,
+            replay_url=replay_url if steps else None,
+            session_key=sandbox.session_key,
+        )
+        keys = (settings.llm_api_key, lent.api_key, *order.secrets.values())
+        return AgentRequest(
+            body=make_agent_body(inputs),
+            inputs=inputs,
+            model=model,
+            hidden=[key for key in keys if key],
+            steps=steps,
+        )
+
+    async def _share_title_profile(self, host: Hosted) -> str | None:
+        """Bring the model that makes titles into the sandbox; a title is worth no failed start."""
+        start, settings = host.asked.start, host.asked.settings
+        name = settings.title_llm_profile
+        if name is None or start.task.request.title is not None:
+            return None
+        saved = settings.llm_profiles.get(name)
+        if saved is None:
+            await self._progress.note(start, f"title_llm_profile: there is no profile `{name}`")
+            return None
+        saved = msgspec.structs.replace(saved, api_key=saved.api_key or settings.llm_api_key)
+        lent = await self._grants.lend(host.sandbox, start.conversation.id, saved)
+        llm = llm_to_agent(lent, usage_id="title", stream=False)
+        try:
+            await host.agent.save_profile(name, llm, hide=[*secrets_of(saved), *secrets_of(lent)])
+        except (AgentRefused, Conflict, NotFound) as exc:
+            await self._progress.note(start, f"title_llm_profile: {exc.message}")
+            return None
+        return name

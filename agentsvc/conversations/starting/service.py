@@ -1,0 +1,296 @@
+"""Starts of conversations: asked for here, carried out in the background, and followed."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+
+from agentsvc.accounts import quotas
+from agentsvc.base import BadRequest, Conflict, NotFound, Supervisor, new_id, now
+from agentsvc.conversations.archives import Archives, ArchiveState
+from agentsvc.conversations.event_log import EventLog
+from agentsvc.conversations.model import Conversation, Generation, StartTask
+from agentsvc.conversations.records import new_conversation, new_task, require_settings
+from agentsvc.conversations.starting.pipeline import StartPipeline
+from agentsvc.conversations.starting.prompts import first_message
+from agentsvc.conversations.starting.sandbox_choice import SandboxChooser
+from agentsvc.conversations.starting.states import Checked, Start
+from agentsvc.conversations.stores import ConversationStores
+from agentsvc.domain import StartOrder, StartSort, check_branch, check_repository, restore_secrets
+from agentsvc.sandboxes import Sandboxes
+from agentsvc.settings import Settings, SettingsStore
+from agentsvc.storage import Queryable, Transaction, note_effect
+
+log = logging.getLogger(__name__)
+
+
+class StartFollowers:
+    """Those who follow starts: a queue for each, and listeners that hear of all."""
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[str, list[asyncio.Queue[StartTask | None]]] = defaultdict(list)
+        self._listeners: list[Callable[[StartTask], None]] = []
+
+    def listen(self, tell: Callable[[StartTask], None]) -> None:
+        """Call this with each start that gets on, once that is stored."""
+        self._listeners.append(tell)
+
+    def announce(self, task: StartTask) -> None:
+        """Tell of a start that has got on."""
+        for queue in self._queues.get(task.id, ()):
+            queue.put_nowait(task)
+        for tell in self._listeners:
+            tell(task)
+
+    def end(self, task_id: str) -> None:
+        """Tell that a start was deleted."""
+        for queue in self._queues.get(task_id, ()):
+            queue.put_nowait(None)
+
+    def join(self, task_id: str) -> asyncio.Queue[StartTask | None]:
+        """Return a queue that hears of a start from now on, until `leave`."""
+        queue: asyncio.Queue[StartTask | None] = asyncio.Queue()
+        self._queues[task_id].append(queue)
+        return queue
+
+    def leave(self, task_id: str, queue: asyncio.Queue[StartTask | None]) -> None:
+        """Hear no more."""
+        self._queues[task_id].remove(queue)
+        if not self._queues[task_id]:
+            del self._queues[task_id]
+
+
+class StartOrders:
+    """Checks orders before anything of them is stored."""
+
+    def __init__(
+        self,
+        stores: ConversationStores,
+        *,
+        sandboxes: Sandboxes,
+        settings: SettingsStore,
+        archives: Archives,
+    ) -> None:
+        self._table = stores.conversations
+        self._tasks = stores.tasks
+        self._sandboxes = sandboxes
+        self._settings = settings
+        self._archives = archives
+
+    async def complete(self, user_id: str, order: StartOrder) -> tuple[StartOrder, Settings]:
+        """Return the order with the secrets that it leaves out, and the settings of its user.
+
+        Raises BadRequest, Conflict or NotFound where there are settings or an archive missing.
+        """
+        settings = await self._settings.find(user_id)
+        if order.settings_required:
+            require_settings(order, settings)
+        if order.mcp_config is not None:
+            stored = settings.mcp_config if settings else None
+            restored = restore_secrets(order.mcp_config, stored)
+            order = msgspec.structs.replace(order, mcp_config=restored)
+        if order.archive_id is not None:
+            await self._check_archive(user_id, order)
+        return order, settings or Settings()
+
+    def check(self, order: StartOrder) -> None:
+        """Raise BadRequest or NotFound for what can never be started."""
+        first_message(order)
+        self._sandboxes.get_spec(order.spec_id)
+        if order.repository is not None and "://" not in order.repository:
+            check_repository(order.repository, order.provider)
+        if order.branch is not None:
+            check_branch(order.branch)
+
+    async def find_earlier(
+        self, user_id: str, order: StartOrder, reader: Queryable | None = None
+    ) -> StartTask | None:
+        """Return the task of an order that was taken before; raises Conflict for another order."""
+        if order.conversation_id is None:
+            return None
+        known = await self._table.find(order.conversation_id, reader)
+        if known is None:
+            return None
+        task = await self._tasks.find_of_conversation(known.id, reader)
+        if known.user_id != user_id or task is None or task.request != order:
+            raise Conflict(
+                "A conversation with this id exists and was started differently; nothing of this"
+                " request was taken. Its messages go to `send-message` of that conversation"
+            )
+        return task
+
+    async def find_parent(self, user_id: str, order: StartOrder) -> Conversation | None:
+        """Return the conversation that an order names as its parent; raises NotFound."""
+        if order.parent_conversation_id is None:
+            return None
+        wanted = order.parent_conversation_id
+        found = await self._table.find_of_user(user_id, [wanted], include_starting=False)
+        if wanted not in found:
+            raise NotFound("Parent conversation not found")
+        return found[wanted]
+
+    async def _check_archive(self, user_id: str, order: StartOrder) -> None:
+        archive = await self._archives.get(user_id, order.archive_id or "")
+        if archive.state is ArchiveState.FAILED:
+            raise Conflict(f"The workspace could not be saved: {archive.reason}")
+        if order.repository or order.parent_conversation_id or order.sandbox_id:
+            raise BadRequest("An archive goes into a new sandbox, without a repository or a parent")
+
+
+class Starts:
+    """Takes orders for conversations, and carries them out."""
+
+    def __init__(
+        self,
+        stores: ConversationStores,
+        *,
+        orders: StartOrders,
+        chooser: SandboxChooser,
+        pipeline: StartPipeline,
+        followers: StartFollowers,
+        events: EventLog,
+        supervisor: Supervisor,
+    ) -> None:
+        self._db = stores.db
+        self._table = stores.conversations
+        self._tasks = stores.tasks
+        self._orders = orders
+        self._chooser = chooser
+        self._pipeline = pipeline
+        self._followers = followers
+        self._events = events
+        self._supervisor = supervisor
+
+    async def start(
+        self, user_id: str, order: StartOrder, *, generation: Generation = Generation.V1
+    ) -> StartTask:
+        """Ask for a conversation; what was asked is stored when this returns.
+
+        The same order for a known conversation id gives its task; another one is a Conflict.
+        Raises BadRequest or NotFound for what can never be started, SandboxLimitReached where
+        there is no room for it now, and QuotaExceeded where the user may start no more.
+        """
+        order, settings = await self._orders.complete(user_id, order)
+        conversation_id = order.conversation_id or new_id()
+        earlier = await self._orders.find_earlier(user_id, order)
+        if earlier is not None:
+            return earlier
+        self._orders.check(order)
+        parent = await self._orders.find_parent(user_id, order)
+        conversation = new_conversation(
+            user_id, conversation_id, order, settings, parent, generation=generation
+        )
+        task = new_task(user_id, conversation_id, order, generation)
+
+        async def body(tx: Transaction) -> StartTask:
+            earlier = await self._orders.find_earlier(user_id, order, tx)
+            if earlier is not None:
+                return earlier
+            if order.alias and await self._table.find_by_alias(user_id, order.alias, tx):
+                raise Conflict("A conversation with this name exists")
+            await quotas.note_start(tx, user_id)
+            await self._insert(tx, conversation, order)
+            await self._tasks.insert(tx, task)
+            start = Start(task=task, conversation=conversation, deadline=now())
+            await self._chooser.reserve(tx, Checked(start=start, settings=settings))
+            await note_effect(tx, start.task)
+            tx.after_commit(lambda: self._run(task.id))
+            return start.task
+
+        return await self._db.write(body)
+
+    async def find_many(self, user_id: str, ids: Sequence[str]) -> list[StartTask | None]:
+        """Return a user's start tasks in the order of the ids, None for each unknown one."""
+        found = await self._tasks.find_of_user(user_id, ids)
+        return [found.get(task_id) for task_id in ids]
+
+    async def search(
+        self,
+        user_id: str,
+        *,
+        conversation_id: str | None = None,
+        created_at_gte: datetime | None = None,
+        sort: StartSort = StartSort.CREATED_AT_DESC,
+        page_id: str | None = None,
+        limit: int = 100,
+    ) -> tuple[list[StartTask], str | None]:
+        """Return a page of a user's start tasks and the id of the next page."""
+        return await self._tasks.search(
+            user_id,
+            conversation_id=conversation_id,
+            created_at_gte=created_at_gte,
+            sort=sort,
+            page_id=page_id,
+            limit=limit,
+        )
+
+    async def count(
+        self,
+        user_id: str,
+        *,
+        conversation_id: str | None = None,
+        created_at_gte: datetime | None = None,
+    ) -> int:
+        """Return how many start tasks a user has."""
+        return await self._tasks.count(
+            user_id, conversation_id=conversation_id, created_at_gte=created_at_gte
+        )
+
+    async def follow(self, user_id: str, task_id: str) -> AsyncIterator[StartTask]:
+        """Yield a start task as it is now and after each change, until it is READY or ERROR.
+
+        Ends early if the conversation is deleted. Raises NotFound.
+        """
+        queue = self._followers.join(task_id)
+        try:
+            [task] = await self.find_many(user_id, [task_id])
+            if task is None:
+                raise NotFound
+            yield task
+            while not task.status.is_final:
+                changed = await queue.get()
+                if changed is None:
+                    return
+                if changed.status.is_final or changed.updated_at > task.updated_at:
+                    task = changed
+                    yield task
+        finally:
+            self._followers.leave(task_id, queue)
+
+    def on_change(self, tell: Callable[[StartTask], None]) -> None:
+        """Call this with each start that gets on, once that is stored."""
+        self._followers.listen(tell)
+
+    def forget(self, task_ids: Iterable[str]) -> None:
+        """End starts that were deleted."""
+        for task_id in task_ids:
+            self._pipeline.leave(task_id)
+            self._followers.end(task_id)
+
+    async def waiting(self) -> dict[str, str]:
+        """Return the sandboxes that unfinished starts wait for, by the ids of the starts."""
+        return await self._tasks.waiting()
+
+    async def go_on(self) -> None:
+        """Go on with the starts that a stop, a crash or a full disk interrupted."""
+        unfinished = await self._tasks.unfinished()
+        waiting = [one for one in unfinished if not self._supervisor.is_running(_start_name(one))]
+        self._pipeline.expect(waiting)
+        for task_id in waiting:
+            log.info("conversation start resumed", extra={"task_id": task_id})
+            self._run(task_id)
+
+    def _run(self, task_id: str) -> None:
+        self._supervisor.spawn(_start_name(task_id), lambda: self._pipeline.run(task_id))
+
+    async def _insert(self, tx: Transaction, conversation: Conversation, order: StartOrder) -> None:
+        await self._table.insert(tx, conversation)
+        if order.fork_of is not None:
+            await self._events.copy(tx, order.fork_of, conversation.id)
+
+
+def _start_name(task_id: str) -> str:
+    return f"start {task_id}"

@@ -1,0 +1,58 @@
+"""The states of a start: each step takes one and returns the next."""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from agentsvc.agentserver import AgentServer
+from agentsvc.base import Secret
+from agentsvc.conversations.model import Conversation, StartTask
+from agentsvc.conversations.starting.workspace import Workspace
+from agentsvc.domain import Provider
+from agentsvc.sandboxes import Sandbox
+from agentsvc.settings import Settings
+
+
+class Start(msgspec.Struct, kw_only=True):
+    """One start on its way: what is stored of it, and how long its steps are tried again."""
+
+    task: StartTask
+    conversation: Conversation
+    deadline: datetime
+    """Until when steps are tried again; the time the server was down does not count."""
+    seen: Sandbox | None = None
+    """Its sandbox once that has run, by which a failure is explained."""
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """A start whose request can be carried out with the settings of its user."""
+
+    start: Start
+    settings: Settings
+    tokens: dict[Provider, tuple[str, Secret]] = {}
+    """URL and token of each git host that the user has a token for."""
+
+
+class Hosted(msgspec.Struct, frozen=True, kw_only=True):
+    """A start whose sandbox runs, with an agent server that answers."""
+
+    asked: Checked
+    sandbox: Sandbox
+    agent: AgentServer
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A start whose files are there."""
+
+    host: Hosted
+    workspace: Workspace
+    archived_dir: str | None = None
+    """Where the files were when they were archived, if they come from an archive."""
+
+
+class Equipped(msgspec.Struct, frozen=True, kw_only=True):
+    """A start whose files were looked at for what the agent is to know of them."""
+
+    files: Prepared
+    hook_config: dict[str, Any] | None

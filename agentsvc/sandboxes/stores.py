@@ -1,0 +1,25 @@
+"""The tables of sandboxes, made together, and who hears of their changes."""
+
+from agentsvc.sandboxes.admission.table import UseTable
+from agentsvc.sandboxes.admission.warm_pool_table import WarmPoolTable
+from agentsvc.sandboxes.change_listeners import ChangeListeners
+from agentsvc.sandboxes.runtime_clients import ClientTable
+from agentsvc.sandboxes.table import SandboxTable
+from agentsvc.settings import SettingsStore
+from agentsvc.storage import Database, Vault
+
+
+class SandboxStores:
+    """What is stored of sandboxes, table by table."""
+
+    def __init__(self, db: Database, vault: Vault, settings: SettingsStore) -> None:
+        self.db = db
+        self.settings = settings
+        """Which models and git hosts sandboxes of a user are to reach."""
+        self.sandboxes = SandboxTable(db, vault)
+        self.uses = UseTable(db)
+        """Who waits for room, who was used when, whose removal failed."""
+        self.clients = ClientTable(db, vault)
+        self.spares = WarmPoolTable(db, vault)
+        self.changes = ChangeListeners()
+        """Told of each change of a sandbox once it is stored."""

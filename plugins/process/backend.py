@@ -1,0 +1,572 @@
+"""Sandboxes as local processes, each with its own directories, ports and clean environment.
+
+Where bubblewrap works, it holds them: they see their own files, the system without its secrets and
+no other processes. Elsewhere they are kept apart by courtesy, with the rights of the server's own
+user, and every report says which of both it is. A sandbox is a directory below the state
+directory, a short temporary directory and the tree of processes below its shim; it outlives the
+server, and a later one finds it by these alone.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Final
+from urllib.parse import quote
+
+import msgspec
+
+from agentsvc.base import BackendUnavailable, Conflict, HandleTooNew, OrderRejected, now
+from agentsvc.plugin import (
+    API_VERSION,
+    BackendContext,
+    Capability,
+    Endpoint,
+    ExecResult,
+    Fences,
+    Found,
+    Handle,
+    Health,
+    Isolation,
+    LogLine,
+    Order,
+    Phase,
+    Report,
+    RuntimeBackend,
+    SaveHandle,
+    Spec,
+    Usage,
+)
+
+from . import bubblewrap, cgroup, control, doors, launch, listening, peers, places, zygote
+from .look import Look, look_at, state_of_this_boot
+from .means import Means
+from .meter import Meter
+from .places import LogFile, Pause, Place, mark_of
+from .priority import Priorities
+from .settings import OpenNetwork, ProcessConfig
+from .specs import AGENT_SERVER, ZYGOTE, agent_version, check
+from .threads import finish, reach, until_none
+from .tree import Tree, marks, reap, snapshot
+
+log = logging.getLogger(__name__)
+
+HANDLE_VERSION: Final = 1
+
+_FOLLOW_SECONDS = 0.2
+_LOOKS_AT_ONCE = 2
+_REMOVALS_AT_ONCE = 2  # of five threads at least: a sandbox may have millions of files
+
+
+class ProcessBackend(RuntimeBackend[ProcessConfig]):
+    """Runs each sandbox as a tree of processes on this machine."""
+
+    name: ClassVar[str] = "process"
+    api_version: ClassVar[int] = API_VERSION
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(
+        {
+            Capability.PAUSE,
+            Capability.RESTART,
+            Capability.STOP,
+            Capability.EXECUTE,
+            Capability.LOGS,
+            Capability.SURVIVES_RESTART,
+        }
+    )
+    Config = ProcessConfig
+    default_isolation: ClassVar[Isolation] = Isolation.BUBBLEWRAP
+    program: ClassVar[str] = AGENT_SERVER
+    """What is loaded ahead for sandboxes whose command is to run it as a module."""
+    preload: ClassVar[str] = f"{__package__}.preload"
+    """The module that does that."""
+
+    def __init__(self, config: ProcessConfig, context: BackendContext) -> None:
+        super().__init__(config, context)
+        self._temp_root = places.temp_root(config.temp_dir)
+        self._callback = doors.callback_of(context.callback_url)
+        self._means = Means(config, self._callback)
+        self._doors = doors.Doors()
+        self._meters: dict[str, Meter] = {}
+        # Threads that read many small files at a time mostly wait for each other.
+        self._measuring = asyncio.Semaphore(1)
+        self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
+        self._removing = asyncio.Semaphore(_REMOVALS_AT_ONCE)
+        self._priorities = Priorities(context.state_dir / ".giving-way", self._running_state)
+        self._zygote = zygote.Zygote(
+            zygote.Rules(
+                program=self.program,
+                preload=self.preload,
+                is_wanted=config.zygote,
+                delay_seconds=config.zygote_delay_seconds,
+                wait_seconds=config.zygote_seconds,
+                idle_seconds=config.zygote_idle_seconds,
+                memory_bytes=config.zygote_bytes,
+                env=launch.bare_environment(config.path),
+            )
+        )
+
+    @property
+    def runs_here(self) -> bool:
+        """Say that all sandboxes are processes of this machine."""
+        return True
+
+    async def open(self) -> None:
+        """Make the state directory, find out what can be used, and open the doors there are."""
+        await reach(self._open)
+        await self._let_all_share()
+        self._zygote.confine(self._means.confinement())
+        if agent_version():
+            self._zygote.begin()
+        for place, record in await reach(self._records):
+            await self._doors.open_again(place, record)
+
+    async def close(self) -> None:
+        """Close the doors; sandboxes go on and wait for the next server to open them."""
+        await self._let_all_share()
+        await self._zygote.close()
+        await self._doors.close_all()
+
+    async def probe(self) -> Health:
+        """Say what sandboxes will find here."""
+        return await reach(self._probe)
+
+    @property
+    def least_isolation(self) -> Isolation:
+        """Say that root's sandboxes are never without bubblewrap: nothing else keeps root's rights."""
+        return Isolation.BUBBLEWRAP if os.geteuid() == 0 else Isolation.NONE
+
+    def fences(self, asked: Spec | Order) -> Fences:
+        """Say whether bubblewrap or Landlock holds sandboxes here, and what limits them."""
+        del asked
+        return self._means.fences()
+
+    def why_no_pool(self, spec: Spec) -> str:
+        """Say so where its user has a model on this machine, to which the way is made at the start."""
+        if self.config.network is OpenNetwork.HOST:
+            return ""
+        near = filter(doors.is_loopback, (*spec.reaches, *spec.models))
+        return f"{found} is on this machine" if (found := next(near, "")) else ""
+
+    def check_spec(self, spec: Spec) -> None:
+        """Raise OrderRejected for images, limits, options and directories elsewhere."""
+        check(spec)
+
+    async def create(self, order: Order, save: SaveHandle) -> Handle:
+        """Make the directories, start the shim, and return when it has started the command.
+
+        The record is on disk before anything runs. Cancelled, it ends the launch first, so that
+        what was started is listed by scan.
+        """
+        check(order)
+        self.check_fences(order)
+        return await self._start(order, save)
+
+    async def restart(self, order: Order, handle: Handle, save: SaveHandle) -> Handle:
+        """Start the command again on the same files; raises Conflict if they are gone."""
+        check(order)
+        self.check_fences(order)
+        place = self._place(handle)
+        look = await self._look(place, handle)
+        if not look.exists:
+            raise Conflict("The sandbox cannot be started again: its files are gone")
+        if look.phase is not Phase.FAILED and not look.is_ended:
+            return handle
+        await self._end(self._tree(look, handle), grace_seconds=0)
+        await finish(place.forget_run)
+        return await self._start(order, save)
+
+    async def inspect(self, handle: Handle) -> Report:
+        """Look at the record, the processes and, unless paused, the awaited ports."""
+        place = self._place(handle)
+        look = await self._look_and_knock(place, handle)
+        phase = look.phase
+        if phase is Phase.GONE:
+            return Report(phase=phase)
+        if phase is Phase.RUNNING and not look.is_open:
+            tree = self._tree(look, handle)
+            answers = await listening.answers(look, tree, self.config.connect_seconds)
+            phase = Phase.RUNNING if answers else Phase.STARTING
+        shut = await self._doors.why_stuck(place, look.record)
+        sockets = look.sockets()
+        return Report(
+            phase=phase,
+            reason="; ".join(filter(None, (look.reason, shut))),
+            endpoints=tuple(
+                Endpoint(name=name, port=port, url=_url_of(port, sockets.get(name)))
+                for name, port in look.ports().items()
+            ),
+            exit_code=look.exit_code,
+            working_dir=look.working_dir(),
+            isolation=look.state.isolation if look.state else None,
+            paused_as=look.paused_as,
+            cause=look.cause,
+            enforced=look.enforced(),
+            facts=look.facts(),
+        )
+
+    async def confirm(self, handle: Handle, endpoint: Endpoint, source_port: int) -> bool:
+        """Say whether the other end, in the machine's network, is a process of the sandbox."""
+        place = self._place(handle)
+
+        def look() -> bool:
+            state = state_of_this_boot(place)
+            if state is None or state.ports.get(endpoint.name) != endpoint.port:
+                return False
+            tree = Tree(mark=self._mark(handle), root=state.shim)
+            return peers.is_peer(tree, endpoint.port, source_port)
+
+        return await reach(look)
+
+    async def scan(self) -> Sequence[Found]:
+        """List what has a directory, a temporary directory or a process of this instance."""
+        return await reach(self._scan)
+
+    async def delete(self, handle: Handle) -> None:
+        """End every process, then remove every file; see `ProcessConfig` for how long."""
+        place = self._place(handle)
+        look = await self._look(place, handle)
+        tree = self._tree(look, handle)
+        await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
+        await self._doors.close(handle.sandbox_id)
+        async with self._removing:
+            await finish(lambda: self._remove(place, look, handle))
+        self._meters.pop(handle.sandbox_id, None)
+
+    async def pause(self, handle: Handle) -> None:
+        """Freeze or stop every process; finished by inspect if the server ends half-way."""
+        look = await self._running(handle)
+        tree = self._tree(look, handle)
+        if not look.is_ended:
+            await finish(lambda: self._pause(look.place, tree))
+
+    async def stop(self, handle: Handle) -> None:
+        """End every process; finished by inspect if the server ends half-way."""
+        look = await self._running(handle)
+        tree = self._tree(look, handle)
+        if not look.is_ended:
+            await finish(lambda: look.place.write_pause(Pause(is_done=False, ends=True)))
+        elif not look.is_half_paused:
+            return
+        await self._end(tree, grace_seconds=0 if look.is_paused else self.config.stop_seconds)
+        await finish(lambda: look.place.write_pause(Pause(is_done=True, ends=True)))
+
+    async def resume(self, handle: Handle) -> Handle:
+        """Let every process run again; raises Conflict where the command has ended."""
+        look = await self._running(handle)
+        if look.is_ended:
+            raise Conflict("The sandbox was stopped, and has to be started again")
+        tree = self._tree(look, handle)
+        await finish(lambda: self._resume(look.place, tree))
+        return handle
+
+    async def execute(
+        self,
+        handle: Handle,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        time_limit: float,
+        max_output: int,
+    ) -> ExecResult:
+        """Run a command as a child of the shim, with the sandbox's environment and more."""
+        look = await self._running(handle)
+        if look.is_paused or look.record is None:
+            raise Conflict("The sandbox is paused and runs no commands")
+        request = control.Request(
+            token=await reach(look.place.read_control_token),
+            argv=tuple(argv),
+            env=dict(env),
+            time_limit=time_limit,
+            max_output=max_output,
+        )
+        try:
+            async with asyncio.timeout(time_limit + self.config.launch_seconds):
+                return await control.execute(launch.control_path(look.record.temp), request)
+        except TimeoutError as exc:
+            raise BackendUnavailable(
+                "The sandbox does not answer", detail=handle.sandbox_id
+            ) from exc
+        except (OSError, control.BadAnswer) as exc:
+            raise Conflict("The sandbox has ended", detail=str(exc)) from exc
+
+    async def logs(self, handle: Handle, *, tail: int, follow: bool) -> AsyncIterator[LogLine]:
+        """Yield what the command wrote, with the values of its secrets masked."""
+        place = self._place(handle)
+        file = LogFile(place.log)
+        for line in await reach(lambda: file.tail(tail)):
+            yield line
+        while follow and await reach(place.exists):
+            for line in await reach(file.more):
+                yield line
+            await asyncio.sleep(_FOLLOW_SECONDS)
+
+    async def usage(self, handle: Handle) -> Usage | None:
+        """Read it from the control groups, or from the processes."""
+        place = self._place(handle)
+
+        def take() -> Usage | None:
+            state = state_of_this_boot(place)
+            meter = self._meters.setdefault(handle.sandbox_id, Meter())
+            found = meter.take(state) if state is not None else None
+            if found is None:
+                self._meters.pop(handle.sandbox_id, None)
+            return found
+
+        async with self._measuring:
+            return await reach(take)
+
+    async def give_way(self, handles: Sequence[Handle]) -> None:
+        """Lower the priority of their agent servers, and let that of others be as before."""
+        named = frozenset(handle.sandbox_id for handle in handles)
+        await reach(lambda: self._priorities.settle(named))
+
+    # What blocks, and therefore runs in a thread
+
+    def _open(self) -> None:
+        self.context.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        bubblewrap.forget_trials(self.context.state_dir)
+        there = {place.sandbox_id: record.user for place, record in self._records()}
+        self._means.find(self.context.state_dir, there)
+
+    async def _let_all_share(self) -> None:
+        """Let nobody give way any more; where that cannot be noted it is not worth a failed start."""
+        try:
+            await self.give_way(())
+        except BackendUnavailable as exc:
+            log.warning("sandboxes cannot be paused yet to make room", extra={"reason": exc.detail})
+
+    def _running_state(self, sandbox_id: str) -> places.State | None:
+        place = places.find_place(self.context.state_dir, sandbox_id)
+        return state_of_this_boot(place) if place is not None else None
+
+    def _records(self) -> list[tuple[Place, places.Record]]:
+        found = places.list_places(self.context.state_dir, self.context.instance_id)
+        return [(place, record) for place, _ in found if (record := place.read_record())]
+
+    def _probe(self) -> Health:
+        free = shutil.disk_usage(self.context.state_dir).free
+        agent = agent_version()
+        facts = {
+            "python": sys.executable,
+            "agent server": agent or "not installed",
+            "tmux": shutil.which("tmux", path=launch.search_path(self.config.path)) or "not found",
+            "free disk bytes": str(free),
+            **self._means.facts(),
+            "zygote": self._zygote.describe(),
+        }
+        hint = (
+            "" if agent else "the agent server is not installed: run `pip install agentsvc[agent]`"
+        )
+        advice = (*self._means.advice(), *self._zygote.advice())
+        return Health(ok=True, reason=hint, facts=facts, advice=advice)
+
+    async def _start(self, order: Order, save: SaveHandle) -> Handle:
+        place = places.find_place(self.context.state_dir, order.sandbox_id)
+        if place is None:
+            raise OrderRejected("The sandbox's id cannot name a directory")
+        plan = launch.Plan(
+            instance_id=self.context.instance_id,
+            place=place,
+            order=order,
+            group=self._means.groups.unified,
+            groups=self._means.groups,
+            readable=self._means.readable(),
+            temp_root=self._temp_root,
+            search_path=self.config.path,
+            pass_env=self.config.pass_env,
+            log_bytes=self.config.log_bytes,
+            time_limit=self.config.launch_seconds,
+            held_by=self._means.bubblewrap,
+            way_out=await reach(self._means.way_out),
+            users=self._means.users,
+            callback=self._callback,
+        )
+        await self._doors.open(place, await finish(plan.prepare))
+        loan = await self._lend(order)
+        try:
+            lent = msgspec.structs.replace(plan, loan=loan)
+            handle = await finish(lambda: _to_handle(place, lent.carry_out()))
+        finally:
+            loan.close()
+        await save(handle)
+        return handle
+
+    async def _lend(self, order: Order) -> zygote.Loan:
+        if (order.command or ())[:3] != ("{python}", "-m", self.program):
+            return zygote.Loan()
+        if not order.options.get(ZYGOTE, True):
+            return zygote.Loan(reason="the spec has no zygote")
+        return await self._zygote.lend()
+
+    def _scan(self) -> list[Found]:
+        instance = self.context.instance_id
+        found = {
+            place.sandbox_id: Found(handle=_to_handle(place, place.read_record()), created_at=made)
+            for place, made in places.list_places(self.context.state_dir, instance)
+        }
+        # Anything below is left of a sandbox whose directory is gone.
+        for path, mark in places.list_temps(self._temp_root):
+            if (sandbox_id := _own(mark, instance)) and sandbox_id not in found:
+                data = {"temp": str(path)}
+                found[sandbox_id] = Found(
+                    handle=Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION, data=data),
+                    created_at=now(),
+                )
+        for pid in snapshot():
+            for mark in marks(pid):
+                if (sandbox_id := _own(mark, instance)) and sandbox_id not in found:
+                    found[sandbox_id] = Found(
+                        handle=Handle(sandbox_id=sandbox_id, version=HANDLE_VERSION),
+                        created_at=now(),
+                    )
+        return list(found.values())
+
+    def _pause(self, place: Place, tree: Tree) -> None:
+        if place.read_pause() is None:
+            place.write_pause(Pause(is_done=False, kept=tuple(tree.stopped())))
+        self._stop(place, tree)
+
+    def _stop(self, place: Place, tree: Tree) -> None:
+        pause = place.read_pause() or Pause(is_done=False)
+        try:
+            tree.stop(self.config.pause_seconds)
+        except TimeoutError as exc:
+            raise BackendUnavailable("A process of the sandbox does not stop") from exc
+        place.write_pause(msgspec.structs.replace(pause, is_done=True))
+
+    def _finish_stop(self, place: Place, tree: Tree) -> None:
+        if not tree.kill():
+            place.write_pause(Pause(is_done=True, ends=True))
+
+    def _resume(self, place: Place, tree: Tree) -> None:
+        pause = place.read_pause()
+        if pause is None:
+            return
+        place.write_pause(msgspec.structs.replace(pause, is_done=False))
+        tree.resume(pause.kept)
+        place.clear_pause()
+
+    def _remove(self, place: Place, look: Look, handle: Handle) -> None:
+        mark = self._mark(handle)
+        known = look.record.temp if look.record else _told_temp(handle)
+        places.remove_temps(mark, self._temp_root, known)
+        held = self._means.groups.legacy_paths(launch.group_name(mark))
+        held += [Path(path) for path in (look.state.joined if look.state else ())]
+        if (group := self._tree(look, handle).group) is not None:
+            held.append(group)
+        for group in held:
+            cgroup.remove(group)
+        place.remove()
+        self._means.users.give_up(handle.sandbox_id)
+
+    # Shared parts
+
+    def _place(self, handle: Handle) -> Place:
+        if handle.version > HANDLE_VERSION:
+            raise HandleTooNew(
+                "The sandbox was made by a newer version of the process backend",
+                detail=f"handle version {handle.version}",
+            )
+        place = places.find_place(self.context.state_dir, handle.sandbox_id)
+        if place is None:
+            raise OrderRejected("The sandbox's id cannot name a directory")
+        return place
+
+    def _mark(self, handle: Handle) -> str:
+        return mark_of(self.context.instance_id, handle.sandbox_id)
+
+    def _tree(self, look: Look, handle: Handle) -> Tree:
+        mark = self._mark(handle)
+        if look.state is not None:
+            group = Path(look.state.cgroup) if look.state.cgroup else None
+            return Tree(mark=mark, root=look.state.shim, group=group)
+        known = Path(str(handle.data.get("cgroup", "")))
+        # The handle may come from a restored database: no other group is killed and removed.
+        if known.is_absolute() and known.name == launch.group_name(mark):
+            return Tree(mark=mark, group=known)
+        return Tree(mark=mark, group=launch.group_path(self._means.groups.unified, mark))
+
+    async def _look(self, place: Place, handle: Handle) -> Look:
+        look = await reach(lambda: look_at(place, self._mark(handle)))
+        return await self._finished(look, handle)
+
+    async def _look_and_knock(self, place: Place, handle: Handle) -> Look:
+        """Look, and try its ports if that takes but a moment."""
+
+        def take() -> Look:
+            look = look_at(place, self._mark(handle))
+            tree = self._tree(look, handle)
+            is_open = look.phase is Phase.RUNNING and listening.is_open(look, tree)
+            return msgspec.structs.replace(look, is_open=is_open) if is_open else look
+
+        async with self._looking:
+            look = await reach(take)
+        return await self._finished(look, handle)
+
+    async def _finished(self, look: Look, handle: Handle) -> Look:
+        """Finish what was only half done to a sandbox, unless that has been done or undone meanwhile."""
+
+        def catch_up() -> None:
+            tree = self._tree(look, handle)
+            pause = look.place.read_pause()
+            if look.is_orphaned:
+                tree.kill()
+            elif pause is not None and not pause.is_done:
+                (self._finish_stop if pause.ends else self._stop)(look.place, tree)
+
+        if look.is_orphaned or look.is_half_paused:
+            await reach(catch_up)
+        return look
+
+    async def _running(self, handle: Handle) -> Look:
+        look = await self._look(self._place(handle), handle)
+        if look.phase is Phase.GONE:
+            raise Conflict("The sandbox does not exist any more")
+        if look.phase is Phase.FAILED:
+            raise Conflict(f"The sandbox has failed: {look.reason}")
+        if look.state is None and not look.is_ended:
+            raise Conflict("The sandbox is only just being started")
+        return look
+
+    async def _end(self, tree: Tree, *, grace_seconds: float) -> None:
+        if grace_seconds > 0 and await reach(tree.terminate):
+            await until_none(lambda: bool(tree.others()), grace_seconds)
+        if not await until_none(tree.kill, self.config.kill_seconds):
+            raise BackendUnavailable("Processes of the sandbox do not end", detail=tree.mark)
+        if (root := tree.root) is not None:
+            await reach(lambda: reap(root))
+
+
+def _to_handle(place: Place, record: places.Record | None) -> Handle:
+    state = place.read_state()
+    return Handle(
+        sandbox_id=place.sandbox_id,
+        version=HANDLE_VERSION,
+        data={
+            "temp": record.temp if record else "",
+            "cgroup": state.cgroup if state else "",
+        },
+    )
+
+
+def _told_temp(handle: Handle) -> str:
+    """Return the temporary directory that a handle names, unless it can be none of ours.
+
+    The handle may come from a restored database, and what it names is removed with all its files.
+    """
+    path = Path(str(handle.data.get("temp", "")))
+    return str(path) if places.is_temp_name(path) else ""
+
+
+def _own(mark: str, instance_id: str) -> str:
+    owner, _, sandbox_id = mark.rpartition("/")
+    return sandbox_id if owner == instance_id else ""
+
+
+def _url_of(port: int, socket_path: str | None) -> str:
+    if socket_path is None:
+        return f"http://{listening.LOOPBACK}:{port}"
+    return f"http+unix://{quote(socket_path, safe='')}"

@@ -1,0 +1,369 @@
+"""Starts the shim of a process sandbox, and everything it needs to know first.
+
+Blocks for a moment; call it from a thread.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentsvc.base import INITIAL_OPEN_FILES, BackendUnavailable
+from agentsvc.plugin import AGENT_OUTPUT, PACKAGE_DIR, Isolation, Order
+from agentsvc.plugin.egress import relay
+
+from . import bubblewrap, doors, landlock, places, uplink
+from .groups import Groups
+from .places import Place, Record, WayOut
+from .specs import AGENT_SERVER, DEFAULT_SPEC, current, passed_port
+from .tree import MARK
+from .users import Users
+from .zygote import Loan
+
+_LOCALE = "C.UTF-8"
+_CERTIFICATES = "/etc/ssl/certs"
+_IN_BUBBLEWRAP = {"IN_DOCKER": "true"}
+"""There, a browser cannot make a sandbox of its own; its package takes this for a reason."""
+BROWSERS = (
+    *("chromium", "chromium-browser", "chrome", "google-chrome", "google-chrome-stable"),
+    "microsoft-edge",
+)
+"""Programs for which the agent server looks."""
+_BROWSER_CACHE = ".cache/ms-playwright"
+_COUNTS_EARLY = ("LITELLM_LOCAL_MODEL_COST_MAP", "OPENHANDS_SUPPRESS_BANNER")
+_LOAN = 3
+"""The number under which a shim finds the socket to a fork."""
+_SPACE = 4
+"""That under which it finds the user namespace in which the fork is, if that is not its own."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch: for which sandbox, where, and with what."""
+
+    instance_id: str
+    place: Place
+    order: Order
+    group: Path | None
+    temp_root: Path
+    search_path: str
+    pass_env: tuple[str, ...]
+    log_bytes: int
+    time_limit: float
+    held_by: bubblewrap.Found = bubblewrap.Found()
+    """What holds it; nothing does where there is no program."""
+    groups: Groups = Groups()
+    """What limits it, where it is to be limited."""
+    readable: tuple[Path, ...] | None = None
+    """What one that Landlock confines may read besides the system; None where it does not."""
+    callback: str = ""
+    """Host and port at which the sandbox finds the server."""
+    users: Users = Users()
+    """Who sandboxes are outside that bubblewrap holds for root."""
+    way_out: WayOut = WayOut.HOST
+    """How the sandbox gets out if its network is open."""
+    loan: Loan = Loan()
+    """The fork that becomes the command, or why it is started as any other."""
+
+    def prepare(self) -> Record:
+        """Make the directories and the record, unless they are there, and return the record.
+
+        What was made for another user than it is to be now is handed over.
+        """
+        order = self.order
+        record = self.place.make(
+            lambda: places.new_record(
+                self.instance_id,
+                order,
+                root=self.temp_root,
+                callback=self.callback,
+                way_out=self.way_out,
+            )
+        )
+        if self.place.read_state() is not None:
+            return record
+        # What was made before has from now on what a new one would have.
+        record = self.place.renew(record, record.connected(self.way_out, self.callback))
+        if os.geteuid() != 0:
+            return record
+        is_boxed = bool(self.held_by.program)
+        user = self.users.take(order.sandbox_id, record.user) if is_boxed else 0
+        return self.place.assign(record, user)
+
+    def carry_out(self) -> Record:
+        """Make what is missing and start the shim, unless it runs or has run.
+
+        The record is written first, so that nothing is made which a scan would not find.
+        """
+        record = self.prepare()
+        mark = places.mark_of(self.instance_id, self.order.sandbox_id)
+        temp = places.make_temp(record.temp, mark, record.user)
+        if self.place.read_state() is None:
+            self._start_shim(mark, self._orders(mark, record, temp))
+        return record
+
+    def _orders(self, mark: str, record: Record, temp: Path) -> dict[str, Any]:
+        is_boxed = bool(self.held_by.program)
+        inside: dict[str, Any] = {
+            "argv": [_with_python(part) for part in current(self.order.command or ())],
+            "env": self._environment(mark, record, temp),
+            "ports": [[port.name, port.number] for port in self.order.ports],
+            "passed": passed_port(self.order.command or ()),
+            "cwd": str(self.place.agent),
+            "workspace": str(self.place.workspace / record.working_dir),
+            "control_token": self.place.make_control_token(),
+            "wrap": [],
+        }
+        return {
+            **inside,
+            "plainly": self.loan.reason,
+            "loan": _LOAN if self.loan.number >= 0 else None,
+            **self._limits(mark, temp),
+            **self._confined(inside["argv"], temp),
+            "directory": str(self.place.directory),
+            "control": str(control_path(record.temp)),
+            "secrets": [value.reveal() for value in self.order.secret_env.values()],
+            "cgroup": str(group_path(self.group, mark) or ""),
+            "log_bytes": self.log_bytes,
+            "isolation": self._isolation(),
+            "box": self._box(mark, record, temp, inside) if is_boxed else None,
+        }
+
+    def _isolation(self) -> Isolation:
+        if self.held_by.program:
+            return Isolation.BUBBLEWRAP
+        return Isolation.NONE if self.readable is None else Isolation.LANDLOCK
+
+    def _limits(self, mark: str, temp: Path) -> dict[str, Any]:
+        limits = self.order.limits
+        sizes = {"RLIMIT_NOFILE": limits.open_files, "RLIMIT_FSIZE": limits.disk_bytes}
+        by_groups = limits
+        if "pids" not in self.groups.limits():
+            # The kernel counts by user, which here is nobody else.
+            sizes["RLIMIT_NPROC"] = limits.pids
+            by_groups = msgspec.structs.replace(limits, pids=None)
+        held = self.groups.make(group_name(mark), by_groups)
+        return {
+            "join": held.joined,
+            "kills": held.kills,
+            "disk_bytes": limits.disk_bytes,
+            "directories": [str(path) for path in (*self._own(), temp)],
+            "rlimits": {name: size for name, size in sizes.items() if size is not None},
+            "usual_files": INITIAL_OPEN_FILES,
+        }
+
+    def _confined(self, argv: list[str], temp: Path) -> dict[str, Any]:
+        if self.readable is None:
+            return {}
+        write = [str(path) for path in (*self._own(), temp)]
+        names = str(PACKAGE_DIR.parent)
+        rules = landlock.rules(map(str, self.readable), write, [names])
+        prefix = landlock.wrapped(rules, [])
+        return {"argv": [*prefix, *argv], "wrap": prefix}
+
+    def _own(self) -> tuple[Path, ...]:
+        return (self.place.workspace, self.place.home, self.place.agent)
+
+    def _box(self, mark: str, record: Record, temp: Path, inside: dict[str, Any]) -> dict[str, Any]:
+        carrier = _find_uplink() if record.way_out is WayOut.SLIRP else ""
+        view = bubblewrap.View(
+            mark=mark,
+            writable=self._own(),
+            temp=temp,
+            home=self.place.home,
+            network=record.network,
+            has_own_network=record.has_own_network,
+            has_resolver=bool(carrier),
+            doors=None if record.shares_network else self.place.doors,
+            readable=self.held_by.readable,
+            user=record.user,
+        )
+        return {
+            **bubblewrap.orders(self.held_by.program, view),
+            "entered_by": self.loan.user,
+            "around": _SPACE if self.loan.space >= 0 else None,
+            "command": bubblewrap.running("inside"),
+            "uplink": carrier,
+            "sockets": [f"{record.temp}/p{number}" for number in range(len(self.order.ports))],
+            "inside": {
+                **inside,
+                "relay": relay.__file__,
+                "outward": list(doors.outward(record)),
+                "waits": bool(carrier) or self.loan.number >= 0,
+            },
+        }
+
+    def _environment(self, mark: str, record: Record, temp: Path) -> dict[str, str]:
+        passed = {name: os.environ[name] for name in self.pass_env if name in os.environ}
+        path = search_path(self.search_path)
+        home, is_boxed = str(self.place.home), bool(self.held_by.program)
+        if is_boxed:
+            home, temp = bubblewrap.HOME, Path(bubblewrap.TEMP)
+        return {
+            **(self._of_agent_server(path, is_boxed=is_boxed) if self._is_agent_server else {}),
+            **passed,
+            **doors.environment(record),
+            "PATH": path,
+            "LANG": _LOCALE,
+            "LC_CTYPE": _LOCALE,
+            **{name: _with_python(value) for name, value in self.order.env.items()},
+            **{name: value.reveal() for name, value in self.order.secret_env.items()},
+            "HOME": home,
+            "TMPDIR": str(temp),
+            "TMUX_TMPDIR": str(temp),
+            MARK: mark,
+        }
+
+    @property
+    def _is_agent_server(self) -> bool:
+        return AGENT_SERVER in (self.order.command or ())
+
+    def _of_agent_server(self, path: str, *, is_boxed: bool) -> dict[str, str]:
+        """Return what an agent server is told of the machine."""
+        home = self.place.home
+        has_browser = (home / _BROWSER_CACHE).exists()
+        return {
+            # By the path outside, as sandboxes from before have it.
+            "OH_CONVERSATION_WORKTREE_ROOT": str(home / "worktrees"),
+            **(_IN_BUBBLEWRAP if is_boxed else {}),
+            **({} if has_browser else _browser(path)),
+            **_trusted(),
+        }
+
+    def _start_shim(self, mark: str, orders: dict[str, Any]) -> None:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            their_in, our_out = _pipe(theirs, ours)
+            our_in, their_out = _pipe(ours, theirs)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            errors = os.open(self.place.directory / "shim.log", flags, 0o600)
+            theirs.callback(os.close, errors)
+            numbers = [their_in, their_out, errors]
+            pid = self._spawn_shim(mark, numbers)
+            theirs.close()
+            ours.pop_all()
+        self._brief(pid, our_out, our_in, orders)
+
+    def _spawn_shim(self, mark: str, numbers: Sequence[int]) -> int:
+        actions = [(os.POSIX_SPAWN_DUP2, number, at) for at, number in enumerate(numbers)]
+        if self.loan.number >= 0:
+            actions.append((os.POSIX_SPAWN_DUP2, self.loan.number, _LOAN))
+        if self.loan.space >= 0:
+            actions.append((os.POSIX_SPAWN_DUP2, self.loan.space, _SPACE))
+        # Not a subprocess object: nobody waits for the shim, which outlives us.
+        return os.posix_spawn(
+            sys.executable,
+            [*bubblewrap.running("shim"), mark],
+            {MARK: mark},
+            file_actions=actions,
+            setsid=True,
+        )
+
+    def _brief(self, pid: int, out: int, answer: int, orders: dict[str, Any]) -> None:
+        try:
+            with os.fdopen(out, "wb") as file:
+                file.write(json.dumps(orders).encode())
+            said = os.read(answer, 64) if _comes(answer, self.time_limit) else b""
+        except BrokenPipeError:
+            said = b""
+        finally:
+            os.close(answer)
+        if said == b"ready\n":
+            return
+        # It has nothing to hold: another one does, or it could not.
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # a look has collected it
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        if not said:
+            raise BackendUnavailable(
+                "The process that holds a sandbox could not be started",
+                detail=self.place.shim_error() or "it gave no answer",
+            )
+
+
+def control_path(temp: str) -> Path:
+    """Return the socket on which a shim takes commands."""
+    return Path(temp, "control")
+
+
+def group_path(parent: Path | None, mark: str) -> Path | None:
+    """Return the control group of a sandbox, if there are any."""
+    return parent / group_name(mark) if parent else None
+
+
+def group_name(mark: str) -> str:
+    """Return what the control groups of a sandbox are called."""
+    return f"agentsvc-{mark.replace('/', '-')}"
+
+
+def bare_environment(configured: str) -> dict[str, str]:
+    """Return what counts for an agent server while it is loaded, and is the same for all."""
+    own = {name: DEFAULT_SPEC.env[name] for name in _COUNTS_EARLY}
+    locale = {"LANG": _LOCALE, "LC_CTYPE": _LOCALE}
+    places = {"HOME": bubblewrap.HOME, "TMPDIR": bubblewrap.TEMP}
+    path = search_path(configured)
+    found = {**_trusted(), **_browser(path), **_IN_BUBBLEWRAP}
+    return {"PATH": path, **locale, **places, **AGENT_OUTPUT, **own, **found}
+
+
+def search_path(configured: str) -> str:
+    """Return a sandbox's PATH; never the server's own virtual environment.
+
+    What an agent installs there would change the server.
+    """
+    if configured:
+        return configured
+    own = Path(sys.prefix, "bin") if sys.prefix != sys.base_prefix else None
+    parts = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(part for part in parts if part and Path(part) != own)
+
+
+def _pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
+    """Make a pipe, each end of which is closed by whose it is."""
+    reader, writer = os.pipe()
+    reading.callback(os.close, reader)
+    writing.callback(os.close, writer)
+    return reader, writer
+
+
+def _comes(descriptor: int, time_limit: float) -> bool:
+    # Not `select`, which knows no descriptor above 1023; a busy server has more.
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(time_limit * 1000))
+
+
+def _trusted() -> dict[str, str]:
+    """Have certificates be looked up when they are needed, where the system has them one by one.
+
+    The agent server makes a client of HTTPS for each report, for which it would read all of them.
+    """
+    if not Path(_CERTIFICATES, "ca-certificates.crt").exists():
+        return {}
+    is_indexed = next(Path(_CERTIFICATES).glob("*.0"), None) is not None
+    return {"SSL_CERT_DIR": _CERTIFICATES} if is_indexed else {}
+
+
+def _browser(path: str) -> dict[str, str]:
+    """Have the agent server look for no browser where there is none: it loads 60 MB to do so."""
+    is_there = any(shutil.which(name, path=path) for name in BROWSERS)
+    return {} if is_there else {"OH_ENABLE_BROWSER": "false"}
+
+
+def _find_uplink() -> str:
+    program = shutil.which(uplink.PROGRAM)
+    if program is None:
+        raise BackendUnavailable(
+            f"{uplink.PROGRAM}, through which the sandbox reaches its network, is not installed"
+        )
+    return program
+
+
+def _with_python(text: str) -> str:
+    return text.replace("{python}", sys.executable)

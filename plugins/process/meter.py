@@ -1,0 +1,174 @@
+"""Measures the resource usage of a process sandbox, from its control groups or its processes.
+
+All functions block for a moment; call them from a thread.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from agentsvc.plugin import Usage
+
+from . import cgroup
+from .files import read_whole
+from .places import State
+from .tree import Identity, Process, is_alive, look_up
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_CPU_FIELDS: Final = slice(11, 15)
+"""Of `stat`, behind the name: its own time and that of the children it has waited for."""
+_WORKED_SECONDS: Final = 0.05
+"""Of a sandbox that has worked less than that, processes are not looked at again."""
+_MANY_SECONDS: Final = 0.5
+_OTHER_BYTES: Final = 2**20
+
+
+class Meter:
+    """Knows what one sandbox used when it was last looked at, so that one that rests costs little."""
+
+    def __init__(self) -> None:
+        self._memories = Memories()
+        self._last: tuple[Identity, Usage] | None = None
+
+    def take(self, state: State) -> Usage | None:
+        """Return what the sandbox uses now; None where it does not run."""
+        if not is_alive(state.shim):
+            return None
+        groups = groups_of(state)
+        cpu = next(filter(None, map(_group_cpu, groups)), None)
+        memory = next(filter(None, map(_group_memory, groups)), None)
+        if cpu is not None and self._last is not None and self._last[0] == state.shim:
+            last = self._last[1]
+            if cpu - (last.cpu_seconds or 0) < _WORKED_SECONDS:
+                return msgspec.structs.replace(last, memory_bytes=memory or last.memory_bytes)
+        spent = {one.identity: _cpu_of(one.pid) for one in processes_of(state)}
+        usage = Usage(
+            cpu_seconds=sum(spent.values()) if cpu is None else cpu,
+            memory_bytes=self._memories.take(spent) if memory is None else memory,
+            processes=len(spent),
+        )
+        self._last = state.shim, usage
+        return usage
+
+
+class Memories:
+    """What the processes of a sandbox take, where nothing else counts it.
+
+    The kernel looks at each of their pages to tell, so of those that have as many as when they were
+    asked about, and have hardly worked since, what was told is remembered.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Identity, _Memory] = {}
+
+    def take(self, spent: Mapping[Identity, float]) -> int:
+        """Return how many bytes processes take together, of which this is the time they have worked."""
+        found: dict[Identity, _Memory] = {}
+        for process, seconds in spent.items():
+            resident = _resident(process[0])
+            known = self._known.get(process)
+            if known is None or known.is_over(seconds, resident):
+                known = _Memory(seconds, resident, _memory_of(process[0], resident))
+            found[process] = known
+        self._known = found
+        return sum(one.size for one in found.values())
+
+
+class _Memory(NamedTuple):
+    """What a process took when it was asked about; in bytes."""
+
+    seconds: float
+    resident: int
+    size: int
+
+    def is_over(self, seconds: float, resident: int) -> bool:
+        has_other = abs(resident - self.resident) >= _OTHER_BYTES
+        return has_other or seconds - self.seconds >= _MANY_SECONDS
+
+
+def groups_of(state: State) -> list[Path]:
+    """Return the control groups that hold a sandbox or limit it."""
+    return [Path(path) for path in dict.fromkeys((state.cgroup, *state.joined)) if path]
+
+
+def processes_of(state: State) -> Iterator[Process]:
+    """Yield every process of a sandbox, its shim first."""
+    found = [state.shim[0]]
+    if state.cgroup:
+        found += cgroup.pids(Path(state.cgroup))
+    seen: set[int] = set()
+    for pid in found:
+        if pid not in seen and (process := look_up(pid)) is not None:
+            seen.add(pid)
+            found += _children(pid)
+            yield process
+
+
+def _children(pid: int) -> Iterator[int]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  # names are enough
+    except OSError:
+        return
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            yield from map(int, read_whole(f"/proc/{pid}/task/{thread}/children").split())
+
+
+def _group_cpu(group: Path) -> float | None:
+    spent = _field(f"{group}/cpu.stat", "usage_usec")
+    if spent is not None:
+        return spent / 1e6
+    spent = _number(f"{group}/cpuacct.usage")
+    return None if spent is None else spent / 1e9
+
+
+def _group_memory(group: Path) -> int | None:
+    # What the kernel would give up at once is no use of memory.
+    for total, cached in (
+        ("memory.current", "inactive_file"),
+        ("memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        used = _number(f"{group}/{total}")
+        if used is not None:
+            return max(0, used - (_field(f"{group}/memory.stat", cached) or 0))
+    return None
+
+
+def _cpu_of(pid: int) -> float:
+    with contextlib.suppress(OSError, ValueError):
+        fields = read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        return sum(map(int, fields[_CPU_FIELDS])) / _TICKS
+    return 0.0
+
+
+def _resident(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(read_whole(f"/proc/{pid}/statm").split()[1]) * _PAGE
+    return 0
+
+
+def _memory_of(pid: int, resident: int) -> int:
+    # What several processes share counts in parts, so that the sum is what there is.
+    shared = _field(f"/proc/{pid}/smaps_rollup", "Pss:")
+    return resident if shared is None else shared * 1024
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(read_whole(path))
+    except (OSError, ValueError):
+        return None
+
+
+def _field(path: str, name: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in read_whole(path).decode().splitlines():
+            head, _, rest = line.partition(" ")
+            if head == name:
+                return int(rest.split()[0])
+    return None

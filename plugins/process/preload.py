@@ -1,0 +1,149 @@
+"""The agent server: loaded once in the fork server, and set up for its sandbox in each fork.
+
+Imported by `programs.warm`, which calls `load` before it forks and `set_up` in each fork once
+that has the environment of its sandbox. Public names of the agent server, FastAPI and uvicorn only;
+`agentsvc/docs/explanation/fork-server.md` says what each part saves, and `tests/live/test_preload.py` what has
+changed in these packages when it fails.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+_AGENT_SERVER: Final = "openhands.agent_server"
+_API: Final = f"{_AGENT_SERVER}.api"
+
+READ_AGAIN: Final = ("OH_", "SESSION_API_KEY", "OPENHANDS_AGENT_SERVER_CONFIG_PATH")
+"""How the names of variables begin that the agent server reads when its application is made."""
+
+_DEFAULTS: Final = (
+    (f"{_AGENT_SERVER}.config", "get_default_config"),
+    (f"{_AGENT_SERVER}.bash_service", "get_default_bash_event_service"),
+    (f"{_AGENT_SERVER}.conversation_service", "get_default_conversation_service"),
+)
+"""Modules and their functions that return what they have made of the environment the first time."""
+
+_BROWSER: Final = "openhands.tools.browser_use.impl"
+_NO_BROWSER: Final = ("OH_ENABLE_BROWSER", "false")
+"""What says that no conversation uses the browser."""
+
+_LATER: Final = (
+    *("uvicorn.loops.auto", "uvicorn.loops.asyncio"),
+    *("httpcore", "openai.resources", "openai.lib.streaming.chat"),
+    "litellm.litellm_core_utils.default_encoding",
+    "litellm.llms.litellm_proxy.chat.transformation",
+    "litellm.llms.openai.chat.gpt_audio_transformation",
+    "litellm.llms.openai_like.dynamic_config",
+    "litellm.llms.vertex_ai.vertex_ai_partner_models.anthropic.transformation",
+    "litellm.proxy.openai_files_endpoints.common_utils",
+    "litellm.responses.mcp.chat_completions_handler",
+    "litellm.types.litellm_core_utils.streaming_chunk_builder_utils",
+)
+"""Modules that are imported when the agent server listens, and when a model is asked for the first time."""
+
+_NOWHERE: Final = {
+    "type": "http",
+    "method": "GET",
+    "path": "/-",
+    "root_path": "",
+    "path_params": {},
+    "query_string": b"",
+    "headers": [],
+}
+"""A request that no route is for."""
+
+
+def load() -> None:
+    """Import all that is the same for every sandbox, and make the table of routes."""
+    with _without_defaults():
+        api: Any = importlib.import_module(_API)
+    importlib.import_module(f"{_AGENT_SERVER}.__main__")
+    if os.environ.get(_NO_BROWSER[0]) != _NO_BROWSER[1]:
+        # Each agent server imports it as soon as it is asked for its tools.
+        importlib.import_module(_BROWSER)
+    for name in _LATER:
+        # One that is not there any more only costs time.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    # What has another name now only costs memory.
+    with contextlib.suppress(ImportError, AttributeError):
+        _make_action_types()
+    # It imports the protocols.
+    sys.modules["uvicorn"].Config(api.api, ws="wsproto", log_config=None).load()
+    for route in api.api.routes:
+        # A route makes the rest of itself when it is first asked.
+        route.matches(dict(_NOWHERE))
+
+
+def set_up() -> None:
+    """Make the application from the environment as it is now, with the routes that there are."""
+    sys.modules[f"{_AGENT_SERVER}.server_details_router"].update_last_execution_time()
+    api: Any = sys.modules[_API]
+    ahead = api.api
+    with _without_routes():
+        app = api.create_app()
+    if type(app.state.conversation_registry) is not type(ahead.state.conversation_registry):
+        # Its routes are other ones.
+        api.api = api.create_app()
+        return
+    own = {getattr(route, "path", None) for route in app.routes}
+    app.router.routes.extend(
+        route for route in ahead.routes if getattr(route, "path", "") not in own
+    )
+    api.api = app
+
+
+def _make_action_types() -> None:
+    """Make what a conversation makes of its tools' actions, as the agent server itself can do ahead."""
+    schema: Any = importlib.import_module("openhands.sdk.tool.schema")
+    tool: Any = importlib.import_module("openhands.sdk.tool.tool")
+    models: Any = importlib.import_module("openhands.sdk.utils.models")
+    for action in models.get_known_concrete_subclasses(schema.Action):
+        tool.create_action_type_with_risk(action)
+
+
+@contextlib.contextmanager
+def _without_defaults() -> Iterator[None]:
+    """Have nothing be made of the environment, and nothing kept, when modules are imported."""
+    config: Any = importlib.import_module(f"{_AGENT_SERVER}.config")
+
+    def default_config() -> Any:
+        return config.Config(session_api_keys=[], secret_key=None)
+
+    def no_service() -> None:
+        return None
+
+    replaced: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {}
+    for module_name, name in _DEFAULTS:
+        module = importlib.import_module(module_name)
+        other = default_config if module is config else no_service
+        replaced[name] = (getattr(module, name), other)
+        setattr(module, name, other)
+    try:
+        yield
+    finally:
+        for module in list(sys.modules.values()):
+            for name, (original, other) in replaced.items():
+                if getattr(module, "__dict__", {}).get(name) is other:
+                    setattr(module, name, original)
+
+
+@contextlib.contextmanager
+def _without_routes() -> Iterator[None]:
+    """Have no router included in another one or in an application."""
+    fastapi: Any = sys.modules["fastapi"]
+    before = [(kind, kind.include_router) for kind in (fastapi.FastAPI, fastapi.APIRouter)]
+    for kind, _ in before:
+        kind.include_router = _include_nothing
+    try:
+        yield
+    finally:
+        for kind, include in before:
+            kind.include_router = include
+
+
+def _include_nothing(*_: object, **__: object) -> None:
+    """Stand in for `include_router`."""

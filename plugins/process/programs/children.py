@@ -1,0 +1,469 @@
+"""Commands as children of the process that runs this, and the further ones it is asked for.
+
+Shared by what holds a process sandbox and what runs inside one; standard library alone, since
+neither has more.
+"""
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, Self
+
+from ..landlock import put_away
+from . import spaces
+
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_CHUNK: Final = 65536
+_PIPE_SIZE_MAX: Final = 1024 * 1024
+_REQUEST_MAX: Final = 4 * 1024 * 1024
+_REQUEST_SECONDS: Final = 10.0
+_NO_ROOM: Final = 126
+_NO_USER: Final = 1
+_CONNECT_SECONDS: Final = 0.4
+_LOOK_SECONDS: Final = 0.01
+_WAIT_SECONDS_MAX: Final = 5.0
+_DEFAULTS: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD]
+"""What a command finds as if nobody had changed it."""
+
+FILES_AT_MOST: Final = 65536
+"""Above the number of any open file that a process may have been left by whoever started it."""
+
+LISTENER: Final = "AGENTSVC_LISTENER"
+"""The variable that tells a command which of its open files is the socket of the port it listens at."""
+
+type Json = dict[str, Any]
+
+
+class Become(Protocol):
+    """Turns a fresh child into a command, and never returns; see `execute`."""
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str,
+        umask: int,
+        out: int,
+        err: int,
+    ) -> None:
+        """Turn into that command, which writes to these two."""
+
+
+class Command:
+    """A child in a session of its own, and the ends of its two output pipes."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str,
+        umask: int,
+        keep: Sequence[int] = (),
+        streams: tuple[int, int] | None = None,
+        become: "Become | None" = None,
+    ) -> None:
+        """Start it; `keep` are files that it gets, too.
+
+        With `streams` it writes to these, and has no pipes. A child becomes it in the usual way
+        unless there is another one.
+        """
+        self.exit_code: int | None = None
+        self.watched = 0
+        """Another child whose end is of interest; 0 once it has ended."""
+        self.out = self.err = -1
+        if streams is None:
+            self.out, out = os.pipe()
+            self.err, err = os.pipe()
+        else:
+            out, err = streams
+        self.pid = os.fork()
+        if self.pid == 0:
+            for number in keep:
+                os.set_inheritable(number, True)
+            (become or execute)(argv, env, cwd=cwd, umask=umask, out=out, err=err)
+        if self.out >= 0:
+            os.close(out)
+            os.close(err)
+            os.set_blocking(self.out, False)
+            os.set_blocking(self.err, False)
+
+    @classmethod
+    def adopted(cls, pid: int) -> Self:
+        """Return the command that a child already is, without pipes."""
+        self = cls.__new__(cls)
+        self.exit_code, self.watched, self.pid = None, 0, pid
+        self.out = self.err = -1
+        return self
+
+    def reap(self) -> bool:
+        """Collect every child that has ended; say whether the command is among them."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return self.exit_code is not None
+            if pid == 0:
+                return self.exit_code is not None
+            if pid == self.watched:
+                self.watched = 0
+            if pid == self.pid:
+                code = os.waitstatus_to_exitcode(status)
+                self.exit_code = code if code >= 0 else 128 - code
+
+
+class Execution:
+    """A further command, asked for over the socket; runs in a fork of the shim.
+
+    That fork reaps for itself, so that at the time limit all that the command started can be
+    found and ended. What it leaves running on purpose falls to the shim afterwards.
+    """
+
+    def __init__(self, orders: Json, ports: Mapping[str, int], umask: int) -> None:
+        self.orders = orders
+        self.ports = ports
+        self.umask = umask
+
+    def serve_apart(self, connection: socket.socket, prepare: Callable[[], None]) -> None:
+        """Serve in a fork, which first prepares itself; refuse where there can be no other process."""
+        try:
+            pid = os.fork()
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):
+                self._refuse(connection)
+            return
+        if pid == 0:
+            code = 1
+            try:
+                prepare()
+                self.serve(connection)
+                code = 0
+            finally:
+                os._exit(code)
+
+    def _refuse(self, connection: socket.socket) -> None:
+        request = self._read_request(connection)
+        if request is None:
+            return
+        if "connect" in request:
+            self._tell_open(connection, request)
+            return
+        text = b"cannot run it: there is no room for another process\n"
+        head = {"exit_code": _NO_ROOM, "timed_out": False, "truncated": False, "stdout": 0}
+        connection.sendall(json.dumps({**head, "stderr": len(text)}).encode() + b"\n" + text)
+
+    def _read_request(self, connection: socket.socket) -> Json | None:
+        """Return what is asked, or None where it is not whole, or not from who knows the token."""
+        connection.settimeout(_REQUEST_SECONDS)
+        received = b""
+        while not received.endswith(b"\n"):
+            chunk = connection.recv(_CHUNK)
+            if not chunk or len(received) > _REQUEST_MAX:
+                return None
+            received += chunk
+        connection.settimeout(None)
+        request: Json = json.loads(received)
+        is_known = request.get("token", "") == self.orders.get("control_token", "")
+        return request if is_known else None
+
+    def _tell_open(self, connection: socket.socket, request: Json) -> None:
+        """Say whether all ports answer, at once or as soon as they do within some seconds."""
+        end = time.monotonic() + min(request.get("wait", 0.0), _WAIT_SECONDS_MAX)
+        while not (is_open := all(map(_answers, request["connect"]))) and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+        connection.sendall(json.dumps({"open": is_open}).encode() + b"\n")
+
+    def serve(self, connection: socket.socket) -> None:
+        """Read one request, run it, answer: a line of JSON, then both streams."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        become_reaper(b"agentsvc-exec")
+        wake = wake_on_child()
+        request = self._read_request(connection)
+        if request is None:
+            return
+        if "connect" in request:
+            self._tell_open(connection, request)
+            return
+        env = {**self.orders["env"], **request["env"]}
+        command = Command(
+            [*self.orders["wrap"], *request["argv"]],
+            environment(self.orders, env, self.ports),
+            cwd=self.orders["workspace"],
+            umask=self.umask,
+        )
+        out = Capture(command.out, request["max_output"])
+        err = Capture(command.err, request["max_output"])
+        ended = self._attend(command, connection, wake, (out, err), request["time_limit"])
+        if not ended:
+            kill_descendants()
+        out.read()
+        err.read()
+        head = {
+            "exit_code": command.exit_code if ended else None,
+            "timed_out": not ended,
+            "truncated": out.is_cut or err.is_cut,
+            "stdout": len(out.kept),
+            "stderr": len(err.kept),
+        }
+        with contextlib.suppress(OSError):
+            connection.sendall(json.dumps(head).encode() + b"\n" + out.kept + err.kept)
+
+    def _attend(
+        self,
+        command: Command,
+        connection: socket.socket,
+        wake: int,
+        captures: "Sequence[Capture]",
+        time_limit: float,
+    ) -> bool:
+        deadline = time.monotonic() + time_limit
+        poller = select.poll()
+        for descriptor in (wake, connection.fileno(), *(item.descriptor for item in captures)):
+            poller.register(descriptor, select.POLLIN)
+        by_descriptor = {item.descriptor: item for item in captures}
+        while not command.reap():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            for descriptor, _ in poller.poll(left * 1000):
+                if descriptor == wake:
+                    take(wake)
+                elif descriptor == connection.fileno():
+                    return False  # the caller has hung up
+                elif not by_descriptor[descriptor].read():
+                    poller.unregister(descriptor)
+        return True
+
+
+class Capture:
+    """The beginning of what a pipe brought; the rest is read and dropped."""
+
+    def __init__(self, descriptor: int, limit: int) -> None:
+        self.descriptor = descriptor
+        self.limit = limit
+        self.kept = b""
+        self.is_cut = False
+
+    def read(self) -> bool:
+        """Take what is there; return False at the end of the stream."""
+        taken, is_open = take(self.descriptor)
+        room = self.limit - len(self.kept)
+        self.kept += taken[:room]
+        self.is_cut = self.is_cut or len(taken) > room
+        return is_open
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+class Ports:
+    """Ports of the loopback interface that are kept from being given to others."""
+
+    def __init__(self, orders: Json) -> None:
+        """Bind them; raises OSError if one cannot be had.
+
+        The one that the command takes over, which the orders name as `passed`, nobody else can bind
+        from now on. The others are bound by number by what runs in the sandbox, and could be by
+        anybody in the same network.
+        """
+        # A bound socket that does not listen keeps a port from being given to anybody, while a
+        # server that sets SO_REUSEADDR, as all do, can still listen on it. Reuse is allowed only
+        # after the bind, so that two sandboxes cannot hold the same number; without it nobody can
+        # bind the port again. The command listens on what it is passed when it is ready, so that
+        # until then connections are refused.
+        self._held: dict[str, socket.socket] = {}
+        self._passed = orders["passed"]
+        for name, number in orders["ports"]:
+            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            held.bind(("127.0.0.1", number))
+            if name != self._passed:
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._held[name] = held
+        self.numbers = {name: one.getsockname()[1] for name, one in self._held.items()}
+
+    def passed(self) -> list[int]:
+        """Return the descriptor that is for the command, if one is."""
+        return [self._held[self._passed].fileno()] if self._passed in self._held else []
+
+    def deliver_once(self) -> None:
+        """Leave that to the command, which has got it."""
+        if self._passed in self._held:
+            self._held.pop(self._passed).close()
+
+
+def told_of(passed: Sequence[int]) -> dict[str, str]:
+    """Return what a command's environment says of the socket that it is passed."""
+    return {LISTENER: str(passed[0])} if passed else {}
+
+
+def start_time(pid: int) -> int:
+    """Return when a process started, in ticks since boot; with the pid, its identity."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def kill_descendants() -> None:
+    """End all that has come from this process; as it is their reaper, none can escape."""
+    while True:
+        for pid, job in descendants(os.getpid()):
+            # Ended ones tell the group of whatever they became before they ended.
+            if job != os.getpgrp():
+                with contextlib.suppress(OSError):
+                    os.killpg(job, signal.SIGKILL)
+            kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.005)
+
+
+def descendants(root: int) -> list[tuple[int, int]]:
+    """Return the pid and the process group of all that has come from a process."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for entry in os.listdir("/proc"):  # noqa: PTH208  # names are enough
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{entry}/stat").read_text()
+                _, parent, job, *_ = stat.rpartition(")")[2].split()
+                children.setdefault(int(parent), []).append((int(entry), int(job)))
+    found = [(root, 0)]
+    for pid, _ in found:
+        found += children.get(pid, ())
+    return found[1:]
+
+
+def environment(
+    orders: Json, env: Mapping[str, str], ports: Mapping[str, int]
+) -> Mapping[str, str]:
+    """Return the environment to start a command with, as what confines it takes that."""
+    filled = {name: fill(value, ports) for name, value in env.items()}
+    return put_away(filled) if orders["wrap"] else filled
+
+
+def execute(
+    argv: Sequence[str], env: Mapping[str, str], *, cwd: str, umask: int, out: int, err: int
+) -> None:
+    """Turn this process, a fresh child, into a command; never returns."""
+    try:
+        os.setsid()
+        for number in _DEFAULTS:
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.umask(umask)
+        os.chdir(cwd)
+        os.execvpe(argv[0], list(argv), env)  # noqa: S606  # running a command is what it is for
+    except (OSError, ValueError) as exc:
+        os.write(2, f"cannot run {argv[0]}: {getattr(exc, 'strerror', exc)}\n".encode())
+        os._exit(126 if getattr(exc, "errno", 0) == errno.EACCES else 127)
+    finally:
+        os._exit(127)
+
+
+def deaf(become: Become) -> Become:
+    """Return what becomes a command that ignores SIGTERM."""
+
+    def start(
+        argv: Sequence[str], env: Mapping[str, str], *, cwd: str, umask: int, out: int, err: int
+    ) -> None:
+        _DEFAULTS.remove(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        become(argv, env, cwd=cwd, umask=umask, out=out, err=err)
+
+    return start
+
+
+def starting_as(user: int, around: int | None = None) -> Become:
+    """Return what turns a fresh child into a command of that user; see `spaces.become`."""
+
+    def turn_into(
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        cwd: str,
+        umask: int,
+        out: int,
+        err: int,
+    ) -> None:
+        try:
+            spaces.become(user, around)
+        except OSError as exc:
+            who = f"user {user}" if user else "the namespace of the zygote"
+            os.write(err, f"{who} cannot be had: {exc.strerror}\n".encode())
+            os._exit(_NO_USER)
+        execute(argv, env, cwd=cwd, umask=umask, out=out, err=err)
+
+    return turn_into
+
+
+def take_name(name: bytes) -> None:
+    """Have the process table call this process so."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
+
+
+def become_reaper(name: bytes) -> None:
+    """Have orphaned descendants become children of this process, and name it."""
+    take_name(name)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def wake_on_child() -> int:
+    """Return a descriptor that can be read whenever a child has ended."""
+    wake, wakened = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(wakened, False)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+    return wake
+
+
+def take(descriptor: int) -> tuple[bytes, bool]:
+    """Return what a pipe holds, and whether more may come.
+
+    Bounded, so that no flood holds us here.
+    """
+    taken = b""
+    while len(taken) < _PIPE_SIZE_MAX:
+        try:
+            chunk = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return taken, True
+        if not chunk:
+            return taken, False
+        taken += chunk
+    return taken, True
+
+
+def fill(text: str, ports: Mapping[str, int]) -> str:
+    """Replace each `{port.NAME}` by that port's number."""
+    for name, number in ports.items():
+        text = text.replace("{port.%s}" % name, str(number))  # noqa: UP031  # braces
+    return text
+
+
+def kill(pid: int, number: int) -> None:
+    """Send a signal; fine if there is no such process."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)

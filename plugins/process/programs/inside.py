@@ -1,0 +1,160 @@
+"""The first process in a sandbox that bubblewrap holds: ports, ways in and out, commands.
+
+Run as a program by `shim`, with the standard library alone; it sees what the
+sandbox sees and can do no more than anything else in it. The shim sends it the orders, sockets on
+which the server connects to the sandbox's ports, and later a connection for each further command.
+When it ends, the kernel ends all that is left inside.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any, Final
+
+from ..landlock import leave_abstract_sockets
+from .children import (
+    FILES_AT_MOST,
+    Command,
+    Execution,
+    Json,
+    Ports,
+    become_reaper,
+    fill,
+    kill,
+    kill_descendants,
+    take,
+    told_of,
+    wake_on_child,
+)
+from .joining import lose_capabilities
+
+_MESSAGE_MAX: Final = 64
+_FILES_MAX: Final = 200
+_ADOPT_SECONDS: Final = 10.0
+
+
+def main() -> None:
+    """Do what the orders say, and end as the command ends."""
+    lose_capabilities()
+    number = int(sys.argv[1])
+    # The namespaces it is in are not for anybody here to enter.
+    os.closerange(3, number)
+    os.closerange(number + 1, FILES_AT_MOST)
+    channel = socket.socket(fileno=number)
+    os.set_inheritable(channel.fileno(), False)
+    _, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, _FILES_MAX)
+    if not files:
+        return
+    for number in files:
+        os.set_inheritable(number, False)
+    with os.fdopen(files[0], "rb") as file:
+        orders: Json = json.load(file)
+    become_reaper(b"agentsvc-inside")
+    # What serves others there may take root outside for root, whom it knows no better.
+    with contextlib.suppress(OSError):
+        leave_abstract_sockets()
+    inside = Inside(orders, files[1:])
+    sys.exit(inside.run(channel))
+
+
+class Inside:
+    """One run of a sandbox's command, and all that goes with it."""
+
+    def __init__(self, orders: Json, listeners: Sequence[int]) -> None:
+        self.orders = orders
+        self.listeners = listeners
+        self.ports: dict[str, int] = {}
+        self.relay: Any = None
+
+    def run(self, channel: socket.socket) -> int:
+        """Start everything, say which ports there are, and return the command's exit code."""
+        wake = wake_on_child()
+        try:
+            held = Ports(self.orders)
+        except OSError as exc:
+            channel.send(json.dumps({"failed": f"a port cannot be had: {exc.strerror}"}).encode())
+            return 1
+        self.ports = held.numbers
+        self._open_ways()
+        own = os.pidfd_open(os.getpid())
+        socket.send_fds(channel, [json.dumps({"ports": self.ports}).encode()], [own])
+        os.close(own)
+        passed = held.passed()
+        command = self._adopt(channel, passed) if self.orders["waits"] else None
+        command = command or self._start(passed)
+        held.deliver_once()
+        signal.signal(signal.SIGTERM, lambda _number, _frame: kill(command.pid, signal.SIGTERM))
+        self._attend(command, channel, wake)
+        kill_descendants()
+        return command.exit_code or 0
+
+    def _start(self, passed: Sequence[int]) -> Command:
+        env = {name: fill(value, self.ports) for name, value in self.orders["env"].items()}
+        return Command(
+            [fill(part, self.ports) for part in self.orders["argv"]],
+            {**env, **told_of(passed)},
+            cwd=self.orders["cwd"],
+            umask=self.orders["umask"],
+            keep=passed,
+            streams=(1, 2),
+        )
+
+    def _adopt(self, channel: socket.socket, passed: Sequence[int]) -> Command | None:
+        """Take what has come from outside for the command, if something has."""
+        _, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 1)
+        for number in files:
+            with socket.socket(fileno=number) as talk:
+                talk.settimeout(_ADOPT_SECONDS)
+                with contextlib.suppress(OSError, ValueError):
+                    pid = int(talk.recv(_MESSAGE_MAX))
+                    told = str(self.orders["umask"]).encode()
+                    socket.send_fds(talk, [told], [1, 2, *passed])
+                    return Command.adopted(pid)
+        return None
+
+    def _open_ways(self) -> None:
+        """Have what connects from outside reach the ports, and the way out be where it is told."""
+        # In this process: another one would take ten times the memory, and anybody here could end it.
+        module: Any = ModuleType("relay")
+        SourceFileLoader("relay", self.orders["relay"]).exec_module(module)
+        self.relay = module.Relay()
+        inward = zip(self.listeners, self.ports.values(), strict=True)
+        self.relay.open([*(f"@{one}={port}" for one, port in inward), *self.orders["outward"]])
+
+    def _attend(self, command: Command, channel: socket.socket, wake: int) -> None:
+        def hear() -> None:
+            if not self._hear(command, channel):
+                self.relay.unwatch(channel.fileno())
+
+        self.relay.watch(wake, lambda: _drain(wake))
+        self.relay.watch(channel.fileno(), hear)
+        while not command.reap():
+            self.relay.serve()
+
+    def _hear(self, command: Command, channel: socket.socket) -> bool:
+        message, files, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 1)
+        if message == b"end":
+            kill(command.pid, signal.SIGTERM)
+        for number in files:
+            self._serve(socket.socket(fileno=number), channel)
+        return bool(message)
+
+    def _serve(self, connection: socket.socket, channel: socket.socket) -> None:
+        execution = Execution(self.orders, self.ports, self.orders["umask"])
+
+        def prepare() -> None:
+            channel.close()
+            self.relay.close()
+
+        execution.serve_apart(connection, prepare)
+        connection.close()
+
+
+def _drain(wake: int) -> None:
+    take(wake)

@@ -1,0 +1,270 @@
+"""Every process of one sandbox: found, stopped, continued and ended together.
+
+A sandbox's processes are those in its control group, those that carry its mark in their
+environment, and everything that descends from them. No single one of these finds all: a process
+may change its group, session, parent or environment. All functions block for a moment; call them
+from a thread.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agentsvc.base import monotonic
+
+from . import cgroup
+from .files import read_whole
+
+MARK: Final = "AGENTSVC_SANDBOX"
+"""The environment variable that says to which sandbox a process belongs."""
+
+_POLL_SECONDS = 0.001
+_FREEZE_SECONDS = 0.5
+_ENDED = ("Z", "X")
+_STOPPED = ("T", "t")
+
+type Identity = tuple[int, int]
+"""A pid and when the process started; a pid alone may be somebody else's by now."""
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the process table."""
+
+    pid: int
+    parent: int
+    job: int
+    """Its process group."""
+    session: int
+    state: str
+    start: int
+
+    @property
+    def identity(self) -> Identity:
+        """What tells this process from a later one with its pid."""
+        return self.pid, self.start
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """How the processes of one sandbox are found."""
+
+    mark: str
+    root: Identity | None = None
+    group: Path | None = None
+
+    def members(self) -> list[Process]:
+        """Return all that have not ended, parents before their children."""
+        table = snapshot()
+        seeds = {pid for pid in table if self.mark in marks(pid)}
+        if self.group is not None:
+            seeds.update(cgroup.pids(self.group))
+        if self.root is not None and (root := table.get(self.root[0])) is not None:
+            seeds.update([root.pid] if root.identity == self.root else [])
+        return _with_descendants(table, seeds - {os.getpid()})
+
+    def descendants(self) -> list[Process]:
+        """Return the root and what has come of it, without a look at what others say of themselves."""
+        table = snapshot()
+        root = table.get(self.root[0]) if self.root is not None else None
+        return _with_descendants(table, [root.pid] if root and root.identity == self.root else [])
+
+    def stop(self, time_limit: float) -> None:
+        """Stop every member and wait until each is; raises TimeoutError if one will not.
+
+        From the top down and one after another, so that no shell sees its job stop and takes
+        it for its own business; repeated until nothing new has appeared.
+        """
+        deadline = monotonic() + time_limit
+        if self.group is not None:
+            cgroup.freeze(self.group, time_limit)
+        while True:
+            members = self._outside()
+            for process in members:
+                if process.state not in _STOPPED:
+                    send(process, signal.SIGSTOP)
+                    _wait_stopped(process, deadline)
+            if all(process.state in _STOPPED for process in members):
+                _send_to_jobs(members, signal.SIGSTOP)
+                return
+
+    def resume(self, keep: Collection[Identity]) -> None:
+        """Continue every member from the bottom up, but for those that are to stay stopped."""
+        for process in reversed(self._outside()):
+            if process.identity not in keep:
+                send(process, signal.SIGCONT)
+        if self.group is not None:
+            cgroup.thaw(self.group)
+
+    def stopped(self) -> list[Identity]:
+        """Return the members that are stopped by a signal."""
+        return [item.identity for item in self._outside() if item.state in _STOPPED]
+
+    def others(self) -> list[Process]:
+        """Return the members without the root."""
+        return [item for item in self.members() if item.identity != self.root]
+
+    def terminate(self) -> bool:
+        """Ask every member but the root to end; return whether there was one."""
+        told = self.others()
+        for process in told:
+            send(process, signal.SIGTERM)
+        return bool(told)
+
+    def kill(self) -> bool:
+        """Kill every member but the root; return whether there still was any.
+
+        The root ends by itself when it has reaped all the others, and not before: as long as it
+        lives, something may be left that changes its pid too fast to be seen.
+        """
+        if self.group is not None:
+            with contextlib.suppress(OSError):  # which TimeoutError is, too
+                cgroup.freeze(self.group, _FREEZE_SECONDS)
+        members = self.members()
+        others = [item for item in members if item.identity != self.root]
+        _send_to_jobs([item for item in others if item.job != self._root_pid()], signal.SIGKILL)
+        for process in others:
+            send(process, signal.SIGKILL)
+        if self.group is not None:
+            with contextlib.suppress(OSError):
+                cgroup.thaw(self.group)
+        if self.root is not None:
+            send_to(self.root, signal.SIGCONT)
+        return bool(members)
+
+    def _root_pid(self) -> int:
+        return self.root[0] if self.root is not None and is_alive(self.root) else 0
+
+    def _outside(self) -> list[Process]:
+        # What the freezer holds needs no signal, and would be disturbed by one.
+        inside = set(cgroup.pids(self.group)) if self.group is not None else set()
+        return [item for item in self.members() if item.pid not in inside]
+
+
+def look_up(pid: int) -> Process | None:
+    """Return the process with that pid, or None if there is none."""
+    try:
+        stat = read_whole(f"/proc/{pid}/stat")
+    except OSError:
+        return None
+    fields = stat.rpartition(b")")[2].split()
+    return Process(
+        pid=pid,
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        job=int(fields[2]),
+        session=int(fields[3]),
+        start=int(fields[19]),
+    )
+
+
+def is_alive(identity: Identity) -> bool:
+    """Say whether that very process has not ended; a zombie has."""
+    process = look_up(identity[0])
+    return process is not None and process.identity == identity and process.state not in _ENDED
+
+
+def is_stopped(identity: Identity) -> bool:
+    """Say whether that very process is stopped by a signal."""
+    process = look_up(identity[0])
+    return process is not None and process.identity == identity and process.state in _STOPPED
+
+
+def snapshot() -> dict[int, Process]:
+    """Return the process table."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208  # names are enough
+    return {pid: process for pid in pids if (process := look_up(pid)) is not None}
+
+
+def marks(pid: int) -> tuple[str, ...]:
+    """Return the sandboxes a process says it belongs to: one, or none."""
+    try:
+        environ = read_whole(f"/proc/{pid}/environ")
+    except OSError:
+        return ()
+    head = f"{MARK}=".encode()
+    return tuple(
+        item.removeprefix(head).decode(errors="replace")
+        for item in environ.split(b"\0")
+        if item.startswith(head)
+    )
+
+
+def send(process: Process, number: signal.Signals) -> None:
+    """Send a signal to that very process; fine if it has ended."""
+    send_to(process.identity, number)
+
+
+def send_to(identity: Identity, number: signal.Signals) -> None:
+    """Send a signal to the process of that identity; fine if it has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        descriptor = os.pidfd_open(identity[0])
+        try:
+            if is_alive(identity):
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+
+
+def _send_to_jobs(members: Collection[Process], number: signal.Signals) -> None:
+    # The kernel sends to all of a process group at once, also to one that is just being forked.
+    # Ours is left alone, whatever a process of ours may have been marked with.
+    own = os.getsid(0)
+    for process in members:
+        if process.session not in (0, own) and is_alive(process.identity):
+            with contextlib.suppress(OSError):
+                os.killpg(process.job, number)
+
+
+def reap(identity: Identity) -> None:
+    """Collect that very process if it is our own ended child; fine if it is not."""
+    process = look_up(identity[0])
+    if process is not None and process.identity == identity:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(identity[0], os.WNOHANG)
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return what tells this run of the machine from others, in which pids mean others.
+
+    Nothing does on a machine that does not say. Raises OSError if it cannot be read now, and asks
+    again the next time.
+    """
+    try:
+        return read_whole("/proc/sys/kernel/random/boot_id").decode().strip()
+    except (FileNotFoundError, PermissionError):
+        return ""
+
+
+def _with_descendants(table: dict[int, Process], seeds: Collection[int]) -> list[Process]:
+    children: dict[int, list[int]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found = _reachable(seeds, children)
+    tops = [pid for pid in found if pid in table and table[pid].parent not in found]
+    ordered = [table[pid] for pid in _reachable(tops, children)]
+    return [item for item in ordered if item.state not in _ENDED and item.pid != os.getpid()]
+
+
+def _reachable(starts: Collection[int], children: dict[int, list[int]]) -> list[int]:
+    # Breadth first: whoever is found comes after the one through whom it was found.
+    found = dict.fromkeys(starts)
+    queue = list(found)
+    for pid in queue:
+        new = [child for child in children.get(pid, ()) if child not in found]
+        found.update(dict.fromkeys(new))
+        queue += new
+    return queue
+
+
+def _wait_stopped(process: Process, deadline: float) -> None:
+    while is_alive(process.identity) and not is_stopped(process.identity):
+        if monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,473 @@
+"""The process that has loaded the agent server already, seen from the server.
+
+There is one for each process backend, started when the first sandbox asks for it or some time after
+the server; its forks are the agent servers of sandboxes, which do not need it afterwards. What a
+sandbox is to be is told to the fork alone. It ends with the server, and another takes its place when
+it has ended, has grown, or what is installed has changed.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agentsvc.base import CapacityExceeded, monotonic, new_id
+from agentsvc.plugin import PACKAGE_DIR, Advice
+
+from . import bubblewrap
+from .threads import reach
+from .users import Users
+
+log = logging.getLogger(__name__)
+
+ENDED: Final = "the zygote has ended"
+"""Why there is no fork of one that was there only just now."""
+
+_INSTALLED: Final = ("site-packages", "dist-packages")
+_MESSAGE_MAX: Final = 4096
+_FAILURES_MAX: Final = 3
+_PAUSE_SECONDS: Final = 2.0
+_NICE: Final = 10
+_CONTROL: Final = 3
+"""The number of its socket to the server."""
+_NUMBER_MIN: Final = 10
+
+type Fingerprint = tuple[tuple[str, int], ...]
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """When there is one, and how much it may take."""
+
+    program: str
+    preload: str
+    """The module that loads it; see `preload`."""
+    is_wanted: bool
+    delay_seconds: float
+    wait_seconds: float
+    idle_seconds: float = 0.0
+    """How long it stays without a start, 0 for ever."""
+    memory_bytes: int
+    env: Mapping[str, str] = {}
+    """What it is loaded with: nothing of the server's, nothing secret."""
+
+
+class Confinement(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps it from everything but what it loads."""
+
+    program: str = ""
+    """Bubblewrap."""
+    readable: tuple[Path, ...] = ()
+    users: Users = Users()
+    """Of which one is its own, as long as it is there; without them it is the server's, with no
+    rights outside of a user namespace of its own."""
+    shares_network: bool = False
+    """Whether it is in the machine's network, as sandboxes may be; none can join one that it is not in."""
+    refusal: str = ""
+    """Why there may be none here."""
+
+
+class Loan(msgspec.Struct, frozen=True, kw_only=True):
+    """A socket to a fork that waits for its orders, or why there is none."""
+
+    number: int = -1
+    user: int = 0
+    """Who the fork is that is not the server's own user."""
+    space: int = -1
+    """The user namespace in which the fork is, if it is the server's own user: it may enter what is
+    made within that."""
+    reason: str = ""
+
+    def close(self) -> None:
+        """Let go of it; a fork that has heard nothing ends."""
+        for number in (self.number, self.space):
+            if number >= 0:
+                os.close(number)
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    ready: int = 0
+    failed: str = ""
+
+
+_said = msgspec.json.Decoder(_Said)
+
+
+class Zygote:
+    """Starts one when it is needed, lends its forks, and replaces it."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._run: _Run | None = None
+        self._starting: asyncio.Future[_Run] | None = None
+        self._failures = 0
+        self._reason = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self._confinement = Confinement(refusal="the backend is not open")
+
+    def confine(self, how: Confinement) -> None:
+        """Say how it is to be kept, before anything else; a refusal is logged once."""
+        self._confinement = how
+        if how.refusal and self._rules.is_wanted:
+            log.warning(
+                "fork server not used: each agent server imports its packages itself",
+                extra={"reason": how.refusal},
+            )
+
+    def begin(self) -> None:
+        """Have it loaded some time after this, unless somebody asks before."""
+        if self._rules.is_wanted and sys.platform == "linux" and not self._confinement.refusal:
+            self._start_after(self._rules.delay_seconds)
+
+    async def lend(self) -> Loan:
+        """Return a fork, loading what it is a fork of if need be, or say why there is none."""
+        if not self._rules.is_wanted:
+            return Loan(reason="the configuration has no zygote")
+        if sys.platform != "linux":
+            return Loan(reason="this is not Linux")
+        if self._confinement.refusal:
+            return Loan(reason=self._confinement.refusal)
+        await self._renew()
+        if self._run is None and self._may_start():
+            await asyncio.wait([self._start()])
+        run = self._run
+        if run is None:
+            return Loan(reason=self._reason)
+        run.hurry()
+        self._begin_idling()
+        try:
+            async with asyncio.timeout(self._rules.wait_seconds):
+                await run.settled.wait()
+        except TimeoutError:
+            return Loan(reason="the zygote is still being loaded")
+        return run.fork() or Loan(reason=self._reason or ENDED)
+
+    def describe(self) -> str:
+        """Say in a few words what there is."""
+        if not self._rules.is_wanted:
+            return "off"
+        if self._confinement.refusal:
+            return f"none: {self._confinement.refusal}"
+        if self._run is None:
+            return self._reason or "not loaded yet"
+        return f"pid {self._run.pid}" if self._run.is_ready else "being loaded"
+
+    def advice(self) -> Iterator[Advice]:
+        """Say why there can be none although it is wanted."""
+        if self._rules.is_wanted and self._confinement.refusal:
+            text = f"{self.describe()}: agents start some seconds slower"
+            yield Advice(subject="fork server", text=text)
+
+    async def close(self) -> None:
+        """End it; what it was forked into goes on."""
+        self._is_closed = True
+        for timer in (self._timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
+        for under_way in (self._starting, self._ending):
+            if under_way is not None:
+                await asyncio.wait([under_way])
+        if self._run is not None:
+            await self._drop(self._run)
+
+    async def _renew(self) -> None:
+        """Drop one that is not good any more."""
+        run = self._run
+        if run is None:
+            return
+        made_of, size = await reach(lambda: (fingerprint(), _resident_bytes(run.pid)))
+        if made_of != run.made_of:
+            self._failures = 0
+            await self._drop(run)
+        elif size > self._rules.memory_bytes:
+            await self._drop(run)
+
+    def _may_start(self) -> bool:
+        return not self._is_closed and self._failures < _FAILURES_MAX
+
+    def _start(self) -> asyncio.Future["_Run"]:
+        if self._starting is None:
+            loop = asyncio.get_running_loop()
+            self._starting = loop.run_in_executor(None, _spawn, self._rules, self._confinement)
+            self._starting.add_done_callback(self._take)
+        return self._starting
+
+    def _take(self, started: asyncio.Future["_Run"]) -> None:
+        self._starting = None
+        try:
+            run = started.result()
+        except (OSError, CapacityExceeded) as exc:
+            self._failures = _FAILURES_MAX
+            self._reason = f"the zygote cannot be started: {exc}"
+            return
+        self._run = run
+        asyncio.get_running_loop().add_reader(run.number, self._hear, run)
+
+    def _hear(self, run: "_Run") -> None:
+        said = run.hear()
+        if said is not None and said.ready:
+            self._failures, self._reason = 0, ""
+            run.find()
+            run.let_others_first(0)
+            log.info("fork server ready", extra={"pid": run.pid, "duration_ms": run.age_ms()})
+            run.is_ready = True
+            self._begin_idling()
+            run.settled.set()
+            return
+        asyncio.get_running_loop().remove_reader(run.number)
+        self._reason = (said.failed if said else "") or ENDED
+        self._failures += 1
+        log.warning("fork server ended", extra={"pid": run.pid, "reason": self._reason})
+        if self._run is run:
+            self._run = None
+        run.end()
+        if self._may_start():
+            self._start_after(_PAUSE_SECONDS * 2**self._failures)
+
+    def _start_after(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._start_if_none)
+
+    def _begin_idling(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if seconds := self._rules.idle_seconds:
+            loop = asyncio.get_running_loop()
+            self._idle_timer = loop.call_later(seconds, self._end_idle)
+
+    def _end_idle(self) -> None:
+        run = self._run
+        if run is None or not run.is_ready:
+            return
+        self._reason = f"ended after {self._rules.idle_seconds:g} s without a start"
+        log.info("fork server ended", extra={"pid": run.pid, "reason": self._reason})
+        self._let_go(run)
+        self._ending = asyncio.get_running_loop().run_in_executor(None, run.end)
+
+    def _let_go(self, run: "_Run") -> None:
+        self._run = None
+        asyncio.get_running_loop().remove_reader(run.number)
+
+    def _start_if_none(self) -> None:
+        if self._run is None and self._may_start():
+            self._starting = self._start()
+
+    async def _drop(self, run: "_Run") -> None:
+        if self._run is run:
+            self._let_go(run)
+            await reach(run.end)
+
+
+class _Run:
+    """One such process, from its start to its end."""
+
+    def __init__(self, holder: int, number: int, made_of: Fingerprint, user: "_User") -> None:
+        self.pid = self._holder = holder
+        self._user = user
+        self.number = number
+        self.made_of = made_of
+        self.is_ready = False
+        self._space = -1
+        """The user namespace that it is in, if it is the server's own user."""
+        self.settled = asyncio.Event()
+        self._is_hurried = False
+        self._began = monotonic()
+        # A backend that nobody closes must not leave it behind.
+        self._closing = [weakref.finalize(self, os.close, number)]
+
+    def age_ms(self) -> int:
+        """Return how long ago it was started."""
+        return int((monotonic() - self._began) * 1000)
+
+    def find(self) -> None:
+        """Learn its pid, for which it is not asked: it is the only child of bubblewrap."""
+        self.pid = self._holder
+        with contextlib.suppress(OSError, ValueError):
+            found = Path(f"/proc/{self._holder}/task/{self._holder}/children").read_text()
+            self.pid = int(found)
+            if not self._user.number and self._space < 0:
+                # It has had no way to leave the namespace that it was put into.
+                self._space = os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+                self._closing.append(weakref.finalize(self, os.close, self._space))
+
+    def let_others_first(self, nice: int) -> None:
+        """Be less important than the server by so much, if that can be taken back."""
+        if os.geteuid() == 0:
+            with contextlib.suppress(OSError):
+                importance = max(os.getpriority(os.PRIO_PROCESS, 0), nice)
+                os.setpriority(os.PRIO_PGRP, self._holder, importance)
+
+    def hear(self) -> _Said | None:
+        """Return what it says, or None if it has ended."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            # One that has ended before it read all it was told is reported first; what it said stays.
+            with contextlib.suppress(ConnectionResetError):
+                return _said.decode(os.read(self.number, _MESSAGE_MAX))
+            return _said.decode(os.read(self.number, _MESSAGE_MAX))
+        return None
+
+    def hurry(self) -> None:
+        """Tell it that somebody waits for it, unless it has been told or is loaded."""
+        if not self._is_hurried and not self.settled.is_set():
+            self._is_hurried = True
+            self.let_others_first(0)
+            with contextlib.suppress(OSError):  # it has ended, which is heard elsewhere
+                os.write(self.number, b"h")
+
+    def fork(self) -> Loan | None:
+        """Return a socket to a new fork, or None if there can be none."""
+        if not self.is_ready:
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs, socket.socket(fileno=os.dup(self.number)) as control:
+            try:
+                socket.send_fds(control, [b"f"], [theirs.fileno()])
+            except OSError:
+                return None
+            space = -1 if self._space < 0 else _high(self._space)
+            return Loan(number=_high(ours.fileno()), user=self._user.number, space=space)
+
+    def end(self) -> None:
+        """Kill it and wait until it is gone; fine if it is."""
+        self.settled.set()
+        self.is_ready = False
+        self.find()
+        for close in self._closing:
+            close()
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self._holder, 0)
+        self._user.give_up()
+
+
+class _User:
+    """Who one such process is outside; 0 for the server's own user."""
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self._name = f"zygote {new_id()}"
+        self.number = users.take(self._name, 0)
+
+    def give_up(self) -> None:
+        """Let somebody else be it."""
+        self._users.give_up(self._name)
+
+
+def fingerprint() -> Fingerprint:
+    """Return what changes when something is installed, replaced or removed."""
+    # Other places where modules are looked for, such as the working directory, change all the time.
+    installed = [path for path in map(Path, sys.path) if path.name in _INSTALLED]
+    here = Path(__file__).parent
+    found = []
+    for path in dict.fromkeys((*installed, here, here / "programs")):
+        with contextlib.suppress(OSError):
+            found.append((str(path), path.stat().st_mtime_ns))
+    return tuple(found)
+
+
+def _spawn(rules: Rules, how: Confinement) -> _Run:
+    made_of = fingerprint()
+    user = _User(how.users)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, bubblewrap.Files() as files:
+        try:
+            files.put("python", _copy_of_python())
+            told = [str(_CONTROL), str(rules.memory_bytes), rules.program, rules.preload]
+            command = [sys.executable, "-c", _code(), *told]
+            command = _confined(how, user.number, files, command)
+            pid = _start(how.program, command, rules.env, theirs.fileno(), files)
+        except BaseException:
+            user.give_up()
+            raise
+        run = _Run(pid, ours.detach(), made_of, user)
+    run.let_others_first(_NICE)
+    return run
+
+
+def _high(number: int) -> int:
+    """Return a copy of a descriptor whose number is none that a child gets others under."""
+    return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _NUMBER_MIN)
+
+
+def _code() -> str:
+    package = str(PACKAGE_DIR.parent)
+    found = f"import sys\nsys.path += [{package!r}] * ({package!r} not in sys.path)\n"
+    return found + bubblewrap.code_of("warm")
+
+
+def _confined(
+    how: Confinement, user: int, files: bubblewrap.Files, command: list[str]
+) -> list[str]:
+    """Return what runs a command in namespaces of its own, as a user without rights."""
+    parts = bubblewrap.fork_server_files(user)
+    for name, data in parts.items():
+        files.add(name, data)
+    arguments = bubblewrap.fork_server_arguments(
+        how.readable,
+        shares_network=how.shares_network,
+        has_filter="seccomp" in parts,
+        has_own_user=bool(user),
+    )
+    told = b"".join(files.put_in(one).encode() + b"\0" for one in arguments)
+    first = [how.program, "--args", str(files.add("arguments", told))]
+    before = bubblewrap.running("joining")
+    return [*first, *before, str(user), str(files.number("python")), *command]
+
+
+def _start(
+    path: str, command: list[str], env: Mapping[str, str], control: int, files: bubblewrap.Files
+) -> int:
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return os.posix_spawn(
+            path,
+            command,
+            env,
+            file_actions=[
+                *((os.POSIX_SPAWN_DUP2, number, number) for number in files.numbers()),
+                *((os.POSIX_SPAWN_DUP2, null, target) for target in range(_CONTROL)),
+                (os.POSIX_SPAWN_DUP2, control, _CONTROL),
+            ],
+            setsid=True,
+        )
+    finally:
+        os.close(null)
+
+
+def _copy_of_python() -> int:
+    """Return a program nobody can write to or take the rights of by way of /proc/PID/exe.
+
+    A fork that has gone into a sandbox still shows what it was started from, by a way on which the
+    sandbox's own view of the files does not count.
+    """
+    number = os.memfd_create("python", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with Path(sys.executable).open("rb") as file:
+            while os.sendfile(number, file.fileno(), None, 1 << 30):
+                pass
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(number, fcntl.F_ADD_SEALS, seals)
+    except OSError:
+        os.close(number)
+        raise
+    return number
+
+
+def _resident_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return 0
