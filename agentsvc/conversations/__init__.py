@@ -8,7 +8,7 @@ steps of a start, `message_queue` what agents are told, `event_ingestor` what sa
 from agentsvc.conversations.archives.model import Archive, ArchiveState
 from agentsvc.conversations.archives.service import Archives
 from agentsvc.conversations.archives.tarball import Bounds, check
-from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED
+from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED, error_event
 from agentsvc.conversations.event_log import IMPORTED_KEY, WISH_KEY, EventLog
 from agentsvc.conversations.event_table import EventQuery, StoredEvent
 from agentsvc.conversations.export import Exports
@@ -121,6 +121,7 @@ __all__ = [
     "count_old_events",
     "default_title",
     "delete_old_events",
+    "error_event",
     "find_idle",
     "find_idle_by_rules",
     "first_message",

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -159,11 +159,18 @@ class Conversations:
     # Starting
 
     async def start(
-        self, user_id: str, order: StartOrder, *, generation: Generation = Generation.V1
+        self,
+        user_id: str,
+        order: StartOrder,
+        *,
+        generation: Generation = Generation.V1,
+        claim: Callable[[Transaction, StartTask], Awaitable[None]] | None = None,
     ) -> StartTask:
         """Ask for a conversation; what was asked is stored when this returns.
 
         The same order for a known conversation id gives its task; another one is a Conflict.
+        `claim` runs in the transaction that creates the start task, and undoes it by raising; it is
+        not called where there is a task already.
         Raises BadRequest or NotFound for what can never be started, SandboxLimitReached where
         there is no room for it now, and QuotaExceeded where the user may start no more.
         """
@@ -183,10 +190,7 @@ class Conversations:
             return earlier
         first_message(order)
         self._sandboxes.get_spec(order.spec_id)
-        if order.repository is not None and "://" not in order.repository:
-            check_repository(order.repository, order.provider)
-        if order.branch is not None:
-            check_branch(order.branch)
+        _check_source(order)
         conversation = new_conversation(
             user_id,
             conversation_id,
@@ -213,6 +217,8 @@ class Conversations:
                 settings=settings or Settings(),
             )
             await self._starter.reserve(tx, asked)
+            if claim is not None:
+                await claim(tx, asked.task)
             await note_effect(tx, asked.task)
             tx.after_commit(lambda: self._run(task.id))
             return asked.task
@@ -545,6 +551,13 @@ class Conversations:
                 " to resume it first."
             )
         return self._agents.at(sandbox.agent_url, sandbox.session_key)
+
+
+def _check_source(order: StartOrder) -> None:
+    if order.repository is not None and "://" not in order.repository:
+        check_repository(order.repository, order.provider)
+    if order.branch is not None:
+        check_branch(order.branch)
 
 
 def _start_name(task_id: str) -> str:
