@@ -175,13 +175,7 @@ class Conversations:
         there is no room for it now, and QuotaExceeded where the user may start no more.
         """
         settings = await self._settings.find(user_id)
-        if order.settings_required:
-            require_settings(order, settings)
-        if order.mcp_config is not None:
-            stored = settings.mcp_config if settings else None
-            order = msgspec.structs.replace(
-                order, mcp_config=restore_secrets(order.mcp_config, stored)
-            )
+        order = _with_settings(order, settings)
         if order.archive_id is not None:
             await self._check_archive(user_id, order)
         conversation_id = order.conversation_id or new_id()
@@ -551,6 +545,16 @@ class Conversations:
                 " to resume it first."
             )
         return self._agents.at(sandbox.agent_url, sandbox.session_key)
+
+
+def _with_settings(order: StartOrder, settings: Settings | None) -> StartOrder:
+    """Return an order with what it takes of the settings; raises BadRequest where it needs some."""
+    if order.settings_required:
+        require_settings(order, settings)
+    if order.mcp_config is None:
+        return order
+    stored = settings.mcp_config if settings else None
+    return msgspec.structs.replace(order, mcp_config=restore_secrets(order.mcp_config, stored))
 
 
 def _check_source(order: StartOrder) -> None:

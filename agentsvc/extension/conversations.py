@@ -20,6 +20,8 @@ from agentsvc.domain import (
     ExecutionStatus,
     Message,
     Provider,
+    SentBranch,
+    SentRepository,
     StartOrder,
     Trigger,
     WhenFull,
@@ -27,7 +29,6 @@ from agentsvc.domain import (
     check_repository,
     refuse_credentials,
 )
-from agentsvc.domain.repositories import SentBranch, SentRepository
 from agentsvc.settings import NAME_PATTERN as PROFILE_PATTERN
 from agentsvc.storage import Transaction
 
