@@ -97,7 +97,9 @@ class Follower:
                     await self._news.wait()
         self._news.clear()
         changed, self._changed = self._changed, set()
-        if self._sweep_at is None or self._sweep_at <= now():
+        seconds = (self._sweep_at - now()).total_seconds() if self._sweep_at else 0.0
+        # The clock may have been put back.
+        if not 0 < seconds <= SWEEP_SECONDS:
             runs = await RunTable.running(self._db)
             self._watched = {run.conversation_id for run in runs if run.conversation_id}
             self._sweep_at = now() + timedelta(seconds=SWEEP_SECONDS)

@@ -49,9 +49,9 @@ from .model import (
     Source,
 )
 from .prompt import fill
-from .service import new_run, payload_context
+from .service import new_run
 from .settings import AutomationsConfig
-from .table import AutomationTable, RunTable
+from .table import AutomationTable, RunTable, payload_context
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from .model import (
 from .prompt import check_prompt
 from .settings import AutomationsConfig
 from .signature import key_of, new_secret
-from .table import AutomationTable, RunTable
+from .table import AutomationTable, RunTable, payload_context, secret_context
 
 MOST_WAITING: Final = 1000
 """Runs of an automation that may wait; more deliveries are refused until some have begun."""
@@ -289,16 +289,6 @@ def first_due(trigger: Trigger, after: datetime) -> datetime | None:
             )
         return moment if moment > after else None
     return None
-
-
-def secret_context(automation_id: str) -> str:
-    """Return the context in which the secret of an automation is sealed."""
-    return f"secret of automation {automation_id}"
-
-
-def payload_context(automation_id: str) -> str:
-    """Return the context in which is sealed what a webhook of an automation gets."""
-    return f"payload of automation {automation_id}"
 
 
 def _has_webhook(automation: Automation) -> bool:

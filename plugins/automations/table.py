@@ -18,6 +18,7 @@ MIGRATIONS: Final = (
         user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
         definition TEXT NOT NULL,
         sealed BLOB,
+        sealed_as TEXT NOT NULL,
         is_enabled INTEGER NOT NULL,
         disabled_reason TEXT NOT NULL,
         failures INTEGER NOT NULL,
@@ -40,7 +41,8 @@ MIGRATIONS: Final = (
         source TEXT NOT NULL,
         status TEXT NOT NULL,
         attempt INTEGER NOT NULL,
-        payload BLOB,
+        sealed BLOB,
+        sealed_as TEXT NOT NULL,
         conversation_id TEXT,
         error_detail TEXT NOT NULL,
         result TEXT NOT NULL,
@@ -107,13 +109,14 @@ class AutomationTable:
         """Add an automation."""
         sql = """
             INSERT INTO plugin_automations_automations
-                (id, user_id, definition, sealed, is_enabled, disabled_reason, failures, next_at,
+                (id, user_id, definition, sealed, sealed_as, is_enabled, disabled_reason, failures, next_at,
                  last_triggered_at, created_at, updated_at)
             VALUES
-                (:id, :user_id, :definition, :sealed, :is_enabled, :disabled_reason, :failures,
+                (:id, :user_id, :definition, :sealed, :sealed_as, :is_enabled, :disabled_reason, :failures,
                  :next_at, :last_triggered_at, :created_at, :updated_at)
         """
-        await tx.run(sql, {**_to_row(automation), "sealed": sealed})
+        sealed_as = secret_context(automation.id)
+        await tx.run(sql, {**_to_row(automation), "sealed": sealed, "sealed_as": sealed_as})
 
     @staticmethod
     async def update(tx: Transaction, automation: Automation) -> None:
@@ -214,18 +217,20 @@ class RunTable:
         """
         sql = """
             INSERT INTO plugin_automations_runs
-                (id, automation_id, user_id, key, source, status, attempt, payload,
+                (id, automation_id, user_id, key, source, status, attempt, sealed, sealed_as,
                  conversation_id, error_detail, result, cost, due_at, created_at, started_at,
                  timeout_at, completed_at)
             VALUES
                 (:id, :automation_id, :user_id, :key, :source, :status, :attempt,
                  COALESCE(:payload,
-                          (SELECT payload FROM plugin_automations_runs WHERE id = :payload_of)),
+                          (SELECT sealed FROM plugin_automations_runs WHERE id = :payload_of)),
+                 :sealed_as,
                  :conversation_id, :error_detail, :result, :cost, :due_at, :created_at,
                  :started_at, :timeout_at, :completed_at)
             ON CONFLICT (automation_id, key) DO NOTHING
         """
-        more = {"payload": payload, "payload_of": payload_of}
+        sealed_as = payload_context(run.automation_id)
+        more = {"payload": payload, "payload_of": payload_of, "sealed_as": sealed_as}
         return await tx.run(sql, {**_run_row(run), **more}) == 1
 
     @staticmethod
@@ -245,15 +250,15 @@ class RunTable:
     async def drop_payload(tx: Transaction, run_id: str) -> None:
         """Forget what a webhook has sent for a run that is over."""
         await tx.run(
-            "UPDATE plugin_automations_runs SET payload = NULL WHERE id = :id", {"id": run_id}
+            "UPDATE plugin_automations_runs SET sealed = NULL WHERE id = :id", {"id": run_id}
         )
 
     @staticmethod
     async def find_payload(source: Queryable, run_id: str) -> bytes | None:
         """Return what a webhook has sent for a run, sealed."""
-        sql = "SELECT payload FROM plugin_automations_runs WHERE id = :id"
+        sql = "SELECT sealed FROM plugin_automations_runs WHERE id = :id"
         row = await source.one(sql, {"id": run_id})
-        return row["payload"] if row else None
+        return row["sealed"] if row else None
 
     @staticmethod
     async def cancel_waiting(
@@ -262,7 +267,7 @@ class RunTable:
         """Cancel the runs of an automation that have not begun."""
         sql = """
             UPDATE plugin_automations_runs
-            SET status = 'CANCELLED', error_detail = :detail, completed_at = :now, payload = NULL
+            SET status = 'CANCELLED', error_detail = :detail, completed_at = :now, sealed = NULL
             WHERE status = 'PENDING'
               AND automation_id = :automation_id
         """
@@ -351,6 +356,16 @@ class RunTable:
         params = {"ids": msgspec.json.encode(list(ids)).decode()}
         rows = await source.all(_RUN + _OF_CONVERSATIONS, params)
         return [_to_run(row) for row in rows]
+
+
+def secret_context(automation_id: str) -> str:
+    """Return the context in which the secret of an automation is sealed."""
+    return f"secret of automation {automation_id}"
+
+
+def payload_context(automation_id: str) -> str:
+    """Return the context in which is sealed what a webhook of an automation gets."""
+    return f"payload of automation {automation_id}"
 
 
 def _to_row(automation: Automation) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from agentsvc.accounts.keys import KeyScope, Role
 from agentsvc.agentserver.responses import CommandResult
 from agentsvc.base.values import Secret, now, to_stored
 from agentsvc.config.data_directory import DataDirectory
-from agentsvc.storage.installation import Installation
+from agentsvc.storage.installation import Installation, change_master_key
 from agentsvc.testing.fake_conversation import FakeConversation
 from agentsvc.testing.llm import call, finish, make_playbook
 from tests.core.troubles import TroubledAgent
@@ -360,6 +360,22 @@ def _conversations(
 
 def _hex(secret: Secret, body: bytes) -> str:
     return hmac.digest(secret.reveal().encode(), body, "sha256").hex()
+
+
+async def test_a_webhook_outlasts_a_change_of_the_master_key(
+    client: Client, service: Service
+) -> None:
+    made = await create(client, {"type": "webhook"}, prompt="{{payload}}")
+    await service.stop()
+    await change_master_key(DataDirectory(path=service.data_dir))
+    await service.start()
+    headers = {
+        "Content-Type": "application/json",
+        "X-Hub-Signature-256": _hex(Secret(made["secret"]), b"{}"),
+    }
+    answer = await client.post(made["events_path"], data=b"{}", headers=headers)
+    assert len(answer.json()["runs_created"]) == 1, answer.text
+    await wait_for_runs(client, made["id"], are("COMPLETED"))
 
 
 @pytest.mark.parametrize(
