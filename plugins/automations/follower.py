@@ -79,8 +79,9 @@ class Follower:
         """When all runs are looked at next; None is at once."""
 
     def watch(self, conversation_id: str) -> None:
-        """Look at a conversation whenever there is news of it."""
+        """Look at a conversation soon, and whenever there is news of it."""
         self._watched.add(conversation_id)
+        self._look_at(conversation_id)
 
     def hear(self, news: Notice) -> None:
         """Take in what was announced."""
@@ -111,7 +112,12 @@ class Follower:
         for user_id, found in by_user.items():
             views = await self._conversations.find_many(user_id, list(found), include_starting=True)
             for run, view in zip(found.values(), views, strict=True):
-                await self._follow(run, view)
+                try:
+                    await self._follow(run, view)
+                except AgentsvcError as exc:
+                    # It is looked at again, and others meanwhile.
+                    extra = {"run_id": run.id, "reason": exc.message}
+                    log.warning("run of an automation not followed", extra=extra)
 
     def _look_at(self, conversation_id: str) -> None:
         self._changed.add(conversation_id)

@@ -31,6 +31,7 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True):
 
 
 type Name = Annotated[str, Meta(min_length=1, max_length=500, pattern=NO_CONTROL)]
+type Description = Annotated[str, Meta(max_length=2000)]
 type Prompt = Annotated[str, Meta(min_length=1, max_length=LONGEST_PROMPT)]
 type ProfileName = Annotated[
     str, Meta(min_length=1, max_length=64), stated(pattern=PROFILE_PATTERN)
@@ -94,6 +95,15 @@ class Missed(StrEnum):
     """A run for each, up to `most_missed`"""
 
 
+class State(StrEnum):
+    """Whether an automation is enabled, as the published service says it."""
+
+    ACTIVE = "ACTIVE"
+    """It is enabled"""
+    INACTIVE = "INACTIVE"
+    """It is disabled"""
+
+
 class RunStatus(StrEnum):
     """How far a run is."""
 
@@ -125,6 +135,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Name
     """What it is called; conversations have it as their title"""
+    description: Description | None = None
+    """What it is for; kept and shown only"""
     prompt: Prompt
     """What the agent is told. `{{payload}}` stands for what a webhook has sent, and
     `{{payload.issue.title}}` for a part of it; `{{due_at}}` for the time it was due. What is put in

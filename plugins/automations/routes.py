@@ -6,7 +6,6 @@ from typing import Final
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
 
 from agentsvc.base import (
     BodyTooLarge,
@@ -85,7 +84,7 @@ async def post_automation(request: web.Request) -> web.Response:
     """
     order = await read_json(request, _ORDER)
     made = await request.app[AUTOMATIONS].create(
-        request[PRINCIPAL].user_id, to_definition(order), is_enabled=order.enabled
+        request[PRINCIPAL].user_id, to_definition(order), is_enabled=order.is_enabled
     )
     request.app[WAKE].set()
     return _answer_new(request, made)
@@ -114,9 +113,8 @@ async def patch_automation(request: web.Request) -> web.Response:
     clears `disabled_reason`, and makes up for nothing that was due meanwhile.
     """
     wanted = await read_json(request, _UPDATE)
-    enabled = None if wanted.enabled is UNSET else wanted.enabled
     changed = await request.app[AUTOMATIONS].update(
-        *_named(request), wanted.changes(), is_enabled=enabled
+        *_named(request), wanted.changes(), is_enabled=wanted.is_enabled
     )
     request.app[WAKE].set()
     return json_response(from_automation(changed, PREFIX))

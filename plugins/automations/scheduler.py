@@ -155,14 +155,15 @@ class Scheduler:
         automation = await AutomationTable.find(self._db, run.automation_id)
         if automation is None:
             return
-        for other in await RunTable.running(self._db, automation.id):
-            if automation.definition.concurrency is not Concurrency.REPLACE:
-                await self._skip(run)
-                return
-            await halt(self._conversations, other)
-            verdict = Verdict(status=RunStatus.CANCELLED, detail="A later run has replaced it")
-            await self._settle(other, verdict)
+        running = await RunTable.running(self._db, automation.id)
+        if running and automation.definition.concurrency is not Concurrency.REPLACE:
+            await self._skip(run)
+            return
         try:
+            for other in running:
+                await halt(self._conversations, other)
+                verdict = Verdict(status=RunStatus.CANCELLED, detail="A later run has replaced it")
+                await self._settle(other, verdict)
             await self._start(automation, run)
         except _Taken:
             return
@@ -238,13 +239,11 @@ def choose(
     """
     missed = [one for one in due if one < late]
     on_time = [one for one in due if one >= late]
-    match definition.missed:
-        case Missed.SKIP:
-            made_up: list[datetime] = []
-        case Missed.ONCE:
-            made_up = [] if on_time else missed[-1:]
-        case Missed.ALL:
-            made_up = missed[-definition.most_missed :]
+    made_up: list[datetime] = []
+    if definition.missed is Missed.ALL:
+        made_up = missed[-definition.most_missed :]
+    elif definition.missed is Missed.ONCE and not on_time:
+        made_up = missed[-1:]
     return made_up + on_time, missed[-1] if missed and not made_up and not on_time else None
 
 

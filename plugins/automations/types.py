@@ -1,6 +1,6 @@
 """What the routes of automations read and answer, named as the published automation service has it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -12,6 +12,7 @@ from .model import (
     Automation,
     Concurrency,
     Definition,
+    Description,
     Dollars,
     Iterations,
     Missed,
@@ -26,11 +27,13 @@ from .model import (
     Run,
     RunStatus,
     Source,
+    State,
     Timeout,
     Trigger,
 )
 
-MOST_LISTED = 100
+MOST_LISTED: Final = 100
+_SWITCHES: Final = ("enabled", "state")
 
 type Listed = Annotated[int, Meta(ge=1, le=MOST_LISTED)]
 type Offset = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -41,6 +44,13 @@ class AutomationOrder(Definition, frozen=True, kw_only=True):
 
     enabled: bool = True
     """Whether anything but `dispatch` starts runs"""
+    state: State | None = None
+    """The same; null: as `enabled` says"""
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether it is to be enabled."""
+        return self.enabled if self.state is None else self.state is State.ACTIVE
 
 
 class AutomationUpdate(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +58,8 @@ class AutomationUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Name | UnsetType = UNSET
     """What it is called; left out: unchanged"""
+    description: Description | UnsetType | None = UNSET
+    """What it is for; null: nothing, left out: unchanged"""
     prompt: Prompt | UnsetType = UNSET
     """What the agent is told; left out: unchanged"""
     trigger: Trigger | UnsetType = UNSET
@@ -78,12 +90,23 @@ class AutomationUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """Failed runs in a row until it is disabled; left out: unchanged"""
     enabled: bool | UnsetType = UNSET
     """Whether anything but `dispatch` starts runs; false cancels what waits. Left out: unchanged"""
+    state: State | UnsetType | None = UNSET
+    """The same; null or left out: as `enabled` says"""
+
+    @property
+    def is_enabled(self) -> bool | None:
+        """Whether it is to be enabled, None to leave that as it is."""
+        if self.state is not UNSET and self.state is not None:
+            return self.state is State.ACTIVE
+        return None if self.enabled is UNSET else self.enabled
 
     def changes(self) -> dict[str, Any]:
         """Return what was sent of the definition."""
-        given = msgspec.structs.asdict(self)
-        del given["enabled"]
-        return {name: value for name, value in given.items() if value is not UNSET}
+        return {
+            name: value
+            for name, value in msgspec.structs.asdict(self).items()
+            if value is not UNSET and name not in _SWITCHES
+        }
 
 
 class AutomationInfo(Definition, frozen=True, kw_only=True):
@@ -93,6 +116,8 @@ class AutomationInfo(Definition, frozen=True, kw_only=True):
     """Id of the automation, 32 hex digits"""
     enabled: bool
     """Whether anything but `dispatch` starts runs"""
+    state: State
+    """The same"""
     disabled_reason: str | None
     """Why the server has disabled it; null if it has not"""
     failures: int
@@ -195,9 +220,8 @@ class DeliveryReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
 def to_definition(order: AutomationOrder) -> Definition:
     """Return what is to be stored of a new automation."""
-    given = msgspec.structs.asdict(order)
-    del given["enabled"]
-    return Definition(**given)
+    given = msgspec.structs.asdict(order).items()
+    return Definition(**{name: value for name, value in given if name not in _SWITCHES})
 
 
 def from_automation(automation: Automation, prefix: str) -> AutomationInfo:
@@ -206,6 +230,7 @@ def from_automation(automation: Automation, prefix: str) -> AutomationInfo:
         **msgspec.structs.asdict(automation.definition),
         id=automation.id,
         enabled=automation.is_enabled,
+        state=State.ACTIVE if automation.is_enabled else State.INACTIVE,
         disabled_reason=automation.disabled_reason or None,
         failures=automation.failures,
         next_run_at=stored_or_none(automation.next_at),

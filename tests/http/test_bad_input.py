@@ -184,8 +184,8 @@ async def caller(
         made = await client.post("/api/v1/webhook-subscriptions", json=order)
         ids["subscription_id"] = made.json()["id"]
     if "{automation_id}" in route.path:
-        order = {"name": "any", "prompt": "any", "trigger": {"type": "webhook"}}
-        made = await client.post("/api/automation/v1", json=order)
+        automation = {"name": "any", "prompt": "any", "trigger": {"type": "webhook"}}
+        made = await client.post("/api/automation/v1", json=automation)
         ids["automation_id"] = made.json()["id"]
     async with aiohttp.ClientSession(headers={"X-Session-API-Key": key or ""}) as session:
         yield Caller(session, service.url, route, ids)

@@ -127,7 +127,8 @@ async def test_an_automation_is_kept_changed_and_deleted_by_its_owner_only(
     assert (await client.get(BASE)).json() == {"automations": [found], "total": 1}
     changed = (await client.patch(path, json={"enabled": False, "repos": None})).json()
     assert (changed["enabled"], changed["repos"], changed["next_run_at"]) == (False, None, None)
-    changed = (await client.patch(path, json={"enabled": True, "name": "weekly"})).json()
+    assert changed["state"] == "INACTIVE"
+    changed = (await client.patch(path, json={"state": "ACTIVE", "name": "weekly"})).json()
     assert (changed["name"], changed["next_run_at"]) == ("weekly", made["next_run_at"])
     other = await service.make_client("bob", Role.MEMBER)
     for method, below in (
@@ -138,7 +139,7 @@ async def test_an_automation_is_kept_changed_and_deleted_by_its_owner_only(
         ("GET", "/runs"),
         ("POST", "/rotate-secret"),
     ):
-        options = {"json": {}} if method == "PATCH" else {}
+        options: dict[str, Any] = {"json": {}} if method == "PATCH" else {}
         assert (await other.request(method, path + below, **options)).status == 404
     reader = await service.make_client("admin", scope=KeyScope.READ)
     assert (await reader.get(path)).status == 200
