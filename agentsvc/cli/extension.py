@@ -2,6 +2,7 @@
 
 from agentsvc.accounts import KeyRing, Role, Users
 from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import Api
 from agentsvc.cli.options import (
     config_option,
     data_dir_option,
@@ -9,31 +10,41 @@ from agentsvc.cli.options import (
     existing_data_dir,
     json_option,
     load_config,
+    yes_option,
 )
 from agentsvc.cli.secretoutput import output_option, secret_output
+from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.stored import places_of
-from agentsvc.cli.text import clean, columns, json_text, short
+from agentsvc.cli.text import clean, columns, confirm, fields, json_text, moment, short
 from agentsvc.config import settings_of
 from agentsvc.storage import Installation
 
 __all__ = [
+    "Api",
     "CommandFailed",
     "Installation",
     "KeyRing",
     "Role",
+    "ServerChoice",
     "Users",
     "clean",
     "columns",
     "config_option",
+    "confirm",
     "data_dir_option",
     "example",
     "existing_data_dir",
+    "fields",
+    "get_api",
     "json_option",
     "json_text",
     "load_config",
+    "moment",
     "output_option",
     "places_of",
     "secret_output",
+    "server_options",
     "settings_of",
     "short",
+    "yes_option",
 ]

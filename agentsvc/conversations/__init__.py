@@ -11,7 +11,7 @@ from agentsvc.conversations.archives.tarball import Bounds, check
 from agentsvc.conversations.callbacks import SandboxCallbacks
 from agentsvc.conversations.deletion import ConversationDeletion
 from agentsvc.conversations.deltas import DeltaSubscriptions
-from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED, EventIngestor
+from agentsvc.conversations.event_ingestor import TOOL_SERVER_FAILED, EventIngestor, error_event
 from agentsvc.conversations.event_log import IMPORTED_KEY, WISH_KEY, EventLog
 from agentsvc.conversations.event_table import EventQuery, StoredEvent
 from agentsvc.conversations.export import Exports
@@ -132,6 +132,7 @@ __all__ = [
     "count_old_events",
     "default_title",
     "delete_old_events",
+    "error_event",
     "find_idle",
     "find_idle_by_rules",
     "first_message",

@@ -113,7 +113,7 @@ def new_conversation(
         working_dir="",
         generation=generation,
         execution_status=None,
-        max_budget=settings.max_budget_per_task,
+        max_budget=order.max_budget or settings.max_budget_per_task,
         is_ready=False,
         start_failed=False,
         start_detail=None,

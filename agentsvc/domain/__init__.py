@@ -47,6 +47,8 @@ from agentsvc.domain.orders import (
 )
 from agentsvc.domain.repositories import (
     DEFAULT_HOSTS,
+    SentBranch,
+    SentRepository,
     check_branch,
     check_host,
     check_repository,
@@ -75,6 +77,8 @@ __all__ = [
     "NamedServers",
     "Provider",
     "RecordedStep",
+    "SentBranch",
+    "SentRepository",
     "StartOrder",
     "StartSort",
     "StartStatus",

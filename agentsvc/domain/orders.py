@@ -165,6 +165,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     initial_message: Message | None = None
     system_message_suffix: str | None = None
     llm_model: str | None = None
+    llm_profile: str | None = None
+    """A model the user has saved; it is read when the conversation starts."""
     agent_profile_id: str | None = None
     repository: str | None = None
     branch: str | None = None
@@ -186,6 +188,9 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The conversation whose history this one has got, and goes on with."""
     when_full: WhenFull | None = None
     """None for what the server is configured to do."""
+    max_budget: float | None = None
+    """US dollars after which the run ends; None for what the settings say, as the next one."""
+    max_iterations: int | None = None
     replay: tuple[RecordedStep, ...] = ()
     """What is done again before the model goes on, and before the initial message is said."""
 

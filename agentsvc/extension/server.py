@@ -32,6 +32,7 @@ from agentsvc.storage import Database, Vault
 __all__ = [
     "VERSION",
     "ClientOrder",
+    "Conversations",
     "EventBus",
     "EventLog",
     "Extension",

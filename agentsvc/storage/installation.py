@@ -34,7 +34,15 @@ _SEALED_COLUMNS: Final[Mapping[tuple[str, str], str]] = {
     ("model_grants", "sealed"): "model grant {token_hash}",
     ("spares", "key_sealed"): "spare-key:{id}",
 }
-"""Every sealed column, with the context of a row by its other columns."""
+"""Every sealed column of the server, with the context of a row by its other columns."""
+_SEALED_OF_PLUGINS: Final = """
+    SELECT found.name
+    FROM sqlite_schema AS found, pragma_table_info(found.name) AS part
+    WHERE found.type = 'table'
+      AND found.name LIKE 'plugin!_%' ESCAPE '!'
+      AND part.name = 'sealed_as'
+"""
+"""The tables of plugins with a column `sealed`, whose context is in `sealed_as`."""
 _ID: Final = re.compile(r"[0-9a-fA-F]{32}")
 
 
@@ -112,7 +120,10 @@ async def change_master_key(places: DataDirectory) -> Path:
 
 
 async def _seal_anew(tx: Transaction, old: Vault, new: Vault) -> None:
-    for (table, column), context in _SEALED_COLUMNS.items():
+    of_plugins = {
+        (row["name"], "sealed"): "{sealed_as}" for row in await tx.all(_SEALED_OF_PLUGINS)
+    }
+    for (table, column), context in {**_SEALED_COLUMNS, **of_plugins}.items():
         for row in await tx.all(f"SELECT rowid AS row_number, * FROM {table}"):  # noqa: S608  # a constant
             if row[column] is None:
                 continue

@@ -258,3 +258,50 @@ async def test_a_run_needs_a_task_that_can_be_done(run: Run) -> None:
     await run.start("x", "--repo", "not a repository")
     assert await run.end() == 1
     assert "error: " in run.shown
+
+
+async def test_automations_are_made_run_switched_and_deleted(
+    commands: Commands, client: Client, tmp_path: Path
+) -> None:
+    create = ("automations", "create")
+    cron = ("--cron", "0 3 * * 1", "--timezone", "Europe/Berlin", "--prompt", "Work.")
+    await commands.good(*create, "--name", "nightly", *cron)
+    names = (await commands.good("automations", "template")).split()
+    assert names == ["dependencies", "review", "triage"]
+    for name in names:
+        file = tmp_path / f"{name}.toml"
+        file.write_text(await commands.good("automations", "template", name))
+        made = await commands.json(*create, str(file), "--repository", "a/b", "--disabled")
+        assert (made["enabled"], made["repos"][0]["url"]) == (False, "a/b")
+    secret = await commands.good(
+        *create, "--name", "hook", "--prompt", "x", "--webhook", "--output", "-"
+    )
+    assert secret.startswith("whsec_")
+    listed = await commands.json("automations", "list")
+    assert sorted(one["name"] for one in listed)[-2:] == ["hook", "nightly"]
+    rows = (await commands.good("automations", "list")).splitlines()
+    [row] = [row for row in rows if "nightly" in row]
+    assert "cron 0 3 * * 1" in row
+    run = await commands.json("automations", "run", "nightly")
+    shown = await commands.json("automations", "show", run["automation_id"][:12])
+    assert shown["name"] == "nightly"
+    assert "nightly" in await commands.good("automations", "show", "nightly")
+    [found] = await commands.json("automations", "runs", "nightly")
+    assert found["id"] == run["id"]
+    assert run["id"] in await commands.good("automations", "runs", "nightly")
+    await commands.good("automations", "disable", "nightly")
+    assert (await commands.json("automations", "show", "nightly"))["enabled"] is False
+    await commands.good("automations", "enable", "nightly")
+    await commands.good("automations", "delete", "nightly", "--yes")
+    for arguments in (
+        ("show", "nightly"),
+        ("template", "none"),
+        ("create", "--name", "a", "--prompt", "b", "--webhook", "--at", "2099-01-01"),
+        ("create", "--name", "a", "--prompt", "b", "--branch", "c"),
+        ("create", "--name", "a"),
+    ):
+        refused = await commands("automations", *arguments)
+        assert refused.exit_code in (1, 2), refused.output
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("name =")
+    assert (await commands(*create, str(wrong))).exit_code == 1

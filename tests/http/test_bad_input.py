@@ -167,7 +167,7 @@ async def caller(
     route: Route = request.param
     ids = {
         **dict.fromkeys(("name", "secret_id", "secret_name"), "NAME"),
-        **dict.fromkeys(("key_id", "delivery_id", "archive_id", "login_id"), "99"),
+        **dict.fromkeys(("key_id", "delivery_id", "archive_id", "login_id", "run_id"), "99"),
         "repository_name": "a/b",
     }
     key = client.key
@@ -183,6 +183,10 @@ async def caller(
         order = {"url": "https://receiver.invalid/"}
         made = await client.post("/api/v1/webhook-subscriptions", json=order)
         ids["subscription_id"] = made.json()["id"]
+    if "{automation_id}" in route.path:
+        automation = {"name": "any", "prompt": "any", "trigger": {"type": "webhook"}}
+        made = await client.post("/api/automation/v1", json=automation)
+        ids["automation_id"] = made.json()["id"]
     async with aiohttp.ClientSession(headers={"X-Session-API-Key": key or ""}) as session:
         yield Caller(session, service.url, route, ids)
 

@@ -26,7 +26,7 @@ from agentsvc.domain import (
     reveal_options,
 )
 from agentsvc.domain import to_agent as to_agent_mcp
-from agentsvc.settings import Settings, llm_of
+from agentsvc.settings import Settings, get_profile, llm_of
 
 DEFAULT_MAX_ITERATIONS: Final = 500
 DEFAULT_CONDENSER_SIZE: Final = 240
@@ -81,8 +81,12 @@ class AgentInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def require_model(order: StartOrder, settings: Settings) -> str:
-    """Return the model a conversation will use; raises BadRequest if none is configured."""
-    model = order.llm_model or settings.llm_model
+    """Return the model a conversation will use; raises BadRequest if none is configured.
+
+    Raises NotFound for a saved model that the user no longer has.
+    """
+    saved = get_profile(settings, order.llm_profile) if order.llm_profile else None
+    model = order.llm_model or (saved or llm_of(settings)).model
     if not model:
         raise BadRequest(
             "No language model is configured. Set `llm_model` (and `llm_api_key`) in the settings,"
@@ -108,7 +112,8 @@ def make_agent_body(inputs: AgentInputs) -> dict[str, Any]:
         "conversation_id": dashed(inputs.conversation_id),
         "workspace": {"kind": "LocalWorkspace", "working_dir": inputs.working_dir},
         "agent": _agent(inputs),
-        "max_iterations": (settings.max_iterations or DEFAULT_MAX_ITERATIONS) + len(order.replay),
+        "max_iterations": len(order.replay)
+        + (order.max_iterations or settings.max_iterations or DEFAULT_MAX_ITERATIONS),
         "confirmation_policy": confirmation_policy(settings),
         "security_analyzer": security_analyzer(settings),
         "stuck_detection": True,
@@ -160,7 +165,12 @@ def security_analyzer(settings: Settings) -> dict[str, Any] | None:
 
 def chosen_model(order: StartOrder, settings: Settings) -> Llm:
     """Return the language model of a conversation; raises BadRequest if none is configured."""
-    return msgspec.structs.replace(llm_of(settings), model=require_model(order, settings))
+    model, chosen = require_model(order, settings), llm_of(settings)
+    if order.llm_profile:
+        saved = get_profile(settings, order.llm_profile)
+        # A profile without a key is used with the key of the settings.
+        chosen = msgspec.structs.replace(saved, api_key=saved.api_key or chosen.api_key)
+    return msgspec.structs.replace(chosen, model=model)
 
 
 def _model(inputs: AgentInputs, *, usage_id: str, stream: bool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -165,11 +165,18 @@ class Starts:
         self._supervisor = supervisor
 
     async def start(
-        self, user_id: str, order: StartOrder, *, generation: Generation = Generation.V1
+        self,
+        user_id: str,
+        order: StartOrder,
+        *,
+        generation: Generation = Generation.V1,
+        claim: Callable[[Transaction, StartTask], Awaitable[None]] | None = None,
     ) -> StartTask:
         """Ask for a conversation; what was asked is stored when this returns.
 
         The same order for a known conversation id gives its task; another one is a Conflict.
+        `claim` runs in the transaction that creates the start task, and undoes it by raising; it is
+        not called where there is a task already.
         Raises BadRequest or NotFound for what can never be started, SandboxLimitReached where
         there is no room for it now, and QuotaExceeded where the user may start no more.
         """
@@ -196,6 +203,8 @@ class Starts:
             await self._tasks.insert(tx, task)
             start = Start(task=task, conversation=conversation, deadline=now())
             await self._chooser.reserve(tx, Checked(start=start, settings=settings))
+            if claim is not None:
+                await claim(tx, start.task)
             await note_effect(tx, start.task)
             tx.after_commit(lambda: self._run(task.id))
             return start.task

@@ -65,6 +65,16 @@ PATH_PARTS: Final = {
         text="Id of a saved workspace, with or without dashes",
         example="9c858901-8a57-4791-81fe-4c455b099bc9",
     ),
+    "automation_id": PathPart(
+        kind=UUID,
+        text="Id of an automation, with or without dashes",
+        example="6ec0bd7f-11c0-43da-975e-2a8ad9ebae0b",
+    ),
+    "run_id": PathPart(
+        kind=UUID,
+        text="Id of a run of an automation, with or without dashes",
+        example="16fd2706-8baf-433b-82eb-8c7fada847da",
+    ),
     "key_id": PathPart(kind=int, text="Number of an API key", example=1),
 }
 """The parts of paths by name."""

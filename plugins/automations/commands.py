@@ -1,0 +1,308 @@
+"""`agentsvc automations`: keeps and runs automations of a server."""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from agentsvc.cli.extension import (
+    Api,
+    CommandFailed,
+    ServerChoice,
+    columns,
+    confirm,
+    example,
+    fields,
+    get_api,
+    json_option,
+    json_text,
+    moment,
+    secret_output,
+    server_options,
+    short,
+    yes_option,
+)
+
+_BASE: Final = "/api/automation/v1"
+_PAGE: Final = 100
+_TEMPLATES: Final = Path(__file__).parent / "templates"
+
+type Record = dict[str, Any]
+
+
+@click.group(
+    "automations",
+    epilog=example(
+        'agentsvc automations create --name nightly --cron "0 3 * * *" --prompt "Run the tests"',
+        "agentsvc automations runs nightly",
+    ),
+)
+def command() -> None:
+    """Have agents work on a schedule, by webhooks, or by hand.
+
+    An automation is named by its name, or by the beginning of its id.
+    """
+
+
+@command.command("list", epilog=example("agentsvc automations list --json"))
+@json_option
+@server_options
+def list_automations(*, as_json: bool, server: ServerChoice) -> None:
+    """List automations, newest first."""
+    found = list(_all(get_api(server)))
+    if as_json:
+        click.echo(json_text(found))
+        return
+    rows = [
+        (one["id"], short(one["name"]), _trigger(one), moment(one["next_run_at"]), _state(one))
+        for one in found
+    ]
+    for line in columns(("ID", "NAME", "TRIGGER", "NEXT (UTC)", "STATE"), rows):
+        click.echo(line)
+
+
+@command.command(epilog=example("agentsvc automations show nightly"))
+@click.argument("automation", metavar="NAME")
+@json_option
+@server_options
+def show(automation: str, *, as_json: bool, server: ServerChoice) -> None:
+    """Show an automation."""
+    found = _find(get_api(server), automation)
+    if as_json:
+        click.echo(json_text(found))
+        return
+    for line in fields({**found, "trigger": _trigger(found)}):
+        click.echo(line)
+
+
+@command.command(
+    epilog=example(
+        'agentsvc automations create --name nightly --cron "0 3 * * 1-5" --timezone Europe/Berlin'
+        ' --repository owner/name --prompt "Run the tests"',
+        "agentsvc automations create dependencies.toml --repository owner/name",
+    )
+)
+@click.argument(
+    "file",
+    metavar="[FILE]",
+    required=False,
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+)
+@click.option("--name", metavar="NAME", help="What it is called.")
+@click.option("--prompt", metavar="TEXT", help="What the agent is told.")
+@click.option("--cron", metavar="SCHEDULE", help="Run at times of the clock.")
+@click.option("--timezone", metavar="ZONE", help="Time zone of --cron; otherwise UTC.")
+@click.option("--at", metavar="TIME", help="Run once, at a time in ISO 8601.")
+@click.option("--webhook", is_flag=True, help="Run for each signed delivery of a webhook.")
+@click.option("--repository", metavar="REPOSITORY", help="Repository to clone.")
+@click.option("--branch", metavar="BRANCH", help="Branch of --repository.")
+@click.option("--model", metavar="PROFILE", help="Saved language model to use.")
+@click.option("--disabled", is_flag=True, help="Do not enable it.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    help="New file for the secret of a webhook, or `-` for standard output; otherwise it is shown if"
+    " that is a terminal, and else goes to a file in this directory whose path is printed.",
+)
+@json_option
+@server_options
+def create(
+    *,
+    file: Path | None,
+    output: str | None,
+    as_json: bool,
+    server: ServerChoice,
+    **options: Any,
+) -> None:
+    """Create an automation from options, a TOML file with the fields of the API, or both.
+
+    Without a trigger it is run by hand. The secret of a webhook cannot be shown again.
+    """
+    body = _body(_read(file) if file else {}, **options)
+    api = get_api(server)
+    if as_json:
+        click.echo(json_text(api.call("POST", _BASE, body=body)))
+        return
+    if body["trigger"].get("type") != "webhook":
+        made = api.call("POST", _BASE, body=body)
+        click.echo(f"automation {made['id']} is created", err=True)
+        return
+    with secret_output(output, Path(), "automation-secret") as shown:
+        made = api.call("POST", _BASE, body=body)
+        what = f"automation {made['id']} is created, and takes deliveries at {api.url}"
+        shown.tell(f"{what}{made['events_path']}; the secret that signs them", made["secret"])
+
+
+@command.command(epilog=example("agentsvc automations run nightly"))
+@click.argument("automation", metavar="NAME")
+@json_option
+@server_options
+def run(automation: str, *, as_json: bool, server: ServerChoice) -> None:
+    """Run an automation now, also one that is disabled."""
+    api = get_api(server)
+    made = api.call("POST", f"{_BASE}/{_find(api, automation)['id']}/dispatch")
+    if as_json:
+        click.echo(json_text(made))
+        return
+    click.echo(f"run {made['id']} is due", err=True)
+
+
+@command.command(epilog=example("agentsvc automations enable nightly"))
+@click.argument("automation", metavar="NAME")
+@server_options
+def enable(automation: str, *, server: ServerChoice) -> None:
+    """Enable an automation; it makes up for nothing."""
+    _switch(server, automation, is_enabled=True)
+
+
+@command.command(epilog=example("agentsvc automations disable nightly"))
+@click.argument("automation", metavar="NAME")
+@server_options
+def disable(automation: str, *, server: ServerChoice) -> None:
+    """Disable an automation, and cancel the runs of it that wait."""
+    _switch(server, automation, is_enabled=False)
+
+
+@command.command(epilog=example("agentsvc automations delete nightly --yes"))
+@click.argument("automation", metavar="NAME")
+@yes_option
+@server_options
+def delete(automation: str, *, yes: bool, server: ServerChoice) -> None:
+    """Delete an automation and its runs; their conversations stay."""
+    api = get_api(server)
+    found = _find(api, automation)
+    confirm(f"Delete `{short(found['name'])}` ({found['id']})?", is_agreed=yes)
+    api.call("DELETE", f"{_BASE}/{found['id']}")
+    click.echo(f"automation {found['id']} is deleted", err=True)
+
+
+@command.command(epilog=example("agentsvc automations runs nightly --json"))
+@click.argument("automation", metavar="NAME")
+@click.option("--limit", default=50, type=click.IntRange(1, _PAGE), help="How many; otherwise 50.")
+@json_option
+@server_options
+def runs(automation: str, *, limit: int, as_json: bool, server: ServerChoice) -> None:
+    """List the runs of an automation, newest first."""
+    api = get_api(server)
+    path = f"{_BASE}/{_find(api, automation)['id']}/runs"
+    found = api.call("GET", path, query={"limit": limit})["runs"]
+    if as_json:
+        click.echo(json_text(found))
+        return
+    rows = [
+        (
+            one["id"],
+            moment(one["due_at"]),
+            one["status"].lower(),
+            "" if one["cost"] is None else f"${one['cost']:.2f}",
+            "" if one["duration_seconds"] is None else f"{one['duration_seconds']:.0f} s",
+            one["conversation_id"] or "",
+            short(one["error_detail"] or one["result"]),
+        )
+        for one in found
+    ]
+    head = ("ID", "DUE (UTC)", "STATE", "COST", "TOOK", "CONVERSATION", "RESULT")
+    for line in columns(head, rows):
+        click.echo(line)
+
+
+@command.command(epilog=example("agentsvc automations template dependencies >dependencies.toml"))
+@click.argument("name", metavar="[NAME]", required=False)
+def template(name: str | None) -> None:
+    """Print a template to copy and change, or the names of all."""
+    files = {file.stem: file for file in sorted(_TEMPLATES.glob("*.toml"))}
+    if name is None:
+        click.echo("\n".join(files))
+    elif name in files:
+        click.echo(files[name].read_text("utf-8"), nl=False)
+    else:
+        raise CommandFailed(
+            f"there is no template `{name}`", "run `agentsvc automations template` to see them"
+        )
+
+
+def _read(file: Path) -> Record:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as exc:
+        raise CommandFailed(f"the file cannot be read as TOML: {exc}: {file}") from exc
+
+
+def _body(
+    body: Record,
+    *,
+    name: str | None,
+    prompt: str | None,
+    cron: str | None,
+    timezone: str | None,
+    at: str | None,
+    webhook: bool,
+    repository: str | None,
+    branch: str | None,
+    model: str | None,
+    disabled: bool,
+) -> Record:
+    """Return what is asked for: what a file says, with what the options say over it."""
+    if sum((cron is not None, at is not None, webhook)) > 1:
+        raise click.UsageError("an automation has one trigger: --cron, --at, or --webhook")
+    if (timezone and not cron) or (branch and not repository):
+        raise click.UsageError("--timezone goes with --cron, and --branch with --repository")
+    trigger: Record = body.get("trigger") or {"type": "manual"}
+    if cron is not None:
+        trigger = {"type": "cron", "schedule": cron, "timezone": timezone or "UTC"}
+    elif at is not None:
+        trigger = {"type": "once", "at": at}
+    elif webhook:
+        trigger = {"type": "webhook"}
+    given = {"name": name, "prompt": prompt, "model": model}
+    whole = {**body, "trigger": trigger, **{key: one for key, one in given.items() if one}}
+    if repository:
+        whole["repos"] = [{"url": repository, "ref": branch}]
+    if disabled:
+        whole["enabled"] = False
+    if missing := [f"--{key}" for key in ("name", "prompt") if key not in whole]:
+        raise click.UsageError(f"missing: {' and '.join(missing)}")
+    return whole
+
+
+def _switch(server: ServerChoice, automation: str, *, is_enabled: bool) -> None:
+    api = get_api(server)
+    found = _find(api, automation)
+    api.call("PATCH", f"{_BASE}/{found['id']}", body={"enabled": is_enabled})
+    said = "enabled" if is_enabled else "disabled"
+    click.echo(f"automation {found['id']} is {said}", err=True)
+
+
+def _all(api: Api) -> Iterator[Record]:
+    offset, total = 0, 1
+    while offset < total:
+        page = api.call("GET", _BASE, query={"limit": _PAGE, "offset": offset})
+        yield from page["automations"]
+        offset, total = offset + _PAGE, page["total"]
+
+
+def _find(api: Api, text: str) -> Record:
+    everything = list(_all(api))
+    found = [one for one in everything if one["name"] == text]
+    found = found or [one for one in everything if one["id"].startswith(text.lower())]
+    if len(found) != 1:
+        what = "more than one automation is" if found else "no automation is"
+        raise CommandFailed(
+            f"{what} called `{text}`, or has an id that begins so",
+            "run `agentsvc automations list` to see them",
+        )
+    return found[0]
+
+
+def _trigger(one: Record) -> str:
+    trigger = one["trigger"]
+    more = {"cron": "schedule", "once": "at"}.get(trigger["type"])
+    return f"{trigger['type']} {trigger[more]}" if more else str(trigger["type"])
+
+
+def _state(one: Record) -> str:
+    if one["enabled"]:
+        return "active"
+    return f"disabled: {short(one['disabled_reason'])}" if one["disabled_reason"] else "disabled"

@@ -1,0 +1,204 @@
+"""Cron expressions of five fields, evaluated in a time zone. Pure.
+
+Where clocks are put forward, a time of day that does not exist is taken as much later as the clocks
+jump; where they are put back, one that comes twice is taken the first time only. An expression whose
+hour begins with `*` follows elapsed time instead: it takes both, and nothing for what is skipped.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from agentsvc.base import InvalidRequest
+
+_MACROS: Final = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+_FIELDS: Final = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12))
+_WEEKDAY: Final = ("weekday", 0, 7)
+_MONTHS: Final = [
+    "jan",
+    "feb",
+    "mar",
+    "apr",
+    "may",
+    "jun",
+    "jul",
+    "aug",
+    "sep",
+    "oct",
+    "nov",
+    "dec",
+]
+_WEEKDAYS: Final = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
+_PART: Final = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?", re.ASCII)
+_ZONE: Final = re.compile(r"[A-Za-z0-9_+-]+(?:/[A-Za-z0-9_+-]+){0,3}")
+_MARGIN: Final = timedelta(hours=3)
+"""More than clocks are put forward or back at a time."""
+_LONGEST: Final = timedelta(days=9 * 366)
+"""More than lies between two 29ths of February."""
+_ANY_MOMENT: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_WEEK: Final = 7
+_FIRST_SPAN: Final = timedelta(hours=1)
+
+
+class Cron(msgspec.Struct, frozen=True, kw_only=True):
+    """An expression that was read; `is_elapsed` says that it follows elapsed time."""
+
+    minutes: tuple[int, ...]
+    hours: tuple[int, ...]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    is_any_day: bool
+    """Whether a day fits by its number or its weekday, as where both are restricted."""
+    is_elapsed: bool
+    zone: tzinfo
+
+    def find_next(self, after: datetime) -> datetime | None:
+        """Return the first moment after another, in UTC, or None if there is none for nine years."""
+        is_near_change = self._offset(after - _MARGIN) != self._offset(after + _MARGIN)
+        start = self._local(after)
+        best: datetime | None = None
+        for local in self._local_times(start - _MARGIN if is_near_change else start):
+            # What comes later by the clock may be earlier, where it is put back or forward.
+            if best is not None and local > self._local(best) + _MARGIN:
+                return best
+            later = [moment for moment in self._moments(local) if moment > after]
+            best = min(later if best is None else [best, *later], default=None)
+            if best is not None and self._offset(best - _MARGIN) == self._offset(best + _MARGIN):
+                return best
+        return best
+
+    def find_latest(self, first: datetime, until: datetime, most: int) -> list[datetime]:
+        """Return the latest moments from `first`, which is one, to another, at most so many."""
+        span = _FIRST_SPAN
+        while True:
+            begin = max(first, until - span)
+            found = [first] if begin == first else []
+            moment = self.find_next(begin)
+            while moment is not None and moment <= until:
+                found.append(moment)
+                moment = self.find_next(moment)
+            if begin == first or len(found) >= most:
+                return found[-most:]
+            span *= 2
+
+    def _local(self, moment: datetime) -> datetime:
+        """Return what the clock shows."""
+        return moment.astimezone(self.zone).replace(tzinfo=None)
+
+    def _offset(self, moment: datetime) -> timedelta | None:
+        return moment.astimezone(self.zone).utcoffset()
+
+    def _local_times(self, start: datetime) -> Iterator[datetime]:
+        """Yield the times that fit, as the clock shows them, from a minute on."""
+        first = start.replace(second=0, microsecond=0)
+        day, last = first.date(), (first + _LONGEST).date()
+        while day <= last:
+            if self._is_day(day):
+                for hour in self.hours:
+                    for minute in self.minutes:
+                        local = datetime.combine(day, time(hour, minute))
+                        if local >= first:
+                            yield local
+            day += timedelta(days=1)
+
+    def _is_day(self, day: date) -> bool:
+        if day.month not in self.months:
+            return False
+        by_number, by_weekday = day.day in self.days, day.isoweekday() % _WEEK in self.weekdays
+        return by_number or by_weekday if self.is_any_day else by_number and by_weekday
+
+    def _moments(self, local: datetime) -> list[datetime]:
+        """Return the moments at which the clock shows a time."""
+        earlier = local.replace(tzinfo=self.zone).astimezone(UTC)
+        later = local.replace(tzinfo=self.zone, fold=1).astimezone(UTC)
+        if earlier == later:
+            return [earlier]
+        is_shown = self._local(earlier) == local
+        if self.is_elapsed:
+            return [earlier, later] if is_shown else []
+        return [earlier]
+
+
+def parse_cron(text: str, zone: str = "UTC", *, loc: tuple[str, ...] = ("body",)) -> Cron:
+    """Return what an expression says; raises InvalidRequest for one that never comes true."""
+    fields = _MACROS.get(text.strip().lower(), text).lower().split()
+    if len(fields) != len(_FIELDS) + 1:
+        raise _refusal("A schedule has five fields: minute, hour, day, month, weekday", loc)
+    minutes, hours, days, months = (
+        _parse_field(field, *bounds, loc=loc)
+        for field, bounds in zip(fields, _FIELDS, strict=False)
+    )
+    weekdays = _parse_field(fields[4], *_WEEKDAY, loc=loc)
+    cron = Cron(
+        minutes=tuple(sorted(minutes)),
+        hours=tuple(sorted(hours)),
+        days=days,
+        months=months,
+        weekdays=frozenset(one % _WEEK for one in weekdays),
+        is_any_day=not fields[2].startswith("*") and not fields[4].startswith("*"),
+        is_elapsed=fields[1].startswith("*"),
+        zone=parse_zone(zone, loc=loc),
+    )
+    if cron.find_next(_ANY_MOMENT) is None:
+        raise _refusal("This schedule never comes true", loc)
+    return cron
+
+
+def parse_zone(name: str, *, loc: tuple[str, ...] = ("body",)) -> tzinfo:
+    """Return a time zone by its IANA name; raises InvalidRequest for one that is not known here."""
+    if name == "UTC":
+        return UTC
+    try:
+        if _ZONE.fullmatch(name):
+            return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        pass
+    raise _refusal("No time zone of this name is known, such as `Europe/Berlin`", loc)
+
+
+def _parse_field(
+    text: str, name: str, least: int, most: int, *, loc: tuple[str, ...]
+) -> frozenset[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise _refusal(f"`{part[:40]}` is nothing that a {name} can be", loc)
+        begin, end, step = match.groups()
+        if begin == "*":
+            low, high = least, most
+        else:
+            low = _number(begin, name)
+            high = _number(end, name) if end else most if step else low
+        if not least <= low <= high <= most or (begin == "*" and end) or step == "0":
+            raise _refusal(f"`{part[:40]}` is nothing that a {name} can be", loc)
+        found.update(range(low, high + 1, int(step or 1)))
+    return frozenset(found)
+
+
+def _number(text: str, name: str) -> int:
+    """Return a number, or that of a name; -1 for what is neither."""
+    if text.isdecimal():
+        return int(text[:4])
+    if name == "month" and text in _MONTHS:
+        return _MONTHS.index(text) + 1
+    if name == "weekday" and text in _WEEKDAYS:
+        return _WEEKDAYS.index(text)
+    return -1
+
+
+def _refusal(text: str, loc: tuple[str, ...]) -> InvalidRequest:
+    return InvalidRequest(text, loc=loc)

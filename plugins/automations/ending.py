@@ -1,0 +1,154 @@
+"""How runs end: what a conversation says of it, and what is stored."""
+
+import contextlib
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+
+from agentsvc.base import AgentsvcError, NotFound, new_id, now
+from agentsvc.extension.conversations import ConversationView, ExecutionStatus
+from agentsvc.extension.server import Conversations, SandboxStatus
+from agentsvc.extension.storage import Transaction
+
+from .model import Automation, Run, RunStatus, Source
+from .table import AutomationTable, RunTable
+
+WAS_DISABLED: Final = "The automation was disabled"
+
+_FAILURES: Final = {
+    ExecutionStatus.ERROR: "The agent has failed",
+    ExecutionStatus.STUCK: "The agent has repeated itself and was stopped",
+}
+_AT_WORK: Final = (ExecutionStatus.RUNNING, ExecutionStatus.WAITING_FOR_CONFIRMATION)
+_LONGEST: Final = 2000
+"""Characters of what is kept of a result, or a reason."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run has ended."""
+
+    status: RunStatus
+    detail: str = ""
+    result: str = ""
+    cost: float | None = None
+
+
+def judge(view: ConversationView) -> Verdict | None:
+    """Return how the run of a conversation has ended, None while it goes on."""
+    conversation = view.conversation
+    cost = conversation.metrics.accumulated_cost if conversation.metrics else None
+    if conversation.start_failed:
+        return _failed(f"The conversation did not start: {conversation.start_detail}", cost)
+    if not conversation.is_ready or conversation.has_run_queued:
+        return None
+    status = conversation.execution_status
+    if status is ExecutionStatus.FINISHED:
+        return Verdict(status=RunStatus.COMPLETED, cost=cost)
+    reason = _FAILURES.get(status) if status else None
+    if conversation.facts.budget_stop_cost is not None and status not in _AT_WORK:
+        reason = "The budget is used up"
+    if view.sandbox_status in (SandboxStatus.ERROR, SandboxStatus.MISSING):
+        told = view.sandbox.reason if view.sandbox else "it is gone"
+        reason = reason or f"The sandbox has failed: {told}"
+    return _failed(reason, cost) if reason else None
+
+
+def _failed(detail: str, cost: float | None) -> Verdict:
+    return Verdict(status=RunStatus.FAILED, detail=detail, cost=cost)
+
+
+def ended(
+    run: Run,
+    status: RunStatus,
+    *,
+    detail: str = "",
+    result: str = "",
+    cost: float | None = None,
+) -> Run:
+    """Return a run that is over."""
+    return msgspec.structs.replace(
+        run,
+        status=status,
+        error_detail=detail[:_LONGEST],
+        result=result[:_LONGEST],
+        cost=cost,
+        completed_at=now(),
+    )
+
+
+async def settle(tx: Transaction, run: Run, verdict: Verdict) -> str:
+    """Store how a run has ended, and what follows from it: another try, or the end of it all.
+
+    Return why the automation was disabled, or an empty text.
+    """
+    after = ended(
+        run, verdict.status, detail=verdict.detail, result=verdict.result, cost=verdict.cost
+    )
+    if not await RunTable.change(tx, after, since=run.status):
+        return ""
+    automation = await AutomationTable.find(tx, run.automation_id)
+    if automation is None:
+        return ""
+    retry = next_try(run, automation) if verdict.status is RunStatus.FAILED else None
+    if retry is not None:
+        await RunTable.insert(tx, retry, payload_of=run.id)
+    await RunTable.drop_payload(tx, run.id)
+    if verdict.status is RunStatus.COMPLETED and automation.failures:
+        await AutomationTable.update(tx, msgspec.structs.replace(automation, failures=0))
+    if verdict.status is not RunStatus.FAILED or retry is not None:
+        return ""
+    return await _count_failure(tx, automation, verdict.detail)
+
+
+async def _count_failure(tx: Transaction, automation: Automation, detail: str) -> str:
+    failures = automation.failures + 1
+    reason = ""
+    after = msgspec.structs.replace(automation, failures=failures)
+    if automation.is_enabled and failures >= automation.definition.max_failures:
+        count = f"{failures} runs in a row have failed" if failures > 1 else "A run has failed"
+        reason = f"{count}, the last one: {detail}"[:_LONGEST]
+        after = disabled(after, reason)
+        await RunTable.cancel_waiting(tx, automation.id, WAS_DISABLED, now())
+    await AutomationTable.update(tx, after)
+    return reason
+
+
+def disabled(automation: Automation, reason: str) -> Automation:
+    """Return an automation that the server has disabled."""
+    return msgspec.structs.replace(
+        automation, is_enabled=False, disabled_reason=reason, next_at=None, updated_at=now()
+    )
+
+
+def next_try(run: Run, automation: Automation) -> Run | None:
+    """Return the further try of a run that has failed, None where there is none left."""
+    definition = automation.definition
+    if run.attempt > definition.retries or not automation.is_enabled:
+        return None
+    moment = now()
+    wait = timedelta(seconds=definition.retry_seconds * 2 ** (run.attempt - 1))
+    return Run(
+        id=new_id(),
+        automation_id=run.automation_id,
+        user_id=run.user_id,
+        key=f"retry:{run.id}",
+        source=Source.RETRY,
+        attempt=run.attempt + 1,
+        due_at=moment + wait,
+        created_at=moment,
+    )
+
+
+async def halt(conversations: Conversations, run: Run) -> None:
+    """Stop the agent of a run; a conversation that is still being started is deleted."""
+    if run.conversation_id is None:
+        return
+    with contextlib.suppress(NotFound):
+        view = await conversations.get(run.user_id, run.conversation_id, include_starting=True)
+        if not view.conversation.is_ready and not view.conversation.start_failed:
+            await conversations.delete(run.user_id, run.conversation_id)
+            return
+        # What does not run, or cannot be reached, is as good as stopped.
+        with contextlib.suppress(AgentsvcError):
+            await conversations.interrupt(run.user_id, run.conversation_id)

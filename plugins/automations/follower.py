@@ -1,0 +1,226 @@
+"""Sees how the conversations of runs go on, and ends the runs with them."""
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from agentsvc.base import AgentsvcError, now
+from agentsvc.extension.conversations import (
+    ConversationQuery,
+    ConversationView,
+    EventQuery,
+    error_event,
+)
+from agentsvc.extension.server import Notice, SandboxStatus, Server, Subject
+from agentsvc.extension.storage import Transaction
+
+from .ending import Verdict, halt, judge, settle
+from .model import Run, RunStatus
+from .table import AutomationTable, RunTable
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS: Final = 10.0
+"""How often all runs are looked at, whatever was announced."""
+
+DISABLED_CODE: Final = "AutomationDisabled"
+
+_REST: Final = timedelta(seconds=1)
+"""How long an agent is at rest before its run is over: its last events are on their way."""
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+
+
+class _Said(msgspec.Struct):
+    content: list[_Part] = []
+
+
+class _Action(msgspec.Struct):
+    message: str = ""
+
+
+class _Told(msgspec.Struct):
+    """What is read of an event."""
+
+    source: str = ""
+    tool_name: str | None = None
+    action: _Action | None = None
+    llm_message: _Said | None = None
+    detail: str = ""
+
+
+_told = msgspec.json.Decoder(_Told)
+
+
+class Follower:
+    """Ends runs; `on_end` is told of each."""
+
+    def __init__(self, server: Server, on_end: Callable[[], None]) -> None:
+        self._db = server.database
+        self._conversations = server.conversations
+        self._sandboxes = server.sandboxes
+        self._events = server.events
+        self._supervisor = server.supervisor
+        self._on_end = on_end
+        self._watched: set[str] = set()
+        """The conversations of runs that go on."""
+        self._changed: set[str] = set()
+        self._news = asyncio.Event()
+        self._sweep_at: datetime | None = None
+        """When all runs are looked at next; None is at once."""
+
+    def watch(self, conversation_id: str) -> None:
+        """Look at a conversation soon, and whenever there is news of it."""
+        self._watched.add(conversation_id)
+        self._look_at(conversation_id)
+
+    def hear(self, news: Notice) -> None:
+        """Take in what was announced."""
+        is_watched = news.conversation_id in self._watched
+        if is_watched and news.subject in (Subject.CONVERSATION, Subject.START_TASK):
+            self._look_at(news.conversation_id or "")
+
+    async def look(self) -> None:
+        """Wait for news, and look at what it is about; call it again and again."""
+        if self._sweep_at is not None:
+            with contextlib.suppress(TimeoutError):
+                seconds = (self._sweep_at - now()).total_seconds()
+                async with asyncio.timeout(min(max(0.0, seconds), SWEEP_SECONDS)):
+                    await self._news.wait()
+        self._news.clear()
+        changed, self._changed = self._changed, set()
+        seconds = (self._sweep_at - now()).total_seconds() if self._sweep_at else 0.0
+        # The clock may have been put back.
+        if not 0 < seconds <= SWEEP_SECONDS:
+            runs = await RunTable.running(self._db)
+            self._watched = {run.conversation_id for run in runs if run.conversation_id}
+            self._sweep_at = now() + timedelta(seconds=SWEEP_SECONDS)
+        else:
+            runs = await RunTable.of_conversations(self._db, list(changed))
+        by_user: defaultdict[str, dict[str, Run]] = defaultdict(dict)
+        for run in runs:
+            by_user[run.user_id][run.conversation_id or ""] = run
+        for user_id, found in by_user.items():
+            views = await self._conversations.find_many(user_id, list(found), include_starting=True)
+            for run, view in zip(found.values(), views, strict=True):
+                try:
+                    await self._follow(run, view)
+                except AgentsvcError as exc:
+                    # It is looked at again, and others meanwhile.
+                    extra = {"run_id": run.id, "reason": exc.message}
+                    log.warning("run of an automation not followed", extra=extra)
+
+    def _look_at(self, conversation_id: str) -> None:
+        self._changed.add(conversation_id)
+        self._news.set()
+
+    async def _follow(self, run: Run, view: ConversationView | None) -> None:
+        if view is None:
+            detail = "Its conversation was deleted"
+            await self._end(run, Verdict(status=RunStatus.CANCELLED, detail=detail))
+            return
+        verdict = judge(view)
+        if verdict is None:
+            await self._hold_time(run, view)
+        elif now() - view.conversation.updated_at < _REST:
+            self._look_at(view.conversation.id)
+        else:
+            await self._end(run, await self._with_words(view.conversation.id, verdict), view)
+
+    async def _hold_time(self, run: Run, view: ConversationView) -> None:
+        """Stop a run that takes too long; its time begins when its agent can work."""
+        if run.timeout_at is None and view.conversation.is_ready:
+            automation = await AutomationTable.find(self._db, run.automation_id)
+            seconds = automation.definition.timeout if automation else None
+            if seconds is None:
+                return
+            run = msgspec.structs.replace(run, timeout_at=now() + timedelta(seconds=seconds))
+            timed = run
+            await self._db.write(lambda tx: RunTable.change(tx, timed, since=RunStatus.RUNNING))
+        if run.timeout_at is None:
+            return
+        if run.timeout_at <= now():
+            await halt(self._conversations, run)
+            detail = "It took longer than its automation allows"
+            metrics = view.conversation.metrics
+            cost = metrics.accumulated_cost if metrics else None
+            await self._end(run, Verdict(status=RunStatus.FAILED, detail=detail, cost=cost), view)
+        elif self._sweep_at is None or run.timeout_at < self._sweep_at:
+            self._sweep_at = run.timeout_at
+
+    async def _with_words(self, conversation_id: str, verdict: Verdict) -> Verdict:
+        """Return a verdict with what the agent has said last, or what went wrong."""
+        if verdict.status is RunStatus.COMPLETED:
+            return msgspec.structs.replace(verdict, result=await self._result(conversation_id))
+        for told in await self._last(conversation_id, "ConversationErrorEvent", 1):
+            return msgspec.structs.replace(verdict, detail=f"{verdict.detail}: {told.detail}")
+        return verdict
+
+    async def _result(self, conversation_id: str) -> str:
+        for told in await self._last(conversation_id, "ActionEvent", 1):
+            if told.tool_name == "finish" and told.action is not None:
+                return told.action.message
+        for told in await self._last(conversation_id, "MessageEvent", 5):
+            if told.source == "agent" and told.llm_message is not None:
+                return "\n".join(part.text for part in told.llm_message.content)
+        return ""
+
+    async def _last(self, conversation_id: str, kind: str, limit: int) -> list[_Told]:
+        query = EventQuery(kind=kind, descending=True)
+        found, _ = await self._events.search(conversation_id, query, page_id=None, limit=limit)
+        told = []
+        for event in found:
+            # It is the agent server that has said it.
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
+                told.append(_told.decode(event.body))
+        return told
+
+    async def _end(self, run: Run, verdict: Verdict, view: ConversationView | None = None) -> None:
+        automation = await AutomationTable.find(self._db, run.automation_id)
+
+        async def body(tx: Transaction) -> str:
+            reason = await settle(tx, run, verdict)
+            if reason and automation is not None and view is not None:
+                text = f"The automation `{automation.definition.name}` was disabled: {reason}"
+                event = error_event(DISABLED_CODE, text)
+                await self._events.append(tx, view.conversation.id, [event])
+            return reason
+
+        if reason := await self._db.write(body):
+            extra = {"automation_id": run.automation_id, "reason": reason}
+            log.warning("automation disabled", extra=extra)
+        self._watched.discard(run.conversation_id or "")
+        self._on_end()
+        if automation is not None and view is not None:
+            work = partial(self._tidy, automation.definition.keep_alive, view)
+            self._supervisor.spawn(f"sandbox of run {run.id}", work)
+
+    async def _tidy(self, keep_alive: bool | None, view: ConversationView) -> None:
+        """Do with the sandbox what its automation says, unless others live in it."""
+        sandbox = view.sandbox
+        if keep_alive or sandbox is None:
+            return
+        mates = ConversationQuery(
+            sandbox_id=sandbox.id, include_children=True, include_starting=True
+        )
+        user_id = view.conversation.user_id
+        if await self._conversations.count(user_id, mates) > 1:
+            return
+        try:
+            if keep_alive is False:
+                await self._sandboxes.delete(user_id, sandbox.id)
+            elif view.sandbox_status is SandboxStatus.RUNNING:
+                await self._sandboxes.pause(user_id, sandbox.id)
+        except AgentsvcError as exc:
+            # It is left to the rules for idle ones.
+            extra = {"sandbox_id": sandbox.id, "reason": exc.message}
+            log.warning("sandbox of a run left as it is", extra=extra)

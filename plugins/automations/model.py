@@ -1,0 +1,205 @@
+"""Automations and their runs, as they are stored and as their API has them."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from agentsvc.base import NO_CONTROL, stated
+from agentsvc.extension.conversations import (
+    PROFILE_PATTERN,
+    Provider,
+    SentBranch,
+    SentRepository,
+)
+
+LONGEST_PROMPT: Final = 50_000
+_YEAR_SECONDS: Final = 366 * 86400
+
+
+class Repository(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run works on."""
+
+    url: SentRepository
+    """Repository to clone: `owner/name`, or a URL"""
+    ref: SentBranch | None = None
+    """Branch to check out; null: the default branch"""
+    provider: Provider | None = None
+    """Where the repository is; null: where the user has a token for and it is found"""
+
+
+type Name = Annotated[str, Meta(min_length=1, max_length=500, pattern=NO_CONTROL)]
+type Description = Annotated[str, Meta(max_length=2000)]
+type Prompt = Annotated[str, Meta(min_length=1, max_length=LONGEST_PROMPT)]
+type ProfileName = Annotated[
+    str, Meta(min_length=1, max_length=64), stated(pattern=PROFILE_PATTERN)
+]
+type Repositories = Annotated[list[Repository], Meta(max_length=1)]
+type Timeout = Annotated[int, Meta(ge=1, le=_YEAR_SECONDS)]
+type Dollars = Annotated[float, Meta(gt=0, le=1_000_000)]
+type Iterations = Annotated[int, Meta(ge=1, le=1_000_000)]
+type MostMissed = Annotated[int, Meta(ge=1, le=100)]
+type Retries = Annotated[int, Meta(ge=0, le=10)]
+type RetrySeconds = Annotated[int, Meta(ge=1, le=86400)]
+type MostFailures = Annotated[int, Meta(ge=1, le=1000)]
+
+
+class CronTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="cron"):
+    """Starts runs at times of the clock."""
+
+    schedule: Annotated[str, Meta(min_length=1, max_length=200)]
+    """Cron expression of five fields, such as `0 9 * * 1-5`, or `@daily`"""
+    timezone: Annotated[str, Meta(min_length=1, max_length=64)] = "UTC"
+    """IANA name of the time zone, such as `Europe/Berlin`"""
+
+
+class OnceTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="once"):
+    """Starts one run."""
+
+    at: Annotated[str, Meta(max_length=64), stated(format="date-time")]
+    """When, in ISO 8601; without an offset it is UTC"""
+
+
+class WebhookTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="webhook"):
+    """Starts a run for each delivery to `events_path` that is signed with the automation's secret."""
+
+
+class ManualTrigger(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="manual"):
+    """Starts runs by `dispatch` only, which the others take, too."""
+
+
+type Trigger = CronTrigger | OnceTrigger | WebhookTrigger | ManualTrigger
+
+
+class Concurrency(StrEnum):
+    """What becomes of a run that is due while another one of the same automation goes on."""
+
+    SKIP = "skip"
+    """It is not made"""
+    QUEUE = "queue"
+    """It waits for the end of the other"""
+    REPLACE = "replace"
+    """The other one is cancelled"""
+
+
+class Missed(StrEnum):
+    """What becomes of due times that passed while the server was down."""
+
+    SKIP = "skip"
+    """Nothing"""
+    ONCE = "once"
+    """One run for all of them"""
+    ALL = "all"
+    """A run for each, up to `most_missed`"""
+
+
+class State(StrEnum):
+    """Whether an automation is enabled, as the published service says it."""
+
+    ACTIVE = "ACTIVE"
+    """It is enabled"""
+    INACTIVE = "INACTIVE"
+    """It is disabled"""
+
+
+class RunStatus(StrEnum):
+    """How far a run is."""
+
+    PENDING = "PENDING"
+    """It is due, or waits for its turn or for another try"""
+    RUNNING = "RUNNING"
+    """Its conversation was started"""
+    COMPLETED = "COMPLETED"
+    """The agent has done its work"""
+    FAILED = "FAILED"
+    """It has failed; `error_detail` says why"""
+    CANCELLED = "CANCELLED"
+    """It was cancelled, or its conversation deleted"""
+    SKIPPED = "SKIPPED"
+    """It was due and not made; `error_detail` says why"""
+
+
+class Source(StrEnum):
+    """What made a run."""
+
+    SCHEDULE = "schedule"
+    WEBHOOK = "webhook"
+    MANUAL = "manual"
+    RETRY = "retry"
+
+
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
+    """What an automation does, and when."""
+
+    name: Name
+    """What it is called; conversations have it as their title"""
+    description: Description | None = None
+    """What it is for; kept and shown only"""
+    prompt: Prompt
+    """What the agent is told. `{{payload}}` stands for what a webhook has sent, and
+    `{{payload.issue.title}}` for a part of it; `{{due_at}}` for the time it was due. What is put in
+    is marked as data"""
+    trigger: Trigger
+    """What starts runs"""
+    repos: Repositories | None = None
+    """Repository to clone, at most one; null: an empty workspace"""
+    model: ProfileName | None = None
+    """Name of a saved language model; null: that of the settings"""
+    timeout: Timeout | None = None
+    """Seconds an agent may work; null: no limit"""
+    max_budget: Dollars | None = None
+    """US dollars after which a run ends; null: as the settings say"""
+    max_iterations: Iterations | None = None
+    """Turns of the agent after which a run ends; null: as the settings say"""
+    keep_alive: bool | None = None
+    """What becomes of the sandbox after a run: true leaves it to the server's rules, false deletes
+    it, null pauses it. One that other conversations share is left alone"""
+    concurrency: Concurrency = Concurrency.QUEUE
+    missed: Missed = Missed.ONCE
+    most_missed: MostMissed = 10
+    """With `missed` set to `all`, how many at most"""
+    retries: Retries = 0
+    """How often a run that has failed is tried again"""
+    retry_seconds: RetrySeconds = 60
+    """Seconds until the first further try; they double with each"""
+    max_failures: MostFailures = 5
+    """Runs that fail in a row, tries counted as one, until the automation is disabled"""
+
+
+class Automation(msgspec.Struct, frozen=True, kw_only=True):
+    """An automation as it is stored; `failures` counts failed runs in a row."""
+
+    id: str
+    user_id: str
+    definition: Definition
+    is_enabled: bool
+    created_at: datetime
+    updated_at: datetime
+    disabled_reason: str = ""
+    failures: int = 0
+    next_at: datetime | None = None
+    last_triggered_at: datetime | None = None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as it is stored; `key` names what made it, within its automation."""
+
+    id: str
+    automation_id: str
+    user_id: str
+    key: str
+    source: Source
+    due_at: datetime
+    created_at: datetime
+    status: RunStatus = RunStatus.PENDING
+    attempt: int = 1
+    conversation_id: str | None = None
+    error_detail: str = ""
+    result: str = ""
+    cost: float | None = None
+    started_at: datetime | None = None
+    timeout_at: datetime | None = None
+    completed_at: datetime | None = None
+    number: int = 0

@@ -1,0 +1,252 @@
+"""Makes runs of what is due, and conversations of runs.
+
+A due time becomes a run, whose key it is, in the transaction that moves its automation on to the
+next one. A run is claimed in the transaction that creates its start task. So a kill between two
+steps loses nothing, and does nothing twice.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from agentsvc.base import (
+    AgentsvcError,
+    BackendUnavailable,
+    CapacityExceeded,
+    InvalidRequest,
+    SandboxLimitReached,
+    now,
+    to_stored,
+)
+from agentsvc.extension.conversations import (
+    Content,
+    ContentKind,
+    Message,
+    StartOrder,
+    StartTask,
+    WhenFull,
+    check_may_run,
+)
+from agentsvc.extension.conversations import Trigger as StartTrigger
+from agentsvc.extension.server import Server
+from agentsvc.extension.storage import Transaction
+
+from .cron import parse_cron
+from .ending import Verdict, disabled, ended, halt, settle
+from .model import (
+    Automation,
+    Concurrency,
+    CronTrigger,
+    Definition,
+    Missed,
+    Run,
+    RunStatus,
+    Source,
+)
+from .prompt import fill
+from .service import new_run
+from .settings import AutomationsConfig
+from .table import AutomationTable, RunTable, payload_context
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 5.0
+"""How long a change of the clock may go unnoticed."""
+
+_BATCH: Final = 50
+_MOST_DUE: Final = 100
+_LATER: Final = timedelta(seconds=10)
+_PASSING: Final = (SandboxLimitReached, CapacityExceeded, BackendUnavailable)
+"""What says nothing of the automation: it is tried again."""
+
+
+class _Taken(Exception):
+    """The run is not there to be begun any more."""
+
+
+class Scheduler:
+    """Makes and begins runs, at once when woken; `on_begin` is told the conversation of each."""
+
+    def __init__(
+        self,
+        server: Server,
+        config: AutomationsConfig,
+        wake: asyncio.Event,
+        on_begin: Callable[[str], None],
+    ) -> None:
+        self._db = server.database
+        self._vault = server.vault
+        self._conversations = server.conversations
+        self._late = timedelta(seconds=config.late_seconds)
+        self._on_begin = on_begin
+        self._wake = wake
+
+    async def look(self) -> None:
+        """Do what is due, then wait until there may be more to do; call it again and again."""
+        self._wake.clear()
+        while await self._make_runs():
+            pass
+        while await self._begin_runs():
+            pass
+        moment = now()
+        waits = (await AutomationTable.next_at(self._db), await RunTable.next_at(self._db, moment))
+        seconds = [(due - moment).total_seconds() for due in waits if due is not None]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, min([*seconds, LOOK_SECONDS]))):
+                await self._wake.wait()
+
+    async def _make_runs(self) -> bool:
+        """Make runs of some due times, and say whether there were any."""
+        moment = now()
+        next_at = await AutomationTable.next_at(self._db)
+        if next_at is None or next_at > moment:
+            return False
+
+        async def body(tx: Transaction) -> bool:
+            due = await AutomationTable.due(tx, moment, _BATCH)
+            for automation in due:
+                await self._make_runs_of(tx, automation, moment)
+            return bool(due)
+
+        return await self._db.write(body)
+
+    async def _make_runs_of(
+        self, tx: Transaction, automation: Automation, moment: datetime
+    ) -> None:
+        trigger, first = automation.definition.trigger, automation.next_at or moment
+        due: list[datetime] = [first]
+        following: datetime | None = None
+        if isinstance(trigger, CronTrigger):
+            try:
+                cron = parse_cron(trigger.schedule, trigger.timezone)
+            except InvalidRequest as exc:
+                # A time zone may be gone from this machine.
+                reason = f"Its schedule cannot be read any more: {exc.message}"
+                await AutomationTable.update(tx, disabled(automation, reason))
+                return
+            due = cron.find_latest(first, moment, _MOST_DUE)
+            following = cron.find_next(max(moment, first))
+        chosen, skipped = choose(automation.definition, due, moment - self._late)
+        for one in chosen:
+            await RunTable.insert(tx, _scheduled(automation, one))
+        if skipped is not None:
+            detail = "It was due while the server was down"
+            run = ended(_scheduled(automation, skipped), RunStatus.SKIPPED, detail=detail)
+            await RunTable.insert(tx, run)
+        triggered_at = moment if chosen else automation.last_triggered_at
+        await AutomationTable.update(
+            tx,
+            msgspec.structs.replace(automation, next_at=following, last_triggered_at=triggered_at),
+        )
+
+    async def _begin_runs(self) -> bool:
+        """Begin some runs that are due, and say whether there were any."""
+        runs = await RunTable.startable(self._db, now(), _BATCH)
+        for run in runs:
+            await self._begin(run)
+        return bool(runs)
+
+    async def _begin(self, run: Run) -> None:
+        automation = await AutomationTable.find(self._db, run.automation_id)
+        if automation is None:
+            return
+        running = await RunTable.running(self._db, automation.id)
+        if running and automation.definition.concurrency is not Concurrency.REPLACE:
+            await self._skip(run)
+            return
+        try:
+            for other in running:
+                await halt(self._conversations, other)
+                verdict = Verdict(status=RunStatus.CANCELLED, detail="A later run has replaced it")
+                await self._settle(other, verdict)
+            await self._start(automation, run)
+        except _Taken:
+            return
+        except _PASSING as exc:
+            later = msgspec.structs.replace(run, due_at=now() + _LATER)
+            await self._db.write(lambda tx: RunTable.change(tx, later, since=RunStatus.PENDING))
+            extra = {"automation_id": automation.id, "reason": exc.message}
+            log.warning("run of an automation put off", extra=extra)
+        except AgentsvcError as exc:
+            await self._settle(run, Verdict(status=RunStatus.FAILED, detail=exc.message))
+
+    async def _start(self, automation: Automation, run: Run) -> None:
+        order = await self._order_of(automation, run)
+
+        async def claim(tx: Transaction, task: StartTask) -> None:
+            await check_may_run(tx, run.user_id)
+            begun = msgspec.structs.replace(
+                run,
+                status=RunStatus.RUNNING,
+                conversation_id=task.conversation_id,
+                started_at=now(),
+            )
+            if not await RunTable.change(tx, begun, since=RunStatus.PENDING):
+                raise _Taken
+
+        task = await self._conversations.starts.start(run.user_id, order, claim=claim)
+        self._on_begin(task.conversation_id)
+
+    async def _order_of(self, automation: Automation, run: Run) -> StartOrder:
+        definition = automation.definition
+        sealed = await RunTable.find_payload(self._db, run.id)
+        payload = None
+        if sealed is not None:
+            plain = self._vault.unseal(sealed, payload_context(automation.id))
+            payload = msgspec.json.decode(plain)
+        text = fill(definition.prompt, payload, run.due_at)
+        repository = definition.repos[0] if definition.repos else None
+        return StartOrder(
+            initial_message=Message(content=(Content(kind=ContentKind.TEXT, text=text),)),
+            llm_profile=definition.model,
+            repository=(repository.url or None) if repository else None,
+            branch=(repository.ref or None) if repository else None,
+            provider=repository.provider if repository else None,
+            title=definition.name,
+            trigger=StartTrigger.AUTOMATION,
+            when_full=WhenFull.QUEUE,
+            max_budget=definition.max_budget,
+            max_iterations=definition.max_iterations,
+        )
+
+    async def _skip(self, run: Run) -> None:
+        over = ended(run, RunStatus.SKIPPED, detail="Another run was going on")
+
+        async def body(tx: Transaction) -> None:
+            await RunTable.change(tx, over, since=RunStatus.PENDING)
+            await RunTable.drop_payload(tx, run.id)
+
+        await self._db.write(body)
+
+    async def _settle(self, run: Run, verdict: Verdict) -> None:
+        reason = await self._db.write(lambda tx: settle(tx, run, verdict))
+        if reason:
+            extra = {"automation_id": run.automation_id, "reason": reason}
+            log.warning("automation disabled", extra=extra)
+
+
+def choose(
+    definition: Definition, due: list[datetime], late: datetime
+) -> tuple[list[datetime], datetime | None]:
+    """Return the due times that become runs, and one that shows what is left out.
+
+    What was due before a moment was missed.
+    """
+    missed = [one for one in due if one < late]
+    on_time = [one for one in due if one >= late]
+    made_up: list[datetime] = []
+    if definition.missed is Missed.ALL:
+        made_up = missed[-definition.most_missed :]
+    elif definition.missed is Missed.ONCE and not on_time:
+        made_up = missed[-1:]
+    return made_up + on_time, missed[-1] if missed and not made_up and not on_time else None
+
+
+def _scheduled(automation: Automation, due_at: datetime) -> Run:
+    key = f"due:{to_stored(due_at)}"
+    return new_run(automation, key=key, source=Source.SCHEDULE, due_at=due_at)

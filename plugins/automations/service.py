@@ -1,0 +1,301 @@
+"""Automations and their runs, as their owner sees them."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    Secret,
+    new_id,
+    now,
+    parse_time,
+    sha256,
+)
+from agentsvc.extension.conversations import check_branch, check_repository, refuse_credentials
+from agentsvc.extension.server import Conversations
+from agentsvc.extension.storage import Database, Transaction, Vault, note_effect
+
+from .cron import parse_cron
+from .ending import WAS_DISABLED, ended, halt
+from .model import (
+    Automation,
+    CronTrigger,
+    Definition,
+    OnceTrigger,
+    Run,
+    RunStatus,
+    Source,
+    Trigger,
+    WebhookTrigger,
+)
+from .prompt import check_prompt
+from .settings import AutomationsConfig
+from .signature import key_of, new_secret
+from .table import AutomationTable, RunTable, payload_context, secret_context
+
+MOST_WAITING: Final = 1000
+"""Runs of an automation that may wait; more deliveries are refused until some have begun."""
+
+_RETRY_SECONDS: Final = 60
+
+
+class Automations:
+    """Every automation; what one user does is about what is theirs."""
+
+    def __init__(
+        self, db: Database, vault: Vault, conversations: Conversations, config: AutomationsConfig
+    ) -> None:
+        self._db = db
+        self._vault = vault
+        self._conversations = conversations
+        self._most = config.most_per_user
+
+    async def create(
+        self, user_id: str, definition: Definition, *, is_enabled: bool
+    ) -> tuple[Automation, Secret | None]:
+        """Add an automation; the secret of a webhook can be seen now and never again.
+
+        Raises InvalidRequest, and Conflict for one too many.
+        """
+        moment = now()
+        due = check_definition(definition, moment)
+        made = Automation(
+            id=new_id(),
+            user_id=user_id,
+            definition=definition,
+            is_enabled=is_enabled,
+            next_at=due if is_enabled else None,
+            created_at=moment,
+            updated_at=moment,
+        )
+        secret = new_secret() if isinstance(definition.trigger, WebhookTrigger) else None
+        sealed = self._seal(made.id, secret) if secret else None
+
+        async def body(tx: Transaction) -> None:
+            if await AutomationTable.count(tx, user_id) >= self._most:
+                raise Conflict(f"A user has at most {self._most} automations")
+            await AutomationTable.insert(tx, made, sealed)
+            await note_effect(tx, (made, secret))
+
+        await self._db.write(body)
+        return made, secret
+
+    async def update(
+        self,
+        user_id: str,
+        automation_id: str,
+        changes: Mapping[str, Any],
+        *,
+        is_enabled: bool | None,
+    ) -> Automation:
+        """Change an automation; raises NotFound or InvalidRequest.
+
+        One that is disabled cancels what waits. One that is enabled again counts failures anew, and
+        makes up for nothing.
+        """
+        moment = now()
+
+        async def body(tx: Transaction) -> Automation:
+            before = _owned(await AutomationTable.find(tx, automation_id), user_id)
+            definition = msgspec.structs.replace(before.definition, **changes)
+            is_same = definition.trigger == before.definition.trigger
+            check_definition(definition, moment, may_be_past=is_same)
+            after = msgspec.structs.replace(before, definition=definition, updated_at=moment)
+            if is_enabled is not None and is_enabled != before.is_enabled:
+                after = msgspec.structs.replace(
+                    after, is_enabled=is_enabled, disabled_reason="", failures=0
+                )
+            if not after.is_enabled:
+                after = msgspec.structs.replace(after, next_at=None)
+                await RunTable.cancel_waiting(tx, after.id, WAS_DISABLED, moment)
+            elif not is_same or not before.is_enabled:
+                after = msgspec.structs.replace(
+                    after, next_at=first_due(definition.trigger, moment)
+                )
+            await AutomationTable.update(tx, after)
+            return after
+
+        return await self._db.write(body)
+
+    async def rotate(self, user_id: str, automation_id: str) -> Secret:
+        """Give an automation a new secret, which can be seen now and never again."""
+        secret = new_secret()
+        sealed = self._seal(automation_id, secret)
+
+        async def body(tx: Transaction) -> None:
+            _owned(await AutomationTable.find(tx, automation_id), user_id)
+            await AutomationTable.set_secret(tx, automation_id, sealed)
+            await note_effect(tx, secret)
+
+        await self._db.write(body)
+        return secret
+
+    async def delete(self, user_id: str, automation_id: str) -> None:
+        """Delete an automation and its runs; conversations stay. Raises NotFound."""
+
+        async def body(tx: Transaction) -> None:
+            _owned(await AutomationTable.find(tx, automation_id), user_id)
+            await AutomationTable.delete(tx, automation_id)
+
+        await self._db.write(body)
+
+    async def get(self, user_id: str, automation_id: str) -> Automation:
+        """Return an automation; raises NotFound."""
+        return _owned(await AutomationTable.find(self._db, automation_id), user_id)
+
+    async def list_of(
+        self, user_id: str, *, limit: int, offset: int
+    ) -> tuple[list[Automation], int]:
+        """Return some of a user's automations, the newest first, and how many there are."""
+        found = await AutomationTable.of_user(self._db, user_id, limit=limit, offset=offset)
+        return found, await AutomationTable.count(self._db, user_id)
+
+    async def dispatch(self, user_id: str, automation_id: str) -> Run:
+        """Make a run now, also of an automation that is disabled; raises NotFound."""
+
+        async def body(tx: Transaction) -> Run:
+            automation = _owned(await AutomationTable.find(tx, automation_id), user_id)
+            run = new_run(automation, key=f"manual:{new_id()}", source=Source.MANUAL)
+            await self._add(tx, automation, run)
+            await note_effect(tx, run)
+            return run
+
+        return await self._db.write(body)
+
+    async def deliver(
+        self, automation_id: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[bool, list[str]]:
+        """Make a run for a delivery that has not come before.
+
+        Say whether the automation is enabled, and which runs were made. Raises NotFound,
+        NotAuthenticated for a signature that is wrong, and QuotaExceeded while too many wait.
+        """
+        automation = await AutomationTable.find(self._db, automation_id)
+        sealed = await AutomationTable.find_sealed(self._db, automation_id)
+        if automation is None or sealed is None or not _has_webhook(automation):
+            raise NotFound("There is no automation with a webhook of this id")
+        secret = Secret(self._vault.unseal(sealed, secret_context(automation_id)).decode())
+        key = key_of(headers, body, secret, now())
+        run = new_run(automation, key=f"delivery:{key}", source=Source.WEBHOOK)
+        payload = self._vault.seal(body, payload_context(automation_id))
+
+        async def write(tx: Transaction) -> tuple[bool, list[str]]:
+            found = await AutomationTable.find(tx, automation_id)
+            if found is None or not found.is_enabled or not _has_webhook(found):
+                return False, []
+            return True, [run.id] if await self._add(tx, found, run, payload) else []
+
+        return await self._db.write(write)
+
+    async def runs(
+        self, user_id: str, automation_id: str, *, limit: int, offset: int
+    ) -> tuple[list[Run], dict[RunStatus, int]]:
+        """Return some runs, the newest first, and how many there are of each status."""
+        await self.get(user_id, automation_id)
+        found = await RunTable.search(self._db, automation_id, limit=limit, offset=offset)
+        return found, await RunTable.counts(self._db, automation_id)
+
+    async def cancel(self, user_id: str, run_id: str) -> Run:
+        """Cancel a run that waits or goes on; raises NotFound, Conflict for one that is over."""
+        found = await RunTable.find(self._db, run_id)
+        if found is None or found.user_id != user_id:
+            raise NotFound("There is no such run")
+        if found.status not in (RunStatus.PENDING, RunStatus.RUNNING):
+            raise Conflict("The run is over")
+        if found.status is RunStatus.RUNNING:
+            await halt(self._conversations, found)
+
+        async def body(tx: Transaction) -> Run:
+            over = ended(found, RunStatus.CANCELLED, detail="Its user has cancelled it")
+            if not await RunTable.change(tx, over, since=found.status):
+                over = await RunTable.find(tx, run_id) or over
+            if over.status is not RunStatus.CANCELLED:
+                raise Conflict("The run is over, or has just begun")
+            await note_effect(tx, over)
+            return over
+
+        return await self._db.write(body)
+
+    async def _add(
+        self, tx: Transaction, automation: Automation, run: Run, payload: bytes | None = None
+    ) -> bool:
+        if await RunTable.count_waiting(tx, automation.id) >= MOST_WAITING:
+            raise QuotaExceeded(
+                f"{MOST_WAITING} runs of this automation wait", retry_after_seconds=_RETRY_SECONDS
+            )
+        if not await RunTable.insert(tx, run, payload=payload):
+            return False
+        await AutomationTable.update(
+            tx, msgspec.structs.replace(automation, last_triggered_at=run.created_at)
+        )
+        return True
+
+    def _seal(self, automation_id: str, secret: Secret) -> bytes:
+        return self._vault.seal(secret.reveal().encode(), secret_context(automation_id))
+
+
+def new_run(
+    automation: Automation, *, key: str, source: Source, due_at: datetime | None = None
+) -> Run:
+    """Return a run that is due."""
+    moment = now()
+    return Run(
+        id=new_id(),
+        automation_id=automation.id,
+        user_id=automation.user_id,
+        key=key if key.isascii() else sha256(key),
+        source=source,
+        due_at=due_at or moment,
+        created_at=moment,
+    )
+
+
+def check_definition(
+    definition: Definition, moment: datetime, *, may_be_past: bool = False
+) -> datetime | None:
+    """Return when an automation is due first; raises InvalidRequest for one that cannot be."""
+    check_prompt(definition.prompt)
+    for repository in definition.repos or []:
+        place = ("body", "repos", 0, "url")
+        refuse_credentials(repository.url, loc=place)
+        if "://" not in repository.url:
+            check_repository(repository.url, repository.provider, loc=place)
+        if repository.ref:
+            check_branch(repository.ref, loc=("body", "repos", 0, "ref"))
+    due = first_due(definition.trigger, moment)
+    if isinstance(definition.trigger, OnceTrigger) and due is None and not may_be_past:
+        raise InvalidRequest("This time is past", loc=("body", "trigger", "at"))
+    return due
+
+
+def first_due(trigger: Trigger, after: datetime) -> datetime | None:
+    """Return when a trigger is due next, None for one that has no such time."""
+    if isinstance(trigger, CronTrigger):
+        loc = ("body", "trigger")
+        return parse_cron(trigger.schedule, trigger.timezone, loc=loc).find_next(after)
+    if isinstance(trigger, OnceTrigger):
+        moment = parse_time(trigger.at)
+        if moment is None:
+            raise InvalidRequest(
+                "Input should be a valid datetime",
+                loc=("body", "trigger", "at"),
+                kind="datetime_parsing",
+            )
+        return moment if moment > after else None
+    return None
+
+
+def _has_webhook(automation: Automation) -> bool:
+    return isinstance(automation.definition.trigger, WebhookTrigger)
+
+
+def _owned(found: Automation | None, user_id: str) -> Automation:
+    if found is None or found.user_id != user_id:
+        raise NotFound("There is no such automation")
+    return found

@@ -1,0 +1,23 @@
+"""What an operator can set for automations."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class AutomationsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `automations` section: conversations that start on a schedule or by a webhook."""
+
+    enabled: Annotated[bool, Meta(description="Run automations, and serve their API")] = True
+    most_per_user: Annotated[
+        int, Meta(ge=1, le=100_000, description="Most automations a user may have")
+    ] = 1000
+    late_seconds: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86400,
+            description="Age at which a due time counts as missed, and the automation's rule for"
+            " missed runs decides",
+        ),
+    ] = 60.0

@@ -1,0 +1,66 @@
+"""Who has sent a delivery: signatures as Standard Webhooks and as GitHub, Forgejo and others have them.
+
+The key of a delivery is what it is known by when it comes again: its signed id, or else its body,
+since an id that is not signed could be any other.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+from agentsvc.base import NotAuthenticated, Secret, values
+
+_PREFIX: Final = "whsec_"
+_SECRET_BYTES: Final = 32
+_TOLERANCE_SECONDS: Final = 300
+_LONGEST_ID: Final = 255
+_HEX_HEADERS: Final = (
+    "X-Hub-Signature-256",
+    "X-Signature-256",
+    "X-Forgejo-Signature",
+    "X-Gitea-Signature",
+)
+
+
+def new_secret() -> Secret:
+    """Return a fresh secret in the form libraries for Standard Webhooks take."""
+    return Secret(_PREFIX + base64.b64encode(values.new_bytes(_SECRET_BYTES)).decode())
+
+
+def key_of(headers: Mapping[str, str], body: bytes, secret: Secret, now: datetime) -> str:
+    """Return the key of a delivery that is signed with the secret; raises NotAuthenticated."""
+    if "webhook-signature" in headers:
+        return _standard_key(headers, body, secret, now)
+    expected = hmac.digest(secret.reveal().encode(), body, hashlib.sha256).hex()
+    for name in _HEX_HEADERS:
+        given = headers.get(name, "").removeprefix("sha256=").lower()
+        if given and hmac.compare_digest(given.encode(), expected.encode()):
+            return f"body:{hashlib.sha256(body).hexdigest()}"
+    raise _forged()
+
+
+def _standard_key(headers: Mapping[str, str], body: bytes, secret: Secret, now: datetime) -> str:
+    delivery_id, timestamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
+    if not 0 < len(delivery_id) <= _LONGEST_ID or not timestamp.isascii():
+        raise _forged()
+    try:
+        key = base64.b64decode(secret.reveal().removeprefix(_PREFIX), validate=True)
+        age = abs(now.timestamp() - int(timestamp[:20]))
+    except (binascii.Error, ValueError):
+        raise _forged() from None
+    signed = f"{delivery_id}.{timestamp}.".encode(errors="surrogateescape") + body
+    digest = base64.b64encode(hmac.digest(key, signed, hashlib.sha256))
+    for given in headers.get("webhook-signature", "").split():
+        version, _, signature = given.partition(",")
+        is_right = hmac.compare_digest(signature.encode(errors="surrogateescape"), digest)
+        if version == "v1" and is_right and age <= _TOLERANCE_SECONDS:
+            return f"id:{values.sha256(delivery_id) if not delivery_id.isascii() else delivery_id}"
+    raise _forged()
+
+
+def _forged() -> NotAuthenticated:
+    return NotAuthenticated("The signature is missing, wrong, or too old")

@@ -1,0 +1,430 @@
+"""The SQL of automations and their runs."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base import from_stored, moment_or_none, stored_or_none, to_stored
+from agentsvc.extension.storage import Queryable, Row, Transaction
+
+from .model import Automation, Definition, Run, RunStatus, Source
+
+MIGRATIONS: Final = (
+    """
+    CREATE TABLE plugin_automations_automations (
+        id TEXT PRIMARY KEY,
+        user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
+        definition TEXT NOT NULL,
+        sealed BLOB,
+        sealed_as TEXT NOT NULL,
+        is_enabled INTEGER NOT NULL,
+        disabled_reason TEXT NOT NULL,
+        failures INTEGER NOT NULL,
+        next_at TEXT,
+        last_triggered_at TEXT,
+        created_at TEXT NOT NULL,
+        updated_at TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX plugin_automations_of_user
+        ON plugin_automations_automations (user_id, created_at);
+    CREATE INDEX plugin_automations_due
+        ON plugin_automations_automations (next_at) WHERE is_enabled AND next_at IS NOT NULL;
+    CREATE TABLE plugin_automations_runs (
+        number INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        automation_id TEXT NOT NULL
+            REFERENCES plugin_automations_automations (id) ON DELETE CASCADE,
+        user_id TEXT NOT NULL,
+        key TEXT NOT NULL,
+        source TEXT NOT NULL,
+        status TEXT NOT NULL,
+        attempt INTEGER NOT NULL,
+        sealed BLOB,
+        sealed_as TEXT NOT NULL,
+        conversation_id TEXT,
+        error_detail TEXT NOT NULL,
+        result TEXT NOT NULL,
+        cost REAL,
+        due_at TEXT NOT NULL,
+        created_at TEXT NOT NULL,
+        started_at TEXT,
+        timeout_at TEXT,
+        completed_at TEXT,
+        UNIQUE (automation_id, key)
+    ) STRICT;
+    CREATE INDEX plugin_automations_runs_listed
+        ON plugin_automations_runs (automation_id, number);
+    CREATE INDEX plugin_automations_runs_open
+        ON plugin_automations_runs (status, automation_id, number)
+        WHERE status IN ('PENDING', 'RUNNING');
+    """,
+)
+
+_AUTOMATION: Final = """
+    SELECT id, user_id, definition, is_enabled, disabled_reason, failures, next_at,
+           last_triggered_at, created_at, updated_at
+    FROM plugin_automations_automations
+"""
+_RUN: Final = """
+    SELECT r.number, r.id, r.automation_id, r.user_id, r.key, r.source, r.status, r.attempt,
+           r.conversation_id, r.error_detail, r.result, r.cost, r.due_at, r.created_at,
+           r.started_at, r.timeout_at, r.completed_at
+    FROM plugin_automations_runs AS r
+"""
+_STARTABLE: Final = """
+    WHERE r.status = 'PENDING'
+      AND r.due_at <= :now
+      AND NOT EXISTS (
+        SELECT 1
+        FROM plugin_automations_runs AS f
+        WHERE f.status = 'PENDING'
+          AND f.automation_id = r.automation_id
+          AND f.number < r.number
+          AND f.due_at <= :now
+      )
+      AND NOT EXISTS (
+        SELECT 1
+        FROM plugin_automations_runs AS x
+        JOIN plugin_automations_automations AS a ON a.id = x.automation_id
+        WHERE x.status = 'RUNNING'
+          AND x.automation_id = r.automation_id
+          AND json_extract(a.definition, '$.concurrency') = 'queue'
+      )
+    ORDER BY r.number
+    LIMIT :limit
+"""
+_OF_CONVERSATIONS: Final = """
+    WHERE r.status = 'RUNNING'
+      AND r.conversation_id IN (SELECT value FROM json_each(:ids))
+"""
+
+
+class AutomationTable:
+    """The SQL of automations."""
+
+    @staticmethod
+    async def insert(tx: Transaction, automation: Automation, sealed: bytes | None) -> None:
+        """Add an automation."""
+        sql = """
+            INSERT INTO plugin_automations_automations
+                (id, user_id, definition, sealed, sealed_as, is_enabled, disabled_reason, failures, next_at,
+                 last_triggered_at, created_at, updated_at)
+            VALUES
+                (:id, :user_id, :definition, :sealed, :sealed_as, :is_enabled, :disabled_reason, :failures,
+                 :next_at, :last_triggered_at, :created_at, :updated_at)
+        """
+        sealed_as = secret_context(automation.id)
+        await tx.run(sql, {**_to_row(automation), "sealed": sealed, "sealed_as": sealed_as})
+
+    @staticmethod
+    async def update(tx: Transaction, automation: Automation) -> None:
+        """Store what an automation is now."""
+        sql = """
+            UPDATE plugin_automations_automations
+            SET definition = :definition, is_enabled = :is_enabled,
+                disabled_reason = :disabled_reason, failures = :failures, next_at = :next_at,
+                last_triggered_at = :last_triggered_at, updated_at = :updated_at
+            WHERE id = :id
+        """
+        await tx.run(sql, _to_row(automation))
+
+    @staticmethod
+    async def set_secret(tx: Transaction, automation_id: str, sealed: bytes) -> None:
+        """Store another secret."""
+        sql = "UPDATE plugin_automations_automations SET sealed = :sealed WHERE id = :id"
+        await tx.run(sql, {"id": automation_id, "sealed": sealed})
+
+    @staticmethod
+    async def delete(tx: Transaction, automation_id: str) -> None:
+        """Delete an automation and its runs."""
+        sql = "DELETE FROM plugin_automations_automations WHERE id = :id"
+        await tx.run(sql, {"id": automation_id})
+
+    @staticmethod
+    async def find(source: Queryable, automation_id: str) -> Automation | None:
+        """Return an automation, whoever owns it."""
+        row = await source.one(_AUTOMATION + " WHERE id = :id", {"id": automation_id})
+        return _to_automation(row) if row else None
+
+    @staticmethod
+    async def find_sealed(source: Queryable, automation_id: str) -> bytes | None:
+        """Return the sealed secret of an automation."""
+        sql = "SELECT sealed FROM plugin_automations_automations WHERE id = :id"
+        row = await source.one(sql, {"id": automation_id})
+        return row["sealed"] if row else None
+
+    @staticmethod
+    async def of_user(
+        source: Queryable, user_id: str, *, limit: int, offset: int
+    ) -> list[Automation]:
+        """Return a user's automations, the newest first."""
+        sql = (
+            _AUTOMATION
+            + """
+            WHERE user_id = :user_id
+            ORDER BY created_at DESC, id
+            LIMIT :limit OFFSET :offset
+        """
+        )
+        params = {"user_id": user_id, "limit": limit, "offset": offset}
+        return [_to_automation(row) for row in await source.all(sql, params)]
+
+    @staticmethod
+    async def count(source: Queryable, user_id: str) -> int:
+        """Return how many automations a user has."""
+        sql = "SELECT COUNT(*) AS n FROM plugin_automations_automations WHERE user_id = :user_id"
+        row = await source.one(sql, {"user_id": user_id})
+        return int(row["n"]) if row else 0
+
+    @staticmethod
+    async def due(source: Queryable, now: datetime, limit: int) -> list[Automation]:
+        """Return the automations whose time has come, the most overdue first."""
+        sql = (
+            _AUTOMATION
+            + """
+            WHERE is_enabled AND next_at IS NOT NULL AND next_at <= :now
+            ORDER BY next_at
+            LIMIT :limit
+        """
+        )
+        params = {"now": to_stored(now), "limit": limit}
+        return [_to_automation(row) for row in await source.all(sql, params)]
+
+    @staticmethod
+    async def next_at(source: Queryable) -> datetime | None:
+        """Return when the next automation is due."""
+        sql = """
+            SELECT MIN(next_at) AS moment
+            FROM plugin_automations_automations
+            WHERE is_enabled AND next_at IS NOT NULL
+        """
+        row = await source.one(sql)
+        return moment_or_none(row["moment"]) if row else None
+
+
+class RunTable:
+    """The SQL of runs."""
+
+    @staticmethod
+    async def insert(
+        tx: Transaction, run: Run, *, payload: bytes | None = None, payload_of: str = ""
+    ) -> bool:
+        """Add a run with what a webhook has sent, sealed, or with what another run has of that.
+
+        Return False if its key is known, and nothing is added.
+        """
+        sql = """
+            INSERT INTO plugin_automations_runs
+                (id, automation_id, user_id, key, source, status, attempt, sealed, sealed_as,
+                 conversation_id, error_detail, result, cost, due_at, created_at, started_at,
+                 timeout_at, completed_at)
+            VALUES
+                (:id, :automation_id, :user_id, :key, :source, :status, :attempt,
+                 COALESCE(:payload,
+                          (SELECT sealed FROM plugin_automations_runs WHERE id = :payload_of)),
+                 :sealed_as,
+                 :conversation_id, :error_detail, :result, :cost, :due_at, :created_at,
+                 :started_at, :timeout_at, :completed_at)
+            ON CONFLICT (automation_id, key) DO NOTHING
+        """
+        sealed_as = payload_context(run.automation_id)
+        more = {"payload": payload, "payload_of": payload_of, "sealed_as": sealed_as}
+        return await tx.run(sql, {**_run_row(run), **more}) == 1
+
+    @staticmethod
+    async def change(tx: Transaction, run: Run, *, since: RunStatus) -> bool:
+        """Store what a run is now, unless it has not the status any more that it had."""
+        sql = """
+            UPDATE plugin_automations_runs
+            SET status = :status, conversation_id = :conversation_id,
+                error_detail = :error_detail, result = :result, cost = :cost, due_at = :due_at,
+                started_at = :started_at, timeout_at = :timeout_at, completed_at = :completed_at
+            WHERE id = :id
+              AND status = :since
+        """
+        return await tx.run(sql, {**_run_row(run), "since": since}) == 1
+
+    @staticmethod
+    async def drop_payload(tx: Transaction, run_id: str) -> None:
+        """Forget what a webhook has sent for a run that is over."""
+        await tx.run(
+            "UPDATE plugin_automations_runs SET sealed = NULL WHERE id = :id", {"id": run_id}
+        )
+
+    @staticmethod
+    async def find_payload(source: Queryable, run_id: str) -> bytes | None:
+        """Return what a webhook has sent for a run, sealed."""
+        sql = "SELECT sealed FROM plugin_automations_runs WHERE id = :id"
+        row = await source.one(sql, {"id": run_id})
+        return row["sealed"] if row else None
+
+    @staticmethod
+    async def cancel_waiting(
+        tx: Transaction, automation_id: str, detail: str, now: datetime
+    ) -> None:
+        """Cancel the runs of an automation that have not begun."""
+        sql = """
+            UPDATE plugin_automations_runs
+            SET status = 'CANCELLED', error_detail = :detail, completed_at = :now, sealed = NULL
+            WHERE status = 'PENDING'
+              AND automation_id = :automation_id
+        """
+        params = {"automation_id": automation_id, "detail": detail, "now": to_stored(now)}
+        await tx.run(sql, params)
+
+    @staticmethod
+    async def count_waiting(source: Queryable, automation_id: str) -> int:
+        """Return how many runs of an automation have not begun."""
+        sql = """
+            SELECT COUNT(*) AS n
+            FROM plugin_automations_runs
+            WHERE status = 'PENDING'
+              AND automation_id = :automation_id
+        """
+        row = await source.one(sql, {"automation_id": automation_id})
+        return int(row["n"]) if row else 0
+
+    @staticmethod
+    async def find(source: Queryable, run_id: str) -> Run | None:
+        """Return a run, whoever owns it."""
+        row = await source.one(_RUN + " WHERE r.id = :id", {"id": run_id})
+        return _to_run(row) if row else None
+
+    @staticmethod
+    async def search(
+        source: Queryable, automation_id: str, *, limit: int, offset: int
+    ) -> list[Run]:
+        """Return runs of an automation, the newest first."""
+        sql = (
+            _RUN
+            + """
+            WHERE r.automation_id = :automation_id
+            ORDER BY r.number DESC
+            LIMIT :limit OFFSET :offset
+        """
+        )
+        params = {"automation_id": automation_id, "limit": limit, "offset": offset}
+        return [_to_run(row) for row in await source.all(sql, params)]
+
+    @staticmethod
+    async def counts(source: Queryable, automation_id: str) -> dict[RunStatus, int]:
+        """Return how many runs of an automation have each status."""
+        sql = """
+            SELECT status, COUNT(*) AS n
+            FROM plugin_automations_runs
+            WHERE automation_id = :automation_id
+            GROUP BY status
+        """
+        rows = await source.all(sql, {"automation_id": automation_id})
+        return {RunStatus(row["status"]): row["n"] for row in rows}
+
+    @staticmethod
+    async def startable(source: Queryable, now: datetime, limit: int) -> list[Run]:
+        """Return the first due run of each automation that may be looked at now.
+
+        Those that are queued behind a running one are left out.
+        """
+        params = {"now": to_stored(now), "limit": limit}
+        return [_to_run(row) for row in await source.all(_RUN + _STARTABLE, params)]
+
+    @staticmethod
+    async def next_at(source: Queryable, now: datetime) -> datetime | None:
+        """Return when the next run is due that was put off."""
+        sql = """
+            SELECT MIN(due_at) AS moment
+            FROM plugin_automations_runs
+            WHERE status = 'PENDING'
+              AND due_at > :now
+        """
+        row = await source.one(sql, {"now": to_stored(now)})
+        return moment_or_none(row["moment"]) if row else None
+
+    @staticmethod
+    async def running(source: Queryable, automation_id: str | None = None) -> list[Run]:
+        """Return the runs that go on, of one automation or all."""
+        sql = _RUN + " WHERE r.status = 'RUNNING'"
+        if automation_id is not None:
+            sql += " AND r.automation_id = :automation_id"
+        rows = await source.all(sql + " ORDER BY r.number", {"automation_id": automation_id})
+        return [_to_run(row) for row in rows]
+
+    @staticmethod
+    async def of_conversations(source: Queryable, ids: Sequence[str]) -> list[Run]:
+        """Return the running runs among those of some conversations."""
+        params = {"ids": msgspec.json.encode(list(ids)).decode()}
+        rows = await source.all(_RUN + _OF_CONVERSATIONS, params)
+        return [_to_run(row) for row in rows]
+
+
+def secret_context(automation_id: str) -> str:
+    """Return the context in which the secret of an automation is sealed."""
+    return f"secret of automation {automation_id}"
+
+
+def payload_context(automation_id: str) -> str:
+    """Return the context in which is sealed what a webhook of an automation gets."""
+    return f"payload of automation {automation_id}"
+
+
+def _to_row(automation: Automation) -> dict[str, Any]:
+    return {
+        **msgspec.structs.asdict(automation),
+        "definition": msgspec.json.encode(automation.definition).decode(),
+        "next_at": stored_or_none(automation.next_at),
+        "last_triggered_at": stored_or_none(automation.last_triggered_at),
+        "created_at": to_stored(automation.created_at),
+        "updated_at": to_stored(automation.updated_at),
+    }
+
+
+def _to_automation(row: Row) -> Automation:
+    return Automation(
+        id=row["id"],
+        user_id=row["user_id"],
+        definition=_definition.decode(row["definition"]),
+        is_enabled=bool(row["is_enabled"]),
+        disabled_reason=row["disabled_reason"],
+        failures=row["failures"],
+        next_at=moment_or_none(row["next_at"]),
+        last_triggered_at=moment_or_none(row["last_triggered_at"]),
+        created_at=from_stored(row["created_at"]),
+        updated_at=from_stored(row["updated_at"]),
+    )
+
+
+def _run_row(run: Run) -> dict[str, Any]:
+    return {
+        **msgspec.structs.asdict(run),
+        "due_at": to_stored(run.due_at),
+        "created_at": to_stored(run.created_at),
+        "started_at": stored_or_none(run.started_at),
+        "timeout_at": stored_or_none(run.timeout_at),
+        "completed_at": stored_or_none(run.completed_at),
+    }
+
+
+def _to_run(row: Row) -> Run:
+    return Run(
+        number=row["number"],
+        id=row["id"],
+        automation_id=row["automation_id"],
+        user_id=row["user_id"],
+        key=row["key"],
+        source=Source(row["source"]),
+        status=RunStatus(row["status"]),
+        attempt=row["attempt"],
+        conversation_id=row["conversation_id"],
+        error_detail=row["error_detail"],
+        result=row["result"],
+        cost=row["cost"],
+        due_at=from_stored(row["due_at"]),
+        created_at=from_stored(row["created_at"]),
+        started_at=moment_or_none(row["started_at"]),
+        timeout_at=moment_or_none(row["timeout_at"]),
+        completed_at=moment_or_none(row["completed_at"]),
+    )
+
+
+_definition = msgspec.json.Decoder(Definition)
