@@ -11,7 +11,9 @@ from agentsvc.cli.options import (
     load_config,
 )
 from agentsvc.cli.secretoutput import output_option, secret_output
+from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.stored import places_of
+from agentsvc.cli.talk import find_conversation
 from agentsvc.cli.text import clean, columns, json_text, short
 from agentsvc.config import settings_of
 from agentsvc.storage import Installation
@@ -21,6 +23,7 @@ __all__ = [
     "Installation",
     "KeyRing",
     "Role",
+    "ServerChoice",
     "Users",
     "clean",
     "columns",
@@ -28,12 +31,15 @@ __all__ = [
     "data_dir_option",
     "example",
     "existing_data_dir",
+    "find_conversation",
+    "get_api",
     "json_option",
     "json_text",
     "load_config",
     "output_option",
     "places_of",
     "secret_output",
+    "server_options",
     "settings_of",
     "short",
 ]

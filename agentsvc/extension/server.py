@@ -87,7 +87,7 @@ class Extension[Settings: msgspec.Struct]:
     """Its settings: a struct with `forbid_unknown_fields`, all of whose fields have defaults. Where
     one is called `enabled`, that switches the extension on and off."""
     prefix: ClassVar[str] = ""
-    """What the paths of its routes begin with, such as `/api/notes`."""
+    """What the paths of its routes begin with, such as `/api/notes`; may be empty."""
     migrations: ClassVar[Sequence[str]] = ()
     """SQL scripts that make its tables, in their order: add to them, change none. The names of its
     tables and indexes begin with `plugin_NAME_`."""
@@ -152,7 +152,7 @@ def mount_extension(app: web.Application, name: str, extension: Extension[Any]) 
         msgspec.structs.replace(route, path=extension.prefix + route.path)
         for route in extension.routes()
     ]
-    if routes and not extension.prefix.startswith("/"):
+    if not all(route.path.startswith("/") for route in routes):
         raise StartFailed(f"Plugin `{name}` has routes and no `prefix` that begins with a slash")
     taken = {(route.method, route.path) for route in mounted(app)}
     for route in routes:

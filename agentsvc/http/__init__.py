@@ -44,10 +44,13 @@ from agentsvc.http.keys import (
 )
 from agentsvc.http.middleware.host_names import known_hosts
 from agentsvc.http.middleware.pipeline import install, trace_request
+from agentsvc.http.middleware.rate_limit import Limit as RateLimit
+from agentsvc.http.middleware.rate_limit import enforce
 from agentsvc.http.middleware.websocket_auth import FIRST_MESSAGE_AUTH, FirstMessageAuth
 from agentsvc.http.openapi.document import describe
 from agentsvc.http.routes import (
     EXAMPLE_ID,
+    HTML,
     LOGIN_PATH,
     OF_SANDBOXES,
     Effect,
@@ -61,8 +64,9 @@ from agentsvc.http.routes import (
 )
 from agentsvc.http.server.application import Runner, make_runner
 from agentsvc.http.streaming import LIVE, LiveAnswers
-from agentsvc.http.urls import TRUSTED, Links, links_of, prefix_of, to_networks
+from agentsvc.http.urls import TRUSTED, Links, address_of, links_of, prefix_of, to_networks
 from agentsvc.http.v1.types_agent_settings import LlmBody, to_llm
+from agentsvc.http.v1.types_events import EventFilter, EventSearch, StoredEvent, to_query
 from agentsvc.http.v1.types_settings import SettingsBody, to_change
 from agentsvc.http.web.guide import mount_guide
 from agentsvc.http.web.handlers import mount_console
@@ -76,7 +80,11 @@ from agentsvc.http.wire import (
     Success,
     Time,
     json_response,
+    path_id,
     path_text,
+    raw_array,
+    raw_json_response,
+    raw_page,
     read_json,
     read_query,
 )
@@ -97,6 +105,7 @@ __all__ = [
     "FILES",
     "FIRST_MESSAGE_AUTH",
     "GIT_PROVIDERS",
+    "HTML",
     "IDEMPOTENCY",
     "KEYRING",
     "LIVE",
@@ -126,6 +135,8 @@ __all__ = [
     "Effect",
     "EnvName",
     "EnvValue",
+    "EventFilter",
+    "EventSearch",
     "Example",
     "FirstMessageAuth",
     "Handler",
@@ -134,13 +145,17 @@ __all__ = [
     "LiveAnswers",
     "LlmBody",
     "Page",
+    "RateLimit",
     "Route",
     "Runner",
     "Scope",
     "SettingsBody",
+    "StoredEvent",
     "Success",
     "Time",
+    "address_of",
     "describe",
+    "enforce",
     "install",
     "json_response",
     "known_hosts",
@@ -151,13 +166,18 @@ __all__ = [
     "mount_guide",
     "mount_short_paths",
     "mounted",
+    "path_id",
     "path_text",
     "prefix_of",
+    "raw_array",
+    "raw_json_response",
+    "raw_page",
     "read_json",
     "read_query",
     "route_of",
     "to_change",
     "to_llm",
     "to_networks",
+    "to_query",
     "trace_request",
 ]

@@ -46,6 +46,8 @@ _TAGS: Final = {
     "sandbox-rules": "What becomes of sandboxes that nobody uses",
     "archives": "Saved workspaces",
     "webhooks": "What sandboxes call back",
+    "shares": "Links that show a conversation to whoever has them",
+    "shared": "Conversations that are shown to whoever has a link",
     "settings": "Settings of a user, and saved language models",
     "secrets": "Secrets of a user, and tokens of git providers",
     "skills": "What agents have learned",

@@ -31,6 +31,7 @@ _WORDS: Final = {
     "reset-settings": "settings",
     "add-git-providers": "secrets",
     "unset-provider-tokens": "secrets",
+    **dict.fromkeys(("shared-conversations", "shared-events"), "shared"),
 }
 """The groups of operations whose path does not begin with the name of one."""
 

@@ -65,6 +65,14 @@ PATH_PARTS: Final = {
         text="Id of a saved workspace, with or without dashes",
         example="9c858901-8a57-4791-81fe-4c455b099bc9",
     ),
+    "share_id": PathPart(
+        kind=str,
+        text="Id of a link that shows a conversation",
+        example="7c9e6679742540de944be07fc1f90ae7",
+    ),
+    "event_id": PathPart(
+        kind=str, text="Id of an event", example="08cd748d-de9f-40da-ad3a-a06df58cf5bf"
+    ),
     "key_id": PathPart(kind=int, text="Number of an API key", example=1),
 }
 """The parts of paths by name."""

@@ -22,7 +22,7 @@ from tests.description import Description, Operation, example_body, example_path
 from tests.http.gateway.steps import until
 from tests.service import Answer
 
-_CONFIG: Final = Config(extensions={"runtime_api": {"enabled": True}})
+_CONFIG: Final = Config(extensions={name: {"enabled": True} for name in ("runtime_api", "sharing")})
 OPERATIONS: Final = list(Description(published_routes(_CONFIG)).operations())
 
 _NOBODY: Final = frozenset({401})
@@ -50,6 +50,12 @@ OPEN: Final = frozenset(
         "/oauth/device/token",
         "/oauth/device/verify",
         "/oauth/device/verify.css",
+        "/api/shared-conversations",
+        "/api/shared-events",
+        "/api/shared-events/count",
+        "/api/shared-events/search",
+        "/api/shared-events/{conversation_id}/{event_id}",
+        "/shared/conversations/{share_id}",
     }
 )
 """What answers without a key, and nothing else may."""
