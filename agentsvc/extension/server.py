@@ -162,6 +162,9 @@ def mount_extension(app: web.Application, name: str, extension: Extension[Any]) 
             )
     mount(app, routes)
     extension.install(app)
+    if trace_request not in app.middlewares:
+        # It is asked for its routes only.
+        return
     for middleware in extension.middlewares():
         # Behind what gives the request its id, and around what makes its answer.
         app.middlewares.insert(app.middlewares.index(trace_request) + 1, middleware)

@@ -1,6 +1,7 @@
 """What the routes of plugins are made of: tables of routes, requests read, answers written."""
 
 from agentsvc.http import (
+    AUDITED,
     CONFIG,
     EXAMPLE_ID,
     HTML,
@@ -8,6 +9,7 @@ from agentsvc.http import (
     PRINCIPAL,
     REQUEST_ID,
     SUCCESS,
+    Audited,
     ClientId,
     Effect,
     EnvName,
@@ -26,6 +28,7 @@ from agentsvc.http import (
     Success,
     Time,
     address_of,
+    check_scope,
     enforce,
     json_response,
     links_of,
@@ -42,6 +45,7 @@ from agentsvc.http import (
 )
 
 __all__ = [
+    "AUDITED",
     "CONFIG",
     "EXAMPLE_ID",
     "HTML",
@@ -49,6 +53,7 @@ __all__ = [
     "PRINCIPAL",
     "REQUEST_ID",
     "SUCCESS",
+    "Audited",
     "ClientId",
     "Effect",
     "EnvName",
@@ -67,6 +72,7 @@ __all__ = [
     "Success",
     "Time",
     "address_of",
+    "check_scope",
     "enforce",
     "json_response",
     "links_of",

@@ -11,6 +11,7 @@ from agentsvc.http.gateway.service import mount_short_paths
 from agentsvc.http.keys import (
     ARCHIVES,
     AUDIT,
+    AUDITED,
     BACKENDS,
     CATALOGUE,
     CONFIG,
@@ -41,6 +42,7 @@ from agentsvc.http.keys import (
     SUPERVISOR,
     USER_DELETIONS,
     USERS,
+    Audited,
 )
 from agentsvc.http.middleware.host_names import known_hosts
 from agentsvc.http.middleware.pipeline import install, trace_request
@@ -58,6 +60,7 @@ from agentsvc.http.routes import (
     Handler,
     Route,
     Scope,
+    check_scope,
     mount,
     mounted,
     route_of,
@@ -92,6 +95,7 @@ from agentsvc.http.wire import (
 __all__ = [
     "ARCHIVES",
     "AUDIT",
+    "AUDITED",
     "BACKENDS",
     "CATALOGUE",
     "CONFIG",
@@ -131,6 +135,7 @@ __all__ = [
     "USERS",
     "USER_DELETIONS",
     "Admission",
+    "Audited",
     "ClientId",
     "Effect",
     "EnvName",
@@ -154,6 +159,7 @@ __all__ = [
     "Success",
     "Time",
     "address_of",
+    "check_scope",
     "describe",
     "enforce",
     "install",

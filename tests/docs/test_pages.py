@@ -39,7 +39,9 @@ from tests.service import Client
 
 WHOLE = with_sections(sections())
 ROUTES = published_routes(
-    Config(extensions={name: {"enabled": True} for name in ("runtime_api", "sharing")})
+    Config(
+        extensions={name: {"enabled": True} for name in ("runtime_api", "sharing", "mcp_server")}
+    )
 )
 COMMAND_LINES = sorted(
     {

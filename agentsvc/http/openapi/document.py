@@ -56,6 +56,7 @@ _TAGS: Final = {
     "config": "Language models to choose from",
     "web-client": "What a web front end asks for at page load",
     "keys": "API keys of a user",
+    "mcp": "The Model Context Protocol, for other agents",
     "logins": "Logins of browsers",
     "oauth": "Login of programs that have no browser (RFC 8628)",
     "server": "The server itself",
