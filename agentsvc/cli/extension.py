@@ -2,6 +2,7 @@
 
 from agentsvc.accounts import KeyRing, Role, Users
 from agentsvc.cli import CommandFailed
+from agentsvc.cli.client import Api, Told
 from agentsvc.cli.options import (
     config_option,
     data_dir_option,
@@ -13,18 +14,23 @@ from agentsvc.cli.options import (
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.stored import places_of
-from agentsvc.cli.talk import find_conversation
+from agentsvc.cli.talk import Record, ask_agent, check_text, find_conversation, wake
 from agentsvc.cli.text import clean, columns, json_text, short
 from agentsvc.config import settings_of
 from agentsvc.storage import Installation
 
 __all__ = [
+    "Api",
     "CommandFailed",
     "Installation",
     "KeyRing",
+    "Record",
     "Role",
     "ServerChoice",
+    "Told",
     "Users",
+    "ask_agent",
+    "check_text",
     "clean",
     "columns",
     "config_option",
@@ -42,4 +48,5 @@ __all__ = [
     "server_options",
     "settings_of",
     "short",
+    "wake",
 ]

@@ -3,7 +3,7 @@
 import shutil
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -22,7 +22,7 @@ from agentsvc.cli.extension import (
 from .redaction import Redaction
 
 _SHARES: Final = "/api/v1/shares"
-_redact_option: Any = click.option(
+_redact_option = click.option(
     "--redact",
     multiple=True,
     type=click.Choice([one.value for one in Redaction]),

@@ -42,6 +42,8 @@ def secrets_in(value: Any) -> Iterator[str]:
         case list() | tuple():
             for item in value:
                 yield from secrets_in(item)
+        case _:
+            return
 
 
 class Masker:

@@ -392,11 +392,15 @@ class Sharing(Extension[SharingConfig]):
         page_id: str | None = None
         while True:
             events, page_id = await reading.search(EventQuery(), page_id=page_id, limit=_PAGE)
-            yield await asyncio.to_thread(lambda found=events: b"".join(map(article, found)))
+            yield await asyncio.to_thread(_articles, events)
             is_over = reading.link.id and await self._links.find(reading.link.id) is None
             if page_id is None or is_over:
                 break
         yield FOOT
+
+
+def _articles(events: list[bytes]) -> bytes:
+    return b"".join(map(article, events))
 
 
 def _checked(ids: list[str]) -> list[str]:

@@ -227,11 +227,13 @@ async def test_what_does_not_fit_is_refused_in_words(client: Client) -> None:
     assert (await send(client, "initialize", asked)).json()["result"][
         "protocolVersion"
     ] == "2025-06-18"
+    params: dict[str, Any]
     for params in ({}, {"name": 1}, {"name": "rm"}, {"name": {"a": 1}}):
         assert (await send(client, "tools/call", params)).json()["error"]["code"] == -32602
     for params in ({}, {"uri": 1}, {"uri": []}):
         assert (await send(client, "resources/read", params)).json()["error"]["code"] == -32602
     assert (await send(client, "resources/list", {"cursor": "x"})).json()["error"]["code"] == -32602
+    arguments: Any
     for arguments in (
         {},
         [],

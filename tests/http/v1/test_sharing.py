@@ -159,7 +159,8 @@ async def test_pages_of_shared_events_have_as_many_as_were_asked_for(
     events = [message(1, "first"), *hidden, message(40, "second"), message(41, "third")]
     link = await share(client, await told(service, client, events))
     reader = service.client_with(None)
-    found, page_id = [], ""
+    found: list[list[str]] = []
+    page_id: str | None = ""
     while page_id is not None:
         query = f"&limit=2&page_id={page_id}"
         page = (await reader.get(search_path(link, query))).json()
