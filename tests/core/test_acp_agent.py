@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import acp
 import pytest
@@ -23,14 +23,17 @@ async def fake_agent() -> AsyncIterator[FakeAgent]:
         yield agent
 
 
-class Editor(acp.Client):
-    """Keeps what it is told, and answers what it is asked with one option."""
+class Editor:
+    """Keeps what it is told, and answers what it is asked with one option; it has nothing else."""
 
     def __init__(self, answer: str = "allow") -> None:
         self.answer = answer
         self.asked: list[Any] = []
         self.updates: list[Any] = []
         self.told = asyncio.Event()
+
+    def on_connect(self, conn: Any) -> None:
+        """It needs no more of the connection."""
 
     async def request_permission(self, *_: Any, **asked: Any) -> RequestPermissionResponse:
         self.asked.append(asked)
@@ -55,7 +58,8 @@ class Editor(acp.Client):
 async def agent_for(client: Client, editor: Editor) -> AsyncIterator[ClientSideConnection]:
     command = (sys.executable, "-m", "agentsvc", "acp", "--url", client.base_url)
     environment = {"AGENTSVC_API_KEY": client.key or ""}
-    async with acp.spawn_agent_process(editor, *command, env=environment) as (connection, _):
+    told = cast("acp.Client", editor)
+    async with acp.spawn_agent_process(told, *command, env=environment) as (connection, _):
         made = await connection.initialize(protocol_version=acp.PROTOCOL_VERSION)
         assert made.protocol_version == acp.PROTOCOL_VERSION
         assert made.agent_capabilities is not None
