@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable
+from http.client import HTTPException
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -77,7 +78,7 @@ class Connection:
             try:
                 message = _MESSAGE.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-                self._send({"id": None, "error": {"code": _PARSE, "message": str(exc)}})
+                self._send({"id": None, **_failure(_PARSE, str(exc))})
                 continue
             self._take(message, answer)
         for question in list(self._asked.values()):
@@ -94,20 +95,28 @@ class Connection:
         threading.Thread(target=self._answer, args=(message, answer), daemon=True).start()
 
     def _answer(self, message: _Message, answer: Answer) -> None:
-        reply: Params
+        # What nobody has foreseen is an answer, too, and is told on standard error by the thread.
+        reply = _failure(_INTERNAL, "The request has failed")
         try:
             reply = {"result": answer(message.method or "", message.params or {})}
         except Refused as exc:
-            reply = {"error": {"code": exc.code, "message": str(exc)}}
+            reply = _failure(exc.code, str(exc))
         except CommandFailed as exc:
-            reply = {"error": {"code": _INTERNAL, "message": exc.format_message()}}
-        except (Gone, BrokenPipeError):
+            reply = _failure(_INTERNAL, exc.format_message())
+        except Gone:
             return
-        if message.id is not None:
-            self._send({"id": message.id, **reply})
+        except (OSError, HTTPException) as exc:
+            reply = _failure(_INTERNAL, f"the server went away: {exc}")
+        finally:
+            if message.id is not None:
+                self._send({"id": message.id, **reply})
 
     def _send(self, message: Params) -> None:
         line = msgspec.json.encode({"jsonrpc": "2.0", **message})
         with self._lock:
             self._sink.write(line + b"\n")
             self._sink.flush()
+
+
+def _failure(code: int, message: str) -> Params:
+    return {"error": {"code": code, "message": message}}

@@ -62,9 +62,9 @@ async def read_resource(services: Services, caller: Principal, uri: str) -> dict
     """Return what a URI names; raises NotFound, and what the API answers to the same question."""
     found = _URI.fullmatch(uri)
     conversation_id = parse_uuid(found["id"]) if found else None
-    if found is None or conversation_id is None:
+    path = unquote(found["path"] or "") if found else ""
+    if found is None or conversation_id is None or "\0" in path:
         raise NotFound("There is no such resource")
-    path = unquote(found["path"] or "")
     # Whose it is comes first.
     await services.view(caller, conversation_id)
     media, text = await _read(services, caller, conversation_id, found["kind"], path)

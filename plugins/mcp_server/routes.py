@@ -244,24 +244,30 @@ class McpServer(Extension[McpServerConfig]):
         if tool is None:
             raise Refused(INVALID_PARAMS, "There is no such tool")
         arguments = params.get("arguments") or {}
-        status: int = HTTPStatus.OK
+        if tool.scope is not Scope.READ:
+            request[AUDITED] = _audited(tool.name, arguments, HTTPStatus.INTERNAL_SERVER_ERROR)
         try:
-            found = await tool.call(self._services, caller, arguments)
             # As JSON has it: texts, numbers and nothing else.
-            found = msgspec.to_builtins(found)
-            text = msgspec.json.encode(found).decode()
-            result = {"content": _text(text), "structuredContent": found, "isError": False}
+            found = msgspec.to_builtins(await tool.call(self._services, caller, arguments))
         except AgentsvcError as exc:
             found, status = arguments, exc.status
             result = {"content": _text(f"{exc.code}: {told(exc)}"), "isError": True}
+        else:
+            status, text = HTTPStatus.OK, msgspec.json.encode(found).decode()
+            result = {"content": _text(text), "structuredContent": found, "isError": False}
         if tool.scope is not Scope.READ:
-            about = str(found.get("conversation_id") or arguments.get("conversation_id") or "")
-            request[AUDITED] = Audited(
-                action=f"MCP {tool.name}",
-                subject=f"conversation_id={about[:64]}" if about else "",
-                status=status,
-            )
+            request[AUDITED] = _audited(tool.name, {**_object(arguments), **_object(found)}, status)
         return result
+
+
+def _audited(tool: str, about: Any, status: int) -> Audited:
+    chosen = str(_object(about).get("conversation_id") or "")[:64]
+    subject = f"conversation_id={chosen}" if chosen else ""
+    return Audited(action=f"MCP {tool}", subject=subject, status=status)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _initialized(params: dict[str, Any]) -> dict[str, Any]:

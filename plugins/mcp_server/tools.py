@@ -32,6 +32,7 @@ _WAIT_SECONDS: Final = 50
 _LAST_EVENTS: Final = 20
 
 type ConversationId = Annotated[UUID, Meta(description="Id of the conversation")]
+type Short = Annotated[str, Meta(max_length=1024)]
 type Said = Annotated[str, Meta(min_length=1, max_length=200_000)]
 
 
@@ -63,12 +64,12 @@ class StartArguments(Arguments, frozen=True, kw_only=True):
 
     message: Annotated[Said, Meta(description="What the agent is to do")]
     repository: Annotated[
-        str | None, Meta(description="Repository to clone, as owner/name or a URL")
+        Short | None, Meta(description="Repository to clone, as owner/name or a URL")
     ] = None
-    branch: Annotated[str | None, Meta(description="Branch to check out")] = None
-    title: Annotated[str | None, Meta(description="Title of the conversation")] = None
+    branch: Annotated[Short | None, Meta(description="Branch to check out")] = None
+    title: Annotated[Short | None, Meta(description="Title of the conversation")] = None
     model: Annotated[
-        str | None, Meta(description="Model to use instead of the one of the settings")
+        Short | None, Meta(description="Model to use instead of the one of the settings")
     ] = None
     conversation_id: Annotated[
         UUID | None,
@@ -82,8 +83,8 @@ class StartArguments(Arguments, frozen=True, kw_only=True):
 class ListArguments(Arguments, frozen=True, kw_only=True):
     """What `list_conversations` takes."""
 
-    title_contains: Annotated[str | None, Meta(description="A part of the title")] = None
-    page_id: Annotated[str | None, Meta(description="`next_page_id` of the page before")] = None
+    title_contains: Annotated[Short | None, Meta(description="A part of the title")] = None
+    page_id: Annotated[Short | None, Meta(description="`next_page_id` of the page before")] = None
     limit: Annotated[int, Meta(ge=1, le=100, description="How many")] = 20
 
 
@@ -208,16 +209,21 @@ async def collect_conversation(
 ) -> dict[str, Any]:
     """Wait for the end of the agent's work, and get what it said last and which files it changed."""
     conversation_id = given.conversation_id.hex
-    view = await services.view(caller, conversation_id)
-    bus = services.server.event_bus
-    with bus.subscribe(caller.user_id, lambda news: not news.delta) as news:
-        try:
-            async with asyncio.timeout(given.wait_seconds):
-                while not is_over(view):
-                    await news.take()
-                    view = await services.view(caller, conversation_id)
-        except TimeoutError:
-            view = await services.view(caller, conversation_id)
+    changed = asyncio.Event()
+    forget = services.server.event_bus.watch(
+        caller.user_id, lambda news: None if news.delta else changed.set()
+    )
+    try:
+        view = await services.view(caller, conversation_id)
+        async with asyncio.timeout(given.wait_seconds):
+            while not is_over(view):
+                await changed.wait()
+                changed.clear()
+                view = await services.view(caller, conversation_id)
+    except TimeoutError:
+        view = await services.view(caller, conversation_id)
+    finally:
+        forget()
     newest = EventQuery(kinds=TOLD_KINDS, descending=True)
     events, _ = await services.events.search(
         conversation_id, newest, page_id=None, limit=_LAST_EVENTS

@@ -242,9 +242,10 @@ async def test_what_does_not_fit_is_refused_in_words(client: Client) -> None:
         {"conversation_id": new_id(), "more": 1},
         {"conversation_id": new_id()},
     ):
-        call = {"name": "read_conversation", "arguments": arguments}
-        result = (await send(client, "tools/call", call)).json()["result"]
-        assert result["isError"], arguments
+        for name in ("read_conversation", "stop_conversation"):
+            call = {"name": name, "arguments": arguments}
+            result = (await send(client, "tools/call", call)).json()["result"]
+            assert result["isError"], arguments
 
 
 async def test_collect_waits_no_longer_than_it_is_told(client: Client) -> None:
