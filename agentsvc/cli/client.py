@@ -7,7 +7,7 @@ is one.
 import http.client
 import json
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
@@ -99,13 +99,15 @@ class Api:
         method: str,
         path: str,
         *,
-        query: Mapping[str, str | int] | None = None,
+        query: Mapping[str, str | int | Sequence[str]] | None = None,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         silence: float = _ANSWER_SECONDS,
     ) -> Iterator[http.client.HTTPResponse]:
         """Give an answer that is right, to be read; raises CommandFailed for any other."""
-        target = quote(self._prefix + path, safe="/%") + (f"?{urlencode(query)}" if query else "")
+        target = quote(self._prefix + path, safe="/%") + (
+            f"?{urlencode(query, doseq=True)}" if query else ""
+        )
         with closing(self._connect(silence)) as connection:
             response = self._ask(connection, method, target, body, headers or {})
             if response.status == _NOT_AUTHENTICATED and self._renew is not None:

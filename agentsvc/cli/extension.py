@@ -2,7 +2,7 @@
 
 from agentsvc.accounts import KeyRing, Role, Users
 from agentsvc.cli import CommandFailed
-from agentsvc.cli.client import Api
+from agentsvc.cli.client import Api, Told
 from agentsvc.cli.options import (
     config_option,
     data_dir_option,
@@ -15,6 +15,7 @@ from agentsvc.cli.options import (
 from agentsvc.cli.secretoutput import output_option, secret_output
 from agentsvc.cli.server import ServerChoice, get_api, server_options
 from agentsvc.cli.stored import places_of
+from agentsvc.cli.talk import Record, ask_agent, check_text, find_conversation, wake
 from agentsvc.cli.text import clean, columns, confirm, fields, json_text, moment, short
 from agentsvc.config import settings_of
 from agentsvc.storage import Installation
@@ -24,9 +25,13 @@ __all__ = [
     "CommandFailed",
     "Installation",
     "KeyRing",
+    "Record",
     "Role",
     "ServerChoice",
+    "Told",
     "Users",
+    "ask_agent",
+    "check_text",
     "clean",
     "columns",
     "config_option",
@@ -35,6 +40,7 @@ __all__ = [
     "example",
     "existing_data_dir",
     "fields",
+    "find_conversation",
     "get_api",
     "json_option",
     "json_text",
@@ -46,5 +52,6 @@ __all__ = [
     "server_options",
     "settings_of",
     "short",
+    "wake",
     "yes_option",
 ]

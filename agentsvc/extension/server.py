@@ -88,7 +88,7 @@ class Extension[Settings: msgspec.Struct]:
     """Its settings: a struct with `forbid_unknown_fields`, all of whose fields have defaults. Where
     one is called `enabled`, that switches the extension on and off."""
     prefix: ClassVar[str] = ""
-    """What the paths of its routes begin with, such as `/api/notes`."""
+    """What the paths of its routes begin with, such as `/api/notes`; may be empty."""
     migrations: ClassVar[Sequence[str]] = ()
     """SQL scripts that make its tables, in their order: add to them, change none. The names of its
     tables and indexes begin with `plugin_NAME_`."""
@@ -153,7 +153,7 @@ def mount_extension(app: web.Application, name: str, extension: Extension[Any]) 
         msgspec.structs.replace(route, path=extension.prefix + route.path)
         for route in extension.routes()
     ]
-    if routes and not extension.prefix.startswith("/"):
+    if not all(route.path.startswith("/") for route in routes):
         raise StartFailed(f"Plugin `{name}` has routes and no `prefix` that begins with a slash")
     taken = {(route.method, route.path) for route in mounted(app)}
     for route in routes:
@@ -163,6 +163,9 @@ def mount_extension(app: web.Application, name: str, extension: Extension[Any]) 
             )
     mount(app, routes)
     extension.install(app)
+    if trace_request not in app.middlewares:
+        # It is asked for its routes only.
+        return
     for middleware in extension.middlewares():
         # Behind what gives the request its id, and around what makes its answer.
         app.middlewares.insert(app.middlewares.index(trace_request) + 1, middleware)

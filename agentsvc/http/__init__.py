@@ -9,22 +9,29 @@ and `cli`.
 from agentsvc.http.gateway.admission import Admission
 from agentsvc.http.gateway.service import mount_short_paths
 from agentsvc.http.keys import (
+    AUDITED,
     BACKENDS,
     CONFIG,
     DATABASE,
+    FILES,
     KEYRING,
     LOGINS,
+    PENDING,
     PRINCIPAL,
     REQUEST_ID,
     SANDBOXES,
     SUPERVISOR,
+    Audited,
 )
 from agentsvc.http.middleware.host_names import known_hosts
 from agentsvc.http.middleware.pipeline import install, trace_request
+from agentsvc.http.middleware.rate_limit import Limit as RateLimit
+from agentsvc.http.middleware.rate_limit import enforce
 from agentsvc.http.middleware.websocket_auth import FIRST_MESSAGE_AUTH, FirstMessageAuth
 from agentsvc.http.openapi.document import describe
 from agentsvc.http.routes import (
     EXAMPLE_ID,
+    HTML,
     LOGIN_PATH,
     OF_SANDBOXES,
     Effect,
@@ -32,14 +39,16 @@ from agentsvc.http.routes import (
     Handler,
     Route,
     Scope,
+    check_scope,
     mount,
     mounted,
     route_of,
 )
 from agentsvc.http.server.application import Runner, make_runner
 from agentsvc.http.streaming import LIVE, LiveAnswers
-from agentsvc.http.urls import TRUSTED, Links, links_of, prefix_of, to_networks
+from agentsvc.http.urls import TRUSTED, Links, address_of, links_of, prefix_of, to_networks
 from agentsvc.http.v1.types_agent_settings import LlmBody, to_llm
+from agentsvc.http.v1.types_events import EventFilter, EventSearch, StoredEvent, to_query
 from agentsvc.http.v1.types_settings import SettingsBody, to_change
 from agentsvc.http.web.guide import mount_guide
 from agentsvc.http.web.handlers import mount_console
@@ -57,22 +66,31 @@ from agentsvc.http.wire import (
     json_response,
     path_id,
     path_text,
+    raw_array,
+    raw_json_response,
+    raw_page,
     read_body,
     read_json,
     read_query,
 )
 
 __all__ = [
+    "AUDITED",
     "BACKENDS",
     "CONFIG",
     "DATABASE",
     "EXAMPLE_ID",
+    "FILES",
     "FIRST_MESSAGE_AUTH",
+    "GIT_PROVIDERS",
+    "HTML",
+    "IDEMPOTENCY",
     "KEYRING",
     "LIVE",
     "LOGINS",
     "LOGIN_PATH",
     "OF_SANDBOXES",
+    "PENDING",
     "PRINCIPAL",
     "REQUEST_ID",
     "SANDBOXES",
@@ -80,10 +98,13 @@ __all__ = [
     "SUPERVISOR",
     "TRUSTED",
     "Admission",
+    "Audited",
     "ClientId",
     "Effect",
     "EnvName",
     "EnvValue",
+    "EventFilter",
+    "EventSearch",
     "Example",
     "FirstMessageAuth",
     "Handler",
@@ -92,15 +113,20 @@ __all__ = [
     "LiveAnswers",
     "LlmBody",
     "Page",
+    "RateLimit",
     "Route",
     "Runner",
     "Scope",
     "SettingsBody",
+    "StoredEvent",
     "Success",
     "Time",
+    "address_of",
     "check_extremes",
+    "check_scope",
     "decode",
     "describe",
+    "enforce",
     "install",
     "json_response",
     "known_hosts",
@@ -114,6 +140,9 @@ __all__ = [
     "path_id",
     "path_text",
     "prefix_of",
+    "raw_array",
+    "raw_json_response",
+    "raw_page",
     "read_body",
     "read_json",
     "read_query",
@@ -121,5 +150,6 @@ __all__ = [
     "to_change",
     "to_llm",
     "to_networks",
+    "to_query",
     "trace_request",
 ]

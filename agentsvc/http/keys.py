@@ -6,6 +6,7 @@ The composition root fills the application keys once; a handler takes the one se
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from agentsvc.accounts import (
@@ -100,3 +101,15 @@ SDK_VERSION: Final[web.RequestKey[Version]] = web.RequestKey("sdk_version")
 """The version of the Python SDK that the client says it has, if it says so."""
 ON_LOST: Final[web.RequestKey[Callable[[], None]]] = web.RequestKey("on_lost")
 """What to call when the client goes while its request is being served."""
+
+
+class Audited(msgspec.Struct, frozen=True, kw_only=True):
+    """What the audit log says of a request, where its route does not say it; empty: nothing."""
+
+    action: str
+    subject: str = ""
+    status: int = 200
+
+
+AUDITED: Final[web.RequestKey[Audited]] = web.RequestKey("audited", Audited)
+"""What a request was, of those that all come in at one path."""

@@ -184,6 +184,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     what is right, which has `status` and is sent as `media`; None where nothing is right. `errors`
     are those it raises beside the ones that follow from the rest.
 
+    `accepted` says when it answers 202 and no body instead.
+
     `effect` is what it makes; without one it may be done again after a crash, with the same result.
     `goes_on` answers who repeats a request whose stream had only begun, from what it began with.
 
@@ -209,6 +211,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     answer: Any = Undescribed
     status: int = HTTPStatus.OK
     media: str = JSON
+    accepted: str = ""
     errors: tuple[type[AgentsvcError], ...] = ()
     example: Example = Example()
     effect: Effect | None = None

@@ -179,7 +179,9 @@ def test_exactly_the_older_generation_is_deprecated(name: str) -> None:
     assert operation.about.get("deprecated", False) == is_old
     assert is_old == (
         operation.path.startswith("/api/")
-        and not operation.path.startswith(("/api/v1/", "/api/keys", "/api/agent-profiles"))
+        and not operation.path.startswith(
+            ("/api/v1/", "/api/keys", "/api/agent-profiles", "/api/shared-")
+        )
     )
 
 
@@ -274,6 +276,7 @@ async def world(
             "key_id": await _new_key(client),
             **await _new_user(client),
             **await _new_delivery(client),
+            **await _new_share(client),
         },
     )
 
@@ -313,6 +316,11 @@ async def _new_delivery(client: Client) -> Json:
     path = f"/api/v1/webhook-subscriptions/{made['id']}/deliveries"
     delivery = (await client.get(path)).json()["items"][-1]
     return {"subscription_id": made["id"], "delivery_id": delivery["id"]}
+
+
+async def _new_share(client: Client) -> Json:
+    made = await client.post("/api/v1/shares", json={"conversation_id": EXAMPLE_ID})
+    return {"share_id": made.json()["id"]}
 
 
 async def _key(world: World) -> Json:

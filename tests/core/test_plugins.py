@@ -173,7 +173,8 @@ def test_settings_and_the_environment_say_which_plugins_a_server_needs() -> None
         return {plugin.name for plugin in host.plugins()}
 
     assert loaded() == USUAL
-    assert loaded(settings={"runtime_api": {"enabled": True}}) == USUAL | {"runtime_api"}
+    for name in ("runtime_api", "sharing", "mcp_server"):
+        assert loaded(settings={name: {"enabled": True}}) == USUAL | {name}
     assert loaded(settings={"runtime_api": {"enabled": False}, "webhooks": {}}) == USUAL
     assert loaded(environ={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}) == USUAL | {"otel"}
     assert loaded(disable=["webhooks"]) == USUAL - {"webhooks"}

@@ -35,7 +35,9 @@ from tests.service import Client, Service
 
 TOP: Final = Path(__file__).parents[2]
 REFERENCE: Final = TOP / "agentsvc" / "docs" / "reference"
-_EVERYTHING: Final = Config(extensions={"runtime_api": {"enabled": True}})
+_EVERYTHING: Final = Config(
+    extensions={name: {"enabled": True} for name in ("runtime_api", "sharing", "mcp_server")}
+)
 _FAMILY: Final = re.compile(r"# HELP (\w+) (.*)\n# TYPE \w+ (\w+)")
 _LABELS: Final = re.compile(r"^(\w+?)(?:_bucket|_sum|_count)?\{(.*)\}", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="')

@@ -38,7 +38,11 @@ from tests.docs.pages import (
 from tests.service import Client
 
 WHOLE = with_sections(sections())
-ROUTES = published_routes(Config(extensions={"runtime_api": {"enabled": True}}))
+ROUTES = published_routes(
+    Config(
+        extensions={name: {"enabled": True} for name in ("runtime_api", "sharing", "mcp_server")}
+    )
+)
 COMMAND_LINES = sorted(
     {
         (block.page, line)

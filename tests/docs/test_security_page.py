@@ -182,6 +182,16 @@ HELD: Final[dict[str, tuple[str, ...]]] = {
     "A key of a model that is reached through the server is not in the sandbox.": (
         "tests/http/test_model_proxy.py::test_an_agent_gets_a_token_in_place_of_the_key",
     ),
+    "Nothing is shared unless `sharing.enabled` is set.": (
+        "tests/http/v1/test_mcp_server.py::test_without_its_switch_there_is_no_server",
+    ),
+    "Then whoever has the link of a conversation reads it without a key, until its owner revokes it or it expires.": (
+        "tests/http/v1/test_sharing.py::test_whoever_has_a_link_reads_the_conversation_without_a_key",
+        "tests/http/v1/test_sharing.py::test_a_link_ends_when_it_is_revoked_or_expires",
+    ),
+    "Secrets of the owner are masked there.": (
+        "tests/http/v1/test_sharing.py::test_a_link_shows_no_secret_of_its_owner",
+    ),
     "New keys are shown on a terminal only, and elsewhere written to a file of mode 0600.": (
         "campaign:canaries",
         "tests/unit/test_cli_keys.py::test_where_there_is_no_terminal_a_key_goes_to_a_file_of_its_owner",

@@ -135,7 +135,8 @@ async def test_what_a_browser_has_already_is_not_sent_again(client: Client, path
 
 async def test_the_command_prints_what_the_server_answers(client: Client, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
-    config.write_text("[server]\ndevice_login = true\n[runtime_api]\nenabled = true\n")
+    tables = "".join(f"[{name}]\nenabled = true\n" for name in FAST.extensions)
+    config.write_text(f"[server]\ndevice_login = true\n{tables}")
     result = CliRunner().invoke(cli, ["openapi", "--config", str(config)])
     assert result.exit_code == 0
     assert result.stderr == ""

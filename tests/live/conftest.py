@@ -129,6 +129,7 @@ async def shared(
     environment = {
         "CANARY": "sings",
         "AGENTSVC_SERVER__DEVICE_LOGIN": "true",
+        "AGENTSVC_SHARING__ENABLED": "true",
         # Its many agent servers are forks of one; most with a server of their own start anew.
         "AGENTSVC_BACKENDS__PROCESS__ZYGOTE": "true",
         "AGENTSVC_BACKENDS__PROCESS__ZYGOTE_SECONDS": "80",

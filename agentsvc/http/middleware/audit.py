@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from agentsvc.accounts import of_caller
-from agentsvc.http.keys import AUDIT, PRINCIPAL, REQUEST_ID
+from agentsvc.http.keys import AUDIT, AUDITED, PRINCIPAL, REQUEST_ID, Audited
 from agentsvc.http.routes import route_of
 from agentsvc.http.urls import address_of
 
@@ -39,11 +39,15 @@ async def _note(request: web.Request, made: str, status: int) -> None:
     if PRINCIPAL not in request or route is None:
         return
     named = ", ".join(f"{name}={value}" for name, value in request.match_info.items())
+    action = f"{route.method} {route.path}"
+    told = request.get(AUDITED) or Audited(action=action, subject=named or made, status=status)
+    if not told.action:
+        return
     entry = of_caller(
         request[PRINCIPAL],
-        f"{route.method} {route.path}",
-        named or made,
-        status=status,
+        told.action,
+        told.subject,
+        status=told.status,
         address=address_of(request),
         request_id=request[REQUEST_ID],
     )

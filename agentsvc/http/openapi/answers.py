@@ -166,6 +166,15 @@ def success(route: Route, schema: Json, told: str) -> Json:
     }
 
 
+def accepted(route: Route) -> Json:
+    """Describe the answer without a body to what was taken."""
+    names = (_REQUEST, _RATE_LIMIT, _RATE_POLICY)
+    return {
+        "description": f"{HTTPStatus.ACCEPTED.phrase}: {route.accepted}.",
+        "headers": {name: {"$ref": _HEADERS + name} for name in names},
+    }
+
+
 def stream_answers(route: Route, message: Json) -> dict[str, Json]:
     """Describe the answer of a stream, whose messages have this schema, in both its forms."""
     lines: Json = {

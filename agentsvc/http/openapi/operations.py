@@ -8,7 +8,7 @@ from typing import Any, Final, get_args
 import msgspec
 from msgspec import UNSET
 
-from agentsvc.http.openapi.answers import about, error_answers, stream_answers, success
+from agentsvc.http.openapi.answers import about, accepted, error_answers, stream_answers, success
 from agentsvc.http.openapi.parameters import (
     IDEMPOTENCY_KEY,
     path_parameters,
@@ -27,10 +27,12 @@ _SEPARATORS: Final = re.compile(r"[^A-Za-z0-9]+")
 _WORDS: Final = {
     **dict.fromkeys(("alive", "health", "ready", "server_info", "openapi.json", "docs"), "server"),
     "login": "logins",
+    ".well-known": "mcp",
     "login.css": "logins",
     "reset-settings": "settings",
     "add-git-providers": "secrets",
     "unset-provider-tokens": "secrets",
+    **dict.fromkeys(("shared-conversations", "shared-events"), "shared"),
 }
 """The groups of operations whose path does not begin with the name of one."""
 
@@ -118,6 +120,8 @@ def operation(route: Route, method: str, schemas: RouteSchemas, components: Any)
     if route.answer is not None:
         told = about(schemas.answer, components) if route.media == JSON else f"`{route.media}`."
         described["responses"][str(int(route.status))] = success(route, schemas.answer, told)
+    if route.accepted:
+        described["responses"]["202"] = accepted(route)
     if schemas.message is not None:
         described["responses"] |= stream_answers(route, schemas.message)
     described["responses"] = dict(sorted(described["responses"].items()))

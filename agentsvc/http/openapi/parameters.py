@@ -75,6 +75,14 @@ PATH_PARTS: Final = {
         text="Id of a run of an automation, with or without dashes",
         example="16fd2706-8baf-433b-82eb-8c7fada847da",
     ),
+    "share_id": PathPart(
+        kind=str,
+        text="Id of a link that shows a conversation",
+        example="7c9e6679742540de944be07fc1f90ae7",
+    ),
+    "event_id": PathPart(
+        kind=str, text="Id of an event", example="08cd748d-de9f-40da-ad3a-a06df58cf5bf"
+    ),
     "key_id": PathPart(kind=int, text="Number of an API key", example=1),
 }
 """The parts of paths by name."""

@@ -72,8 +72,8 @@ class AppConversation(msgspec.Struct, frozen=True, kw_only=True):
     sub_conversation_ids: list[str]
     """Conversations that are parts of this one, 32 hex digits each"""
     public: bool | None
-    """What `public` of the start or of a change said; nobody else sees it for that. Null if it was
-    not said"""
+    """What `public` of the start or of a change said; nobody else sees it for that unless the
+    operator has set `sharing.public_flag`. Null if it was not said"""
     tags: dict[str, str]
     """Short texts by name, such as where its workspace comes from"""
     created_at: Time

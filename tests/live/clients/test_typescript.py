@@ -37,6 +37,7 @@ async def test_the_typescript_client_does_its_whole_work(
 
     assert seen["start"] == ["READY", None]
     assert seen["listed"]
+    assert seen["shared"] == [True, ["MessageEvent", "ActionEvent", "ObservationEvent"]]
     assert {"MessageEvent", "ActionEvent", "ObservationEvent"} <= set(seen["kinds"])
     assert seen["streamed"] == ["streamed"]
     assert seen["answer"] == DONE

@@ -190,3 +190,28 @@ async def test_where_the_sandbox_is_gone_its_task_can_be_started_again(
         await picture(page, "gone")
         await page.get_by_role("button", name="Start again").click()
         await expect(page.get_by_label("Message")).to_have_value("[script:say] the whole task")
+
+
+async def test_a_conversation_is_shared_by_a_link_that_needs_no_key_and_no_script(
+    console: Console, browser: Browser
+) -> None:
+    page = await opened(console)
+    await page.get_by_role("button", name="Share").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_label("Hide: Paths").check()
+    await dialog.get_by_role("button", name="Make a link").click()
+    url = await dialog.locator("code").inner_text()
+    assert await serious(page) == []
+    context = await browser.new_context(java_script_enabled=False)
+    try:
+        reader = await context.new_page()
+        await reader.goto(url)
+        await expect(reader.get_by_text("[script:say]")).to_be_visible()
+        await expect(reader.locator("h2").filter(has_text="Agent").first).to_be_visible()
+        await dialog.get_by_role("button", name="Revoke").click()
+        await expect(dialog.locator("code")).to_have_count(0)
+        gone = await reader.reload()
+        assert gone is not None
+        assert gone.status == 404
+    finally:
+        await context.close()

@@ -7,6 +7,7 @@ import { conversationState, count, money } from "./format.js";
 import { html, useCallback, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Markdown } from "./markdown.js";
 import { useOutbox } from "./outbox.js";
+import { Share } from "./share.js";
 import { store, useStore } from "./store.js";
 import { Stream, readEvents } from "./stream.js";
 import { Terminal } from "./terminal.js";
@@ -153,11 +154,13 @@ function Top({ conversation, run, live, settings, onFind }) {
       <div class="head-side">
         <${Button} kind="bare" icon="search" isIcon label="Find" title="Find in the conversation (F)" data-key="find" onPress=${onFind} />
         <${Button} kind="bare" icon="pen" isIcon needs="run" label="Rename" onPress=${() => setAsked("rename")} />
+        <${Button} kind="bare" icon="link" isIcon label="Share" onPress=${() => setAsked("share")} />
         <${Button} kind="bare" icon="down" isIcon label="Download" onPress=${() => save(`${conversationPath(conversation.id)}/download`)} />
         <${Button} kind="bare" icon="trash" isIcon needs="run" label="Delete" onPress=${() => setAsked("delete")} />
       </div>
     </header>
     <${Problem} error=${error} title="Not downloaded" />
+    ${asked === "share" && html`<${Share} conversation=${conversation} onClose=${close} />`}
     ${asked === "rename" && html`<${Rename} conversation=${conversation} onClose=${close} />`}
     ${asked === "delete" && html`
       <${Question} title="Delete this conversation?" action="Delete" onClose=${close}

@@ -6,7 +6,7 @@ import { finish, task, until } from "./task.mjs"
 // The client is made for browsers: in a module of Node it finds no other WebSocket than this one.
 globalThis.window = { WebSocket }
 globalThis.File ??= (await import("node:buffer")).File
-const { CloudClient, pollForToken, startDeviceFlow } = await import(
+const { CloudClient, SharedClient, pollForToken, startDeviceFlow } = await import(
   "@openhands/typescript-client/clients"
 )
 const { Agent, Conversation, Workspace } = await import("@openhands/typescript-client")
@@ -63,6 +63,20 @@ const seen = await get()
 report.id = id
 report.sandbox_id = seen.sandbox_id
 report.listed = (await cloud.searchConversations()).items.some((one) => one.id === id)
+
+// What a published page shows of it to whoever has a link
+const made = await fetch(`${task.url}/api/v1/shares`, {
+  method: "POST",
+  headers: { Authorization: `Bearer ${task.key}`, "Content-Type": "application/json" },
+  body: JSON.stringify({ conversation_id: id }),
+})
+const link = (await made.json()).id
+const reader = new SharedClient({ host: task.url })
+report.shared = [
+  (await reader.getSharedConversation(link)).id === link,
+  [...new Set((await reader.searchSharedEvents({ conversationId: link, limit: 100 })).items.map((one) => one.kind))],
+]
+reader.close()
 
 // Its stream
 const events = []

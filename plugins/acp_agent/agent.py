@@ -1,0 +1,293 @@
+"""The methods of the protocol: sessions that are conversations of a server."""
+
+import threading
+import time
+from http.client import HTTPException
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc import __version__
+from agentsvc.cli.extension import (
+    Api,
+    CommandFailed,
+    Record,
+    Told,
+    ask_agent,
+    check_text,
+    find_conversation,
+    wake,
+)
+
+from .connection import INVALID_PARAMS, METHOD_NOT_FOUND, Connection, Params, Refused
+from .updates import Json, chunk, to_content, tool_call_of, updates_of
+
+VERSION: Final = 1
+"""The version of the protocol."""
+
+_CONVERSATIONS: Final = "/api/v1/app-conversations"
+_LOOK_SECONDS: Final = 0.3
+_AGAIN_SECONDS: Final = 0.5
+_MOST_BREAKS: Final = 60
+_ENDED: Final = ("finished", "error", "stuck", "paused")
+_ALLOW, _REJECT = "allow", "reject"
+_OPTIONS: Final = (
+    {"optionId": _ALLOW, "name": "Allow", "kind": "allow_once"},
+    {"optionId": _REJECT, "name": "Reject", "kind": "reject_once"},
+)
+_REJECTED: Final = "The user rejected this action."
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What new sessions work on, and with which model."""
+
+    repository: str | None = None
+    branch: str | None = None
+    model: str | None = None
+
+
+class Session:
+    """A conversation as far as the editor knows it."""
+
+    def __init__(self, session_id: str) -> None:
+        self.id = session_id
+        self.last = -1
+        """The number of the last event that the editor was told of."""
+        self.status = ""
+        self.said = ""
+        """What the editor has said, which it is not told again."""
+        self.draft = ""
+        """What it was told of a message that is not whole yet."""
+        self.open: dict[str, Json] = {}
+        """The actions that have no result yet."""
+        self.is_cancelled = False
+        self.is_rejected = False
+        """Whether the user has rejected what the agent asked for, after which it rests."""
+        self.turn = threading.Lock()
+
+
+class Agent:
+    """Answers an editor."""
+
+    def __init__(self, api: Api, connection: Connection, order: Order) -> None:
+        self._api = api
+        self._connection = connection
+        self._order = order
+        self._sessions: dict[str, Session] = {}
+        self._methods = {
+            "initialize": self._initialize,
+            "authenticate": lambda _: {},
+            "session/new": self._new,
+            "session/load": self._load,
+            "session/resume": self._resume,
+            "session/list": self._list,
+            "session/prompt": self._prompt,
+            "session/cancel": self._cancel,
+        }
+
+    def answer(self, method: str, params: Params) -> Any:
+        """Return the result of a request; raises Refused or CommandFailed."""
+        handle = self._methods.get(method)
+        if handle is None:
+            raise Refused(METHOD_NOT_FOUND, f"There is no method `{method}`")
+        return handle(params)
+
+    def _initialize(self, _params: Params) -> Json:
+        return {
+            "protocolVersion": VERSION,
+            "agentInfo": {"name": "agentsvc", "title": "agentsvc", "version": __version__},
+            "agentCapabilities": {
+                "loadSession": True,
+                "promptCapabilities": {"image": True, "embeddedContext": True},
+                "sessionCapabilities": {"list": {}, "resume": {}},
+            },
+            "authMethods": [],
+        }
+
+    def _new(self, _params: Params) -> Json:
+        body = {
+            "selected_repository": self._order.repository,
+            "selected_branch": self._order.branch,
+            "llm_model": self._order.model,
+        }
+        task = self._api.call("POST", _CONVERSATIONS, body=body)
+        while task["status"] not in ("READY", "ERROR"):
+            time.sleep(_LOOK_SECONDS)
+            query = {"ids": task["id"]}
+            [task] = self._api.call("GET", f"{_CONVERSATIONS}/start-tasks", query=query)
+            if task is None:
+                raise CommandFailed("the conversation was deleted")
+        if task["status"] == "ERROR":
+            raise CommandFailed(str(task["detail"]))
+        session_id = str(task["app_conversation_id"])
+        self._sessions[session_id] = Session(session_id)
+        return {"sessionId": session_id}
+
+    def _load(self, params: Params) -> Json:
+        """Tell everything there is of a conversation."""
+        session = Session(self._conversation(params)["id"])
+        self._catch_up(session)
+        self._sessions[session.id] = session
+        return {}
+
+    def _resume(self, params: Params) -> Json:
+        """Go on with a conversation that the editor knows already."""
+        session = Session(self._conversation(params)["id"])
+        self._catch_up(session, is_told=False)
+        self._sessions[session.id] = session
+        return {}
+
+    def _list(self, params: Params) -> Json:
+        query = {"page_id": cursor} if isinstance(cursor := params.get("cursor"), str) else None
+        page = self._api.call("GET", f"{_CONVERSATIONS}/search", query=query)
+        sessions = [
+            {
+                "sessionId": one["id"],
+                "cwd": "/",
+                "title": one["title"],
+                "updatedAt": one["updated_at"],
+            }
+            for one in page["items"]
+        ]
+        return {"sessions": sessions, "nextCursor": page["next_page_id"]}
+
+    def _prompt(self, params: Params) -> Json:
+        session = self._session(params)
+        content = to_content(params.get("prompt"))
+        session.said = "\n".join(part.get("text", "") for part in content)
+        if not any(part["type"] == "image" for part in content):
+            check_text(session.said, "prompt")
+        with session.turn:
+            session.is_cancelled = session.is_rejected = False
+            wake(self._api, find_conversation(self._api, session.id))
+            self._catch_up(session)
+            session.status = ""
+            session.open.clear()
+            body = {"role": "user", "content": content, "run": True}
+            self._api.call("POST", f"{_CONVERSATIONS}/{session.id}/send-message", body=body)
+            return {"stopReason": self._follow(session)}
+
+    def _cancel(self, params: Params) -> None:
+        session = self._session(params)
+        session.is_cancelled = True
+        ask_agent(self._api, find_conversation(self._api, session.id), "interrupt")
+
+    def _session(self, params: Params) -> Session:
+        session = self._sessions.get(str(params.get("sessionId")))
+        if session is None:
+            raise Refused(INVALID_PARAMS, "There is no such session; load it first")
+        return session
+
+    def _conversation(self, params: Params) -> Record:
+        return find_conversation(self._api, str(params.get("sessionId")))
+
+    # Following
+
+    def _catch_up(self, session: Session, *, is_told: bool = True) -> None:
+        """Take in what has happened so far."""
+        for message in self._api.stream(_stream(session), after=session.last):
+            if message.type == "ready":
+                return
+            if message.type == "event":
+                self._note(session, message, is_told=is_told)
+
+    def _follow(self, session: Session) -> str:
+        """Tell what the agent does until its turn ends; return why it does."""
+        breaks = 0
+        while True:
+            seen = session.last
+            try:
+                reason = self._read(session)
+            except (OSError, HTTPException, CommandFailed) as exc:
+                reason = None
+                if breaks >= _MOST_BREAKS:
+                    raise CommandFailed(f"the server went away: {exc}") from exc
+            if reason is not None:
+                return reason
+            breaks = 0 if session.last != seen else breaks + 1
+            time.sleep(_AGAIN_SECONDS)
+
+    def _read(self, session: Session) -> str | None:
+        for message in self._api.stream(_stream(session), after=session.last):
+            match message.type:
+                case "event":
+                    self._note(session, message)
+                case "delta":
+                    self._draft(session, str(message.data.get("content") or ""))
+                case "end":
+                    return "end_turn"
+                case _:
+                    pass
+            if (reason := self._react(session)) is not None:
+                return reason
+        return None
+
+    def _react(self, session: Session) -> str | None:
+        """Do what the state that the agent is in asks for; return why the turn ends, if it does."""
+        status, session.status = session.status, ""
+        if status == "waiting_for_confirmation":
+            self._confirm(session)
+            return None
+        # Once all that was rejected is told, the agent rests.
+        if status in _ENDED or (session.is_rejected and not session.open):
+            return "cancelled" if session.is_cancelled else "end_turn"
+        return None
+
+    def _confirm(self, session: Session) -> None:
+        """Ask the editor's user whether the agent may act; all its actions are one question."""
+        asked = list(session.open.values())
+        call = tool_call_of(asked[-1]) if asked else {"toolCallId": session.id}
+        if len(asked) > 1:
+            call["title"] = "; ".join(tool_call_of(one)["title"] for one in asked)
+        question = {"sessionId": session.id, "toolCall": call, "options": list(_OPTIONS)}
+        found = self._connection.ask("session/request_permission", question)
+        outcome = found.get("outcome") if isinstance(found, dict) else None
+        is_allowed = isinstance(outcome, dict) and outcome.get("optionId") == _ALLOW
+        body = {"accept": is_allowed, **({} if is_allowed else {"reason": _REJECTED})}
+        conversation = find_conversation(self._api, session.id)
+        ask_agent(self._api, conversation, "events/respond_to_confirmation", body)
+        session.is_rejected = not is_allowed
+
+    def _note(self, session: Session, message: Told, *, is_told: bool = True) -> None:
+        event = message.data
+        session.last = session.last if message.id is None else message.id
+        if event.get("kind") == "ActionEvent":
+            session.open[str(event.get("id"))] = event
+        elif event.get("action_id"):
+            session.open.pop(str(event["action_id"]), None)
+        if event.get("key") == "execution_status":
+            session.status = str(event.get("value"))
+        for update in updates_of(event) if is_told else ():
+            self._tell(session, update)
+
+    def _tell(self, session: Session, update: Json) -> None:
+        """Tell an update, but for what the editor has said itself or was told as it came."""
+        kind, text = update["sessionUpdate"], str(_text_of(update))
+        if kind == "user_message_chunk" and text == session.said:
+            session.said = ""
+            return
+        if kind == "agent_message_chunk" and session.draft:
+            draft, session.draft = session.draft, ""
+            rest = text.removeprefix(draft)
+            for left in chunk(kind, rest if rest != text else f"\n\n{text}"):
+                self._send(session, left)
+            return
+        self._send(session, update)
+
+    def _draft(self, session: Session, text: str) -> None:
+        session.draft += text
+        for update in chunk("agent_message_chunk", text):
+            self._send(session, update)
+
+    def _send(self, session: Session, update: Json) -> None:
+        params = {"sessionId": session.id, "update": update}
+        self._connection.notify("session/update", params)
+
+
+def _stream(session: Session) -> str:
+    return f"/api/v1/conversation/{session.id}/events/stream"
+
+
+def _text_of(update: Json) -> Any:
+    content = update.get("content")
+    return content.get("text", "") if isinstance(content, dict) else ""

@@ -1,0 +1,27 @@
+"""The command, which an editor starts."""
+
+import sys
+
+import click
+
+from agentsvc.cli.extension import ServerChoice, example, get_api, server_options
+
+from .agent import Agent, Order
+from .connection import Connection
+
+
+@click.command("acp", epilog=example("agentsvc acp --repository octocat/hello-world"))
+@click.option("--repository", metavar="NAME", help="Repository that new sessions work on.")
+@click.option("--branch", metavar="NAME", help="Branch of it; otherwise the default one.")
+@click.option("--model", metavar="NAME", help="Model; otherwise that of the settings.")
+@server_options
+def command(
+    *, repository: str | None, branch: str | None, model: str | None, server: ServerChoice
+) -> None:
+    """Be an agent for an editor, over standard input and output (Agent Client Protocol).
+
+    Each session is a conversation in a sandbox of the server, which does not see the editor's files.
+    """
+    order = Order(repository=repository, branch=branch, model=model)
+    connection = Connection(sys.stdin.buffer, sys.stdout.buffer)
+    connection.serve(Agent(get_api(server), connection, order).answer)

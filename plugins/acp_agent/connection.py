@@ -1,0 +1,122 @@
+"""JSON-RPC over two streams, one message a line, in both directions."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from http.client import HTTPException
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from agentsvc.cli.extension import CommandFailed
+
+INVALID_PARAMS: Final = -32602
+METHOD_NOT_FOUND: Final = -32601
+_INTERNAL: Final = -32603
+_PARSE: Final = -32700
+
+type Params = dict[str, Any]
+type Answer = Callable[[str, Params], Any]
+
+
+class Refused(Exception):
+    """A request that has no result."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Gone(Exception):
+    """The other side has ended before it answered."""
+
+
+class _Message(msgspec.Struct, kw_only=True):
+    id: int | str | None = None
+    method: str | None = None
+    params: Params | None = None
+    result: Any = None
+    error: Any = None
+
+
+class _Question:
+    def __init__(self) -> None:
+        self.is_answered = threading.Event()
+        self.message: _Message | None = None
+
+
+_MESSAGE = msgspec.json.Decoder(_Message)
+
+
+class Connection:
+    """Answers requests, each in a thread of its own, and asks the other side."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+        self._source = source
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int | str, _Question] = {}
+
+    def notify(self, method: str, params: Params) -> None:
+        """Tell something."""
+        self._send({"method": method, "params": params})
+
+    def ask(self, method: str, params: Params) -> Any:
+        """Return what the other side answers, None for an error; raises Gone."""
+        number = next(self._numbers)
+        question = self._asked[number] = _Question()
+        self._send({"id": number, "method": method, "params": params})
+        question.is_answered.wait()
+        if question.message is None:
+            raise Gone
+        return question.message.result
+
+    def serve(self, answer: Answer) -> None:
+        """Take messages until the other side ends."""
+        for line in self._source:
+            try:
+                message = _MESSAGE.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+                self._send({"id": None, **_failure(_PARSE, str(exc))})
+                continue
+            self._take(message, answer)
+        for question in list(self._asked.values()):
+            question.is_answered.set()
+
+    def _take(self, message: _Message, answer: Answer) -> None:
+        if message.method is None:
+            question = self._asked.pop(message.id, None) if message.id is not None else None
+            if question is not None:
+                question.message = message
+                question.is_answered.set()
+            return
+        # It is not waited for: who asks may cancel, and answers what it is asked meanwhile.
+        threading.Thread(target=self._answer, args=(message, answer), daemon=True).start()
+
+    def _answer(self, message: _Message, answer: Answer) -> None:
+        # What nobody has foreseen is an answer, too, and is told on standard error by the thread.
+        reply = _failure(_INTERNAL, "The request has failed")
+        try:
+            reply = {"result": answer(message.method or "", message.params or {})}
+        except Refused as exc:
+            reply = _failure(exc.code, str(exc))
+        except CommandFailed as exc:
+            reply = _failure(_INTERNAL, exc.format_message())
+        except Gone:
+            return
+        except (OSError, HTTPException) as exc:
+            reply = _failure(_INTERNAL, f"the server went away: {exc}")
+        finally:
+            if message.id is not None:
+                self._send({"id": message.id, **reply})
+
+    def _send(self, message: Params) -> None:
+        line = msgspec.json.encode({"jsonrpc": "2.0", **message})
+        with self._lock:
+            self._sink.write(line + b"\n")
+            self._sink.flush()
+
+
+def _failure(code: int, message: str) -> Params:
+    return {"error": {"code": code, "message": message}}

@@ -1,0 +1,120 @@
+"""What an editor is told of events, and how what it says becomes a message. Pure."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+type Json = dict[str, Any]
+
+_KINDS: Final = {
+    "terminal": "execute",
+    "file_editor": "edit",
+    "grep": "search",
+    "glob": "search",
+    "browser": "fetch",
+}
+_TITLE_LETTERS: Final = 120
+
+
+def updates_of(event: Json) -> Iterator[Json]:
+    """Yield what an editor shows of an event."""
+    match event.get("kind"):
+        case "MessageEvent":
+            who = "user" if event.get("source") == "user" else "agent"
+            yield from chunk(
+                f"{who}_message_chunk", _texts(_member(event, "llm_message").get("content"))
+            )
+        case "ActionEvent":
+            yield from chunk("agent_thought_chunk", str(event.get("reasoning_content") or ""))
+            yield from chunk("agent_message_chunk", _texts(event.get("thought")))
+            yield from _of_action(event)
+        case "ObservationEvent" if event.get("tool_name") not in ("finish", "think"):
+            result = _member(event, "observation")
+            status = "failed" if result.get("is_error") else "completed"
+            yield _ended(event, status, _texts(result.get("content")))
+        case "AgentErrorEvent" | "UserRejectObservation":
+            text = event.get("error") or event.get("rejection_reason") or ""
+            yield _ended(event, "failed", str(text))
+        case "ConversationErrorEvent":
+            yield from chunk(
+                "agent_message_chunk", f"Error: {event.get('detail') or event.get('code')}"
+            )
+        case _:
+            return
+
+
+def chunk(kind: str, text: str) -> Iterator[Json]:
+    """Yield a piece of what somebody says, unless it is empty."""
+    if text:
+        yield {"sessionUpdate": kind, "content": {"type": "text", "text": text}}
+
+
+def tool_call_of(event: Json) -> Json:
+    """Return an action as an editor shows it."""
+    action, tool = _member(event, "action"), str(event.get("tool_name") or "tool")
+    path = action.get("path")
+    kind = (
+        "read"
+        if action.get("command") == "view"
+        else _KINDS.get(tool.split("_", maxsplit=1)[0], _KINDS.get(tool, "other"))
+    )
+    said = str(event.get("summary") or action.get("command") or path or "")
+    return {
+        "toolCallId": str(event.get("tool_call_id") or event.get("id")),
+        "title": f"{tool}: {said}"[:_TITLE_LETTERS] if said else tool,
+        "kind": kind,
+        "rawInput": action,
+        **({"locations": [{"path": path}]} if isinstance(path, str) else {}),
+    }
+
+
+def to_content(prompt: Any) -> list[Json]:
+    """Return the parts of a message for what an editor says; what is no text or image is named."""
+    parts: list[Json] = []
+    for block in prompt if isinstance(prompt, list) else []:
+        match block:
+            case {"type": "text", "text": str(text)}:
+                parts.append(_text(text))
+            case {"type": "image", "data": str(data), "mimeType": str(media)}:
+                parts.append({"type": "image", "image_urls": [f"data:{media};base64,{data}"]})
+            case {"type": "resource", "resource": {"uri": str(uri), "text": str(text)}}:
+                parts.append(_text(f"{uri}:\n{text}"))
+            case {"type": "resource_link", "uri": str(uri)}:
+                parts.append(_text(uri))
+            case _:
+                pass
+    return parts
+
+
+def _of_action(event: Json) -> Iterator[Json]:
+    action = _member(event, "action")
+    match action.get("kind"):
+        case "FinishAction":
+            yield from chunk("agent_message_chunk", str(action.get("message") or ""))
+        case "ThinkAction":
+            yield from chunk("agent_thought_chunk", str(action.get("thought") or ""))
+        case _:
+            yield {"sessionUpdate": "tool_call", "status": "in_progress", **tool_call_of(event)}
+
+
+def _ended(event: Json, status: str, text: str) -> Json:
+    content = [{"type": "content", "content": {"type": "text", "text": text}}]
+    return {
+        "sessionUpdate": "tool_call_update",
+        "toolCallId": str(event.get("tool_call_id") or event.get("action_id")),
+        "status": status,
+        "content": content if text else [],
+    }
+
+
+def _member(event: Json, name: str) -> Json:
+    found = event.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _texts(parts: Any) -> str:
+    found = parts if isinstance(parts, list) else []
+    return "\n".join(str(part.get("text") or "") for part in found if isinstance(part, dict))
+
+
+def _text(text: str) -> Json:
+    return {"type": "text", "text": text}

@@ -1,0 +1,135 @@
+"""What agents are told of conversations, in few words."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from agentsvc.base import to_stored
+from agentsvc.extension.agents import ExecutionStatus, StoredEvent
+from agentsvc.extension.history import ConversationView
+
+LONGEST_TEXT: Final = 8000
+"""Letters of one event; the rest is in the resource."""
+
+TOLD_KINDS: Final = (
+    "ACPToolCallEvent",
+    "ActionEvent",
+    "AgentErrorEvent",
+    "ConversationErrorEvent",
+    "InterruptEvent",
+    "MessageEvent",
+    "ObservationEvent",
+    "PauseEvent",
+    "UserRejectObservation",
+)
+
+_OVER: Final = (
+    ExecutionStatus.FINISHED,
+    ExecutionStatus.IDLE,
+    ExecutionStatus.PAUSED,
+    ExecutionStatus.WAITING_FOR_CONFIRMATION,
+    ExecutionStatus.ERROR,
+    ExecutionStatus.STUCK,
+)
+
+
+def about(view: ConversationView) -> dict[str, Any]:
+    """Return what a conversation is and does."""
+    found = view.conversation
+    return {
+        "conversation_id": found.id,
+        "title": found.title,
+        "execution_status": view.execution_status,
+        "sandbox_status": view.sandbox_status,
+        "start_error": found.start_detail if found.start_failed else None,
+        "repository": found.selected_repository,
+        "branch": found.selected_branch,
+        "model": found.llm_model,
+        "cost_dollars": found.metrics.accumulated_cost if found.metrics else 0.0,
+        "queued_messages": found.queued_messages,
+        "updated_at": to_stored(found.updated_at),
+    }
+
+
+def is_over(view: ConversationView) -> bool:
+    """Whether the agent does nothing more by itself."""
+    found = view.conversation
+    if found.start_failed:
+        return True
+    if not found.is_ready or found.queued_messages:
+        return False
+    # A sandbox that does not run has nobody in it who works.
+    return view.execution_status is None or view.execution_status in _OVER
+
+
+def summaries(events: Iterable[StoredEvent]) -> Iterator[dict[str, Any]]:
+    """Yield the number, the kind and the text of each event that says something."""
+    for event in events:
+        if event.kind in TOLD_KINDS:
+            text = text_of(read_event(event))
+            yield {
+                "seq": event.seq,
+                "kind": event.kind,
+                "source": event.source,
+                "at": event.timestamp,
+                "text": text[:LONGEST_TEXT],
+                "is_cut": len(text) > LONGEST_TEXT,
+            }
+
+
+def final_answer(events: Iterable[StoredEvent]) -> str | None:
+    """Return what an agent said last, of events that begin with the newest."""
+    for stored in events:
+        event = read_event(stored)
+        action = _member(event, "action")
+        if action.get("kind") == "FinishAction":
+            return str(action.get("message", ""))
+        if stored.kind == "MessageEvent" and stored.source == "agent":
+            return text_of(event)
+    return None
+
+
+def read_event(stored: StoredEvent) -> dict[str, Any]:
+    """Return an event as JSON; one that is none in Python has no members."""
+    try:
+        found = json.loads(stored.body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def text_of(event: dict[str, Any]) -> str:
+    """Return what an event says."""
+    match event.get("kind"):
+        case "MessageEvent":
+            return _texts(_member(event, "llm_message").get("content"))
+        case "ActionEvent":
+            said = _texts(event.get("thought")) or str(event.get("summary") or "")
+            return f"{said}\n{event.get('tool_name')}: {_json(event.get('action'))}".strip()
+        case "ObservationEvent":
+            result = _member(event, "observation")
+            return _texts(result.get("content")) or _json(result)
+        case _:
+            names = ("title", "error", "detail", "rejection_reason", "content", "raw_output")
+            return "\n".join(
+                _texts(event[name]) or _json(event[name]) for name in names if event.get(name)
+            )
+
+
+def _member(event: dict[str, Any], name: str) -> dict[str, Any]:
+    found = event.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _texts(parts: Any) -> str:
+    if isinstance(parts, str):
+        return parts
+    found = parts if isinstance(parts, list) else []
+    return "\n".join(str(part.get("text") or "") for part in found if isinstance(part, dict))
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return ""

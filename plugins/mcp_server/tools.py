@@ -1,0 +1,307 @@
+"""The tools: what other agents do with conversations."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+from agentsvc.base import AgentsvcError, Conflict, convert
+from agentsvc.extension.agents import (
+    Content,
+    ContentKind,
+    ConversationFiles,
+    ConversationQuery,
+    EventLog,
+    ExecutionStatus,
+    MessageQueue,
+    PendingKind,
+    Principal,
+    SpokenMessage,
+    StartOrder,
+)
+from agentsvc.extension.history import ConversationView, EventQuery
+from agentsvc.extension.server import SandboxStatus, Server
+from agentsvc.extension.web import Scope, check_scope
+
+from .reading import TOLD_KINDS, about, final_answer, is_over, summaries
+
+_WAIT_SECONDS: Final = 50
+_LAST_EVENTS: Final = 20
+
+type ConversationId = Annotated[UUID, Meta(description="Id of the conversation")]
+type Short = Annotated[str, Meta(max_length=1024)]
+type Said = Annotated[str, Meta(min_length=1, max_length=200_000)]
+
+
+class Services(msgspec.Struct, frozen=True, kw_only=True):
+    """What tools and resources work with."""
+
+    server: Server
+    messages: MessageQueue
+    files: ConversationFiles
+
+    @property
+    def events(self) -> EventLog:
+        """The stored events."""
+        return self.server.events
+
+    async def view(self, caller: Principal, conversation_id: str) -> ConversationView:
+        """Return a conversation of the caller; raises NotFound."""
+        return await self.server.conversations.get(
+            caller.user_id, conversation_id, include_starting=True
+        )
+
+
+class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a tool takes."""
+
+
+class StartArguments(Arguments, frozen=True, kw_only=True):
+    """What `start_conversation` takes."""
+
+    message: Annotated[Said, Meta(description="What the agent is to do")]
+    repository: Annotated[
+        Short | None, Meta(description="Repository to clone, as owner/name or a URL")
+    ] = None
+    branch: Annotated[Short | None, Meta(description="Branch to check out")] = None
+    title: Annotated[Short | None, Meta(description="Title of the conversation")] = None
+    model: Annotated[
+        Short | None, Meta(description="Model to use instead of the one of the settings")
+    ] = None
+    conversation_id: Annotated[
+        UUID | None,
+        Meta(
+            description="Id to give it; the same call with the same id again starts nothing new, so"
+            " that it can be repeated when the answer was lost"
+        ),
+    ] = None
+
+
+class ListArguments(Arguments, frozen=True, kw_only=True):
+    """What `list_conversations` takes."""
+
+    title_contains: Annotated[Short | None, Meta(description="A part of the title")] = None
+    page_id: Annotated[Short | None, Meta(description="`next_page_id` of the page before")] = None
+    limit: Annotated[int, Meta(ge=1, le=100, description="How many")] = 20
+
+
+class OneArgument(Arguments, frozen=True, kw_only=True):
+    """What a tool for one conversation takes."""
+
+    conversation_id: ConversationId
+
+
+class ReadArguments(OneArgument, frozen=True, kw_only=True):
+    """What `read_conversation` takes."""
+
+    after: Annotated[
+        int, Meta(ge=-1, description="`next_after` of the call before; -1: from the start")
+    ] = -1
+    limit: Annotated[int, Meta(ge=1, le=200, description="How many events to look at")] = 100
+
+
+class SendArguments(OneArgument, frozen=True, kw_only=True):
+    """What `send_message` takes."""
+
+    message: Annotated[Said, Meta(description="What to tell the agent")]
+
+
+class AnswerArguments(OneArgument, frozen=True, kw_only=True):
+    """What `answer_confirmation` takes."""
+
+    accept: Annotated[bool, Meta(description="Whether the agent may act")]
+    reason: Annotated[str, Meta(max_length=10_000, description="Why not; told to the agent")] = ""
+
+
+class CollectArguments(OneArgument, frozen=True, kw_only=True):
+    """What `collect_conversation` takes."""
+
+    wait_seconds: Annotated[
+        int,
+        Meta(
+            ge=0, le=_WAIT_SECONDS, description="How long to wait for the end; call again for more"
+        ),
+    ] = 25
+
+
+async def start_conversation(
+    services: Services, caller: Principal, given: StartArguments
+) -> dict[str, Any]:
+    """Start an agent on a task, in a sandbox of its own; it works in the background."""
+    order = StartOrder(
+        conversation_id=given.conversation_id.hex if given.conversation_id else None,
+        initial_message=_said(given.message),
+        repository=given.repository,
+        branch=given.branch,
+        title=given.title,
+        llm_model=given.model,
+    )
+    task = await services.server.conversations.start(caller.user_id, order)
+    return {"conversation_id": task.conversation_id, "start_status": task.status}
+
+
+async def list_conversations(
+    services: Services, caller: Principal, given: ListArguments
+) -> dict[str, Any]:
+    """List conversations, the newest first, with what their agents do."""
+    query = ConversationQuery(title_contains=given.title_contains, include_starting=True)
+    views, next_page_id = await services.server.conversations.search(
+        caller.user_id, query, page_id=given.page_id, limit=given.limit
+    )
+    return {"conversations": [about(view) for view in views], "next_page_id": next_page_id}
+
+
+async def read_conversation(
+    services: Services, caller: Principal, given: ReadArguments
+) -> dict[str, Any]:
+    """Read what was said and done in a conversation, event by event, in order."""
+    view = await services.view(caller, given.conversation_id.hex)
+    events = await services.events.read_range(
+        view.conversation.id, from_seq=given.after + 1, limit=given.limit
+    )
+    return {
+        **about(view),
+        "events": await asyncio.to_thread(lambda: list(summaries(events))),
+        "next_after": events[-1].seq if events else given.after,
+    }
+
+
+async def send_message(
+    services: Services, caller: Principal, given: SendArguments
+) -> dict[str, Any]:
+    """Tell the agent something; it takes it as soon as it can, and works on. Wakes a paused sandbox."""
+    view = await services.view(caller, given.conversation_id.hex)
+    if view.sandbox is not None and view.sandbox_status is SandboxStatus.PAUSED:
+        await services.server.sandboxes.resume(caller.user_id, view.sandbox.id)
+    queued = await services.messages.queue(
+        caller.user_id, view.conversation.id, _said(given.message)
+    )
+    return {"position": queued.position, "sandbox_status": queued.sandbox_status}
+
+
+async def stop_conversation(
+    services: Services, caller: Principal, given: OneArgument
+) -> dict[str, Any]:
+    """Stop the agent now, in the middle of a step; a message lets it go on."""
+    conversation_id = given.conversation_id.hex
+    await services.messages.tell(caller.user_id, conversation_id, PendingKind.INTERRUPT)
+    return about(await services.view(caller, conversation_id))
+
+
+async def answer_confirmation(
+    services: Services, caller: Principal, given: AnswerArguments
+) -> dict[str, Any]:
+    """Accept or reject what an agent asks for, whose status is `waiting_for_confirmation`."""
+    kind = PendingKind.ACCEPT if given.accept else PendingKind.REJECT
+    conversation_id = given.conversation_id.hex
+    view = await services.view(caller, conversation_id)
+    if view.execution_status is not ExecutionStatus.WAITING_FOR_CONFIRMATION:
+        raise Conflict("The agent asks for nothing now")
+    await services.messages.tell(caller.user_id, conversation_id, kind, reason=given.reason)
+    return about(await services.view(caller, conversation_id))
+
+
+async def collect_conversation(
+    services: Services, caller: Principal, given: CollectArguments
+) -> dict[str, Any]:
+    """Wait for the end of the agent's work, and get what it said last and which files it changed."""
+    conversation_id = given.conversation_id.hex
+    changed = asyncio.Event()
+    forget = services.server.event_bus.watch(
+        caller.user_id, lambda news: None if news.delta else changed.set()
+    )
+    try:
+        view = await services.view(caller, conversation_id)
+        async with asyncio.timeout(given.wait_seconds):
+            while not is_over(view):
+                await changed.wait()
+                changed.clear()
+                view = await services.view(caller, conversation_id)
+    except TimeoutError:
+        view = await services.view(caller, conversation_id)
+    finally:
+        forget()
+    newest = EventQuery(kinds=TOLD_KINDS, descending=True)
+    events, _ = await services.events.search(
+        conversation_id, newest, page_id=None, limit=_LAST_EVENTS
+    )
+    return {
+        **about(view),
+        "is_over": is_over(view),
+        "answer": final_answer(events),
+        "changes": await _changes(services, caller, view),
+    }
+
+
+async def _changes(
+    services: Services, caller: Principal, view: ConversationView
+) -> list[dict[str, str]] | None:
+    """Return which files differ from the last commit; None where that cannot be seen now."""
+    if view.sandbox_status is not SandboxStatus.RUNNING or not view.conversation.is_ready:
+        return None
+    try:
+        found = await services.files.git_changes(caller.user_id, view.conversation.id, ".")
+    except AgentsvcError:
+        return None
+    return [{"status": one.status, "path": one.path} for one in found]
+
+
+def _said(text: str) -> SpokenMessage:
+    return SpokenMessage(content=(Content(kind=ContentKind.TEXT, text=text),))
+
+
+type Run = Callable[[Services, Principal, Any], Awaitable[dict[str, Any]]]
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool, and the scope of the keys that may use it."""
+
+    run: Run
+    takes: type[Arguments]
+    scope: Scope = Scope.RUN
+    is_destructive: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return what agents call it."""
+        return self.run.__name__
+
+    async def call(self, services: Services, caller: Principal, arguments: Any) -> dict[str, Any]:
+        """Use it; raises whatever the API answers in this case."""
+        check_scope(self.scope, caller)
+        given = convert(arguments, self.takes, loc=("arguments",))
+        return await self.run(services, caller, given)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what agents read of it."""
+        _, schemas = msgspec.json.schema_components([self.takes])
+        schema = {**schemas[self.takes.__name__]}
+        schema.pop("title", None)
+        schema.pop("description", None)
+        is_read = self.scope is Scope.READ
+        return {
+            "name": self.name,
+            "title": self.name.replace("_", " ").capitalize(),
+            "description": " ".join((self.run.__doc__ or "").split()),
+            "inputSchema": schema,
+            "annotations": {
+                "readOnlyHint": is_read,
+                "destructiveHint": self.is_destructive,
+                "openWorldHint": not is_read,
+            },
+        }
+
+
+_ALL: Final = (
+    Tool(run=start_conversation, takes=StartArguments),
+    Tool(run=list_conversations, takes=ListArguments, scope=Scope.READ),
+    Tool(run=read_conversation, takes=ReadArguments, scope=Scope.READ),
+    Tool(run=send_message, takes=SendArguments),
+    Tool(run=stop_conversation, takes=OneArgument, is_destructive=True),
+    Tool(run=answer_confirmation, takes=AnswerArguments),
+    Tool(run=collect_conversation, takes=CollectArguments, scope=Scope.READ),
+)
+TOOLS: Final[Mapping[str, Tool]] = {tool.name: tool for tool in _ALL}

@@ -1,0 +1,223 @@
+"""Keeps the links of shared conversations, and reads what they show."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from agentsvc.base import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    from_stored,
+    moment_or_none,
+    new_id,
+    now,
+    parse_uuid,
+    stored_or_none,
+    to_stored,
+)
+from agentsvc.extension.history import ConversationView, EventQuery
+from agentsvc.extension.preferences import SecretStore, SettingsStore
+from agentsvc.extension.server import Server
+from agentsvc.extension.storage import Row, Transaction, note_effect
+
+from .masking import Masker, secrets_in
+from .redaction import SHOWN_KINDS, Redaction, show
+from .settings import SharingConfig
+
+MOST_LINKS: Final = 1000
+"""How many links a user may have that have not expired."""
+
+MIGRATIONS: Final = (
+    """
+    CREATE TABLE plugin_sharing_links (
+        id TEXT NOT NULL PRIMARY KEY,
+        conversation_id TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+        user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
+        redact TEXT NOT NULL,
+        created_at TEXT NOT NULL,
+        expires_at TEXT
+    ) STRICT;
+    CREATE INDEX plugin_sharing_links_by_user ON plugin_sharing_links (user_id, created_at);
+    CREATE INDEX plugin_sharing_links_by_conversation ON plugin_sharing_links (conversation_id);
+    """,
+)
+
+_COLUMNS: Final = "SELECT id, conversation_id, user_id, redact, created_at, expires_at"
+_LIVE: Final = "(expires_at IS NULL OR expires_at > :now)"
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """What shows one conversation to whoever knows its id."""
+
+    id: str
+    conversation_id: str
+    user_id: str
+    redact: tuple[Redaction, ...]
+    created_at: datetime
+    expires_at: datetime | None
+
+
+class Links:
+    """The links of all users."""
+
+    def __init__(self, server: Server, config: SharingConfig) -> None:
+        self._db = server.database
+        self._conversations = server.conversations
+        self._config = config
+
+    async def add(
+        self,
+        user_id: str,
+        conversation_id: str,
+        *,
+        redact: Collection[Redaction],
+        expires_at: datetime | None,
+    ) -> Link:
+        """Make a link; raises NotFound, Conflict for too many, InvalidRequest for a time gone by."""
+        view = await self._conversations.get(user_id, conversation_id)
+        moment = now()
+        if expires_at is not None and expires_at <= moment:
+            raise InvalidRequest("The time is over already", loc=("body", "expires_at"))
+        if self._config.longest_days:
+            last = moment + timedelta(days=self._config.longest_days)
+            expires_at = min(expires_at or last, last)
+        link = Link(
+            id=new_id(),
+            conversation_id=view.conversation.id,
+            user_id=user_id,
+            redact=tuple(one for one in Redaction if one in redact),
+            created_at=moment,
+            expires_at=expires_at,
+        )
+
+        async def body(tx: Transaction) -> Link:
+            params = {"user_id": user_id, "now": to_stored(moment)}
+            sql = f"DELETE FROM plugin_sharing_links WHERE user_id = :user_id AND NOT {_LIVE}"  # noqa: S608  # a constant
+            await tx.run(sql, params)
+            sql = "SELECT COUNT(*) AS count FROM plugin_sharing_links WHERE user_id = :user_id"
+            row = await tx.one(sql, params)
+            if row is not None and row["count"] >= MOST_LINKS:
+                raise Conflict(f"There are {MOST_LINKS} links; revoke some of them first")
+            await tx.run(_INSERT, _to_row(link))
+            await note_effect(tx, link)
+            return link
+
+        return await self._db.write(body)
+
+    async def list_of(self, user_id: str, conversation_id: str | None = None) -> list[Link]:
+        """Return a user's links that work, of one conversation or of all, in the order they were made."""
+        where = "" if conversation_id is None else " AND conversation_id = :conversation_id"
+        sql = f"{_COLUMNS} FROM plugin_sharing_links WHERE user_id = :user_id AND {_LIVE}{where} ORDER BY created_at, id"
+        params = {"user_id": user_id, "now": to_stored(now()), "conversation_id": conversation_id}
+        return [_to_link(row) for row in await self._db.all(sql, params)]
+
+    async def revoke(self, user_id: str, link_id: str) -> None:
+        """Remove a link, which shows nothing from then on; raises NotFound."""
+        sql = "DELETE FROM plugin_sharing_links WHERE id = :id AND user_id = :user_id"
+        params = {"id": parse_uuid(link_id), "user_id": user_id}
+        if not await self._db.write(lambda tx: tx.run(sql, params)):
+            raise NotFound("There is no such link")
+
+    async def find(self, link_id: str) -> Link | None:
+        """Return a link that works; None also for one of a user who is blocked or leaves."""
+        known = parse_uuid(link_id)
+        if known is None:
+            return None
+        params = {"id": known, "now": to_stored(now())}
+        row = await self._db.one(_FIND, params)
+        if row is None and self._config.public_flag:
+            row = await self._db.one(_FIND_PUBLIC, params)
+        return None if row is None else _to_link(row)
+
+
+class Reading:
+    """What one link shows, without the secrets of its user."""
+
+    def __init__(self, server: Server, link: Link, view: ConversationView, masker: Masker) -> None:
+        self._events = server.events
+        self.link = link
+        self.conversation = view.conversation
+        self.mask = masker.mask
+
+    @classmethod
+    async def open(cls, server: Server, link: Link) -> "Reading":
+        """Read what is needed to show a conversation; raises NotFound for one that did not start."""
+        user_id, conversation_id = link.user_id, link.conversation_id
+        view = await server.conversations.get(user_id, conversation_id)
+        secrets = SecretStore(server.database, server.vault)
+        tasks, _ = await server.conversations.starts.search(
+            user_id, conversation_id=conversation_id
+        )
+        known = [
+            await SettingsStore(server.database, server.vault).get(user_id),
+            await secrets.custom_secrets(user_id),
+            await secrets.provider_tokens(user_id),
+            [task.request for task in tasks],
+            [view.sandbox.session_key] if view.sandbox else [],
+        ]
+        return cls(server, link, view, Masker(secrets_in(known)))
+
+    async def search(
+        self, query: EventQuery, *, page_id: str | None, limit: int
+    ) -> tuple[list[bytes], str | None]:
+        """Return a page of events as they are shown, and the id of the next page."""
+        found, next_page_id = await self._events.search(
+            self.conversation.id, _shown_only(query), page_id=page_id, limit=limit
+        )
+        shown = await asyncio.to_thread(self._show, [one.body for one in found])
+        return [one for one in shown if one is not None], next_page_id
+
+    async def count(self, query: EventQuery) -> int:
+        """Return how many events a search finds on all its pages."""
+        return await self._events.count(self.conversation.id, _shown_only(query))
+
+    async def find_many(self, ids: Sequence[str]) -> list[bytes | None]:
+        """Return the event of each id as it is shown, or None."""
+        found = await self._events.find_many(self.conversation.id, ids)
+        return await asyncio.to_thread(self._show, [one.body if one else None for one in found])
+
+    def _show(self, bodies: Sequence[bytes | None]) -> list[bytes | None]:
+        return [body and show(body, self.mask, self.link.redact) for body in bodies]
+
+
+def _shown_only(query: EventQuery) -> EventQuery:
+    return msgspec.structs.replace(query, kinds=SHOWN_KINDS)
+
+
+_INSERT: Final = """
+    INSERT INTO plugin_sharing_links
+        (id, conversation_id, user_id, redact, created_at, expires_at)
+    VALUES (:id, :conversation_id, :user_id, :redact, :created_at, :expires_at)
+"""
+_OWNER: Final = "user_id IN (SELECT id FROM users WHERE blocked_at IS NULL AND leaving_at IS NULL)"
+_FIND: Final = f"{_COLUMNS} FROM plugin_sharing_links WHERE id = :id AND {_LIVE} AND {_OWNER}"
+_FIND_PUBLIC: Final = f"""
+    SELECT id, id AS conversation_id, user_id, '[]' AS redact, created_at, NULL AS expires_at
+    FROM conversations
+    WHERE id = :id AND is_public = 1 AND {_OWNER}
+"""  # noqa: S608  # constants
+_redactions = msgspec.json.Decoder(tuple[Redaction, ...])
+
+
+def _to_row(link: Link) -> dict[str, Any]:
+    return {
+        **msgspec.structs.asdict(link),
+        "redact": msgspec.json.encode(link.redact).decode(),
+        "created_at": to_stored(link.created_at),
+        "expires_at": stored_or_none(link.expires_at),
+    }
+
+
+def _to_link(row: Row) -> Link:
+    return Link(
+        id=row["id"],
+        conversation_id=row["conversation_id"],
+        user_id=row["user_id"],
+        redact=_redactions.decode(row["redact"]),
+        created_at=from_stored(row["created_at"]),
+        expires_at=moment_or_none(row["expires_at"]),
+    )

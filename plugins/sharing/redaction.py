@@ -1,0 +1,148 @@
+"""What of an event is shown to whoever has a link. Pure."""
+
+import json
+import re
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from typing import Any, Final
+
+REDACTED: Final = "[redacted]"
+PATH: Final = "[path]"
+
+SHOWN_KINDS: Final = (
+    "ACPToolCallEvent",
+    "ActionEvent",
+    "AgentErrorEvent",
+    "Condensation",
+    "ConversationErrorEvent",
+    "InterruptEvent",
+    "MessageEvent",
+    "ObservationEvent",
+    "PauseEvent",
+    "UserRejectObservation",
+)
+"""The kinds of events that are shown: what was said and done, and nothing of how the agent is set up."""
+
+
+class Redaction(StrEnum):
+    """What a link does not show."""
+
+    TOOL_OUTPUT = "tool_output"
+    """What tools have printed and returned"""
+    FILES = "files"
+    """Contents of files that tools read and write"""
+    PATHS = "paths"
+    """Absolute paths, and what tools name as a path"""
+
+
+_OUTPUTS: Final = frozenset({"observation", "error", "raw_output", "content"})
+"""Members of the events of tools that hold what came of them."""
+_ARE_OUTPUTS: Final = frozenset({"ObservationEvent", "AgentErrorEvent", "ACPToolCallEvent"})
+_STRUCTURE: Final = frozenset({"kind", "type", "command", "path", "id", "tool_name", "status"})
+"""Members that say what something is."""
+_CONTENTS: Final = frozenset(
+    {
+        "file_text",
+        "old_str",
+        "new_str",
+        "insert_text",
+        "old_content",
+        "new_content",
+        "patch",
+        "diff",
+    }
+)
+_PATHS: Final = frozenset(
+    {"path", "file_path", "working_dir", "cwd", "locations", "py_interpreter_path"}
+)
+_ABSOLUTE: Final = re.compile(
+    r"(?<![\w:/.<])~?/(?:[^\s/\"'`:;,|<>()\[\]{}\\]+/)*[^\s/\"'`:;,|<>()\[\]{}\\]+"
+)
+_FILE_TOOL: Final = re.compile(r"(?i)file|editor|patch|planning")
+_DEEPEST: Final = 100
+
+
+def show(body: bytes, mask: Callable[[str], str], redact: Collection[Redaction]) -> bytes | None:
+    """Return an event as it is shown, None for one that is not."""
+    try:
+        # It takes whatever is JSON: integers of any size, and halves of surrogates.
+        event = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if event.get("kind") not in SHOWN_KINDS:
+        return None
+    # What the server has added to a message was not said by the user.
+    if "extended_content" in event:
+        event["extended_content"] = []
+    has_paths = Redaction.PATHS in redact
+    event = _walk(event, lambda text: _cleaned(text, mask, has_paths=has_paths))
+    return json.dumps(_redacted(event, redact) if redact else event).encode()
+
+
+def show_text(
+    text: str | None, mask: Callable[[str], str], redact: Collection[Redaction]
+) -> str | None:
+    """Return a text beside the events, such as the title, as it is shown."""
+    return text and _cleaned(text, mask, has_paths=Redaction.PATHS in redact)
+
+
+def _cleaned(text: str, mask: Callable[[str], str], *, has_paths: bool) -> str:
+    text = mask(text)
+    return _ABSOLUTE.sub(PATH, text) if has_paths else text
+
+
+def _redacted(event: dict[str, Any], redact: Collection[Redaction]) -> dict[str, Any]:
+    # The call as the model wrote it says once more what is in the action.
+    if isinstance(call := event.get("tool_call"), dict):
+        event["tool_call"] = {**call, "arguments": "{}"}
+    is_of_file = _FILE_TOOL.search(str(event.get("tool_name", ""))) is not None
+    hides_output = Redaction.TOOL_OUTPUT in redact or (Redaction.FILES in redact and is_of_file)
+    if event["kind"] in _ARE_OUTPUTS and hides_output:
+        event |= {name: _blank(event[name]) for name in _OUTPUTS & event.keys()}
+    if Redaction.FILES in redact:
+        event = _replace(event, _CONTENTS, REDACTED)
+    if Redaction.PATHS in redact:
+        event = _replace(event, _PATHS, PATH)
+    return event
+
+
+def _blank(value: Any, name: str = "") -> Any:
+    """Return a value of the same shape, in which only the structure says something."""
+    match value:
+        case str():
+            return value if name in _STRUCTURE or not value else REDACTED
+        case dict():
+            return {key: _blank(item, key) for key, item in value.items()}
+        case list():
+            return [_blank(item, name) for item in value]
+        case _:
+            return value
+
+
+def _replace(value: Any, names: Collection[str], text: str) -> Any:
+    """Return a value in which the texts of some members are another one."""
+    match value:
+        case dict():
+            return {
+                key: _walk(item, lambda _: text) if key in names else _replace(item, names, text)
+                for key, item in value.items()
+            }
+        case list():
+            return [_replace(item, names, text) for item in value]
+        case _:
+            return value
+
+
+def _walk(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
+    """Return a value with every text in it changed."""
+    match value:
+        case str():
+            return change(value)
+        case dict() if depth < _DEEPEST:
+            return {change(key): _walk(item, change, depth + 1) for key, item in value.items()}
+        case list() if depth < _DEEPEST:
+            return [_walk(item, change, depth + 1) for item in value]
+        case dict() | list():
+            return None
+        case _:
+            return value

@@ -1,0 +1,565 @@
+"""The API of shared conversations: links for owners, and what whoever has one may read."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from functools import wraps
+from typing import Annotated, Any, Final
+
+import msgspec
+from aiohttp import hdrs, web
+from msgspec import Meta
+
+from agentsvc.base import (
+    BadRequest,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    TooManyRequests,
+    now,
+    parse_time,
+    stored_or_none,
+    to_stored,
+)
+from agentsvc.extension.history import EventQuery, Metrics, Provider
+from agentsvc.extension.server import Extension, Server
+from agentsvc.extension.web import (
+    CONFIG,
+    EXAMPLE_ID,
+    HTML,
+    PRINCIPAL,
+    SUCCESS,
+    Effect,
+    EventFilter,
+    EventSearch,
+    Example,
+    Page,
+    RateLimit,
+    Route,
+    Scope,
+    StoredEvent,
+    Success,
+    Time,
+    address_of,
+    enforce,
+    json_response,
+    links_of,
+    path_id,
+    path_text,
+    raw_array,
+    raw_json_response,
+    raw_page,
+    read_json,
+    read_query,
+    to_query,
+)
+
+from .links import MIGRATIONS, Link, Links, Reading
+from .page import FOOT, POLICY, article, head
+from .redaction import Redaction, show_text
+from .settings import SharingConfig
+
+_MOST_IDS: Final = 100
+_PAGE: Final = 100
+_HEADERS: Final = {
+    "X-Robots-Tag": "noindex, nofollow, noarchive",
+    "Referrer-Policy": "no-referrer",
+}
+"""Whoever has the link may read it: it is not for search engines, and not told to others."""
+
+type Redactions = Annotated[list[Redaction], Meta(max_length=len(Redaction))]
+type Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ShareOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A new link."""
+
+    conversation_id: Annotated[str, Meta(max_length=64)]
+    """Id of the conversation to show"""
+    expires_at: Time | None = None
+    """When the link ends; null: as late as the server lets it"""
+    redact: Redactions = []
+    """What it does not show; secrets are never shown"""
+
+
+class ShareQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which links to list."""
+
+    conversation_id: str | None = None
+    """Only links to this conversation; left out: all"""
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """A link that shows a conversation."""
+
+    id: str
+    """Id of the link, which is all that is needed to read: the id of a shared conversation"""
+    url: str
+    """Where a browser shows it"""
+    conversation_id: str
+    """Id of the conversation it shows"""
+    redact: list[Redaction]
+    """What it does not show"""
+    created_at: Time
+    expires_at: Time | None
+    """When it ends; null: when it is revoked"""
+
+
+class SharedConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """SharedConversation: a conversation as whoever has its link sees it."""
+
+    id: str
+    """Id of the link"""
+    created_by_user_id: str | None = None
+    """Always null: nothing is told of the owner"""
+    sandbox_id: str = ""
+    """Always empty: nothing is told of the sandbox"""
+    selected_repository: str | None
+    selected_branch: str | None
+    git_provider: Provider | None
+    title: str | None
+    """Title; null if it has none"""
+    pr_number: list[int]
+    llm_model: str | None
+    """Provider and name of the model it works with; null until that is known"""
+    metrics: Metrics | None
+    """What it has cost so far; null before the agent has asked its model"""
+    parent_conversation_id: str | None = None
+    """Always null: a link shows one conversation"""
+    sub_conversation_ids: list[str] = []
+    """Always empty"""
+    created_at: Time
+    updated_at: Time
+
+
+class SharedIds(msgspec.Struct, frozen=True, kw_only=True):
+    """Which shared conversations to get."""
+
+    ids: list[str]
+    """Ids of links, at most 100"""
+
+
+class OfShared(msgspec.Struct, frozen=True, kw_only=True):
+    """The link, where the query names it."""
+
+    conversation_id: str
+    """Id of the link"""
+
+
+class SharedFilter(EventFilter, frozen=True, kw_only=True):
+    """The filters of shared events."""
+
+    conversation_id: str
+    """Id of the link"""
+
+
+class SharedSearch(EventSearch, frozen=True, kw_only=True):
+    """The query of the search of shared events."""
+
+    conversation_id: str
+    """Id of the link"""
+
+
+class SharedEventIds(OfShared, frozen=True, kw_only=True):
+    """Which shared events to get."""
+
+    id: list[str]
+    """Ids of events, at most 100"""
+
+
+class PageQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """How a page is sent."""
+
+    download: bool = False
+    """Whether a browser saves it as a file"""
+
+
+class ExportQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a conversation is left out of its page."""
+
+    redact: list[Redaction] = []
+    """What it does not show; secrets are never shown"""
+
+
+_ORDER = msgspec.json.Decoder(ShareOrder)
+
+
+class Sharing(Extension[SharingConfig]):
+    """The routes."""
+
+    Config = SharingConfig
+    migrations = MIGRATIONS
+
+    def __init__(self, config: SharingConfig) -> None:
+        super().__init__(config)
+        self._limit = RateLimit("address", config.requests_per_minute)
+
+    @asynccontextmanager
+    async def run(self, server: Server) -> AsyncIterator[None]:
+        """Give the handlers what they need."""
+        self._server = server
+        self._links = Links(server, self.config)
+        yield
+
+    def routes(self) -> Iterable[Route]:
+        """Return the routes of owners, and those of readers."""
+        return (*_owner_routes(self), *_reader_routes(self))
+
+    # For owners
+
+    async def post_share(self, request: web.Request) -> web.Response:
+        """POST /shares.
+
+        Whoever has the link reads the conversation without a key: what was said and done so far, and
+        what is from now on. It shows no secret of yours, and nothing of how the agent is set up.
+        """
+        order = await read_json(request, _ORDER)
+        expires_at = None if order.expires_at is None else parse_time(order.expires_at)
+        if order.expires_at is not None and expires_at is None:
+            loc = ("body", "expires_at")
+            raise InvalidRequest(
+                "Input should be a valid datetime", loc=loc, kind="datetime_parsing"
+            )
+        conversation_id = await self._resolve(request, order.conversation_id)
+        link = await self._links.add(
+            request[PRINCIPAL].user_id,
+            conversation_id,
+            redact=order.redact,
+            expires_at=expires_at,
+        )
+        return answer_link(request, link)
+
+    async def get_shares(self, request: web.Request) -> web.Response:
+        """GET /shares.
+
+        Those that work, in the order they were made.
+        """
+        wanted = read_query(request, ShareQuery).conversation_id
+        conversation_id = wanted and await self._resolve(request, wanted)
+        found = await self._links.list_of(request[PRINCIPAL].user_id, conversation_id)
+        return json_response([from_link(request, one) for one in found])
+
+    async def delete_share(self, request: web.Request) -> web.Response:
+        """DELETE /shares/{share_id}.
+
+        Nothing is shown from the next request on. A page that somebody has saved is theirs.
+        """
+        await self._links.revoke(request[PRINCIPAL].user_id, path_text(request, "share_id"))
+        return json_response(SUCCESS)
+
+    async def get_conversation_page(self, request: web.Request) -> web.StreamResponse:
+        """GET /app-conversations/{conversation_id}/page.
+
+        One HTML file that needs no script and no network, as a link would show it.
+        """
+        query = read_query(request, ExportQuery)
+        link = Link(
+            id="",
+            conversation_id=path_id(request, "conversation_id"),
+            user_id=request[PRINCIPAL].user_id,
+            redact=tuple(query.redact),
+            created_at=now(),
+            expires_at=None,
+        )
+        return await self._send_page(request, link, is_download=True)
+
+    # For readers
+
+    async def get_shared_conversations(self, request: web.Request) -> web.Response:
+        """GET /shared-conversations.
+
+        In the order of the ids, null for each that shows nothing. Reading starts no sandbox.
+        """
+        ids = _checked(read_query(request, SharedIds).ids)
+        readings = [await self._find(one) for one in ids]
+        return json_response([one and from_reading(one) for one in readings])
+
+    async def search_shared_events(self, request: web.Request) -> web.Response:
+        """GET /shared-events/search.
+
+        Without what the link redacts, secrets, and what agents are told beside messages. A link that
+        shows nothing has no events.
+        """
+        wanted = read_query(request, SharedSearch)
+        query = to_query(wanted, sort=wanted.sort_order)
+        reading = await self._find(wanted.conversation_id)
+        if reading is None:
+            return raw_json_response(raw_page([], None))
+        page = await reading.search(query, page_id=wanted.page_id, limit=wanted.limit)
+        return raw_json_response(raw_page(*page))
+
+    async def count_shared_events(self, request: web.Request) -> web.Response:
+        """GET /shared-events/count.
+
+        With the filters of the search; 0 for a link that shows nothing.
+        """
+        wanted = read_query(request, SharedFilter)
+        query = to_query(wanted)
+        reading = await self._find(wanted.conversation_id)
+        return json_response(0 if reading is None else await reading.count(query))
+
+    async def get_shared_events(self, request: web.Request) -> web.Response:
+        """GET /shared-events.
+
+        In the order of the ids, null for each that is not shown.
+        """
+        wanted = read_query(request, SharedEventIds)
+        ids = _checked(wanted.id)
+        reading = await self._find(wanted.conversation_id)
+        found = [None] * len(ids) if reading is None else await reading.find_many(ids)
+        return raw_json_response(raw_array(found))
+
+    async def get_shared_event(self, request: web.Request) -> web.Response:
+        """GET /shared-events/{conversation_id}/{event_id}.
+
+        Null for one that is not shown.
+        """
+        event_id = path_text(request, "event_id")
+        reading = await self._find(path_text(request, "conversation_id"))
+        [found] = [None] if reading is None else await reading.find_many([event_id])
+        return raw_json_response(found or b"null")
+
+    async def get_shared_page(self, request: web.Request) -> web.StreamResponse:
+        """GET /shared/conversations/{share_id}.
+
+        One HTML file that needs no script. Where a published front end is served at this address, it
+        shows the conversation instead.
+        """
+        query = read_query(request, PageQuery)
+        link = await self._links.find(path_text(request, "share_id"))
+        if link is None:
+            raise NotFound("This link does not exist, or does not work any more")
+        return await self._send_page(request, link, is_download=query.download)
+
+    def limited(self, handle: Handle) -> Handle:
+        """Return a handler for everybody: rate limited by address, and not for search engines."""
+
+        @wraps(handle)
+        async def handler(request: web.Request) -> web.StreamResponse:
+            enforce(request, self._limit.take(address_of(request)))
+            response = await handle(request)
+            if not response.prepared:
+                response.headers.update(_HEADERS)
+            return response
+
+        return handler
+
+    async def _resolve(self, request: web.Request, text: str) -> str:
+        user_id = request[PRINCIPAL].user_id
+        found = await self._server.conversations.resolve(user_id, text)
+        if found is None:
+            raise NotFound("There is no such conversation")
+        return found
+
+    async def _find(self, link_id: str) -> Reading | None:
+        link = await self._links.find(link_id)
+        if link is None:
+            return None
+        try:
+            return await Reading.open(self._server, link)
+        except NotFound:
+            # It was deleted a moment ago, or has not started.
+            return None
+
+    async def _send_page(
+        self, request: web.Request, link: Link, *, is_download: bool
+    ) -> web.StreamResponse:
+        reading = await Reading.open(self._server, link)
+        headers = {
+            **_HEADERS,
+            hdrs.CONTENT_TYPE: f"{HTML}; charset=utf-8",
+            "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'; sandbox",
+        }
+        if is_download:
+            headers[hdrs.CONTENT_DISPOSITION] = 'attachment; filename="conversation.html"'
+        response = web.StreamResponse(headers=headers)
+        time_limit = request.app[CONFIG].server.request_seconds
+        async for part in self._parts(reading):
+            if not response.prepared:
+                await response.prepare(request)
+            try:
+                async with asyncio.timeout(time_limit):
+                    await response.write(part)
+            except TimeoutError as exc:
+                raise ConnectionResetError("the client does not read on") from exc
+        await response.write_eof()
+        return response
+
+    async def _parts(self, reading: Reading) -> AsyncIterator[bytes]:
+        shown = from_reading(reading)
+        facts = (shown.llm_model, shown.selected_repository, f"{shown.created_at[:16]} UTC")
+        yield head(shown.title or "Conversation", [one or "" for one in facts])
+        page_id: str | None = None
+        while True:
+            events, page_id = await reading.search(EventQuery(), page_id=page_id, limit=_PAGE)
+            yield await asyncio.to_thread(_articles, events)
+            is_over = reading.link.id and await self._links.find(reading.link.id) is None
+            if page_id is None or is_over:
+                break
+        yield FOOT
+
+
+def _articles(events: list[bytes]) -> bytes:
+    return b"".join(map(article, events))
+
+
+def _checked(ids: list[str]) -> list[str]:
+    if len(ids) > _MOST_IDS:
+        raise BadRequest(f"Too many ids requested. Maximum is {_MOST_IDS}.")
+    return ids
+
+
+def answer_link(request: web.Request, link: Link) -> web.Response:
+    """Answer with a link that was made."""
+    return json_response(from_link(request, link), status=201)
+
+
+def from_link(request: web.Request, link: Link) -> Share:
+    """Return what its owner sees of a link."""
+    return Share(
+        id=link.id,
+        url=f"{links_of(request).base}/shared/conversations/{link.id}",
+        conversation_id=link.conversation_id,
+        redact=list(link.redact),
+        created_at=to_stored(link.created_at),
+        expires_at=stored_or_none(link.expires_at),
+    )
+
+
+def from_reading(reading: Reading) -> SharedConversation:
+    """Return what is shown of a conversation beside its events."""
+    found, link = reading.conversation, reading.link
+    return SharedConversation(
+        id=link.id,
+        selected_repository=show_text(found.selected_repository, reading.mask, link.redact),
+        selected_branch=show_text(found.selected_branch, reading.mask, link.redact),
+        git_provider=found.git_provider,
+        title=show_text(found.title, reading.mask, link.redact),
+        pr_number=list(found.pr_number),
+        llm_model=found.llm_model,
+        metrics=found.metrics,
+        created_at=to_stored(found.created_at),
+        updated_at=to_stored(found.updated_at),
+    )
+
+
+_EXAMPLE_SEARCH: Final = Example(query={"conversation_id": EXAMPLE_ID})
+
+
+def _owner_routes(sharing: Sharing) -> Iterable[Route]:
+    yield Route(
+        method="POST",
+        path="/api/v1/shares",
+        handler=sharing.post_share,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Make a link that shows a conversation",
+        body=ShareOrder,
+        answer=Share,
+        status=201,
+        effect=Effect(kind=Link, answer=answer_link),
+        errors=(NotFound, Conflict),
+        example=Example(body={"conversation_id": EXAMPLE_ID, "redact": ["paths"]}),
+    )
+    yield Route(
+        method="GET",
+        path="/api/v1/shares",
+        handler=sharing.get_shares,
+        scope=Scope.READ,
+        rank="P3",
+        summary="List your links",
+        query=ShareQuery,
+        answer=list[Share],
+        errors=(NotFound,),
+    )
+    yield Route(
+        method="DELETE",
+        path="/api/v1/shares/{share_id}",
+        handler=sharing.delete_share,
+        scope=Scope.RUN,
+        rank="P3",
+        summary="Revoke a link",
+        answer=Success,
+        errors=(NotFound,),
+    )
+    yield Route(
+        method="GET",
+        path="/api/v1/app-conversations/{conversation_id}/page",
+        handler=sharing.get_conversation_page,
+        scope=Scope.READ,
+        rank="P3",
+        summary="Download a conversation as an HTML file",
+        query=ExportQuery,
+        answer=str,
+        media=HTML,
+        errors=(NotFound,),
+        is_stream=True,
+    )
+
+
+def _reader_routes(sharing: Sharing) -> Iterable[Route]:
+    yield _open_route(
+        "/api/shared-conversations",
+        sharing.limited(sharing.get_shared_conversations),
+        "Get shared conversations",
+        query=SharedIds,
+        answer=list[SharedConversation | None],
+        errors=(BadRequest,),
+        example=Example(query={"ids": [EXAMPLE_ID]}),
+    )
+    yield _open_route(
+        "/api/shared-events/search",
+        sharing.limited(sharing.search_shared_events),
+        "Search the events of a shared conversation",
+        query=SharedSearch,
+        answer=Page[StoredEvent],
+        example=_EXAMPLE_SEARCH,
+    )
+    yield _open_route(
+        "/api/shared-events/count",
+        sharing.limited(sharing.count_shared_events),
+        "Count the events of a shared conversation",
+        query=SharedFilter,
+        answer=int,
+        example=_EXAMPLE_SEARCH,
+    )
+    yield _open_route(
+        "/api/shared-events",
+        sharing.limited(sharing.get_shared_events),
+        "Get events of a shared conversation by id",
+        query=SharedEventIds,
+        answer=list[StoredEvent | None],
+        errors=(BadRequest,),
+        example=Example(query={"conversation_id": EXAMPLE_ID, "id": [EXAMPLE_ID]}),
+    )
+    yield _open_route(
+        "/api/shared-events/{conversation_id}/{event_id}",
+        sharing.limited(sharing.get_shared_event),
+        "Get an event of a shared conversation",
+        path_types={"conversation_id": str},
+        answer=StoredEvent | None,
+    )
+    yield _open_route(
+        "/shared/conversations/{share_id}",
+        sharing.limited(sharing.get_shared_page),
+        "Show a shared conversation in a browser",
+        query=PageQuery,
+        answer=str,
+        media=HTML,
+        errors=(NotFound,),
+        is_stream=True,
+    )
+
+
+def _open_route(path: str, handler: Handle, summary: str, **more: Any) -> Route:
+    errors = (*more.pop("errors", ()), TooManyRequests)
+    return Route(
+        method="GET",
+        path=path,
+        handler=handler,
+        scope=Scope.OPEN,
+        rank="P3",
+        summary=summary,
+        errors=errors,
+        **more,
+    )
