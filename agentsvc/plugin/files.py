@@ -123,6 +123,12 @@ def is_needed(
     return not kinds <= _known_kinds() or not kinds.isdisjoint(manifest.backends)
 
 
+def default_kinds() -> frozenset[str]:
+    """Return the kinds of backends that a server has without a table of the config."""
+    manifests = (plugin.manifest for plugin in bundled() if plugin.manifest is not None)
+    return frozenset(kind for one in manifests if one.is_default for kind in one.backends)
+
+
 def sections() -> dict[str, type[msgspec.Struct]]:
     """Return the structs of the config sections that bundled plugins have, by their names."""
     return {

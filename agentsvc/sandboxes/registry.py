@@ -13,7 +13,15 @@ import msgspec
 
 from agentsvc.base import AgentsvcError, BackendUnavailable, OrderRejected, StartFailed
 from agentsvc.config import Config, RoomConfig
-from agentsvc.plugin import API_VERSION, BackendContext, FindKey, Health, Spec, no_key
+from agentsvc.plugin import (
+    API_VERSION,
+    BackendContext,
+    FindKey,
+    Health,
+    Spec,
+    default_kinds,
+    no_key,
+)
 from agentsvc.sandboxes.plugin_loader import Backend, BackendType, PluginHost, listed
 
 log = logging.getLogger(__name__)
@@ -56,11 +64,11 @@ class BackendRegistry:
     ) -> "BackendRegistry":
         """Make the configured backends and put the specs in order, the default one first.
 
-        The built-in backend needs no table. Raises StartFailed for a table, a spec or a default
+        The backends of plugins that every server loads need no table. Raises StartFailed for a table, a spec or a default
         that does not fit.
         """
         types = host.backend_types()
-        tables = {**({"process": {}} if "process" in types else {}), **config.backends}
+        tables = {**{kind: {} for kind in default_kinds() & types.keys()}, **config.backends}
         pools = {name: _pool(name, tables) for name, table in tables.items() if _POOL_KEY in table}
         tables = {name: table for name, table in tables.items() if name not in pools}
         rooms = {name: _room(name, table) for name, table in tables.items()}

@@ -52,11 +52,6 @@ class SecretStore:
         rows = await self._rows(user_id, _Kind.CUSTOM)
         return {row["name"]: _to_custom(row, self._vault) for row in rows}
 
-    async def find_custom_secret(self, user_id: str, name: str) -> CustomSecret | None:
-        """Return one custom secret, or None."""
-        row = await self._db.read(lambda r: SecretTable.find(r, user_id, _Kind.CUSTOM, name))
-        return _to_custom(row, self._vault) if row else None
-
     async def custom_secret_names(self, user_id: str) -> dict[str, str | None]:
         """Return the names of the custom secrets with their descriptions; opens no secret."""
         return {row["name"]: row["description"] for row in await self._rows(user_id, _Kind.CUSTOM)}

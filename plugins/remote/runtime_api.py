@@ -129,7 +129,6 @@ class RuntimeList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _RUNTIME: Final = msgspec.json.Decoder(Runtime)
-_BATCHED: Final = msgspec.json.Decoder(list[Runtime])
 _LISTED: Final = msgspec.json.Decoder(RuntimeList)
 _ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
 

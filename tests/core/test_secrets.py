@@ -203,14 +203,14 @@ async def test_the_store_of_settings_keeps_their_secrets(
 ) -> None:
     patch = SettingsPatch(secrets_store=read_secrets({"custom_secrets": {"A": "1"}}))
     await SettingsStore(db, vault).patch(user_id, patch)
-    assert await store.find_custom_secret(user_id, "A") == CustomSecret(value=Secret("1"))
+    assert (await store.custom_secrets(user_id)).get("A") == CustomSecret(value=Secret("1"))
 
 
 async def test_a_single_secret_is_found_by_name(store: SecretStore, user_id: str) -> None:
     await store.set_custom_secret(user_id, "A", Secret("1"), "d")
     await store.set_custom_secret(user_id, "A", Secret("2"))
-    assert await store.find_custom_secret(user_id, "A") == CustomSecret(value=Secret("2"))
-    assert await store.find_custom_secret(user_id, "a") is None
+    assert (await store.custom_secrets(user_id)).get("A") == CustomSecret(value=Secret("2"))
+    assert (await store.custom_secrets(user_id)).get("a") is None
     assert await store.find_provider_token(user_id, "github") is None
 
 
@@ -254,4 +254,4 @@ async def test_users_have_secrets_of_their_own(
     await store.set_custom_secret(user_id, "A", Secret("1"))
     assert await store.custom_secrets(other) == {}
     assert await store.delete_custom_secret(other, "A") is False
-    assert await store.find_custom_secret(user_id, "A") is not None
+    assert (await store.custom_secrets(user_id)).get("A") is not None

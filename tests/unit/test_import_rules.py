@@ -72,6 +72,16 @@ def test_the_rule_for_plugins_allows(line: str) -> None:
     assert breaches(line) == []
 
 
+def test_what_runs_beside_or_in_process_sandboxes_needs_the_standard_library_alone() -> None:
+    process = TOP / "plugins" / "process"
+    programs = sorted((process / "programs").glob("*.py"))
+    alone = [*programs, process / "landlock.py", process / "uplink.py", TOP / "agentsvc/guest.py"]
+    assert len(programs) > 5
+    for file in alone:
+        roots = {name.partition(".")[0] for name in imported_by(file.read_text(), 2)}
+        assert roots <= sys.stdlib_module_names, file
+
+
 def test_a_backend_that_nobody_configured_loads_no_client_library() -> None:
     code = "import sys; from agentsvc.sandboxes.plugin_loader import PluginHost; host = PluginHost.load();"
     code += "print(*host.backend_types()); print(*sorted(sys.modules))"

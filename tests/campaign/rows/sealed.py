@@ -121,7 +121,7 @@ async def _move(places: DataDirectory, directory: Path, user_id: str) -> list[st
     installation = await Installation.open(copy)
     try:
         store = SecretStore(installation.database, installation.vault)
-        found = await store.find_custom_secret(user_id, "S1")
+        found = (await store.custom_secrets(user_id)).get("S1")
     except AgentsvcError:
         return []
     finally:
