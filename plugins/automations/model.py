@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from agentsvc.base import NO_CONTROL, stated
+from agentsvc.base import NO_CONTROL, matching, stated
 from agentsvc.extension.conversations import (
     PROFILE_PATTERN,
     Provider,
@@ -30,11 +30,13 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True):
     """Where the repository is; null: where the user has a token for and it is found"""
 
 
-type Name = Annotated[str, Meta(min_length=1, max_length=500, pattern=NO_CONTROL)]
+type Name = Annotated[
+    str, matching(NO_CONTROL, "without control characters", min_length=1, max_length=500)
+]
 type Description = Annotated[str, Meta(max_length=2000)]
 type Prompt = Annotated[str, Meta(min_length=1, max_length=LONGEST_PROMPT)]
 type ProfileName = Annotated[
-    str, Meta(min_length=1, max_length=64), stated(pattern=PROFILE_PATTERN)
+    str, matching(PROFILE_PATTERN, "of 1 to 64 letters, digits, `.`, `_` and `-`")
 ]
 type Repositories = Annotated[list[Repository], Meta(max_length=1)]
 type Timeout = Annotated[int, Meta(ge=1, le=_YEAR_SECONDS)]
